@@ -1,0 +1,43 @@
+# Everything runs in .venv, which the first target that needs it makes and fills.
+
+PYTHON ?= python3
+BIN := .venv/bin
+INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
+
+.PHONY: help demo test check clean
+
+help:
+	@echo "make demo    decode with the shipped T5 pair and print the paper's Tables 2 and 4 for it"
+	@echo "make test    run the whole test suite"
+	@echo "make check   lint, formatting and types"
+	@echo "make clean   remove .venv and what building and testing left behind"
+	@echo "PYTHON=...   the interpreter to build .venv with (3.11 or newer; default python3)"
+
+demo: .venv/core.stamp
+	$(BIN)/speculative demo
+
+test: .venv/dev.stamp
+	$(BIN)/python -m pytest
+
+check: .venv/dev.stamp
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/pyright --pythonpath $(BIN)/python
+
+clean:
+	rm -rf .venv build dist *.egg-info .pytest_cache .ruff_cache
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
+
+# The stamps name what is installed; a change of the ranges or the pins installs again.
+.venv/core.stamp: setup.py constraints.txt
+	@$(PYTHON) -c 'import sys; sys.exit("speculative needs Python 3.11 or newer, and $(PYTHON) is %d.%d: try make PYTHON=/path/to/python3.11" % sys.version_info[:2] if sys.version_info < (3, 11) else 0)'
+	@echo "Installing speculative into .venv (once; a few minutes) ..."
+	@$(PYTHON) -m venv .venv
+	@$(INSTALL) -e .
+	@touch $@
+
+# The seqio extra is here because its tests must run somewhere; the demo does without TensorFlow.
+.venv/dev.stamp: .venv/core.stamp
+	@echo "Installing the development tools and seqio into .venv (once; a few minutes) ..."
+	@$(INSTALL) -e '.[dev,tasks]'
+	@touch $@

@@ -1,0 +1,58 @@
+"""Packaging of `speculative`: what it needs, what it ships, what it installs."""
+
+from pathlib import Path
+
+from setuptools import find_packages, setup
+
+# The ranges say what the code is written against; constraints.txt holds one known-good set.
+CORE = [
+    "absl-py>=2.1",
+    "flax>=0.11,<0.13",
+    "gin-config>=0.5,<0.6",
+    "jax>=0.7,<0.12",
+    "jaxtyping>=0.3,<0.4",
+    "matplotlib>=3.9",
+    "numpy>=2.0,<3",
+    "optax>=0.2.5,<0.3",
+    "orbax-checkpoint>=0.11.20,<0.13",
+    "rich>=13.7",
+    "rouge-score>=0.1.2,<0.2",
+    "sacrebleu>=2.4,<3",
+    "safetensors>=0.4.5",
+    "sentencepiece>=0.2,<0.3",
+    "tensorstore>=0.1.74",
+]
+
+# seqio brings tensorflow-text, and that the one release of TensorFlow it accepts. Asking for
+# tensorflow-cpu as well would install a second TensorFlow over the first.
+TASKS = ["seqio==0.0.20.*"]
+
+DEV = [
+    "pyright[nodejs]>=1.1.400",
+    "pytest>=8.3",
+    "pytest-timeout>=2.3",
+    "ruff>=0.9",
+    "scipy>=1.14",
+]
+
+setup(
+    name="speculative",
+    version="0.1.0",
+    description="Exact speculative decoding of T5 in JAX and Flax",
+    long_description=(Path(__file__).parent / "README.md").read_text(encoding="utf-8"),
+    long_description_content_type="text/markdown",
+    license="Apache-2.0",
+    license_files=["LICENSE"],
+    python_requires=">=3.11",
+    packages=find_packages(include=["speculative", "speculative.*"]),
+    # The shipped pair travels in the wheel; configs/ and scripts/ are for a checkout.
+    package_data={"speculative": ["assets/**"]},
+    install_requires=CORE,
+    extras_require={
+        "tasks": TASKS,
+        "dev": DEV,
+        "tpu": ["jax[tpu]>=0.7,<0.12"],
+        "cuda": ["jax[cuda12]>=0.7,<0.12"],
+    },
+    entry_points={"console_scripts": ["speculative = speculative.cli:main"]},
+)

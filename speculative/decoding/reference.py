@@ -1,0 +1,185 @@
+"""Algorithm 1 line by line, on the host: what the fast path must equal, and what traces show.
+
+The models run as they are; everything the paper's proof speaks of (standardised
+distributions, acceptance, residual, draws) is NumPy in float64. From the same random numbers
+this emits the same tokens as `speculative.generate`.
+"""
+
+import dataclasses
+import functools
+import time
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from speculative.decoding.settings import ACCEPT, CORRECT, DRAFT, Decoding
+from speculative.decoding.speculative import Model, Params
+from speculative.drafts.base import Draft
+from speculative.models.t5 import PAD_ID
+from speculative.sampling import Sampling
+
+
+@dataclasses.dataclass(frozen=True)
+class TraceStep:
+    """One step of Algorithm 1.
+
+    Attributes:
+        guesses: the draft's gamma tokens.
+        p: [gamma + 1, V] the target's standardised distributions.
+        q: [gamma, V] the draft's.
+        r: [gamma] the random numbers that tested the guesses.
+        accepted: n, how many stand.
+        next_token: the correction, or the bonus token if n is gamma.
+        emitted: tokens this step gave to the output.
+        draft_seconds: wall-clock of the proposal.
+        target_seconds: wall-clock of the verification.
+    """
+
+    guesses: list[int]
+    p: np.ndarray
+    q: np.ndarray
+    r: np.ndarray
+    accepted: int
+    next_token: int
+    emitted: list[int]
+    draft_seconds: float
+    target_seconds: float
+
+    @property
+    def beta(self) -> np.ndarray:
+        """[gamma] sum min(p, q) at each guess."""
+        return np.minimum(self.p[:-1], self.q).sum(axis=-1)
+
+
+@dataclasses.dataclass(frozen=True)
+class Trace:
+    """A whole generation, step by step."""
+
+    steps: list[TraceStep]
+
+    @property
+    def tokens(self) -> list[int]:
+        """The output."""
+        return [token for step in self.steps for token in step.emitted]
+
+
+def standardise(logits: np.ndarray, sampling: Sampling) -> np.ndarray:
+    """`sampling.standardise` in float64, [..., V] -> [..., V]."""
+    logits = np.asarray(logits, np.float64)
+    if sampling.greedy:
+        return np.eye(logits.shape[-1])[logits.argmax(axis=-1)]
+    logits = logits / sampling.temperature
+    if 0 < sampling.top_k < logits.shape[-1]:
+        smallest = np.sort(logits, axis=-1)[..., -sampling.top_k, None]
+        logits = np.where(logits >= smallest, logits, -np.inf)
+    p = np.exp(logits - logits.max(axis=-1, keepdims=True))
+    p /= p.sum(axis=-1, keepdims=True)
+    if sampling.top_p < 1:
+        descending = -np.sort(-p, axis=-1)
+        needed = np.cumsum(descending, axis=-1) - descending < sampling.top_p
+        smallest = np.where(needed, descending, np.inf).min(axis=-1, keepdims=True)
+        p = np.where(p >= smallest, p, 0.0)
+        p /= p.sum(axis=-1, keepdims=True)
+    return p
+
+
+def draw(weights: np.ndarray, uniform: float) -> int:
+    """The first token whose running sum exceeds `uniform` of the total: [V] -> token."""
+    running = np.cumsum(np.asarray(weights, np.float64))
+    return min(
+        int(np.searchsorted(running, uniform * running[-1], side="right")),
+        int(np.argmax(running >= running[-1])),
+    )
+
+
+def algorithm_1(
+    guesses: list[int], p: np.ndarray, q: np.ndarray, r: np.ndarray, correct: np.ndarray
+) -> tuple[int, int]:
+    """Lines 3 to 5 of Algorithm 1: how many guesses stand, and the token after them."""
+    n = 0
+    while n < len(guesses) and r[n] * q[n, guesses[n]] < p[n, guesses[n]]:
+        n += 1
+    weights = p[n]
+    if n < len(guesses):
+        left = np.maximum(p[n] - q[n], 0.0)
+        weights = left if left.sum() > 0 else p[n]
+    return n, draw(weights, correct[n])
+
+
+@functools.partial(jax.jit, static_argnames=("draft", "sampling", "vocab_size"))
+def _propose(draft, params, state, last, uniforms, sampling, vocab_size):
+    return draft.propose(params, state, last, uniforms, sampling, vocab_size)
+
+
+def generate(
+    target: Model,
+    draft: Draft,
+    params: Params,
+    inputs: np.ndarray,
+    draws: np.ndarray,
+    config: Decoding,
+) -> Trace:
+    """Decodes one example from the host.
+
+    Args:
+        target: the model that is sampled from.
+        draft: what guesses for it.
+        params: of both.
+        inputs: [S] source tokens.
+        draws: [capacity, 3], one row's random numbers from `random_draws`.
+        config: gamma (at least 1), sampling, lengths.
+    """
+    if config.gamma < 1:
+        raise ValueError(f"The reference loop needs gamma of at least 1, not {config.gamma}.")
+    gamma, vocab_size = config.gamma, config.vocab_size
+    draws = np.asarray(draws, np.float64)
+    source = jnp.asarray(inputs)[None]
+    size = config.cache_lengths()[-1]
+    extend = jax.jit(target.extend)
+    target_state = jax.jit(target.start, static_argnums=2)(params.target, source, size)
+    draft_state = jax.jit(draft.start, static_argnums=2)(params.draft, source, size)
+    output, last, steps = [], PAD_ID, []
+    while len(output) < config.max_length and config.eos_id not in output:
+        here = draws[len(output) : len(output) + gamma + 1]
+        began = time.perf_counter()
+        proposal = _propose(
+            draft,
+            params.draft,
+            draft_state,
+            jnp.array([last], jnp.int32),
+            jnp.asarray(here[None, :gamma, DRAFT], jnp.float32),
+            config.sampling,
+            vocab_size,
+        )
+        guesses = [int(token) for token in np.asarray(proposal.guesses)[0]]
+        drafted = time.perf_counter()
+        chunk = jnp.array([[last, *guesses]], jnp.int32)
+        logits, target_state = extend(params.target, target_state, chunk)
+        p = standardise(np.asarray(logits)[0, :, :vocab_size], config.sampling)
+        verified = time.perf_counter()
+        one_hot = np.eye(vocab_size)[guesses]
+        q = one_hot if proposal.q is None else np.asarray(proposal.q[0], np.float64)
+
+        n, next_token = algorithm_1(guesses, p, q, here[:gamma, ACCEPT], here[:, CORRECT])
+        block = [*guesses[:n], next_token][: config.max_length - len(output)]
+        if config.eos_id in block:
+            block = block[: block.index(config.eos_id) + 1]
+        output += block
+        last = next_token
+        target_state = target.rewind(target_state, jnp.array([len(output)], jnp.int32))
+        draft_state = draft.commit(proposal, jnp.array([n], jnp.int32))
+        steps.append(
+            TraceStep(
+                guesses,
+                p,
+                q,
+                here[:gamma, ACCEPT],
+                n,
+                next_token,
+                block,
+                drafted - began,
+                verified - drafted,
+            )
+        )
+    return Trace(steps)

@@ -1,0 +1,89 @@
+"""A smaller model of the same family as a draft."""
+
+import dataclasses
+
+import jax.numpy as jnp
+from flax import struct
+from jax import Array
+
+from speculative.drafts.base import Proposal
+from speculative.models.cache import DecoderState
+from speculative.models.t5 import T5
+from speculative.sampling import Sampling, categorical, standardise
+from speculative.types import Inputs, PyTree, Rows
+
+
+@struct.dataclass
+class TransformerDraftState:
+    """The model's state, and the one guess it may not have seen.
+
+    When all guesses are accepted the model has not consumed its own last one; the next
+    proposal then feeds it together with the target's token.
+
+    Attributes:
+        model: the model's state.
+        unseen: [B] that guess, or -1.
+    """
+
+    model: DecoderState
+    unseen: Rows
+
+
+@dataclasses.dataclass(frozen=True)
+class TransformerDraft:
+    """Drafts autoregressively with a model of three verbs."""
+
+    model: T5
+
+    def start(self, params: PyTree, inputs: Inputs, cache_length: int) -> TransformerDraftState:
+        """Encodes the sources with the draft's own encoder."""
+        state = self.model.start(params, inputs, cache_length)
+        return TransformerDraftState(state, jnp.full(inputs.shape[0], -1, jnp.int32))
+
+    def propose(
+        self,
+        params: PyTree,
+        state: TransformerDraftState,
+        last: Rows,
+        uniforms: Array,
+        sampling: Sampling,
+        vocab_size: int,
+    ) -> Proposal:
+        """One step of width 2 that catches up, then gamma - 1 of width 1."""
+        caught_up = state.unseen < 0
+        # A row that has caught up feeds `last` and a filler, whose entry lies behind the mask.
+        chunk = jnp.where(
+            caught_up[:, None],
+            jnp.stack([last, last], axis=1),
+            jnp.stack([state.unseen, last], axis=1),
+        )
+        at = jnp.where(caught_up, 0, 1)
+        length = state.model.lengths + at + 1
+        logits, model = self.model.extend(params, state.model, chunk, at)
+        model = self.model.rewind(model, length)
+        guesses, distributions = [], []
+        for i in range(uniforms.shape[1]):
+            if i > 0:
+                logits, model = self.model.extend(params, model, guesses[-1][:, None])
+            logits_now = logits[:, 0, :vocab_size]
+            if sampling.greedy:
+                guess = jnp.argmax(logits_now, axis=-1).astype(jnp.int32)
+            else:
+                q = standardise(logits_now, sampling)
+                distributions.append(q)
+                guess = categorical(q, uniforms[:, i])
+            guesses.append(guess)
+        return Proposal(
+            guesses=jnp.stack(guesses, axis=1),
+            q=None if sampling.greedy else jnp.stack(distributions, axis=1),
+            state=TransformerDraftState(model, guesses[-1]),
+        )
+
+    def commit(self, proposal: Proposal, accepted: Rows) -> TransformerDraftState:
+        """Rewinds to the accepted prefix; remembers the last guess if all were accepted."""
+        gamma = proposal.guesses.shape[1]
+        drafted: TransformerDraftState = proposal.state
+        # Having seen `last` and all guesses but one, it keeps `last` and the accepted ones.
+        first = drafted.model.lengths - (gamma - 1)
+        model = self.model.rewind(drafted.model, first + jnp.minimum(accepted, gamma - 1))
+        return TransformerDraftState(model, jnp.where(accepted == gamma, drafted.unseen, -1))

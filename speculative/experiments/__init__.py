@@ -1,0 +1,1 @@
+"""Runs, sweeps and reports: the paper's tables, measured again."""

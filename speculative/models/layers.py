@@ -1,0 +1,275 @@
+"""The parts of a T5: projections, attention, feed-forward, relative positions.
+
+Parameters carry T5X's names and shapes. Beside them a layer may find the same kernels
+*packed* (see `packing`): fused and stored [out, in], the order in which a CPU multiplies
+them by a handful of positions fastest.
+"""
+
+import functools
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import Array, lax
+
+from speculative.models.cache import write_rows
+from speculative.models.config import T5Config
+
+MASKED = -1e10
+"""Added to the score of a position that must not be seen; finite, so a row of padding stays finite."""
+
+PACKED = "packed"
+"""The collection of packed kernels."""
+
+FEW = 32
+"""Up to this many positions a packed kernel is the left operand of its product."""
+
+
+def packed_product(kernel: Array, x: Array, out_dtype: jnp.dtype | None = None) -> Array:
+    """The product of x [..., in] with a packed kernel [out, in]: [..., out].
+
+    XLA's CPU product of few columns is fastest with the kernel on the left and the positions
+    as columns; without the barrier XLA would fold the transpose back into the product.
+    """
+    rows = x.reshape(-1, x.shape[-1])
+    if 1 < rows.shape[0] <= FEW:
+        y = lax.dot_general(
+            kernel, rows, (((1,), (1,)), ((), ())), precision=_precision(x),
+            preferred_element_type=out_dtype,
+        )  # fmt: skip
+        y = lax.optimization_barrier(y).T
+    else:
+        y = lax.dot_general(
+            rows, kernel, (((1,), (1,)), ((), ())), precision=_precision(x),
+            preferred_element_type=out_dtype,
+        )  # fmt: skip
+    return y.reshape(*x.shape[:-1], kernel.shape[0])
+
+
+def _precision(x: Array) -> lax.Precision | None:
+    # GPUs and TPUs shorten float32 products unless told not to; exactness is asked for here.
+    return lax.Precision.HIGHEST if x.dtype == jnp.float32 else None
+
+
+class Dense(nn.Module):
+    """A projection without bias; its `kernel` is [in, features], as T5X stores it."""
+
+    features: int
+    dtype: str
+    init: nn.initializers.Initializer
+    out_dtype: str | None = None
+
+    @nn.compact
+    def __call__(self, x: Array) -> Array:
+        """[..., in] -> [..., features]."""
+        x = x.astype(self.dtype)
+        if self.has_variable(PACKED, "kernel"):
+            kernel = self.get_variable(PACKED, "kernel").astype(self.dtype)
+            return packed_product(kernel, x, self.out_dtype)
+        kernel = self.param("kernel", self.init, (x.shape[-1], self.features))
+        return jnp.matmul(
+            x, kernel.astype(self.dtype), precision=_precision(x),
+            preferred_element_type=self.out_dtype,
+        )  # fmt: skip
+
+
+def project(module: nn.Module, packed: str, denses: list[Dense], x: Array) -> list[Array]:
+    """The projections of x by several kernels: one product where they are packed together."""
+    if module.has_variable(PACKED, packed):
+        kernel = module.get_variable(PACKED, packed).astype(denses[0].dtype)
+        y = packed_product(kernel, x.astype(denses[0].dtype))
+        return jnp.split(y, np.cumsum([d.features for d in denses])[:-1], axis=-1)
+    return [dense(x) for dense in denses]
+
+
+class LayerNorm(nn.Module):
+    """T5's layer norm: root mean square in float32, a scale, no shift."""
+
+    dtype: str
+    epsilon: float = 1e-6
+
+    @nn.compact
+    def __call__(self, x: Array) -> Array:
+        """[..., D] -> [..., D]."""
+        scale = self.param("scale", nn.initializers.ones, (x.shape[-1],))
+        x = x.astype(jnp.float32)
+        x = x * lax.rsqrt(jnp.mean(jnp.square(x), axis=-1, keepdims=True) + self.epsilon)
+        return (x * scale).astype(self.dtype)
+
+
+def relative_buckets(distance: np.ndarray, bidirectional: bool, config: T5Config) -> np.ndarray:
+    """T5's bucket of each distance (key position minus query position).
+
+    Half the buckets are exact, the others grow logarithmically up to `max_distance`
+    (Raffel et al., section 2.1). The logarithm is taken in float32, as T5 does: in float64
+    a few distances would fall on the other side of a boundary.
+    """
+    buckets = config.num_buckets
+    offset = np.zeros_like(distance)
+    if bidirectional:
+        buckets //= 2
+        offset = (distance > 0) * buckets
+        away = np.abs(distance)
+    else:
+        away = np.maximum(-distance, 0)
+    exact = buckets // 2
+    ratio = np.log(np.maximum(away, 1).astype(np.float32) / exact + np.finfo(np.float32).eps)
+    far = exact + (ratio / np.log(config.max_distance / exact) * (buckets - exact)).astype(np.int32)
+    return offset + np.where(away < exact, away, np.minimum(far, buckets - 1))
+
+
+class RelativeBias(nn.Module):
+    """Relative position bias, one table for all layers of a stack."""
+
+    config: T5Config
+    bidirectional: bool
+
+    def setup(self) -> None:
+        """Declares `rel_embedding` [N, buckets]."""
+        self.table = self.param(
+            "rel_embedding",
+            nn.initializers.variance_scaling(1.0, "fan_avg", "uniform"),
+            (self.config.num_heads, self.config.num_buckets),
+        )
+
+    def __call__(self, length: int) -> Array:
+        """The float32 bias among `length` positions: [1, N, length, length]."""
+        distance = np.arange(length)[None, :] - np.arange(length)[:, None]
+        buckets = relative_buckets(distance, self.bidirectional, self.config)
+        return self.table.astype(jnp.float32)[None, :, buckets]
+
+    def causal(self, starts: Array, length: int, cache: int) -> Array:
+        """Bias and causal mask of a chunk against the cache.
+
+        Args:
+            starts: [B] position of each row's first query.
+            length: L queries.
+            cache: T keys.
+
+        Returns:
+            [B, N, L, T] float32; `MASKED` where the key lies after the query.
+        """
+        # Every row of the bias is a window on one table over distances, descending from
+        # T - 1 to 0 and then masked: sliding it costs a slice, not a bucket computation.
+        buckets = relative_buckets(-np.arange(cache)[::-1], False, self.config)
+        by_distance = self.table.astype(jnp.float32)[:, buckets]
+        by_distance = jnp.pad(by_distance, ((0, 0), (0, cache)), constant_values=MASKED)
+
+        def window(start: Array) -> Array:
+            return jnp.stack(
+                [
+                    lax.dynamic_slice_in_dim(by_distance, cache - 1 - start - i, cache, axis=1)
+                    for i in range(length)
+                ],
+                axis=1,
+            )
+
+        return jax.vmap(window)(starts) if starts.shape[0] > 1 else window(starts[0])[None]
+
+
+def split_heads(x: Array, heads: int) -> Array:
+    """[B, L, N * H] -> [B, N, L, H]."""
+    batch, length, width = x.shape
+    return x.reshape(batch, length, heads, width // heads).transpose(0, 2, 1, 3)
+
+
+def attend(query: Array, keys: Array, values: Array, bias: Array) -> Array:
+    """Unscaled dot-product attention, as T5 has it (the scale is folded into the weights).
+
+    Args:
+        query: [B, N, L, H].
+        keys: [B, N, K, H].
+        values: [B, N, K, H].
+        bias: broadcastable to [B, N, L, K], float32, masks included.
+
+    Returns:
+        [B, L, N * H] in the query's dtype.
+    """
+    dtype = query.dtype
+    scores = jnp.einsum(
+        "BNLH,BNKH->BNLK", query, keys, precision=_precision(query),
+        preferred_element_type=jnp.float32,
+    )  # fmt: skip
+    weights = jax.nn.softmax(scores + bias, axis=-1).astype(dtype)
+    mixed = jnp.einsum("BNLK,BNKH->BNLH", weights, values, precision=_precision(query))
+    batch, heads, length, size = mixed.shape
+    return mixed.transpose(0, 2, 1, 3).reshape(batch, length, heads * size)
+
+
+class Attention(nn.Module):
+    """Multi-head attention; the parameters `query`, `key`, `value`, `out` are T5X's."""
+
+    config: T5Config
+
+    def setup(self) -> None:
+        """Declares the four projections."""
+        config = self.config
+        width = config.num_heads * config.head_dim
+        normal = functools.partial(
+            nn.initializers.variance_scaling, mode="fan_in", distribution="normal"
+        )
+        # T5 folds attention's 1/sqrt(H) into the query's initial scale.
+        self.query = Dense(width, config.dtype, normal(1.0 / config.head_dim))
+        self.key = Dense(width, config.dtype, normal(1.0))
+        self.value = Dense(width, config.dtype, normal(1.0))
+        self.out = Dense(config.emb_dim, config.dtype, normal(1.0))
+
+    def project_source(self, encoded: Array) -> tuple[Array, Array]:
+        """Cross-attention keys and values of encoded [B, S, D]: two of [B, N, S, H]."""
+        key, value = project(self, "key_value", [self.key, self.value], encoded)
+        heads = self.config.num_heads
+        return split_heads(key, heads), split_heads(value, heads)
+
+    def cross(self, x: Array, keys: Array, values: Array, bias: Array) -> Array:
+        """Attention of x [B, L, D] on projected keys and values [B, N, S, H]."""
+        query = split_heads(self.query(x), self.config.num_heads)
+        return self.out(attend(query, keys, values, bias))
+
+    def __call__(self, x: Array, bias: Array) -> Array:
+        """Self-attention of x [B, L, D] within itself under bias [B, N, L, L]."""
+        query, key, value = self._query_key_value(x)
+        return self.out(attend(query, key, value, bias))
+
+    def cached(
+        self, x: Array, bias: Array, keys: Array, values: Array, starts: Array
+    ) -> tuple[Array, Array, Array]:
+        """Self-attention of a chunk x [B, L, D] on a cache [B, N, T, H] that it extends.
+
+        The chunk's keys and values are written at `starts` [B] first, then attended to.
+        """
+        query, key, value = self._query_key_value(x)
+        keys = write_rows(keys, key, starts, axis=2)
+        values = write_rows(values, value, starts, axis=2)
+        return self.out(attend(query, keys, values, bias)), keys, values
+
+    def _query_key_value(self, x: Array) -> list[Array]:
+        denses = [self.query, self.key, self.value]
+        heads = self.config.num_heads
+        return [split_heads(y, heads) for y in project(self, "query_key_value", denses, x)]
+
+
+class Mlp(nn.Module):
+    """T5's feed-forward layer: gated (`wi_0`, `wi_1`) in v1.1, plain (`wi`) in v1.0."""
+
+    config: T5Config
+
+    def setup(self) -> None:
+        """Declares the input projections and `wo`."""
+        config = self.config
+        init = nn.initializers.variance_scaling(1.0, "fan_in", "truncated_normal")
+        if len(config.mlp_activations) == 1:
+            self.wi = Dense(config.mlp_dim, config.dtype, init)
+        else:
+            self.wi_0 = Dense(config.mlp_dim, config.dtype, init)
+            self.wi_1 = Dense(config.mlp_dim, config.dtype, init)
+        self.wo = Dense(config.emb_dim, config.dtype, init)
+        self.dropout = nn.Dropout(config.dropout_rate)
+
+    def __call__(self, x: Array, train: bool = False) -> Array:
+        """[B, L, D] -> [B, L, D]."""
+        gated = len(self.config.mlp_activations) > 1
+        hidden = project(self, "wi_0_wi_1", [self.wi_0, self.wi_1], x) if gated else [self.wi(x)]
+        activate = {"gelu": nn.gelu, "relu": nn.relu, "linear": lambda h: h}
+        active = [activate[a](h) for a, h in zip(self.config.mlp_activations, hidden, strict=True)]
+        return self.wo(self.dropout(functools.reduce(jnp.multiply, active), not train))

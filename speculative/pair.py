@@ -1,0 +1,225 @@
+"""A target and its draft, ready to decode text: the package's front door."""
+
+import dataclasses
+import os
+import pathlib
+from collections.abc import Iterator
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from speculative import checkpoints
+from speculative.decoding import Decoding, Output, Params, autoregressive, random_draws
+from speculative.decoding import speculative as speculative_decoding
+from speculative.decoding.speculative import Step, stream
+from speculative.drafts import BigramDraft, Draft, TransformerDraft, UniformDraft, bigram_params
+from speculative.models import T5, for_decoding
+from speculative.sampling import Sampling
+from speculative.types import PyTree
+from speculative.vocabulary import Vocabulary
+
+SOURCE_LENGTHS = (32, 64, 128, 256, 512)
+"""A source is padded to the next of these, for each is a compiled program."""
+
+MODEL_FREE = ("uniform", "bigram")
+"""Drafts without a checkpoint."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Result:
+    """A decoded text.
+
+    Attributes:
+        text: the output.
+        tokens: its ids, the end of sequence included.
+        target_calls: passes of the target.
+        tested: guesses tested.
+        accepted: guesses accepted.
+    """
+
+    text: str
+    tokens: list[int]
+    target_calls: int
+    tested: int
+    accepted: int
+
+    @property
+    def tokens_per_call(self) -> float:
+        """What Equation 1 of the paper expects."""
+        return len(self.tokens) / self.target_calls
+
+
+@dataclasses.dataclass(frozen=True)
+class Pair:
+    """Target, draft, their parameters and the vocabulary they share.
+
+    Attributes:
+        target: the model whose distribution the outputs follow.
+        draft: what guesses for it.
+        params: of both, laid out for decoding.
+        vocabulary: theirs.
+        names: of target and draft, as they were asked for.
+    """
+
+    target: T5
+    draft: Draft
+    params: Params
+    vocabulary: Vocabulary
+    names: tuple[str, str]
+
+    def encode(self, text: str, truncate: bool = False) -> np.ndarray:
+        """The source [1, S] of a text, padded to one of `SOURCE_LENGTHS`.
+
+        Raises:
+            ValueError: the text is empty, or longer than the limit and not to be truncated.
+        """
+        if not text.strip():
+            raise ValueError("The prompt is empty; give a text to decode.")
+        tokens, limit = self.vocabulary.encode(text), SOURCE_LENGTHS[-1]
+        if len(tokens) > limit:
+            if not truncate:
+                raise ValueError(
+                    f"The prompt has {len(tokens)} tokens, the limit is {limit}; shorten it or "
+                    "ask for truncation."
+                )
+            tokens = np.append(tokens[: limit - 1], tokens[-1])
+        size = next(length for length in SOURCE_LENGTHS if len(tokens) <= length)
+        return np.pad(tokens, (0, size - len(tokens)))[None]
+
+    def decoding(
+        self,
+        gamma: int = 5,
+        temperature: float = 0.0,
+        top_k: int = 0,
+        top_p: float = 1.0,
+        max_length: int = 128,
+    ) -> Decoding:
+        """The settings of a generation, checked.
+
+        Raises:
+            ValueError: a value outside its range.
+        """
+        sampling = Sampling(float(temperature), top_k, float(top_p))
+        return Decoding(self.vocabulary.size, sampling, gamma, max_length)
+
+    def generate(
+        self, text: str, seed: int = 0, example: int = 0, truncate: bool = False, **settings: Any
+    ) -> Result:
+        """Decodes a text; `gamma=0` decodes with the target alone.
+
+        Args:
+            text: the source, its task prefix included.
+            seed: of all random numbers.
+            example: number of the text in its task; each has random numbers of its own.
+            truncate: cut a source that is too long, instead of an error.
+            **settings: of `decoding`.
+        """
+        config = self.decoding(**settings)
+        source = self.encode(text, truncate)
+        output = self.run(source, random_draws(seed, np.array([example]), config.capacity), config)
+        return self.result(output)
+
+    def run(self, source: np.ndarray, draws: jax.Array, config: Decoding) -> Output:
+        """One dispatch: sources [B, S] decoded speculatively, or plainly where gamma is 0."""
+        if config.gamma == 0:
+            return autoregressive.generate(
+                self.target, self.params.target, source, draws, config
+            )
+        return speculative_decoding.generate(
+            self.target, self.draft, self.params, source, draws, config
+        )
+
+    def result(self, output: Output) -> Result:
+        """The only row of an output as text.
+
+        Raises:
+            ValueError: the target's logits were not finite.
+        """
+        output = jax.device_get(output)
+        if not output.finite.all():
+            raise ValueError(
+                f"The logits of {self.names[0]} are not finite: its weights are damaged, or its "
+                "dtype is too narrow for it."
+            )
+        tokens = output.tokens[0, : output.lengths[0]].tolist()
+        return Result(
+            self.vocabulary.decode(tokens),
+            tokens,
+            int(output.target_calls[0]),
+            int(output.tested[0]),
+            int(output.accepted[0]),
+        )
+
+    def stream(
+        self, text: str, seed: int = 0, example: int = 0, truncate: bool = False, **settings: Any
+    ) -> Iterator[Step]:
+        """Like `generate`, a step at a time: see `decoding.Step`."""
+        config = self.decoding(**settings)
+        source = self.encode(text, truncate)
+        draws = random_draws(seed, np.array([example]), config.capacity)
+        draft = self.draft if config.gamma else None
+        return stream(self.target, draft, self.params, source, draws, config)
+
+
+def load(target: str = "debian_target", draft: str | None = None, dtype: str | None = None) -> Pair:
+    """Loads a target and its draft; without arguments, the pair that ships with the package.
+
+    Args:
+        target: a checkpoint's folder, or the name of a shipped one.
+        draft: likewise, or one of `MODEL_FREE`; by default the shipped draft.
+        dtype: "float32" or "bfloat16"; by default as the checkpoints say.
+
+    Raises:
+        ValueError: a checkpoint is missing or damaged, the name is unknown, or the two do not
+            share a vocabulary.
+    """
+    enable_compilation_cache()
+    draft = draft or "debian_draft"
+    if draft not in MODEL_FREE and draft not in checkpoints.SHIPPED:
+        if not pathlib.Path(draft).is_dir():
+            raise ValueError(
+                f"There is no draft {draft!r}: it is neither a folder nor one of "
+                f"{', '.join([*checkpoints.SHIPPED, *MODEL_FREE])}."
+            )
+    model, target_params, vocabulary = _load_model(target, dtype)
+    drafter: Draft
+    draft_params: PyTree = ()
+    if draft == "uniform":
+        drafter = UniformDraft()
+    elif draft == "bigram":
+        drafter = BigramDraft()
+        counts = _shipped_bigrams(vocabulary)
+        draft_params = bigram_params(counts, model.vocab_size)
+    else:
+        small, draft_params, theirs = _load_model(draft, dtype)
+        vocabulary.require_equal(theirs)
+        drafter = TransformerDraft(small)
+    return Pair(model, drafter, Params(target_params, draft_params), vocabulary, (target, draft))
+
+
+def _load_model(name: str, dtype: str | None) -> tuple[T5, PyTree, Vocabulary]:
+    config, params, vocabulary = checkpoints.load(name)
+    config = config.replace(dtype=dtype or config.dtype)
+    if vocabulary.size > config.vocab_size:
+        raise ValueError(
+            f"{name} has {config.vocab_size} embeddings, fewer than the {vocabulary.size} pieces "
+            f"of its vocabulary {vocabulary.path}."
+        )
+    params = jax.tree.map(lambda x: jnp.asarray(x, config.dtype), params)
+    return T5(config), for_decoding(params), vocabulary
+
+
+def _shipped_bigrams(vocabulary: Vocabulary) -> dict[str, np.ndarray]:
+    shipped = Vocabulary(checkpoints.ASSETS / "debian.model")
+    vocabulary.require_equal(shipped)
+    return dict(np.load(checkpoints.ASSETS / "bigrams.npz"))
+
+
+def enable_compilation_cache() -> None:
+    """Keeps compiled programs between runs, unless the user has chosen a place for them."""
+    if jax.config.jax_compilation_cache_dir is None:
+        base = pathlib.Path(os.environ.get("XDG_CACHE_HOME", "~/.cache")).expanduser()
+        jax.config.update("jax_compilation_cache_dir", str(base / "speculative" / "compiled"))
+        jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.1)

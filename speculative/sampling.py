@@ -1,0 +1,105 @@
+"""From logits to standardised probabilities, and from probabilities to a token.
+
+Every way of sampling (argmax, temperature, top-k, nucleus) becomes ordinary sampling from
+an adjusted distribution (Leviathan et al., section 2.2). The same adjustment is made to the
+target's p and the draft's q, and everything after it knows only distributions.
+"""
+
+import dataclasses
+import math
+
+import jax
+import jax.numpy as jnp
+from jax import Array
+
+_BLOCK = 128
+
+
+@dataclasses.dataclass(frozen=True)
+class Sampling:
+    """How tokens are chosen from logits; hashable, a static argument of jitted functions.
+
+    Attributes:
+        temperature: 0 is argmax; 1 is the model's own distribution.
+        top_k: keep the k most probable tokens (ties with the k-th stay); 0 keeps all.
+        top_p: keep the smallest set of most probable tokens whose mass reaches this.
+
+    Raises:
+        ValueError: a value outside its range.
+    """
+
+    temperature: float = 1.0
+    top_k: int = 0
+    top_p: float = 1.0
+
+    def __post_init__(self) -> None:
+        if not (math.isfinite(self.temperature) and self.temperature >= 0):
+            raise ValueError(
+                f"temperature must be 0 (argmax) or a positive number, not {self.temperature}."
+            )
+        if not isinstance(self.top_k, int) or self.top_k < 0:
+            raise ValueError(f"top_k must be 0 (off) or a positive whole number, not {self.top_k}.")
+        if not 0 < self.top_p <= 1:
+            raise ValueError(f"top_p must lie in (0, 1], not {self.top_p}.")
+
+    @property
+    def greedy(self) -> bool:
+        """Whether every distribution is one-hot."""
+        return self.temperature == 0
+
+
+def standardise(logits: Array, sampling: Sampling) -> Array:
+    """The distribution actually sampled from: logits [..., V] -> float32 probabilities [..., V]."""
+    logits = logits.astype(jnp.float32)
+    if sampling.greedy:
+        return jax.nn.one_hot(jnp.argmax(logits, axis=-1), logits.shape[-1])
+    logits = logits / sampling.temperature
+    if 0 < sampling.top_k < logits.shape[-1]:
+        smallest = jax.lax.top_k(logits, sampling.top_k)[0][..., -1:]
+        logits = jnp.where(logits >= smallest, logits, -jnp.inf)
+    probabilities = jax.nn.softmax(logits, axis=-1)
+    if sampling.top_p < 1:
+        descending = -jnp.sort(-probabilities, axis=-1)
+        before = jnp.cumsum(descending, axis=-1) - descending
+        smallest = jnp.min(
+            jnp.where(before < sampling.top_p, descending, jnp.inf), axis=-1, keepdims=True
+        )
+        kept = jnp.where(probabilities >= smallest, probabilities, 0.0)
+        probabilities = kept / kept.sum(axis=-1, keepdims=True)
+    return probabilities
+
+
+def categorical(weights: Array, uniform: Array) -> Array:
+    """Draws by inversion: the first token at which the running sum exceeds `uniform` of the total.
+
+    One uniform number a draw, so a host loop in float64 can repeat the draw. The sum runs over
+    blocks, then inside the chosen one, for a scan of the whole vocabulary is slow everywhere.
+
+    Args:
+        weights: [..., V], not negative, not necessarily normalised, not all 0.
+        uniform: [...] in [0, 1).
+
+    Returns:
+        [...] int32 tokens; never one of weight 0.
+    """
+    size = weights.shape[-1]
+    if size <= _BLOCK:
+        return _invert(weights, uniform * weights.sum(axis=-1))[0]
+    padding = [(0, 0)] * (weights.ndim - 1) + [(0, -size % _BLOCK)]
+    blocks = jnp.pad(weights, padding).reshape(*weights.shape[:-1], -1, _BLOCK)
+    sums = blocks.sum(axis=-1)
+    block, rest = _invert(sums, uniform * sums.sum(axis=-1))
+    chosen = jnp.take_along_axis(blocks, block[..., None, None], axis=-2)[..., 0, :]
+    return block * _BLOCK + _invert(chosen, rest)[0]
+
+
+def _invert(weights: Array, threshold: Array) -> tuple[Array, Array]:
+    """The first index whose running sum exceeds `threshold`, and what remains of it there."""
+    running = jnp.cumsum(weights, axis=-1)
+    # Rounding may leave the threshold at or beyond the last sum; the index at which the full
+    # sum is first reached has positive weight and is the right answer then.
+    last = jnp.argmax(running >= running[..., -1:], axis=-1)
+    index = jnp.minimum(jnp.sum(running <= threshold[..., None], axis=-1), last)
+    at = index[..., None]
+    before = jnp.take_along_axis(running - weights, at, axis=-1)[..., 0]
+    return index.astype(jnp.int32), jnp.maximum(threshold - before, 0.0)

@@ -1,0 +1,1 @@
+"""Training: a target on text, a draft on what the target writes."""

@@ -1,0 +1,186 @@
+"""Training a T5 on text."""
+
+import dataclasses
+import json
+import pathlib
+import time
+from collections.abc import Mapping, Sequence
+
+import jax
+import jax.numpy as jnp
+from jax import Array
+
+from speculative.checkpoints import native
+from speculative.decoding import Decoding
+from speculative.models import T5, T5Config
+from speculative.sampling import Sampling
+from speculative.training import data, outputs
+from speculative.training.loop import Metrics, TrainConfig, fit
+from speculative.types import Logits, PyTree
+from speculative.vocabulary import Vocabulary
+
+
+def teacher_forced(
+    model: T5, params: PyTree, batch: Mapping[str, Array], dropout_key: Array | None
+) -> Logits:
+    """Logits [B, L, V] of a packed batch."""
+    return model.forward(
+        params,
+        batch["encoder_input_tokens"],
+        batch["decoder_input_tokens"],
+        (batch["encoder_segment_ids"], batch["decoder_segment_ids"]),
+        dropout_key,
+    )
+
+
+@dataclasses.dataclass(frozen=True)
+class CrossEntropy:
+    """Negative log likelihood, in nats.
+
+    Attributes:
+        model: the model to train.
+        z_loss: weight of the squared log normaliser, which keeps logits from drifting.
+    """
+
+    model: T5
+    z_loss: float = 1e-4
+
+    def __call__(
+        self, params: PyTree, frozen: PyTree, batch: Mapping[str, Array], dropout_key: Array | None
+    ) -> tuple[Array, Metrics]:
+        """Sums over target tokens; metrics are the plain loss and the argmax's accuracy."""
+        del frozen
+        logits = teacher_forced(self.model, params, batch, dropout_key)
+        targets, weights = batch["decoder_target_tokens"], batch["decoder_loss_weights"]
+        normaliser = jax.nn.logsumexp(logits, axis=-1)
+        chosen = jnp.take_along_axis(logits, targets[..., None], axis=-1)[..., 0]
+        loss = jnp.sum(weights * (normaliser - chosen))
+        right = jnp.sum(weights * (logits.argmax(-1) == targets))
+        penalty = self.z_loss * jnp.sum(weights * jnp.square(normaliser))
+        return loss + penalty, {"loss": loss, "accuracy": right}
+
+
+@dataclasses.dataclass(frozen=True)
+class Files:
+    """The tokenised files of a run, named without `.npz`.
+
+    Attributes:
+        train: file names, each with its passes an epoch.
+        held_out: file names; their names also head the held-out columns of the log.
+    """
+
+    train: Mapping[str, float]
+    held_out: Sequence[str]
+
+    def mixture(self, folder: str | pathlib.Path, config: TrainConfig) -> data.Mixture:
+        """The training batches."""
+        return _mixture(folder, self.train, config)
+
+    def held_out_batches(
+        self, folder: str | pathlib.Path, config: TrainConfig
+    ) -> dict[str, list[data.Batch]]:
+        """Each held-out file's examples once."""
+        return {name: _mixture(folder, {name: 1.0}, config).once() for name in self.held_out}
+
+
+def _mixture(
+    folder: str | pathlib.Path, weights: Mapping[str, float], config: TrainConfig
+) -> data.Mixture:
+    folder = pathlib.Path(folder)
+    sources = [(data.load(folder / f"{name}.npz"), weight) for name, weight in weights.items()]
+    return data.Mixture(sources, config.batch_size, config.source_length, config.target_length)
+
+
+def train(
+    model: T5Config,
+    config: TrainConfig,
+    files: Files,
+    tests: Mapping[str, str],
+    data_dir: str | pathlib.Path,
+    work_dir: str | pathlib.Path,
+    out_dir: str | pathlib.Path,
+    vocabulary: str | pathlib.Path,
+    max_minutes: float | None = None,
+    z_loss: float = 1e-4,
+    max_length: int = 128,
+    generation_batch: int = 1024,
+) -> bool:
+    """Trains a T5 from scratch, saves it in int8, and tests what was saved.
+
+    Called again, it goes on where it stopped; what is done is not done again.
+
+    Args:
+        model: the sizes.
+        config: how long and how fast.
+        files: which tokenised files.
+        tests: files on which it is tested, each with its metric, "bleu" or "rouge".
+        data_dir: where the files are.
+        work_dir: where training checkpoints, log, test outputs and scores go.
+        out_dir: the folder of the checkpoint to come.
+        vocabulary: stored with the checkpoint.
+        max_minutes: save and stop after so many minutes; None is no limit.
+        z_loss: see `CrossEntropy`.
+        max_length: tokens written at most in a test.
+        generation_batch: examples decoded at a time.
+
+    Returns:
+        Whether the model is finished and saved.
+
+    Raises:
+        ValueError: a file is missing or unfit, or the loss stopped being finite.
+    """
+    deadline = None if max_minutes is None else time.monotonic() + 60 * max_minutes
+    data_dir, work_dir = pathlib.Path(data_dir), pathlib.Path(work_dir)
+    references = {name: data.load(data_dir / f"{name}.npz") for name in tests}
+    pieces = Vocabulary(vocabulary)
+    if pieces.size > model.vocab_size:
+        raise ValueError(
+            f"{vocabulary} has {pieces.size} pieces, the model room for {model.vocab_size}; "
+            "raise T5Config.vocab_size."
+        )
+    if not pathlib.Path(out_dir).exists():
+        t5 = T5(model)
+        params, finished = fit(
+            CrossEntropy(t5, z_loss),
+            jax.jit(t5.init)(jax.random.key(config.seed)),
+            config,
+            files.mixture(data_dir, config),
+            files.held_out_batches(data_dir, config),
+            work_dir,
+            deadline=deadline,
+        )
+        if not finished:
+            return False
+        native.save(out_dir, model.replace(dtype="float32"), params, vocabulary, "int8")
+    saved, params = native.load(out_dir)
+    decoding = Decoding(pieces.size, Sampling(0.0), max_length=max_length)
+    for name, examples in references.items():
+        path = work_dir / f"{name}_greedy.npz"
+        if not path.exists():
+            t5 = T5(saved.replace(dtype=model.dtype))
+            outputs.write(t5, params, examples, decoding, batch_size=generation_batch).save(path)
+    _score(tests, references, pieces, work_dir)
+    return True
+
+
+def _score(
+    tests: Mapping[str, str],
+    references: Mapping[str, data.Examples],
+    vocabulary: Vocabulary,
+    folder: pathlib.Path,
+) -> None:
+    try:
+        # Late, because a machine that only trains may lack the metrics' packages.
+        from speculative.measurement import quality
+    except ModuleNotFoundError as error:
+        print(f"No scores, for {error.name} is not installed; the outputs are in {folder}.")
+        return
+    metrics = {"bleu": quality.bleu, "rouge": quality.rouge}
+    scores = {
+        name: outputs.score(
+            data.load(folder / f"{name}_greedy.npz"), references[name], vocabulary, metrics[metric]
+        )
+        for name, metric in tests.items()
+    }
+    (folder / "scores.json").write_text(json.dumps(scores, indent=2) + "\n")
+    print(scores)

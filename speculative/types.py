@@ -1,0 +1,22 @@
+"""The one alphabet of axis letters, and the array types spelled with it.
+
+B batch · S source · T cache · L chunk · V vocabulary · D features · N heads ·
+H head size · G guesses (gamma)
+"""
+
+from typing import Any
+
+from jax import Array
+from jaxtyping import Bool, Float, Int
+
+PyTree = Any
+"""A nest of dicts, tuples and dataclasses with arrays as leaves: parameters or a state."""
+
+Tokens = Int[Array, "B L"]
+Inputs = Int[Array, "B S"]
+Guesses = Int[Array, "B G"]
+Rows = Int[Array, "B"]
+Flags = Bool[Array, "B"]
+Logits = Float[Array, "B L V"]
+Probabilities = Float[Array, "B L V"]
+Uniforms = Float[Array, "B L"]

@@ -1,0 +1,147 @@
+"""Our own checkpoints: what is saved is what is loaded, and damage is named."""
+
+import json
+import pathlib
+from typing import Any
+
+import jax
+import numpy as np
+import pytest
+from flax import traverse_util
+
+from speculative.checkpoints import native
+from speculative.models import T5, T5Config
+
+CONFIG = T5Config(40, 16, 2, 8, 24, 2, 1)
+
+
+@pytest.fixture(scope="module")
+def params() -> dict:
+    return jax.tree.map(np.asarray, T5(CONFIG).init(jax.random.key(3)))
+
+
+def flat(tree: dict) -> dict[str, Any]:
+    return dict(traverse_util.flatten_dict(tree, sep="/"))
+
+
+def test_float32_returns_every_bit(tmp_path: pathlib.Path, params: dict) -> None:
+    native.save(tmp_path / "model", CONFIG, params)
+    config, loaded = native.load(tmp_path / "model")
+    assert config == CONFIG
+    assert flat(loaded).keys() == flat(params).keys()
+    for name, value in flat(params).items():
+        np.testing.assert_array_equal(flat(loaded)[name], value)
+
+
+def test_int8_is_within_half_a_step_of_each_output(tmp_path: pathlib.Path, params: dict) -> None:
+    native.save(tmp_path / "model", CONFIG, params, quantisation="int8")
+    _, loaded = native.load(tmp_path / "model")
+    for name, value in flat(params).items():
+        got = flat(loaded)[name]
+        assert got.dtype == np.float32
+        if name.endswith("kernel"):
+            step = np.abs(value).max(axis=0, keepdims=True) / 127
+        elif name.endswith("token_embedder/embedding"):
+            step = np.abs(value).max(axis=1, keepdims=True) / 127
+        else:
+            np.testing.assert_array_equal(got, value)
+            continue
+        assert np.all(np.abs(got - value) <= step * 0.5001)
+        assert not np.array_equal(got, value)
+
+
+def test_saving_what_int8_gave_changes_nothing(tmp_path: pathlib.Path, params: dict) -> None:
+    native.save(tmp_path / "a", CONFIG, params, quantisation="int8")
+    once = native.load(tmp_path / "a")[1]
+    native.save(tmp_path / "b", CONFIG, once, quantisation="int8")
+    for name, value in flat(native.load(tmp_path / "b")[1]).items():
+        np.testing.assert_allclose(value, flat(once)[name], rtol=1e-6)
+
+
+def test_bfloat16_keeps_eight_bits(tmp_path: pathlib.Path, params: dict) -> None:
+    native.save(tmp_path / "model", CONFIG, params, dtype="bfloat16")
+    for name, value in flat(native.load(tmp_path / "model")[1]).items():
+        np.testing.assert_allclose(value, flat(params)[name], rtol=2**-8)
+
+
+def test_big_models_are_cut_into_files(
+    tmp_path: pathlib.Path, params: dict, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(native, "FILE_BYTES", 2**17 + 4096)
+    native.save(tmp_path / "model", CONFIG, params)
+    pieces = sorted((tmp_path / "model").glob("*.safetensors"))
+    assert len(pieces) > 3
+    assert pieces[0].name == f"model-00001-of-{len(pieces):05}.safetensors"
+    for name, value in flat(native.load(tmp_path / "model")[1]).items():
+        np.testing.assert_array_equal(value, flat(params)[name])
+
+
+def test_vocabulary_travels_with_its_checksum(tmp_path: pathlib.Path, params: dict) -> None:
+    vocabulary = tmp_path / "pieces.model"
+    vocabulary.write_bytes(b"pieces")
+    native.save(tmp_path / "model", CONFIG, params, vocabulary)
+    assert native.describe(tmp_path / "model")["vocabulary"] == "pieces.model"
+    native.load(tmp_path / "model")
+    (tmp_path / "model" / "pieces.model").write_bytes(b"Pieces")
+    with pytest.raises(ValueError, match=r"pieces\.model was altered"):
+        native.load(tmp_path / "model")
+
+
+def test_an_existing_folder_is_not_overwritten(tmp_path: pathlib.Path, params: dict) -> None:
+    (tmp_path / "model").mkdir()
+    with pytest.raises(ValueError, match="exists already"):
+        native.save(tmp_path / "model", CONFIG, params)
+
+
+def test_parameters_that_do_not_fit_leave_nothing(tmp_path: pathlib.Path, params: dict) -> None:
+    wrong = CONFIG.replace(mlp_dim=32)
+    with pytest.raises(ValueError, match=r"decoder/layers_0/mlp/wi_0/kernel .* \(16, 24\)"):
+        native.save(tmp_path / "model", wrong, params)
+    broken = jax.tree.map(lambda x: x * np.nan, params)
+    with pytest.raises(ValueError, match="not finite"):
+        native.save(tmp_path / "model", CONFIG, broken)
+    assert not list(tmp_path.iterdir())
+
+
+def rewritten(folder: pathlib.Path, change) -> None:
+    path = folder / "config.json"
+    description = json.loads(path.read_text())
+    change(description)
+    path.write_text(json.dumps(description))
+
+
+@pytest.mark.parametrize(
+    ("damage", "message"),
+    [
+        (lambda f: (f / "config.json").unlink(), r"has no config\.json"),
+        (lambda f: (f / "config.json").write_text("{"), r"config\.json is not JSON"),
+        (lambda f: (f / "model.safetensors").unlink(), r"model\.safetensors is missing"),
+        (
+            lambda f: (f / "model.safetensors").write_bytes(
+                (f / "model.safetensors").read_bytes()[:-1]
+            ),
+            r"model\.safetensors was altered or cut off",
+        ),
+        (
+            lambda f: rewritten(f, lambda d: d.update(format_version=9)),
+            "is of format .*9",
+        ),
+        (
+            lambda f: rewritten(f, lambda d: d["model"].update(num_encoder_layers=3)),
+            "lacks the tensor encoder/layers_2/attention/key/kernel",
+        ),
+        (
+            lambda f: rewritten(f, lambda d: d["model"].update(num_encoder_layers=1)),
+            "has a tensor encoder/layers_1/attention/key/kernel, unknown",
+        ),
+        (
+            lambda f: rewritten(f, lambda d: d["model"].update(vocab_size=41)),
+            r"decoder/logits_dense/kernel .* \(16, 40\).*\(16, 41\)",
+        ),
+    ],
+)
+def test_damage_is_named(tmp_path: pathlib.Path, params: dict, damage, message: str) -> None:
+    native.save(tmp_path / "model", CONFIG, params)
+    damage(tmp_path / "model")
+    with pytest.raises(ValueError, match=message):
+        native.load(tmp_path / "model")

@@ -1,0 +1,208 @@
+"""Speculative decoding samples the target's own law: chi-square on enumerable models.
+
+Every check draws 100,000 outputs and compares two laws with enumerations in float64: that of
+whole outputs, which Theorem A.1 says is the target's alone, and that of the number of target
+calls, which says that guesses are tested against the right distributions and that a step
+whose guesses all stand adds its bonus token. Seeds are fixed; for the family of all checks
+here a correct program would fail with probability 1e-4 at most (Bonferroni).
+"""
+
+import functools
+from collections import Counter
+from collections.abc import Callable, Iterator
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax import Array
+
+from speculative import verification
+from speculative.decoding import Decoding, Output, Params, autoregressive, random_draws
+from speculative.decoding import speculative as fast
+from speculative.drafts import BigramDraft, Draft, TransformerDraft, UniformDraft
+from speculative.sampling import Sampling, categorical
+from speculative.types import PyTree
+from tests import toy
+
+ROWS = 100_000
+CHECKS = 100
+"""More p-values than all tests here compute together."""
+THRESHOLD = 1e-4 / CHECKS
+
+SAMPLINGS = {
+    "plain": Sampling(),
+    "top_k": Sampling(temperature=0.7, top_k=2),
+    "top_p": Sampling(temperature=1.3, top_p=0.8),
+}
+LENGTHS = {1: 5, 4: 6, 7: 9}
+"""Tokens an output may have, by gamma: a bonus token fits, and in most cases another step."""
+
+TARGET = toy.MarkovModel()
+MODEL_DRAFT = TransformerDraft(TARGET)  # pyright: ignore[reportArgumentType]
+
+
+def settings(sampling: str, gamma: int) -> Decoding:
+    return Decoding(toy.VOCABULARY, SAMPLINGS[sampling], gamma, LENGTHS[gamma], toy.EOS)
+
+
+@functools.cache
+def draws(length: int) -> Array:
+    return random_draws(2211, np.arange(ROWS), length)
+
+
+def decode(draft: Draft | None, draft_params: PyTree, config: Decoding) -> Output:
+    """100,000 outputs of the target, alone where there is no draft."""
+    sources = np.ones((ROWS, 1), np.int32)
+    numbers = draws(config.capacity)
+    target_params = toy.params(toy.target_table())
+    if draft is None:
+        output = autoregressive.generate(TARGET, target_params, sources, numbers, config)
+    else:
+        params = Params(target_params, draft_params)
+        output = fast.generate(TARGET, draft, params, sources, numbers, config)
+    return jax.tree.map(np.asarray, output)
+
+
+def outputs(output: Output) -> Counter[tuple[int, ...]]:
+    """How often each sequence came out."""
+    rows = np.column_stack([output.lengths, output.tokens])
+    found, counts = np.unique(rows, axis=0, return_counts=True)
+    return Counter({tuple(r[1 : 1 + r[0]].tolist()): int(n) for r, n in zip(found, counts, strict=True)})
+
+
+def p_values(output: Output, q: np.ndarray, config: Decoding) -> tuple[float, float]:
+    """Of the outputs' law and of the law of target calls, given the draft's q [V, V, V]."""
+    p = toy.distribution(toy.target_table(), config.sampling)
+    calls = Counter((n,) for n in output.target_calls.tolist())
+    return (
+        toy.p_value(outputs(output), toy.sequence_law(p, config.max_length)),
+        toy.p_value(calls, toy.calls_law(p, q, config.gamma, config.max_length)),
+    )
+
+
+@pytest.mark.parametrize("gamma", LENGTHS)
+@pytest.mark.parametrize("sampling", SAMPLINGS)
+@pytest.mark.parametrize("table", [toy.near_table, toy.far_table, toy.disjoint_table])
+def test_a_model_draft_is_exact(
+    table: Callable[[], np.ndarray], sampling: str, gamma: int
+) -> None:
+    config = settings(sampling, gamma)
+    output = decode(MODEL_DRAFT, toy.params(table()), config)
+    q = toy.distribution(table(), config.sampling)
+    assert min(p_values(output, q, config)) > THRESHOLD
+
+
+@pytest.mark.parametrize("gamma", LENGTHS)
+@pytest.mark.parametrize("sampling", SAMPLINGS)
+def test_a_draft_of_certain_guesses_is_exact(sampling: str, gamma: int) -> None:
+    config = settings(sampling, gamma)
+    output = decode(toy.CertainDraft(), jnp.asarray(toy.certain_table()), config)
+    assert min(p_values(output, toy.certain_distribution(), config)) > THRESHOLD
+
+
+def test_a_uniform_draft_is_exact() -> None:
+    config = settings("top_k", 4)
+    q = np.full((toy.VOCABULARY,) * 3, 1 / toy.VOCABULARY)
+    assert min(p_values(decode(UniformDraft(), (), config), q, config)) > THRESHOLD
+
+
+def test_a_bigram_draft_is_exact() -> None:
+    config = settings("top_p", 4)
+    table = toy.near_table()[2]
+    output = decode(BigramDraft(), {"log_counts": jnp.asarray(table, jnp.float32)}, config)
+    q = toy.distribution(np.broadcast_to(table, (toy.PADDED,) * 3), config.sampling)
+    assert min(p_values(output, q, config)) > THRESHOLD
+
+
+@pytest.mark.parametrize("sampling", SAMPLINGS)
+def test_the_baseline_samples_the_target(sampling: str) -> None:
+    config = settings(sampling, 4)
+    output = decode(None, (), config)
+    law = toy.sequence_law(toy.distribution(toy.target_table(), config.sampling), config.max_length)
+    assert toy.p_value(outputs(output), law) > THRESHOLD
+    np.testing.assert_array_equal(output.target_calls, output.lengths)
+
+
+def test_the_checks_above_meet_the_end_token_inside_a_block() -> None:
+    """A row that ends with an accepted guess has one token fewer than guesses plus calls."""
+    config = settings("plain", 7)
+    output = decode(MODEL_DRAFT, toy.near_toy.params(table()), config)
+    last = output.tokens[np.arange(ROWS), output.lengths - 1]
+    inside = (last == toy.EOS) & (output.lengths == output.accepted + output.target_calls - 1)
+    early = inside & (output.lengths % (config.gamma + 1) < config.gamma)
+    assert early.mean() > 0.1
+
+
+# The checks must be able to fail: three faults, planted one at a time.
+
+
+def correction_from_p(p: Array, q: Array) -> Array:
+    """A rejected guess is replaced by a draw from p instead of from the residual."""
+    return p
+
+
+def verify_without_bonus(
+    guesses: Array, p: Array, q: Array, accept_uniform: Array, correct_uniform: Array
+) -> tuple[Array, Array]:
+    """The last guess is given back as the step's last token: no position beyond it is used."""
+    accepted, token = TRUE_VERIFY(guesses, p, q, accept_uniform, correct_uniform)
+    gamma = guesses.shape[1]
+    return jnp.minimum(accepted, gamma - 1), jnp.where(accepted == gamma, guesses[:, -1], token)
+
+
+def verify_with_bonus_misplaced(
+    guesses: Array, p: Array, q: Array, accept_uniform: Array, correct_uniform: Array
+) -> tuple[Array, Array]:
+    """The bonus token is drawn from the last guess's distribution, not from the one after it."""
+    p = p.at[:, -1].set(p[:, -2])
+    return TRUE_VERIFY(guesses, p, q, accept_uniform, correct_uniform)
+
+
+def verify_by_q_only(
+    guesses: Array, p: Array, q: Array, accept_uniform: Array, correct_uniform: Array
+) -> tuple[Array, Array]:
+    """A guess stands with the draft's own probability of it, whatever the target says."""
+    q_guess = jnp.take_along_axis(q, guesses[..., None], axis=-1)[..., 0]
+    accepted = verification.leading(accept_uniform < q_guess)
+    at = accepted[:, None]
+    p_next = jnp.take_along_axis(p, at[..., None], axis=1)[:, 0]
+    q_next = jnp.take_along_axis(jnp.pad(q, ((0, 0), (0, 1), (0, 0))), at[..., None], axis=1)[:, 0]
+    uniform = jnp.take_along_axis(correct_uniform, at, axis=1)[:, 0]
+    return accepted, categorical(verification.residual(p_next, q_next), uniform)
+
+
+TRUE_VERIFY = verification.verify
+
+
+@pytest.fixture
+def recompiled() -> Iterator[None]:
+    """No program compiled with a planted fault is met by another test, nor the reverse."""
+    fast._generate.clear_cache()
+    yield
+    fast._generate.clear_cache()
+
+
+@pytest.mark.usefixtures("recompiled")
+@pytest.mark.parametrize(
+    ("place", "name", "fault", "outputs_change"),
+    [
+        (verification, "residual", correction_from_p, True),
+        (fast, "verify", verify_without_bonus, False),
+        (fast, "verify", verify_with_bonus_misplaced, True),
+        (fast, "verify", verify_by_q_only, True),
+    ],
+)
+def test_a_planted_fault_is_found(
+    monkeypatch: pytest.MonkeyPatch,
+    place: object,
+    name: str,
+    fault: Callable[..., object],
+    outputs_change: bool,
+) -> None:
+    monkeypatch.setattr(place, name, fault)
+    config = settings("plain", gamma)
+    output = decode(MODEL_DRAFT, toy.near_toy.params(table()), config)
+    q = toy.distribution(toy.near_table(), config.sampling)
+    of_outputs, of_calls = p_values(output, q, config)
+    assert (of_outputs if outputs_change else of_calls) < THRESHOLD

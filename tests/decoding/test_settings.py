@@ -1,0 +1,53 @@
+"""What a generation is told and draws."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from speculative.decoding import Decoding, random_draws
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [("gamma", -1), ("gamma", 1.5), ("max_length", 0), ("max_length", -3), ("max_length", 4.0)],
+)
+def test_values_out_of_range_are_named(field: str, value: Any) -> None:
+    with pytest.raises(ValueError, match=f"{field}.*{value}"):
+        Decoding(**({"vocab_size": 10} | {field: value}))
+
+
+@pytest.mark.parametrize("gamma", [0, 1, 7, 100])
+@pytest.mark.parametrize("max_length", [1, 62, 128, 250, 2000])
+def test_cache_lengths_ascend_to_one_that_holds_everything(gamma: int, max_length: int) -> None:
+    """The last step starts with max_length - 1 tokens and appends gamma + 1."""
+    sizes = Decoding(10, gamma=gamma, max_length=max_length).cache_lengths()
+    assert sizes == sorted(set(sizes))
+    assert max_length + gamma <= sizes[-1] <= max_length + gamma + 18
+
+
+def test_short_answers_get_short_caches() -> None:
+    assert Decoding(10, gamma=7, max_length=20).cache_lengths() == [32]
+    assert Decoding(10, gamma=7, max_length=500).cache_lengths() == [64, 256, 512]
+
+
+def test_draws_depend_on_seed_example_and_position_alone() -> None:
+    every = np.asarray(random_draws(5, np.array([3, 8, 2**31 - 1]), 40))
+    assert every.shape == (3, 40, 3)
+    np.testing.assert_array_equal(random_draws(5, np.array([8]), 40)[0], every[1])
+    np.testing.assert_array_equal(random_draws(5, np.array([3, 8, 2**31 - 1]), 25), every[:, :25])
+    other = np.asarray(random_draws(6, np.array([3, 8, 2**31 - 1]), 40))
+    # 720 numbers of 23 bits: a coincidence is rarer than 1 in 30, and fixed.
+    assert len(np.unique([every, other])) == 720
+
+
+def test_draws_are_uniform_and_independent() -> None:
+    draws = np.asarray(random_draws(0, np.arange(400), 50), np.float64)
+    assert 0 <= draws.min()
+    assert draws.max() < 1
+    flat = draws.reshape(-1, 3)
+    # 20,000 rows: 5 standard errors.
+    np.testing.assert_allclose(flat.mean(axis=0), 0.5, atol=5 * np.sqrt(1 / 12 / 20_000))
+    np.testing.assert_allclose(np.corrcoef(flat.T), np.eye(3), atol=5 / np.sqrt(20_000))
+    following = draws[:, 1:].reshape(-1), draws[:, :-1].reshape(-1)
+    assert abs(np.corrcoef(*following)[0, 1]) < 5 / np.sqrt(60_000)

@@ -1,0 +1,58 @@
+"""BLEU and ROUGE against the textbook formulas, written out on a few words."""
+
+import math
+from collections import Counter
+
+import pytest
+
+from speculative.measurement import quality
+
+
+def ngrams(tokens: list[str], n: int) -> Counter[tuple[str, ...]]:
+    return Counter(tuple(tokens[i : i + n]) for i in range(len(tokens) - n + 1))
+
+
+def test_bleu_is_brevity_penalty_times_geometric_mean_of_precisions() -> None:
+    targets = ["der kleine Hund schläft auf dem Sofa", "ein Paket für alle Fälle und mehr"]
+    predictions = ["der kleine Hund schläft auf Sofa", "ein Paket für alle Fälle"]
+    precisions = []
+    for n in (1, 2, 3, 4):
+        pairs = [
+            (ngrams(p.split(), n), ngrams(t.split(), n))
+            for t, p in zip(targets, predictions, strict=True)
+        ]
+        hits = sum((p & t).total() for p, t in pairs)
+        precisions.append(hits / sum(p.total() for p, _ in pairs))
+    lengths = [sum(len(text.split()) for text in texts) for texts in (targets, predictions)]
+    penalty = math.exp(1 - lengths[0] / lengths[1])
+    expected = 100 * penalty * math.exp(sum(map(math.log, precisions)) / 4)
+    assert quality.bleu(targets, predictions)["bleu"] == pytest.approx(expected, rel=1e-9)
+
+
+def f1(overlap: int, target: int, prediction: int) -> float:
+    return 100 * 2 * overlap / (target + prediction)
+
+
+def test_rouge_is_the_mean_f1_of_overlaps() -> None:
+    # First pair: 4 of 5 and 5 words shared, 2 of 4 and 4 bigrams, longest common subsequence 4.
+    scores = quality.rouge(
+        ["fast audio editor for linux", "a b c"], ["fast sound editor for linux", "a b c"]
+    )
+    expected = {"rouge1": f1(4, 5, 5), "rouge2": f1(2, 4, 4), "rougeL": f1(4, 5, 5)}
+    for kind, first in expected.items():
+        assert scores[kind] == pytest.approx((first + 100) / 2), kind
+
+
+def test_rouge_lsum_joins_the_sentences() -> None:
+    # Swapping two sentences costs rougeL, not rougeLsum, which scores line by line.
+    scores = quality.rouge(["one two three . four five six"], ["four five six . one two three"])
+    assert scores["rougeLsum"] == pytest.approx(100)
+    assert scores["rougeL"] == pytest.approx(f1(3, 6, 6))
+
+
+@pytest.mark.parametrize("metric", [quality.bleu, quality.rouge])
+@pytest.mark.parametrize(("targets", "predictions"), [([], []), (["a"], []), (["a"], ["a", "b"])])
+def test_counts_must_agree(metric, targets: list[str], predictions: list[str]) -> None:
+    message = f"{len(predictions)} predictions for {len(targets)} targets"
+    with pytest.raises(ValueError, match=message):
+        metric(targets, predictions)

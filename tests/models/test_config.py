@@ -1,0 +1,71 @@
+"""Sizes, and what is said of wrong ones."""
+
+import json
+from typing import Any
+
+import jax
+import numpy as np
+import pytest
+
+from speculative.models import SIZES, T5Config, named
+from speculative.models.t5 import abstract_params
+
+TINY = T5Config(100, 16, 2, 8, 32, 1, 1)
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("vocab_size", 0),
+        ("emb_dim", -4),
+        ("num_heads", 2.0),
+        ("num_decoder_layers", "3"),
+        ("mlp_activations", ("gelu", "swish")),
+        ("dtype", "float16"),
+        ("dropout_rate", 1.0),
+        ("dropout_rate", -0.1),
+    ],
+)
+def test_a_wrong_value_is_named_with_its_field(field: str, value: Any) -> None:
+    said = value[1] if isinstance(value, tuple) else str(value)
+    with pytest.raises(ValueError, match=f"{field}.*{said}"):
+        TINY.replace(**{field: value})
+
+
+def test_an_unknown_size_lists_the_known_ones() -> None:
+    with pytest.raises(ValueError, match="'t5_1_1_tiny'") as raised:
+        named("t5_1_1_tiny")
+    assert all(size in str(raised.value) for size in SIZES)
+
+
+def test_named_takes_changes() -> None:
+    assert named("t5_1_1_xxl", dtype="bfloat16") == SIZES["t5_1_1_xxl"].replace(dtype="bfloat16")
+
+
+def test_json_and_back() -> None:
+    config = TINY.replace(mlp_activations=("relu",), logits_via_embedding=True)
+    again = T5Config(**json.loads(json.dumps(config.to_json())))
+    assert again == config
+    assert hash(again) == hash(config)
+
+
+@pytest.mark.parametrize(
+    ("size", "millions"),
+    [
+        # Raffel et al. section 2.3 print 60, 220, 770 million, 2.8 and 11 billion; T5X's
+        # v1.1 sizes are 77, 248, 783 million, 2.8 and 11 billion.
+        ("t5_small", 60),
+        ("t5_base", 223),
+        ("t5_large", 738),
+        ("t5_3b", 2852),
+        ("t5_11b", 11307),
+        ("t5_1_1_small", 77),
+        ("t5_1_1_base", 248),
+        ("t5_1_1_large", 783),
+        ("t5_1_1_xl", 2850),
+        ("t5_1_1_xxl", 11135),
+    ],
+)
+def test_public_sizes_have_their_number_of_parameters(size: str, millions: float) -> None:
+    shapes = jax.tree.leaves(abstract_params(SIZES[size]))
+    assert sum(np.prod(x.shape) for x in shapes) / 1e6 == pytest.approx(millions, rel=0.01)

@@ -1,0 +1,269 @@
+"""T5 against what T5X computed for a checkpoint of its own, and against float64 NumPy."""
+
+import functools
+import json
+import pathlib
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from speculative.checkpoints import t5x
+from speculative.models import T5, T5Config, for_decoding, pack
+from speculative.models.cache import DecoderState, grow
+from speculative.types import PyTree
+from tests import numpy_t5
+
+FIXTURE = pathlib.Path(__file__).parents[1] / "data" / "t5x_v1_1"
+CACHE = 48
+NEAR = 1e-4
+
+V1_0 = T5Config(
+    vocab_size=96,
+    emb_dim=24,
+    num_heads=3,
+    head_dim=8,
+    mlp_dim=40,
+    num_encoder_layers=2,
+    num_decoder_layers=2,
+    mlp_activations=("relu",),
+    logits_via_embedding=True,
+)
+
+start = jax.jit(T5.start, static_argnums=(0, 3))
+extend = jax.jit(T5.extend, static_argnums=0)
+forward = jax.jit(T5.forward, static_argnums=0)
+
+
+@functools.cache
+def v1_1() -> tuple[T5, PyTree]:
+    """The model that T5X wrote."""
+    config = T5Config(**json.loads((FIXTURE / "config.json").read_text())["config"])
+    return T5(config), t5x.load(FIXTURE / "checkpoint_1000")
+
+
+@functools.cache
+def v1_0() -> tuple[T5, PyTree]:
+    """A random v1.0 model whose norms are not at their initial 1."""
+    model = T5(V1_0)
+    rng = np.random.default_rng(10)
+
+    def unsettle(path: tuple[jax.tree_util.DictKey, ...], leaf: jax.Array) -> jax.Array:
+        named = path[-1].key
+        if named == "scale":
+            return leaf * jnp.asarray(rng.uniform(0.5, 1.5, leaf.shape), leaf.dtype)
+        return leaf
+
+    return model, jax.tree_util.tree_map_with_path(unsettle, model.init(jax.random.key(0)))
+
+
+MODELS = {"v1.1": v1_1, "v1.0": v1_0}
+
+
+@functools.cache
+def expected() -> dict[str, np.ndarray]:
+    with np.load(FIXTURE / "expected.npz") as file:
+        return dict(file)
+
+
+def sources() -> np.ndarray:
+    """Rows of different lengths, 0 behind them."""
+    rng = np.random.default_rng(5)
+    inputs = rng.integers(2, 96, (3, 12))
+    inputs[0, 7:] = inputs[2, 10:] = 0
+    return inputs.astype(np.int32)
+
+
+def decoder_inputs(length: int) -> np.ndarray:
+    tokens = np.random.default_rng(6).integers(2, 96, (3, length))
+    tokens[:, 0] = 0
+    return tokens.astype(np.int32)
+
+
+def numpy_logits(model: T5, params: PyTree, inputs: np.ndarray, tokens: np.ndarray) -> np.ndarray:
+    rows = zip(inputs, tokens, strict=True)
+    return np.stack([numpy_t5.logits(params, model.config, s[s != 0], t) for s, t in rows])
+
+
+def in_chunks(
+    model: T5, params: PyTree, inputs: np.ndarray, tokens: np.ndarray, width: int
+) -> np.ndarray:
+    """Logits of tokens [B, L] fed `width` at a time, each after a rejected chunk of as many."""
+    state = start(model, params, inputs, CACHE)
+    logits = []
+    for begin in range(0, tokens.shape[1], width):
+        chunk = tokens[:, begin : begin + width]
+        _, rejected = extend(model, params, state, (chunk + 17) % model.vocab_size)
+        state = model.rewind(rejected, state.lengths)
+        here, state = extend(model, params, state, chunk)
+        logits.append(np.asarray(here))
+    assert (state.lengths == tokens.shape[1]).all()
+    return np.concatenate(logits, axis=1)
+
+
+@pytest.fixture(params=["as stored", "packed"])
+def packed(request: pytest.FixtureRequest) -> bool:
+    return request.param == "packed"
+
+
+def test_the_fixture_has_the_tree_that_init_gives() -> None:
+    model, params = v1_1()
+    fresh = jax.eval_shape(model.init, jax.random.key(0))
+    assert jax.tree.map(jnp.shape, params) == jax.tree.map(jnp.shape, fresh)
+
+
+def test_logits_are_those_of_t5x(packed: bool) -> None:
+    model, params = v1_1()
+    want = expected()
+    logits = forward(
+        model,
+        pack(params) if packed else params,
+        want["encoder_input_tokens"],
+        want["decoder_input_tokens"],
+    )
+    assert logits.dtype == jnp.float32
+    assert np.abs(logits - want["logits"]).max() < NEAR
+
+
+@pytest.mark.parametrize("width", [1, 3, 8])
+def test_decoding_is_that_of_t5x_in_chunks_with_rewinds(width: int, packed: bool) -> None:
+    model, params = v1_1()
+    params = pack(params) if packed else params
+    want = expected()
+    source = want["encoder_input_tokens"]
+    logits = in_chunks(model, params, source, want["decoder_input_tokens"], width)
+    assert np.abs(logits - want["logits"]).max() < NEAR
+    greedy = want["greedy_24"]
+    fed = np.concatenate([np.zeros((2, 1), greedy.dtype), greedy[:, :-1]], axis=1)
+    logits = in_chunks(model, params, source, fed, width)
+    np.testing.assert_array_equal(logits.argmax(axis=-1), greedy)
+
+
+@pytest.mark.parametrize("width", [1, 3, 8])
+def test_v1_0_in_chunks_is_float64_t5(width: int) -> None:
+    model, params = v1_0()
+    tokens = decoder_inputs(24)
+    got = in_chunks(model, pack(params), sources(), tokens, width)
+    assert np.abs(got - numpy_logits(model, params, sources(), tokens)).max() < NEAR
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_forward_is_float64_t5(name: str, packed: bool) -> None:
+    """On more positions than a packed product takes on its left, beyond the last bucket."""
+    model, params = MODELS[name]()
+    tokens = decoder_inputs(150)
+    want = numpy_logits(model, params, sources(), tokens)
+    got = forward(model, pack(params) if packed else params, sources(), tokens)
+    assert np.abs(got - want).max() < NEAR
+
+
+def test_rows_advance_raggedly() -> None:
+    model, params = v1_1()
+    tokens = decoder_inputs(16)
+    kept = np.array([3, 8, 1])
+    state = start(model, pack(params), sources(), CACHE)
+    _, state = extend(model, pack(params), state, tokens[:, :8])
+    state = model.rewind(state, jnp.asarray(kept))
+    logits, state = extend(model, pack(params), state, tokens[:, 8:])
+    np.testing.assert_array_equal(state.lengths, kept + 8)
+    for row, source in enumerate(sources()):
+        fed = np.concatenate([tokens[row, : kept[row]], tokens[row, 8:]])
+        want = numpy_t5.logits(params, model.config, source[source != 0], fed)
+        assert np.abs(logits[row] - want[-8:]).max() < NEAR
+
+
+def test_at_gives_one_position_of_the_chunk() -> None:
+    model, params = v1_1()
+    params = pack(params)
+    state = start(model, params, sources(), CACHE)
+    tokens = decoder_inputs(8)
+    every, after = extend(model, params, state, tokens)
+    at = jnp.array([7, 0, 2])
+    one, after_too = extend(model, params, state, tokens, at)
+    assert one.shape == (3, 1, model.vocab_size)
+    np.testing.assert_allclose(one[:, 0], every[np.arange(3), at], atol=1e-5)
+    for left, right in zip(jax.tree.leaves(after), jax.tree.leaves(after_too), strict=True):
+        np.testing.assert_allclose(left, right, atol=1e-6)
+
+
+def test_a_grown_cache_decodes_on() -> None:
+    model, params = v1_1()
+    tokens = decoder_inputs(16)
+    small: DecoderState = start(model, pack(params), sources(), 8)
+    _, small = extend(model, pack(params), small, tokens[:, :8])
+    large: DecoderState = start(model, pack(params), sources(), CACHE)
+    grown = grow(small, large)
+    assert jax.tree.map(jnp.shape, grown) == jax.tree.map(jnp.shape, large)
+    for before, after in zip(small.keys + small.values, grown.keys + grown.values, strict=True):
+        np.testing.assert_array_equal(before, after[:, :, :8])
+    logits, _ = extend(model, pack(params), grown, tokens[:, 8:])
+    want = numpy_logits(model, params, sources(), tokens)[:, 8:]
+    assert np.abs(logits - want).max() < NEAR
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_packed_segments_are_separate_examples(name: str) -> None:
+    """Two examples in a row, then padding, give what each gives alone."""
+    model, params = MODELS[name]()
+    rng = np.random.default_rng(8)
+    first, second = rng.integers(2, 96, 5), rng.integers(2, 96, 4)
+    out_first, out_second = decoder_inputs(6)[0], decoder_inputs(3)[1]
+    pad = np.zeros(2, np.int64)
+    logits = forward(
+        model,
+        params,
+        np.concatenate([first, second, pad])[None],
+        np.concatenate([out_first, out_second, pad])[None],
+        (
+            jnp.array([[1] * 5 + [2] * 4 + [0] * 2]),
+            jnp.array([[1] * 6 + [2] * 3 + [0] * 2]),
+        ),
+    )
+    want = numpy_t5.logits(params, model.config, first, out_first)
+    assert np.abs(logits[0, :6] - want).max() < NEAR
+    want = numpy_t5.logits(params, model.config, second, out_second)
+    assert np.abs(logits[0, 6:9] - want).max() < NEAR
+    assert np.isfinite(logits).all()
+
+
+@pytest.mark.parametrize(("name", "packed"), [("v1.1", False), ("v1.0", True)])
+def test_bfloat16_stays_near_and_gives_float32_logits(name: str, packed: bool) -> None:
+    model, params = MODELS[name]()
+    want = numpy_logits(model, params, sources(), decoder_inputs(9))
+    params = pack(params) if packed else params
+    half = T5(model.config.replace(dtype="bfloat16"))
+    logits = forward(half, params, sources(), decoder_inputs(9))
+    state = start(half, params, sources(), CACHE)
+    chunk, state = extend(half, params, state, decoder_inputs(9))
+    assert {x.dtype for x in state.keys + state.values + state.cross_keys} == {jnp.dtype("bfloat16")}
+    for got in (logits, chunk):
+        assert got.dtype == jnp.float32
+        # 8 bits of precision through a few layers; float32 logits are not rounded to bfloat16.
+        assert np.abs(got - want).max() < 0.05 * np.abs(want).max()
+        assert (got.astype(jnp.bfloat16).astype(jnp.float32) != got).any()
+
+
+def test_dropout_is_a_function_of_its_key() -> None:
+    model, params = v1_0()
+    noisy = T5(model.config.replace(dropout_rate=0.3))
+    arguments = (params, sources(), decoder_inputs(9))
+    calm = numpy_logits(model, *arguments)
+    assert np.abs(forward(noisy, *arguments) - calm).max() < NEAR
+    first = forward(noisy, *arguments, dropout_key=jax.random.key(1))
+    np.testing.assert_array_equal(
+        first, forward(noisy, *arguments, dropout_key=jax.random.key(1))
+    )
+    second = forward(noisy, *arguments, dropout_key=jax.random.key(2))
+    assert np.abs(first - calm).max() > 0.01
+    assert np.abs(first - second).max() > 0.01
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_packing_keeps_every_number(name: str) -> None:
+    _, params = MODELS[name]()
+    before = np.concatenate([np.ravel(x) for x in jax.tree.leaves(params)])
+    for tree in (pack(params), for_decoding(params)):
+        after = np.concatenate([np.ravel(x) for x in jax.tree.leaves(tree)])
+        np.testing.assert_array_equal(np.sort(after), np.sort(before))
+    assert set(pack(params)) == {"params", "packed"}

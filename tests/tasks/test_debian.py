@@ -1,0 +1,146 @@
+"""The seqio tasks against SentencePiece itself, on a corpus of a few lines."""
+
+import json
+import pathlib
+import subprocess
+import sys
+import warnings
+
+import numpy as np
+import pytest
+import sentencepiece
+
+from speculative import tasks
+
+pytest.importorskip("seqio", exc_type=ImportError)
+
+PREFIX = {
+    "debian_ende": "translate English to German: ",
+    "debian_synopsis": "summarize: ",
+}
+TEXTS = {
+    "debian_ende": [
+        ("This package contains the tools.", "Dieses Paket enthält die Werkzeuge."),
+        ("a fast editor", "ein schneller Editor für große Übungen"),
+        ("It plays music.", "Es spielt Musik."),
+        ("no limits " * 200, "lang"),
+    ],
+    "debian_synopsis": [
+        ("Audacity is an editor for sound. It is fast.", "fast sound editor"),
+        ("A game in which you jump over a 🎉.", "jumping game"),
+    ],
+}
+
+# TensorFlow and its companions warn of their own affairs.
+pytestmark = pytest.mark.filterwarnings("ignore")
+
+
+@pytest.fixture(scope="module")
+def debian():
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        from speculative.tasks import debian
+
+    return debian
+
+
+@pytest.fixture(scope="module")
+def pieces(debian) -> sentencepiece.SentencePieceProcessor:
+    return sentencepiece.SentencePieceProcessor(model_file=str(debian.VOCABULARY))
+
+
+@pytest.fixture
+def data(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> pathlib.Path:
+    for task, texts in TEXTS.items():
+        (tmp_path / task).mkdir()
+        for split in ("train", "validation", "test"):
+            with (tmp_path / task / f"{split}.jsonl").open("w") as file:
+                for inputs, targets in texts:
+                    record = {"inputs": inputs, "targets": targets, "package": "p"}
+                    file.write(json.dumps(record) + "\n")
+    monkeypatch.setenv("SPECULATIVE_DATA", str(tmp_path))
+    return tmp_path
+
+
+@pytest.mark.parametrize("task", sorted(PREFIX))
+def test_tokens_are_prefixed_text_and_eos(task: str, data, pieces) -> None:
+    registered = tasks.get_task(task)
+    dataset = registered.get_dataset(None, split="test", shuffle=False)
+    for example, (inputs, targets) in zip(dataset.as_numpy_iterator(), TEXTS[task], strict=True):
+        assert example["inputs"].tolist() == [*pieces.encode(PREFIX[task] + inputs), 1]
+        assert example["targets"].tolist() == [*pieces.encode(targets), 1]
+
+
+def test_vocabulary_has_t5_ids_and_no_unknown(debian, pieces) -> None:
+    ids = [pieces.pad_id(), pieces.eos_id(), pieces.unk_id(), pieces.bos_id()]
+    assert ids == [0, 1, 2, -1]
+    text = "Größe, Übung, Äpfel, Öl, Maß: »Zitat« „x“ – 🎉 日本"
+    encoded = pieces.encode(text)
+    assert 2 not in encoded
+    assert pieces.decode(encoded) == text
+
+
+def test_train_mixes_in_extra_text(data: pathlib.Path, debian) -> None:
+    record = {"inputs": "open a file", "targets": "eine Datei öffnen", "package": "p"}
+    (data / "debian_ende" / "extra.jsonl").write_text(json.dumps(record) + "\n")
+    found = debian.read_examples("debian_ende", "train")
+    assert found == [*TEXTS["debian_ende"], ("open a file", "eine Datei öffnen")]
+    assert debian.read_examples("debian_ende", "test") == TEXTS["debian_ende"]
+
+
+def test_batches_shift_targets_and_mask_padding(data, debian, pieces) -> None:
+    # Unpacked, seqio shifts the padded row as a whole: EOS follows as an input of no weight.
+    lengths = {"inputs": 32, "targets": 16}
+    batch = next(debian.batches("debian_ende", "test", 2, lengths=lengths))
+    expected = [[*pieces.encode(targets), 1] for _, targets in TEXTS["debian_ende"][:2]]
+    for row, tokens in enumerate(expected):
+        padding = [0] * (16 - len(tokens))
+        assert batch["decoder_target_tokens"][row].tolist() == tokens + padding
+        assert batch["decoder_input_tokens"][row].tolist() == [0, *tokens, *padding[1:]]
+        assert batch["decoder_loss_weights"][row].tolist() == [1] * len(tokens) + padding
+    assert batch["encoder_input_tokens"].shape == (2, 32)
+
+
+def test_packing_keeps_every_token(data, debian, pieces) -> None:
+    lengths = {"inputs": 1024, "targets": 256}
+    (batch,) = debian.batches("debian_ende", "test", 1, lengths=lengths, pack=True)
+    for row in range(4):
+        tokens = batch["decoder_target_tokens"][batch["decoder_segment_ids"] == row + 1].tolist()
+        assert tokens == [*pieces.encode(TEXTS["debian_ende"][row][1]), 1]
+
+
+def test_export_holds_all_but_overlong_training_pairs(data, debian, pieces) -> None:
+    path = data / "tokens" / "train.npz"
+    assert debian.export_tokenized("debian_ende", "train", path) == {"examples": 3, "dropped": 1}
+    arrays = np.load(path)
+    assert arrays["inputs"].dtype == np.int16
+    for name, side, prefix in (("inputs", 0, PREFIX["debian_ende"]), ("targets", 1, "")):
+        tokens, offsets = arrays[name], arrays[f"{name}_offsets"]
+        assert len(offsets) == 4 and offsets[-1] == len(tokens)
+        for i in range(3):
+            text = prefix + TEXTS["debian_ende"][i][side]
+            assert tokens[offsets[i] : offsets[i + 1]].tolist() == [*pieces.encode(text), 1]
+    counts = debian.export_tokenized("debian_ende", "test", path)
+    assert counts == {"examples": 4, "dropped": 0}
+    offsets = np.load(path)["inputs_offsets"]
+    assert offsets[-1] - offsets[-2] == debian.MAX_LENGTHS["inputs"]
+
+
+def test_missing_corpus_names_the_command(
+    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch, debian
+) -> None:
+    monkeypatch.setenv("SPECULATIVE_DATA", str(tmp_path / "nowhere"))
+    with pytest.raises(ValueError, match=r"nowhere.*build_debian_corpus\.py --mirror"):
+        debian.read_examples("debian_ende", "test")
+    with pytest.raises(ValueError, match="no split 'dev'; it has train, validation, test"):
+        debian.read_examples("debian_ende", "dev")
+
+
+def test_unknown_task_lists_the_valid_ones() -> None:
+    with pytest.raises(ValueError, match="'debian'; the tasks are debian_ende, debian_synopsis"):
+        tasks.get_task("debian")
+
+
+def test_naming_the_tasks_imports_no_tensorflow() -> None:
+    code = "import sys, speculative.tasks; sys.exit('tensorflow' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

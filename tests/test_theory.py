@@ -1,0 +1,170 @@
+"""The closed forms against simulation, against sums written out, and against the paper."""
+
+import math
+from collections.abc import Callable
+from typing import cast
+
+import numpy as np
+import pytest
+
+from speculative import theory
+from speculative.experiments import paper
+
+
+def random_distributions(seed: int, rows: int, vocabulary: int) -> np.ndarray:
+    return np.random.default_rng(seed).dirichlet(np.full(vocabulary, 0.3), size=rows)
+
+
+@pytest.mark.parametrize(("alpha", "gamma"), [(0.0, 4), (0.3, 1), (0.62, 7), (0.9, 3), (1.0, 5)])
+def test_expected_tokens_is_the_mean_of_simulated_steps(alpha: float, gamma: int) -> None:
+    accepted = np.random.default_rng(7).random((200_000, gamma)) < alpha
+    tokens = np.cumprod(accepted, axis=1).sum(axis=1) + 1
+    error = tokens.std() / math.sqrt(len(tokens))
+    assert theory.expected_tokens(alpha, gamma) == pytest.approx(tokens.mean(), abs=4 * error)
+
+
+@pytest.mark.parametrize("alpha", [0.0, 0.5, 0.75, 0.99])
+@pytest.mark.parametrize("gamma", [0, 1, 7, 40])
+def test_expected_tokens_is_equation_1(alpha: float, gamma: int) -> None:
+    printed = (1 - alpha ** (gamma + 1)) / (1 - alpha)
+    assert theory.expected_tokens(alpha, gamma) == pytest.approx(printed, rel=1e-12)
+
+
+def test_expected_tokens_is_continuous_at_one() -> None:
+    assert theory.expected_tokens(1.0, 7) == 8.0
+    assert theory.expected_tokens(1 - 1e-15, 7) == pytest.approx(8.0, rel=1e-12)
+
+
+def test_oracle_is_the_limit_of_many_guesses() -> None:
+    assert theory.oracle_tokens(0.8) == pytest.approx(theory.expected_tokens(0.8, 400), rel=1e-12)
+    assert theory.oracle_tokens(1.0) == math.inf
+
+
+def test_table_1_where_the_draft_is_free() -> None:
+    assert len(paper.TABLE_1) == 6
+    for row in paper.TABLE_1:
+        assert round(theory.operations(row.alpha, row.gamma, 0.0), 2) == row.operations, row
+        assert round(theory.speedup(row.alpha, row.gamma, 0.0), 2) == row.speedup, row
+
+
+def test_table_4_within_the_rounding_of_its_inputs() -> None:
+    assert len(paper.TABLES_2_AND_4) == 12
+    for row in paper.TABLES_2_AND_4:
+        low = theory.speedup(row.alpha - 0.005, row.gamma, row.c + 0.005)
+        high = theory.speedup(row.alpha + 0.005, row.gamma, row.c - 0.005)
+        assert low - 0.05 <= row.speedup_expected <= high + 0.05, row
+
+
+def test_paper_rows_are_found_by_setting() -> None:
+    """Tables 3 and 4 print the same acceptance rates, and three rows outrun Eq. 1 itself."""
+    beyond_ceiling = []
+    for task in ("ende", "cnndm"):
+        for draft in ("small", "base", "large"):
+            for temperature in (0, 1):
+                row = paper.speedup_row(task, draft, temperature)
+                rate = paper.alpha_row(task, draft, temperature)
+                assert row is not None and rate is not None
+                assert (row.alpha, rate.target) == (rate.alpha, "t5_xxl")
+                if row.speedup > theory.expected_tokens(row.alpha + 0.005, row.gamma):
+                    beyond_ceiling.append(row.speedup)
+    assert beyond_ceiling == [3.1, 2.3, 2.2]
+    assert paper.speedup_row("ende", "bigram", 0) is None
+    assert paper.alpha_row("debian_ende", "small", 0) is None
+
+
+def test_speedup_is_the_ratio_of_two_simulated_clocks() -> None:
+    alpha, gamma, c, verify_cost = 0.7, 4, 0.1, 1.3
+    accepted = np.random.default_rng(3).random((200_000, gamma)) < alpha
+    tokens = np.cumprod(accepted, axis=1).sum() + len(accepted)
+    time = len(accepted) * (gamma * c + verify_cost)
+    assert theory.speedup(alpha, gamma, c, verify_cost) == pytest.approx(tokens / time, rel=5e-3)
+
+
+def test_operations_count_every_draft_and_target_position() -> None:
+    alpha, gamma, c_hat = 0.7, 4, 0.1
+    accepted = np.random.default_rng(5).random((200_000, gamma)) < alpha
+    tokens = np.cumprod(accepted, axis=1).sum() + len(accepted)
+    spent = len(accepted) * (gamma * c_hat + gamma + 1)
+    assert theory.operations(alpha, gamma, c_hat) == pytest.approx(spent / tokens, rel=5e-3)
+
+
+def test_no_guesses_is_plain_decoding() -> None:
+    assert theory.speedup(0.7, 0, 0.1) == theory.operations(0.7, 0, 0.1) == 1.0
+
+
+@pytest.mark.parametrize("c", [0.0, 0.02, 0.11, 0.4])
+@pytest.mark.parametrize("alpha", [0.05, 0.2, 0.41, 0.75, 0.95])
+def test_corollary_3_9(alpha: float, c: float) -> None:
+    gamma = theory.best_gamma(alpha, c)
+    if alpha > c:
+        assert gamma >= 1
+        assert theory.speedup(alpha, gamma, c) >= (1 + alpha) / (1 + c) - 1e-12
+    else:
+        assert gamma == 0
+
+
+def test_best_gamma_beats_every_other() -> None:
+    def verify_cost(gamma: int) -> float:
+        return 1 + 0.04 * gamma
+
+    for alpha, c in [(0.6, 0.02), (0.75, 0.05), (0.85, 0.1), (0.95, 0.01)]:
+        free = [(1 - alpha ** (g + 1)) / ((1 - alpha) * (g * c + 1)) for g in range(33)]
+        costly = [
+            (1 - alpha ** (g + 1)) / ((1 - alpha) * (g * c + verify_cost(g))) for g in range(33)
+        ]
+        assert theory.best_gamma(alpha, c) == free.index(max(free))
+        assert theory.best_gamma(alpha, c, verify_cost) == costly.index(max(costly))
+        assert theory.best_gamma(alpha, c, verify_cost) < theory.best_gamma(alpha, c)
+
+
+def test_best_gamma_keeps_within_its_bounds() -> None:
+    assert theory.best_gamma(1.0, 0.0, max_gamma=9) == 9
+    assert theory.best_gamma(0.9, 0.0, lambda gamma: 100.0) == 0
+    # No second guess is ever accepted and none costs anything: every gamma ties with 0.
+    assert theory.best_gamma(0.0, 0.0) == 0
+
+
+def test_acceptance_is_the_rate_of_simulated_acceptances() -> None:
+    p, q = random_distributions(seed=11, rows=2, vocabulary=6)
+    generator = np.random.default_rng(12)
+    guesses = generator.choice(6, size=200_000, p=q)
+    for lenience in (1.0, 0.5):
+        kept = generator.random(guesses.size) <= p[guesses] / (lenience * q[guesses])
+        error = kept.std() / math.sqrt(kept.size)
+        assert theory.acceptance(p, q, lenience) == pytest.approx(kept.mean(), abs=4 * error)
+
+
+def test_divergence_and_acceptance_are_complements() -> None:
+    """Lemma 3.3 and its corollary: symmetric, 0 where equal, 1 where disjoint."""
+    p = random_distributions(seed=1, rows=5, vocabulary=9)
+    q = random_distributions(seed=2, rows=5, vocabulary=9)
+    np.testing.assert_allclose(theory.divergence(p, q), 1 - theory.acceptance(p, q), atol=1e-12)
+    np.testing.assert_allclose(theory.divergence(p, q), theory.divergence(q, p), atol=1e-15)
+    assert theory.divergence(p, p).max() == 0
+    assert theory.divergence([1.0, 0.0], [0.0, 1.0]) == 1
+
+
+@pytest.mark.parametrize(
+    ("call", "named"),
+    [
+        (lambda: theory.expected_tokens(1.01, 3), "alpha .* 1.01"),
+        (lambda: theory.expected_tokens(math.nan, 3), "alpha .* nan"),
+        (lambda: theory.oracle_tokens(-0.1), "alpha .* -0.1"),
+        (lambda: theory.expected_tokens(0.5, -1), "gamma .* -1"),
+        (lambda: theory.expected_tokens(0.5, cast(int, 2.5)), "gamma .* 2.5"),
+        (lambda: theory.expected_tokens(0.5, cast(int, math.nan)), "gamma .* nan"),
+        (lambda: theory.speedup(0.5, 3, -0.1), "^c .* -0.1"),
+        (lambda: theory.speedup(0.5, 3, math.inf), "^c .* inf"),
+        (lambda: theory.speedup(0.5, 3, 0.1, 0.0), "verify_cost .* 0.0"),
+        (lambda: theory.operations(0.5, 3, math.nan), "c_hat .* nan"),
+        (lambda: theory.best_gamma(0.5, 0.1, max_gamma=-2), "-2"),
+        (lambda: theory.best_gamma(0.5, 0.1, lambda gamma: -1.0), "verify_cost .* -1.0"),
+        (lambda: theory.acceptance([0.5, 0.5], [0.5, 0.5], 0.0), "lenience .* 0.0"),
+        (lambda: theory.acceptance([0.5, 0.5], [0.2, 0.3, 0.5]), r"\(2,\) and \(3,\)"),
+        (lambda: theory.divergence([0.5, 0.5], [0.9, 0.9]), "^q .* sum to 1"),
+        (lambda: theory.divergence([1.5, -0.5], [0.5, 0.5]), "^p .* sum to 1"),
+    ],
+)
+def test_bad_values_are_named(call: Callable[[], object], named: str) -> None:
+    with pytest.raises(ValueError, match=named):
+        call()

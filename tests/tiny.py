@@ -1,0 +1,40 @@
+"""A random T5 pair that fits in a few kilobytes, with vocabularies padded to different sizes."""
+
+import functools
+
+import jax
+import numpy as np
+
+from speculative.models import T5, T5Config, pack
+from speculative.types import PyTree
+
+VOCABULARY = 50
+"""Pieces; the models have more rows than that, as likely as any other."""
+
+TARGET = T5(T5Config(64, 16, 2, 8, 32, 1, 2))
+DRAFT = T5(T5Config(56, 8, 1, 8, 16, 1, 1))
+
+
+@functools.cache
+def target_params() -> PyTree:
+    return pack(TARGET.init(jax.random.key(0)))
+
+
+@functools.cache
+def draft_params() -> PyTree:
+    return pack(DRAFT.init(jax.random.key(1)))
+
+
+@functools.cache
+def near_params() -> PyTree:
+    """The target's own parameters, a little off: a draft that is often right."""
+    rng = np.random.default_rng(2)
+    return jax.tree.map(lambda x: x * (1 + rng.normal(0.0, 0.15, x.shape)), target_params())
+
+
+def sources(rows: int) -> np.ndarray:
+    """Rows [rows, 9] of different lengths."""
+    inputs = np.random.default_rng(3).integers(2, VOCABULARY, (rows, 9)).astype(np.int32)
+    for row in range(rows):
+        inputs[row, 4 + row % 6 :] = 0
+    return inputs

@@ -1,0 +1,250 @@
+"""Models on four tokens, and what Algorithm 1 must do with them, enumerated in float64.
+
+The models are tables of the next token by the two before it, behind the package's faces; the
+laws are NumPy alone and share no code with the package.
+"""
+
+import dataclasses
+from collections import Counter, defaultdict
+
+import jax.numpy as jnp
+import numpy as np
+from flax import struct
+from jax import Array
+from scipy import stats
+
+from speculative.drafts import Proposal
+from speculative.sampling import Sampling
+from speculative.types import Inputs, Logits, PyTree, Rows, Tokens
+
+VOCABULARY = 4
+"""Tokens 0 (also the start), 1 (ends a row), 2 and 3."""
+
+PADDED = VOCABULARY + 1
+"""Rows of a table: the last pads the vocabulary, is the likeliest, and must never be chosen."""
+
+EOS = 1
+
+Law = dict[tuple[int, ...], float]
+"""Probabilities of outcomes."""
+
+Walk = tuple[int, int, int]
+"""Where a row is: its token before last, its last token, how many tokens it has."""
+
+
+@struct.dataclass
+class MarkovState:
+    """The tokens seen, in a cache that also holds stale ones beyond `lengths`."""
+
+    lengths: Rows
+    seen: Tokens
+
+
+@dataclasses.dataclass(frozen=True)
+class MarkovModel:
+    """Logits depend on the last two tokens: its parameters are a table [V, V, V].
+
+    A state that kept a rejected token, or missed an accepted one, shows in the second index.
+    """
+
+    def start(self, params: PyTree, inputs: Inputs, cache_length: int) -> MarkovState:
+        batch = inputs.shape[0]
+        # Stale from the start, so that nothing leans on a cache of zeros.
+        seen = jnp.full((batch, cache_length), VOCABULARY - 1, jnp.int32)
+        return MarkovState(jnp.zeros(batch, jnp.int32), seen)
+
+    def extend(
+        self, params: PyTree, state: MarkovState, tokens: Tokens, at: Rows | None = None
+    ) -> tuple[Logits, MarkovState]:
+        rows = jnp.arange(tokens.shape[0])[:, None]
+        places = state.lengths[:, None] + jnp.arange(tokens.shape[1])
+        seen = state.seen.at[rows, places].set(tokens)
+        before = jnp.where(places > 0, seen[rows, places - 1], 0)
+        logits = params[before, tokens]
+        if at is not None:
+            logits = logits[rows, at[:, None]]
+        return logits, MarkovState(state.lengths + tokens.shape[1], seen)
+
+    def rewind(self, state: MarkovState, lengths: Rows) -> MarkovState:
+        return state.replace(lengths=lengths)
+
+
+@dataclasses.dataclass(frozen=True)
+class CertainDraft:
+    """Guesses that are certain, hence q None: its parameters are a table [V] of successors."""
+
+    def start(self, params: PyTree, inputs: Inputs, cache_length: int) -> tuple[()]:
+        return ()
+
+    def propose(
+        self,
+        params: PyTree,
+        state: tuple[()],
+        last: Rows,
+        uniforms: Array,
+        sampling: Sampling,
+        vocab_size: int,
+    ) -> Proposal:
+        guesses = [last]
+        for _ in range(uniforms.shape[1]):
+            guesses.append(params[guesses[-1]])
+        return Proposal(jnp.stack(guesses[1:], axis=1), None, state)
+
+    def commit(self, proposal: Proposal, accepted: Rows) -> tuple[()]:
+        return ()
+
+
+def target_table() -> np.ndarray:
+    """Logits [V, V, V] of the target: uneven, ends a row at about one token in seven."""
+    rng = np.random.default_rng(11)
+    logits = rng.normal(0.0, 1.2, (PADDED, PADDED, PADDED))
+    logits[..., EOS] = rng.normal(-0.3, 0.7, (PADDED, PADDED))
+    logits[0, 0] = [0.2, -1.5, 0.5, 0.0, 0.0]
+    # One context in which a token is impossible, so that q can be positive where p is 0.
+    logits[..., 2, 3] = -np.inf
+    logits[..., -1] = 9.0
+    return logits
+
+
+def near_table() -> np.ndarray:
+    """Logits of a draft that is right most of the time."""
+    rng = np.random.default_rng(12)
+    return target_table() + rng.normal(0.0, 0.4, (PADDED, PADDED, PADDED))
+
+
+def far_table() -> np.ndarray:
+    """Logits of a draft that knows nothing of the target."""
+    rng = np.random.default_rng(13)
+    logits = rng.normal(0.0, 1.5, (PADDED, PADDED, PADDED))
+    logits[..., -1] = 9.0
+    return logits
+
+
+def disjoint_table() -> np.ndarray:
+    """Logits of a draft whose support differs from the target's.
+
+    After a 2 it guesses what the target never says, after a 3 half of what the target says,
+    elsewhere never the end.
+    """
+    logits = far_table()
+    logits[..., 2, :VOCABULARY] = [-np.inf, -np.inf, -np.inf, 0.0]
+    logits[..., 3, :VOCABULARY] = [0.0, -np.inf, -np.inf, 0.5]
+    logits[..., [0, 1, 4], EOS] = -np.inf
+    return logits
+
+
+def params(table: np.ndarray) -> Array:
+    """The parameters of a `MarkovModel`."""
+    return jnp.asarray(table, jnp.float32)
+
+
+def certain_table() -> np.ndarray:
+    """Each token's certain successor."""
+    return np.array([2, 0, 0, 1, 0])
+
+
+def certain_distribution() -> np.ndarray:
+    """The q [V, V, V] of a `CertainDraft`."""
+    one_hot = np.eye(VOCABULARY)[certain_table()[:VOCABULARY]]
+    return np.broadcast_to(one_hot, (VOCABULARY,) * 3)
+
+
+def standardise(logits: np.ndarray, sampling: Sampling) -> np.ndarray:
+    """Section 2.2 for logits [..., V], a row at a time; ties stay together."""
+    logits = np.asarray(logits, np.float64)
+    probabilities = np.zeros_like(logits)
+    for row in np.ndindex(logits.shape[:-1]):
+        probabilities[row] = _standardise_row(logits[row], sampling)
+    return probabilities
+
+
+def _standardise_row(logits: np.ndarray, sampling: Sampling) -> np.ndarray:
+    if sampling.temperature == 0:
+        return (np.arange(len(logits)) == logits.argmax()).astype(np.float64)
+    weights = np.exp((logits - logits.max()) / sampling.temperature)
+    if 0 < sampling.top_k < len(weights):
+        weights[weights < sorted(weights, reverse=True)[sampling.top_k - 1]] = 0.0
+    weights /= weights.sum()
+    if sampling.top_p == 1:
+        return weights
+    mass = 0.0
+    for weight in sorted(weights, reverse=True):
+        mass += weight
+        if mass >= sampling.top_p:
+            weights[weights < weight] = 0.0
+            break
+    return weights / weights.sum()
+
+
+def distribution(table: np.ndarray, sampling: Sampling) -> np.ndarray:
+    """What a table [V + 1, V + 1, V + 1] comes to over the vocabulary: [V, V, V]."""
+    return standardise(table[:VOCABULARY, :VOCABULARY, :VOCABULARY], sampling)
+
+
+def sequence_law(p: np.ndarray, length: int) -> Law:
+    """The target's own law of whole outputs, cut at `length` tokens or at the end token."""
+    law: Law = {}
+    open_prefixes = {(): 1.0}
+    for _ in range(length):
+        grown: Law = {}
+        for prefix, chance in open_prefixes.items():
+            before, last = (0, 0, *prefix)[-2:]
+            for token in np.flatnonzero(p[before, last]):
+                done = token == EOS or len(prefix) + 1 == length
+                (law if done else grown)[(*prefix, int(token))] = chance * p[before, last, token]
+        open_prefixes = grown
+    return law
+
+
+def calls_law(p: np.ndarray, q: np.ndarray, gamma: int, length: int) -> Law:
+    """The law of the number of target calls an output takes, from Algorithm 1.
+
+    Mass walks over the states of a row, one target call after another.
+    """
+    law: Law = defaultdict(float)
+    calls = 0
+
+    def emit(state: Walk, weights: np.ndarray, onto: dict[Walk, float]) -> None:
+        _, last, held = state
+        for token in np.flatnonzero(weights):
+            if token == EOS or held + 1 == length:
+                law[(calls,)] += weights[token]
+            else:
+                onto[last, int(token), held + 1] += weights[token]
+
+    between: dict[Walk, float] = {(0, 0, 0): 1.0}
+    while between:
+        calls += 1
+        within, between = between, defaultdict(float)
+        for _ in range(gamma):
+            accepted: dict[Walk, float] = defaultdict(float)
+            for state, chance in within.items():
+                p_here, q_here = p[state[:2]], q[state[:2]]
+                emit(state, chance * np.minimum(p_here, q_here), accepted)
+                emit(state, chance * np.maximum(p_here - q_here, 0.0), between)
+            within = accepted
+        for state, chance in within.items():
+            emit(state, chance * p[state[:2]], between)
+    return dict(law)
+
+
+def p_value(outcomes: Counter[tuple[int, ...]], law: Law) -> float:
+    """Pearson's chi-square test of outcomes against a law; 0 if one was impossible.
+
+    Cells are pooled, rarest first, until each expects 5 outcomes.
+    """
+    assert abs(sum(law.values()) - 1) < 1e-9
+    if outcomes.keys() - law.keys():
+        return 0.0
+    total = outcomes.total()
+    observed, expected = [0.0], [0.0]
+    for outcome in sorted(law, key=lambda outcome: law[outcome]):
+        if expected[-1] >= 5:
+            observed.append(0.0)
+            expected.append(0.0)
+        observed[-1] += outcomes[outcome]
+        expected[-1] += total * law[outcome]
+    o, e = np.array(observed), np.array(expected)
+    return float(stats.chi2.sf(((o - e) ** 2 / e).sum(), len(e) - 1)) if len(e) > 1 else 1.0
+
+

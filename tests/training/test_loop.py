@@ -1,0 +1,147 @@
+"""The loop: it learns, and a run that was killed goes on as if it had not been."""
+
+import dataclasses
+import json
+import pathlib
+import time
+from collections.abc import Iterator
+
+import jax
+import numpy as np
+import pytest
+
+from speculative.training import data, loop
+from speculative.training.train import CrossEntropy
+from tests.training import tiny
+
+OBJECTIVE = CrossEntropy(tiny.MODEL)
+
+
+def initial() -> dict:
+    return tiny.MODEL.init(jax.random.key(0))
+
+
+def log(folder: pathlib.Path) -> list[dict]:
+    lines = [json.loads(line) for line in (folder / "log.jsonl").read_text().splitlines()]
+    for line in lines:
+        assert line.pop("tokens_per_second") > 0
+    return lines
+
+
+def fit(folder: pathlib.Path, train: data.Mixture, **changes) -> tuple[dict, bool]:
+    held_out = {"held": tiny.mixture(40, 1).once()}
+    return loop.fit(OBJECTIVE, initial(), tiny.CONFIG, train, held_out, folder, **changes)
+
+
+@pytest.fixture(scope="module")
+def straight(tmp_path_factory: pytest.TempPathFactory) -> tuple[pathlib.Path, dict]:
+    folder = tmp_path_factory.mktemp("straight")
+    params, finished = fit(folder, tiny.mixture())
+    assert finished
+    return folder, params
+
+
+class Killed(Exception):
+    pass
+
+
+class KillingMixture(data.Mixture):
+    """Dies when the 8th batch is asked for."""
+
+    def batches(self, seed: int, start_step: int = 0) -> Iterator[data.Batch]:
+        for i, batch in enumerate(super().batches(seed, start_step)):
+            if start_step + i == 7:
+                raise Killed
+            yield batch
+
+
+def equal(a: dict, b: dict) -> None:
+    jax.tree.map(np.testing.assert_array_equal, a, b)
+
+
+def test_a_killed_run_resumes_exactly(
+    tmp_path: pathlib.Path, straight: tuple[pathlib.Path, dict]
+) -> None:
+    killing = KillingMixture([(tiny.examples(300, 0), 1.0)], 8, tiny.SOURCE, tiny.TARGET)
+    with pytest.raises(Killed):
+        fit(tmp_path, killing)
+    # Killed at step 7: the log is at 6, the checkpoint at 4; and the kill tore a line.
+    assert [line["step"] for line in log(tmp_path)] == [2, 4, 6]
+    with (tmp_path / "log.jsonl").open("a") as file:
+        file.write('{"step": 7, "lo')
+    params, finished = fit(tmp_path, tiny.mixture())
+    assert finished
+    assert log(tmp_path) == log(straight[0])
+    equal(params, straight[1])
+
+
+def test_a_run_stops_at_its_deadline_and_goes_on(
+    tmp_path: pathlib.Path, straight: tuple[pathlib.Path, dict]
+) -> None:
+    _, finished = fit(tmp_path, tiny.mixture(), deadline=time.monotonic())
+    assert not finished
+    assert [line["step"] for line in log(tmp_path)] == [2]
+    params, finished = fit(tmp_path, tiny.mixture())
+    assert finished
+    assert log(tmp_path) == log(straight[0])
+    equal(params, straight[1])
+
+
+def test_a_finished_run_is_not_run_again(straight: tuple[pathlib.Path, dict]) -> None:
+    before = (straight[0] / "log.jsonl").read_text()
+    params, finished = fit(straight[0], tiny.mixture())
+    assert finished
+    assert (straight[0] / "log.jsonl").read_text() == before
+    equal(params, straight[1])
+
+
+def test_the_log_says_what_was_measured(straight: tuple[pathlib.Path, dict]) -> None:
+    lines = log(straight[0])
+    assert [line["step"] for line in lines] == [2, 4, 6, 8, 10, 12]
+    assert [line["step"] for line in lines if "held/loss" in line] == [6, 12]
+    # The last update of the warm-up, the peak, then half a cosine down to nearly 0.
+    assert lines[0]["learning_rate"] == pytest.approx(0.025)
+    cosine = 0.05 * (1 + np.cos(np.pi * 9 / 10)) / 2
+    assert lines[-1]["learning_rate"] == pytest.approx(cosine, rel=1e-4)
+
+
+def test_the_held_out_loss_is_the_mean_over_all_tokens(
+    straight: tuple[pathlib.Path, dict],
+) -> None:
+    loss = tokens = 0.0
+    for batch in tiny.on_device(tiny.mixture(40, 1).once()):
+        loss += float(OBJECTIVE(straight[1], (), batch, None)[1]["loss"])
+        tokens += batch["decoder_loss_weights"].sum()
+    assert log(straight[0])[-1]["held/loss"] == pytest.approx(loss / tokens, rel=1e-5)
+
+
+def test_training_learns(tmp_path: pathlib.Path) -> None:
+    config = dataclasses.replace(
+        tiny.CONFIG, steps=200, warmup_steps=20, log_every=100, evaluate_every=200,
+        checkpoint_every=200,
+    )  # fmt: skip
+    held_out = {"held": tiny.mixture(40, 1).once()}
+    loop.fit(OBJECTIVE, initial(), config, tiny.mixture(2000), held_out, tmp_path)
+    # A model that knows the letters' frequencies alone has about log(12) = 2.5.
+    assert log(tmp_path)[-1]["held/loss"] < 1.5
+
+
+def test_a_loss_that_is_not_finite_stops_the_run(tmp_path: pathlib.Path) -> None:
+    broken = jax.tree.map(lambda x: x * np.nan, initial())
+    with pytest.raises(ValueError, match="loss is nan at step 2"):
+        loop.fit(OBJECTIVE, broken, tiny.CONFIG, tiny.mixture(), {}, tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"steps": 0}, "steps must be positive"),
+        ({"steps": 2.5}, r"steps cannot be 2\.5"),
+        ({"learning_rate": float("nan")}, "learning_rate cannot be nan"),
+        ({"warmup_steps": 12}, r"warmup_steps \(12\) must be below steps \(12\)"),
+        ({"checkpoint_every": 5}, r"checkpoint_every \(5\) must be a multiple of log_every \(2\)"),
+    ],
+)
+def test_bad_settings_are_named(changes: dict, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        dataclasses.replace(tiny.CONFIG, **changes)

@@ -1,0 +1,109 @@
+"""The losses against float64 NumPy, and packing against examples one by one."""
+
+import jax
+import numpy as np
+import pytest
+
+from speculative.models import T5
+from speculative.training import data
+from speculative.training.distil import Distillation
+from speculative.training.train import CrossEntropy, teacher_forced
+from tests.training import tiny
+
+DRAFT = T5(tiny.MODEL.config.replace(emb_dim=16, dropout_rate=0.0))
+
+
+@pytest.fixture(scope="module")
+def params() -> dict:
+    return tiny.MODEL.init(jax.random.key(1))
+
+
+@pytest.fixture(scope="module")
+def draft_params() -> dict:
+    return DRAFT.init(jax.random.key(2))
+
+
+@pytest.fixture(scope="module")
+def batch() -> dict[str, jax.Array]:
+    return tiny.on_device(tiny.mixture(30, 5).once())[-1]
+
+
+def log_softmax(logits: jax.Array) -> np.ndarray:
+    exact = np.asarray(logits, np.float64)
+    exact -= exact.max(-1, keepdims=True)
+    return exact - np.log(np.exp(exact).sum(-1, keepdims=True))
+
+
+def test_cross_entropy_is_the_log_likelihood(params: dict, batch: dict[str, jax.Array]) -> None:
+    logits = teacher_forced(tiny.MODEL, params, batch, None)
+    log_p = log_softmax(logits)
+    log_z = np.log(np.exp(np.asarray(logits, np.float64)).sum(-1))
+    loss = z = right = 0.0
+    for r, row in enumerate(batch["decoder_target_tokens"]):
+        for t, token in enumerate(row):
+            if batch["decoder_segment_ids"][r, t]:
+                loss -= log_p[r, t, token]
+                z += log_z[r, t] ** 2
+                right += log_p[r, t].argmax() == token
+    total, metrics = CrossEntropy(tiny.MODEL, z_loss=0.1)(params, (), batch, None)
+    assert metrics["loss"] == pytest.approx(loss, rel=1e-5)
+    assert metrics["accuracy"] == right
+    assert total == pytest.approx(loss + 0.1 * z, rel=1e-5)
+
+
+def test_packing_changes_no_example(params: dict) -> None:
+    examples = tiny.examples(20, 7)
+    batches = data.Mixture([(examples, 1.0)], 8, tiny.SOURCE, tiny.TARGET).once()
+    packed = sum(
+        float(CrossEntropy(tiny.MODEL)(params, (), batch, None)[1]["loss"])
+        for batch in tiny.on_device(batches)
+    )
+    alone = 0.0
+    forward = jax.jit(tiny.MODEL.forward)
+    for i in range(len(examples)):
+        # One example, no segments: padding in the source is masked, in the target it is later.
+        inputs = np.zeros((1, 8), np.int32)
+        inputs[0, : len(examples.input(i))] = examples.input(i)
+        targets = np.zeros((1, 8), np.int32)
+        targets[0, : len(examples.target(i))] = examples.target(i)
+        shifted = np.pad(targets, ((0, 0), (1, 0)))[:, :-1]
+        log_p = log_softmax(forward(params, inputs, shifted))
+        alone -= sum(log_p[0, t, token] for t, token in enumerate(examples.target(i)))
+    assert packed == pytest.approx(alone, rel=1e-5)
+
+
+def test_distillation_is_divergence_and_rejection(
+    params: dict, draft_params: dict, batch: dict[str, jax.Array]
+) -> None:
+    log_p = log_softmax(teacher_forced(tiny.MODEL, params, batch, None))
+    log_q = log_softmax(teacher_forced(DRAFT, draft_params, batch, None))
+    seen = batch["decoder_segment_ids"] > 0
+    p, q = np.exp(log_p[seen]), np.exp(log_q[seen])
+    divergence = (p * (log_p[seen] - log_q[seen])).sum()
+    variation = np.abs(p - q).sum() / 2
+    objective = Distillation(DRAFT, tiny.MODEL, kl_weight=0.5, variation_weight=2.0)
+    total, metrics = objective(draft_params, params, batch, None)
+    assert total == pytest.approx(0.5 * divergence + 2 * variation, rel=1e-4)
+    assert metrics["alpha"] == pytest.approx(seen.sum() - variation, rel=1e-4)
+    assert metrics["agreement"] == (p.argmax(-1) == q.argmax(-1)).sum()
+
+
+def test_only_the_draft_is_pulled(
+    params: dict, draft_params: dict, batch: dict[str, jax.Array]
+) -> None:
+    def loss(draft: dict, target: dict) -> jax.Array:
+        return Distillation(DRAFT, tiny.MODEL)(draft, target, batch, None)[0]
+
+    of_draft, of_target = jax.jit(jax.grad(loss, argnums=(0, 1)))(draft_params, params)
+    assert all(np.abs(leaf).max() == 0 for leaf in jax.tree.leaves(of_target))
+    assert all(np.abs(leaf).max() > 0 for leaf in jax.tree.leaves(of_draft))
+
+
+def test_a_draft_equal_to_its_target_is_never_rejected(
+    params: dict, batch: dict[str, jax.Array]
+) -> None:
+    total, metrics = Distillation(tiny.MODEL, tiny.MODEL)(params, params, batch, None)
+    seen = (batch["decoder_segment_ids"] > 0).sum()
+    assert metrics["alpha"] == pytest.approx(seen, rel=1e-5)
+    assert metrics["agreement"] == seen
+    assert abs(float(total)) < 1e-3

@@ -1,0 +1,202 @@
+"""From tokenised files to a pair: train, quantise, write, distil; and the scripts' faces."""
+
+import json
+import pathlib
+import re
+import sys
+
+import gin
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from speculative.checkpoints import native
+from speculative.decoding import Decoding
+from speculative.models import T5
+from speculative.sampling import Sampling
+from speculative.training import data, distil, launch, outputs
+from speculative.training import train as train_lib
+from tests.training import tiny
+
+ROOT = pathlib.Path(__file__).parents[2]
+VOCABULARY = ROOT / "speculative" / "assets" / "debian.model"
+
+
+@pytest.fixture(autouse=True)
+def clean_gin():
+    yield
+    gin.clear_config()
+    jax.config.update("jax_compilation_cache_dir", None)
+
+
+def test_the_greedy_outputs_are_the_argmax_of_the_model_on_them() -> None:
+    params = tiny.MODEL.init(jax.random.key(4))
+    examples = tiny.examples(7, 3)
+    decoding = Decoding(tiny.VOCABULARY, Sampling(0.0), max_length=9)
+    written = outputs.write(tiny.MODEL, params, examples, decoding, batch_size=4)
+    for i in range(len(examples)):
+        np.testing.assert_array_equal(written.input(i), examples.input(i))
+        target = written.target(i)
+        logits = tiny.MODEL.forward(
+            params, jnp.asarray(examples.input(i))[None], jnp.asarray([[0, *target[:-1]]])
+        )
+        assert target.tolist() == np.asarray(logits[0]).argmax(-1).tolist()
+        assert target[-1] == 1 or len(target) == 9
+        assert 1 not in target[:-1]
+
+
+def test_sampled_outputs_do_not_depend_on_the_batch() -> None:
+    params = tiny.MODEL.init(jax.random.key(4))
+    examples = tiny.examples(7, 3)
+    decoding = Decoding(tiny.VOCABULARY, Sampling(1.0), max_length=9)
+    one, other = (
+        outputs.write(tiny.MODEL, params, examples, decoding, seed=2, batch_size=size)
+        for size in (3, 7)
+    )
+    np.testing.assert_array_equal(one.targets, other.targets)
+    assert len({tuple(one.target(i)) for i in range(7)}) == 7
+
+
+def test_inputs_too_long_to_decode_are_named() -> None:
+    examples = data.ragged([np.full(700, 5)], [np.array([1])])
+    with pytest.raises(ValueError, match="Example 0 has 700 source tokens; at most 512"):
+        outputs.write(tiny.MODEL, {}, examples, Decoding(tiny.VOCABULARY))
+
+
+def test_a_draft_learns_from_a_target(tmp_path: pathlib.Path) -> None:
+    """Target saved in int8 -> its text -> draft: acceptance rises, and stages are not redone."""
+    params = tiny.MODEL.init(jax.random.key(4))
+    native.save(tmp_path / "target", tiny.MODEL.config, params, VOCABULARY, "int8")
+    for name, count in (("train", 150), ("held", 30)):
+        tiny.examples(count, count).save(tmp_path / f"{name}.npz")
+    arguments = {
+        "model": tiny.MODEL.config.replace(emb_dim=16),
+        "config": tiny.CONFIG,
+        "files": train_lib.Files({"train": 1.0}, ["held"]),
+        "target_dir": tmp_path / "target",
+        "data_dir": tmp_path,
+        "work_dir": tmp_path / "work",
+        "out_dir": tmp_path / "draft",
+        "vocabulary": VOCABULARY,
+        "max_length": 12,
+        "generation_batch": 50,
+    }
+    assert not distil.distil(**arguments, max_minutes=0)
+    assert distil.distil(**arguments)
+    lines = [json.loads(x) for x in (tmp_path / "work" / "log.jsonl").read_text().splitlines()]
+    first, last = (line for line in lines if "held_sampled/alpha" in line)
+    for kind in ("greedy/agreement", "sampled/alpha"):
+        assert last[f"held_{kind}"] > first[f"held_{kind}"]
+    # The log's last alpha is that of float32 weights; the saved ones are within int8 of it.
+    config, draft = native.load(tmp_path / "draft")
+    saved, target = native.load(tmp_path / "target")
+    held = data.load(tmp_path / "work" / "texts" / "held_sampled.npz")
+    alpha = tokens = 0.0
+    objective = distil.Distillation(T5(config), T5(saved))
+    batches = data.Mixture([(held, 1.0)], 8, tiny.SOURCE, tiny.TARGET).once()
+    for batch in tiny.on_device(batches):
+        alpha += float(objective(draft, target, batch, None)[1]["alpha"])
+        tokens += batch["decoder_loss_weights"].sum()
+    assert last["held_sampled/alpha"] == pytest.approx(alpha / tokens, abs=0.01)
+    assert distil.distil(**arguments)
+
+
+def test_target_and_draft_need_one_vocabulary(tmp_path: pathlib.Path) -> None:
+    params = tiny.MODEL.init(jax.random.key(4))
+    native.save(tmp_path / "target", tiny.MODEL.config, params)
+    with pytest.raises(ValueError, match="vocabulary of 25, its target in .* one of 24"):
+        distil.distil(
+            tiny.MODEL.config.replace(vocab_size=25),
+            tiny.CONFIG,
+            train_lib.Files({}, []),
+            tmp_path / "target",
+            tmp_path,
+            tmp_path,
+            tmp_path / "draft",
+            VOCABULARY,
+        )
+
+
+SMALL = {
+    "config.T5Config.emb_dim": 16,
+    "config.T5Config.mlp_dim": 16,
+    "config.T5Config.num_encoder_layers": 1,
+    "config.T5Config.num_decoder_layers": 1,
+    "config.T5Config.dtype": "'float32'",
+    "loop.TrainConfig.steps": 4,
+    "loop.TrainConfig.batch_size": 4,
+    "loop.TrainConfig.source_length": 24,
+    "loop.TrainConfig.target_length": 24,
+    "loop.TrainConfig.warmup_steps": 1,
+    "loop.TrainConfig.log_every": 2,
+    "loop.TrainConfig.evaluate_every": 4,
+    "loop.TrainConfig.checkpoint_every": 4,
+    "train.train.generation_batch": 8,
+    "train.train.max_length": 8,
+}
+
+
+def run(monkeypatch: pytest.MonkeyPatch, folder: pathlib.Path, bindings: dict, *flags: str) -> int:
+    monkeypatch.setattr(
+        sys,
+        "argv",
+        [
+            "train.py",
+            f"--config={ROOT / 'configs' / 'training' / 'target.gin'}",
+            f"--data_dir={folder}",
+            f"--work_dir={folder / 'work'}",
+            f"--out_dir={folder / 'out'}",
+            f"--vocabulary={VOCABULARY}",
+            *(f"--gin={key}={value}" for key, value in bindings.items()),
+            *flags,
+        ],
+    )
+    return launch.main(train_lib.train, "Trains.")
+
+
+def test_the_target_config_trains_saves_and_scores(
+    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for task in ("debian_ende", "debian_synopsis"):
+        for split, count in (("train", 60), ("validation", 9), ("test", 5)):
+            tiny.examples(count, count).save(tmp_path / f"{task}_{split}.npz")
+    assert run(monkeypatch, tmp_path, SMALL, "--max_minutes=0") == launch.UNFINISHED
+    gin.clear_config()
+    assert run(monkeypatch, tmp_path, SMALL) == 0
+    assert native.describe(tmp_path / "out")["quantisation"] == "int8"
+    scores = json.loads((tmp_path / "work" / "scores.json").read_text())
+    assert scores["debian_ende_test"].keys() == {"bleu"}
+    assert "rougeL" in scores["debian_synopsis_test"]
+
+
+@pytest.mark.parametrize(
+    ("bindings", "message"),
+    [
+        ({}, r"debian_ende_test\.npz does not exist"),
+        ({"loop.TrainConfig.stepz": 3}, "doesn't have a parameter named 'stepz'"),
+        ({"loop.TrainConfig.steps": -3}, "steps cannot be -3"),
+    ],
+)
+def test_an_error_is_one_line_and_exit_code_2(
+    tmp_path: pathlib.Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture,
+    bindings: dict,
+    message: str,
+) -> None:
+    assert run(monkeypatch, tmp_path, SMALL | bindings) == 2
+    error = capsys.readouterr().err
+    assert error.startswith("error: ") and error.count("\n") == 1
+    assert re.search(message, error)
+
+
+@pytest.mark.parametrize("path", sorted((ROOT / "configs" / "training").glob("*.gin")), ids=str)
+def test_configs_name_only_what_exists(path: pathlib.Path) -> None:
+    gin.parse_config_file(str(path))
+    recipe = {"target": train_lib.train, "draft": distil.distil}[path.stem]
+    parameters = gin.get_bindings(recipe)
+    model = parameters["model"]
+    assert parameters["config"].warmup_steps < parameters["config"].steps
+    assert model.vocab_size == 8192
+    assert parameters["files"].train
