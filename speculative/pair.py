@@ -69,7 +69,7 @@ class Pair:
     vocabulary: Vocabulary
     names: tuple[str, str]
 
-    def encode(self, text: str, truncate: bool = False) -> np.ndarray:
+    def encode(self, text: str, truncate: bool = False) -> jax.Array:
         """The source [1, S] of a text, padded to one of `SOURCE_LENGTHS`.
 
         Raises:
@@ -86,7 +86,7 @@ class Pair:
                 )
             tokens = np.append(tokens[: limit - 1], tokens[-1])
         size = next(length for length in SOURCE_LENGTHS if len(tokens) <= length)
-        return np.pad(tokens, (0, size - len(tokens)))[None]
+        return jnp.asarray(np.pad(tokens, (0, size - len(tokens)))[None])
 
     def decoding(
         self,
@@ -121,12 +121,10 @@ class Pair:
         output = self.run(source, random_draws(seed, np.array([example]), config.capacity), config)
         return self.result(output)
 
-    def run(self, source: np.ndarray, draws: jax.Array, config: Decoding) -> Output:
+    def run(self, source: jax.Array, draws: jax.Array, config: Decoding) -> Output:
         """One dispatch: sources [B, S] decoded speculatively, or plainly where gamma is 0."""
         if config.gamma == 0:
-            return autoregressive.generate(
-                self.target, self.params.target, source, draws, config
-            )
+            return autoregressive.generate(self.target, self.params.target, source, draws, config)
         return speculative_decoding.generate(
             self.target, self.draft, self.params, source, draws, config
         )
@@ -219,7 +217,7 @@ def _shipped_bigrams(vocabulary: Vocabulary) -> dict[str, np.ndarray]:
 
 def enable_compilation_cache() -> None:
     """Keeps compiled programs between runs, unless the user has chosen a place for them."""
-    if jax.config.jax_compilation_cache_dir is None:
+    if jax.config.read("jax_compilation_cache_dir") is None:
         base = pathlib.Path(os.environ.get("XDG_CACHE_HOME", "~/.cache")).expanduser()
         jax.config.update("jax_compilation_cache_dir", str(base / "speculative" / "compiled"))
         jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.1)

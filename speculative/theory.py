@@ -1,4 +1,4 @@
-"""The paper's equations in closed form, float64, and one generalisation of our own.
+"""The paper's equations in closed form, float64, and what we add to them.
 
 Symbols: alpha is the expected acceptance rate, gamma the guesses of a step (0 is plain decoding),
 c the time of one draft step over that of one target step, and v, `verify_cost`, the time of a
@@ -7,7 +7,7 @@ Equation, theorem and section numbers are those of arXiv 2211.17192v2.
 """
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -158,6 +158,75 @@ def best_gamma(
     for gamma in range(1, max_gamma + 1):
         factors.append(speedup(alpha, gamma, c, verify_cost(gamma) if verify_cost else 1.0))
     return int(np.argmax(factors))
+
+
+def expected_calls(alpha: float, gamma: int, length: int) -> float:
+    """Target passes that `length` tokens take on average, for independent guesses.
+
+    Eq. 1 is the yield of a pass that may run on; the last pass of a text yields no more than
+    what is missing. This is the renewal equation over the tokens still to come, in which a pass
+    yields k <= gamma tokens with probability alpha^(k - 1) (1 - alpha), and else gamma + 1.
+
+    Args:
+        alpha: acceptance rate in [0, 1].
+        gamma: guesses of a step, 0 or more.
+        length: tokens of the text, 0 or more.
+
+    Returns:
+        Between length / (gamma + 1) and length; for long texts length / `expected_tokens`
+        and a constant.
+
+    Raises:
+        ValueError: if an argument is out of range.
+    """
+    _check_alpha(alpha)
+    _check_gamma(gamma)
+    if length < 0 or length % 1 != 0:
+        raise ValueError(f"length must be a whole number of tokens, 0 or more, not {length}.")
+    chances = np.float64(alpha) ** np.arange(gamma + 1)
+    chances[:gamma] *= 1 - alpha
+    calls = np.zeros(length + 1)
+    for missing in range(1, length + 1):
+        yields = range(1, min(gamma + 1, missing) + 1)
+        calls[missing] = 1 + sum(chances[k - 1] * calls[missing - k] for k in yields)
+    return float(calls[length])
+
+
+def predicted_speedup(
+    alpha: float,
+    gamma: int,
+    c: float,
+    verify_cost: float,
+    lengths: Sequence[int],
+    prefill: float = 0.0,
+    prefill_draft: float = 0.0,
+) -> float:
+    """`speedup` for texts of given lengths whose sources must be encoded first.
+
+    Args:
+        alpha: acceptance rate in [0, 1].
+        gamma: guesses of a step, 0 or more.
+        c: time of one draft step over that of one target step.
+        verify_cost: v at this gamma.
+        lengths: tokens of each text.
+        prefill: time in which the target encodes a source, over that of one target step.
+        prefill_draft: likewise for the draft.
+
+    Returns:
+        The time all texts take without over the time with speculation; without prefill and
+        for long texts, `speedup`.
+
+    Raises:
+        ValueError: if an argument is out of range.
+    """
+    step = expected_tokens(alpha, gamma) / speedup(alpha, gamma, c, verify_cost)
+    _check_cost("prefill", prefill)
+    _check_cost("prefill_draft", prefill_draft)
+    if not lengths:
+        raise ValueError("A speed-up can be predicted for at least one text.")
+    without = sum(prefill + length for length in lengths)
+    calls = sum(expected_calls(alpha, gamma, length) for length in lengths)
+    return without / (len(lengths) * (prefill + prefill_draft) + calls * step)
 
 
 def _check_alpha(alpha: float) -> None:

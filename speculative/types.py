@@ -1,4 +1,4 @@
-"""The one alphabet of axis letters, and the array types spelled with it.
+"""The one alphabet of axis letters, the array types spelled with it, and T5's special tokens.
 
 B batch · S source · T cache · L chunk · V vocabulary · D features · N heads ·
 H head size · G guesses (gamma)
@@ -11,6 +11,12 @@ from jaxtyping import Bool, Float, Int
 
 PyTree = Any
 """A nest of dicts, tuples and dataclasses with arrays as leaves: parameters or a state."""
+
+PAD_ID = 0
+"""T5's padding; also the token from which decoding starts."""
+
+EOS_ID = 1
+"""T5's end of sequence."""
 
 Tokens = Int[Array, "B L"]
 Inputs = Int[Array, "B S"]

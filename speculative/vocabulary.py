@@ -6,7 +6,7 @@ import pathlib
 import numpy as np
 import sentencepiece
 
-from speculative.decoding.settings import EOS_ID
+from speculative.types import EOS_ID
 
 
 class Vocabulary:

@@ -11,13 +11,19 @@ from speculative.types import PyTree
 VOCABULARY = 50
 """Pieces; the models have more rows than that, as likely as any other."""
 
-TARGET = T5(T5Config(64, 16, 2, 8, 32, 1, 2))
+TARGET = T5(T5Config(64, 16, 2, 8, 32, 1, 1))
 DRAFT = T5(T5Config(56, 8, 1, 8, 16, 1, 1))
 
 
 @functools.cache
+def stored_params() -> PyTree:
+    """The target's parameters as a checkpoint stores them."""
+    return TARGET.init(jax.random.key(0))
+
+
+@functools.cache
 def target_params() -> PyTree:
-    return pack(TARGET.init(jax.random.key(0)))
+    return pack(stored_params())
 
 
 @functools.cache

@@ -2,7 +2,6 @@
 
 import pathlib
 
-
 from speculative.checkpoints import native, t5x
 from speculative.models import T5Config
 from speculative.types import PyTree

@@ -1,11 +1,10 @@
 """Decoding: knows models and drafts by their verbs alone."""
 
 from speculative.decoding import autoregressive, reference, speculative
-from speculative.decoding.settings import EOS_ID, Decoding, Output, random_draws
+from speculative.decoding.settings import Decoding, Output, random_draws
 from speculative.decoding.speculative import Params, stream
 
 __all__ = [
-    "EOS_ID",
     "Decoding",
     "Output",
     "Params",

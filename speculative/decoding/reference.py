@@ -8,16 +8,18 @@ this emits the same tokens as `speculative.generate`.
 import dataclasses
 import functools
 import time
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax import Array
 
 from speculative.decoding.settings import ACCEPT, CORRECT, DRAFT, Decoding
 from speculative.decoding.speculative import Model, Params
-from speculative.drafts.base import Draft
-from speculative.models.t5 import PAD_ID
+from speculative.drafts.base import Draft, Proposal
 from speculative.sampling import Sampling
+from speculative.types import PAD_ID, PyTree
 
 
 @dataclasses.dataclass(frozen=True)
@@ -107,8 +109,26 @@ def algorithm_1(
     return n, draw(weights, correct[n])
 
 
-@functools.partial(jax.jit, static_argnames=("draft", "sampling", "vocab_size"))
-def _propose(draft, params, state, last, uniforms, sampling, vocab_size):
+@functools.partial(jax.jit, static_argnums=(0, 3))
+def _start(model: Model | Draft, params: PyTree, source: Array, cache_length: int) -> Any:
+    return model.start(params, source, cache_length)
+
+
+@functools.partial(jax.jit, static_argnums=0)
+def _extend(target: Model, params: PyTree, state: Any, chunk: Array) -> tuple[Array, Any]:
+    return target.extend(params, state, chunk)
+
+
+@functools.partial(jax.jit, static_argnums=(0, 5, 6))
+def _propose(
+    draft: Draft,
+    params: PyTree,
+    state: Any,
+    last: Array,
+    uniforms: Array,
+    sampling: Sampling,
+    vocab_size: int,
+) -> Proposal:
     return draft.propose(params, state, last, uniforms, sampling, vocab_size)
 
 
@@ -136,9 +156,8 @@ def generate(
     draws = np.asarray(draws, np.float64)
     source = jnp.asarray(inputs)[None]
     size = config.cache_lengths()[-1]
-    extend = jax.jit(target.extend)
-    target_state = jax.jit(target.start, static_argnums=2)(params.target, source, size)
-    draft_state = jax.jit(draft.start, static_argnums=2)(params.draft, source, size)
+    target_state = _start(target, params.target, source, size)
+    draft_state = _start(draft, params.draft, source, size)
     output, last, steps = [], PAD_ID, []
     while len(output) < config.max_length and config.eos_id not in output:
         here = draws[len(output) : len(output) + gamma + 1]
@@ -155,7 +174,7 @@ def generate(
         guesses = [int(token) for token in np.asarray(proposal.guesses)[0]]
         drafted = time.perf_counter()
         chunk = jnp.array([[last, *guesses]], jnp.int32)
-        logits, target_state = extend(params.target, target_state, chunk)
+        logits, target_state = _extend(target, params.target, target_state, chunk)
         p = standardise(np.asarray(logits)[0, :, :vocab_size], config.sampling)
         verified = time.perf_counter()
         one_hot = np.eye(vocab_size)[guesses]

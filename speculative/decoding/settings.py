@@ -10,10 +10,7 @@ from flax import struct
 from jax import Array
 
 from speculative.sampling import Sampling
-from speculative.types import Flags, Rows, Tokens
-
-EOS_ID = 1
-"""T5's end of sequence."""
+from speculative.types import EOS_ID, Flags, Rows, Tokens
 
 DRAFT, ACCEPT, CORRECT = 0, 1, 2
 """What the three random numbers of a position are for."""

@@ -18,9 +18,8 @@ from jax import Array, lax
 from speculative.decoding.settings import ACCEPT, CORRECT, DRAFT, Decoding, Output
 from speculative.drafts.base import Draft
 from speculative.models.cache import grow, read_rows, write_rows
-from speculative.models.t5 import PAD_ID
 from speculative.sampling import standardise
-from speculative.types import Flags, Inputs, Logits, PyTree, Rows, Tokens
+from speculative.types import PAD_ID, Flags, Inputs, Logits, PyTree, Rows, Tokens
 from speculative.verification import verify, verify_greedy
 
 

@@ -7,9 +7,8 @@ import numpy as np
 from jax import Array
 
 from speculative.drafts.base import Proposal
-from speculative.models.t5 import PAD_ID
 from speculative.sampling import Sampling, categorical, standardise
-from speculative.types import Inputs, PyTree, Rows
+from speculative.types import PAD_ID, Inputs, PyTree, Rows
 
 
 @dataclasses.dataclass(frozen=True)
@@ -70,9 +69,7 @@ def count_bigrams(sequences: list[np.ndarray], start: int = PAD_ID) -> dict[str,
     }
 
 
-def bigram_params(
-    counts: dict[str, np.ndarray], vocab_size: int, smoothing: float = 1.0
-) -> PyTree:
+def bigram_params(counts: dict[str, np.ndarray], vocab_size: int, smoothing: float = 1.0) -> PyTree:
     """Parameters of a `BigramDraft` from `count_bigrams`: a dense [V, V] float16 table.
 
     A row mixes what followed a token with the unigram frequencies, which weigh as much as

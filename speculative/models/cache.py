@@ -1,5 +1,6 @@
 """The explicit state of a decoder: caches, per-row lengths, encoded source."""
 
+import dataclasses
 from typing import TypeVar
 
 import jax
@@ -39,7 +40,7 @@ class DecoderState:
 
 def rewind(state: DecoderState, lengths: Rows) -> DecoderState:
     """Forgets everything beyond `lengths` [B]; nothing is copied or cleared."""
-    return state.replace(lengths=lengths)
+    return dataclasses.replace(state, lengths=lengths)
 
 
 def write_rows(buffer: Array, chunk: Array, starts: Rows, axis: int) -> Array:
@@ -67,9 +68,11 @@ def read_rows(buffer: Array, starts: Rows, size: int) -> Array:
 def grow(state: T, larger: PyTree) -> T:
     """Pads every leaf of a state, at the end, to the shapes of `larger` (arrays or structs)."""
     return jax.tree.map(
-        lambda x, y: x
-        if x.shape == y.shape
-        else jnp.pad(x, [(0, b - a) for a, b in zip(x.shape, y.shape, strict=True)]),
+        lambda x, y: (
+            x
+            if x.shape == y.shape
+            else jnp.pad(x, [(0, b - a) for a, b in zip(x.shape, y.shape, strict=True)])
+        ),
         state,
         larger,
     )

@@ -1,7 +1,6 @@
 """The shape of a T5, and the shapes that have names."""
 
 import dataclasses
-from collections.abc import Sequence
 from typing import Any
 
 ACTIVATIONS = ("gelu", "relu", "linear")
@@ -47,7 +46,9 @@ class T5Config:
         for field in dataclasses.fields(self):
             value = getattr(self, field.name)
             if field.type in (int, "int") and (not isinstance(value, int) or value < 1):
-                raise ValueError(f"T5Config.{field.name} must be a positive whole number, not {value!r}.")
+                raise ValueError(
+                    f"T5Config.{field.name} must be a positive whole number, not {value!r}."
+                )
         if unknown := [a for a in self.mlp_activations if a not in ACTIVATIONS]:
             raise ValueError(
                 f"T5Config.mlp_activations has {unknown[0]!r}; known: {', '.join(ACTIVATIONS)}."
@@ -106,9 +107,5 @@ def named(size: str, **changes: Any) -> T5Config:
         ValueError: the size is unknown; the message lists the known ones.
     """
     if size not in SIZES:
-        raise ValueError(f"Unknown model size {size!r}; known: {_listed(SIZES)}.")
+        raise ValueError(f"Unknown model size {size!r}; known: {', '.join(SIZES)}.")
     return SIZES[size].replace(**changes)
-
-
-def _listed(names: Sequence[str] | dict[str, Any]) -> str:
-    return ", ".join(names)

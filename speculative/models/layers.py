@@ -17,7 +17,7 @@ from speculative.models.cache import write_rows
 from speculative.models.config import T5Config
 
 MASKED = -1e10
-"""Added to the score of a position that must not be seen; finite, so a row of padding stays finite."""
+"""Added to the score of a position that must not be seen; finite, so padding stays finite."""
 
 PACKED = "packed"
 """The collection of packed kernels."""
@@ -26,7 +26,7 @@ FEW = 32
 """Up to this many positions a packed kernel is the left operand of its product."""
 
 
-def packed_product(kernel: Array, x: Array, out_dtype: jnp.dtype | None = None) -> Array:
+def packed_product(kernel: Array, x: Array, out_dtype: str | None = None) -> Array:
     """The product of x [..., in] with a packed kernel [out, in]: [..., out].
 
     XLA's CPU product of few columns is fastest with the kernel on the left and the positions
@@ -57,7 +57,7 @@ class Dense(nn.Module):
 
     features: int
     dtype: str
-    init: nn.initializers.Initializer
+    kernel_init: nn.initializers.Initializer
     out_dtype: str | None = None
 
     @nn.compact
@@ -67,7 +67,7 @@ class Dense(nn.Module):
         if self.has_variable(PACKED, "kernel"):
             kernel = self.get_variable(PACKED, "kernel").astype(self.dtype)
             return packed_product(kernel, x, self.out_dtype)
-        kernel = self.param("kernel", self.init, (x.shape[-1], self.features))
+        kernel = self.param("kernel", self.kernel_init, (x.shape[-1], self.features))
         return jnp.matmul(
             x, kernel.astype(self.dtype), precision=_precision(x),
             preferred_element_type=self.out_dtype,

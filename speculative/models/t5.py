@@ -26,10 +26,7 @@ from speculative.models.layers import (
     RelativeBias,
     packed_product,
 )
-from speculative.types import Inputs, Logits, PyTree, Rows, Tokens
-
-PAD_ID = 0
-"""T5's padding; also the token from which decoding starts."""
+from speculative.types import PAD_ID, Inputs, Logits, PyTree, Rows, Tokens
 
 
 class EncoderLayer(nn.Module):
@@ -167,8 +164,8 @@ class Decoder(nn.Module):
             x, key, value = layer.cached(x, bias, state, i)
             keys.append(key)
             values.append(value)
-        state = state.replace(
-            lengths=state.lengths + length, keys=tuple(keys), values=tuple(values)
+        state = dataclasses.replace(
+            state, lengths=state.lengths + length, keys=tuple(keys), values=tuple(values)
         )
         return self.decoder_norm(x), state
 
@@ -243,7 +240,7 @@ class Transformer(nn.Module):
         if not self.config.logits_via_embedding:
             return self.decoder.logits_dense(x)
         kernel = self.token_embedder.embedding.astype(x.dtype)
-        return packed_product(kernel, x * self.config.emb_dim**-0.5, jnp.dtype("float32"))
+        return packed_product(kernel, x * self.config.emb_dim**-0.5, "float32")
 
 
 def _masked(seen: Array) -> Array:

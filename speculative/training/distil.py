@@ -13,7 +13,8 @@ from speculative.checkpoints import native
 from speculative.decoding import Decoding
 from speculative.models import T5, T5Config
 from speculative.sampling import Sampling
-from speculative.training import data, outputs
+from speculative.training import outputs
+from speculative.training.examples import load
 from speculative.training.loop import Metrics, TrainConfig, fit
 from speculative.training.train import Files, teacher_forced
 from speculative.types import PyTree
@@ -79,7 +80,7 @@ def write_texts(
         Whether all are written (False: stopped at the deadline).
     """
     for name in names:
-        examples = data.load(data_dir / f"{name}.npz")
+        examples = load(data_dir / f"{name}.npz")
         for kind, temperature in WRITTEN.items():
             path = text_dir / f"{name}_{kind}.npz"
             if path.exists():

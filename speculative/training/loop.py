@@ -1,7 +1,6 @@
 """The training loop, one for every objective: steps, held-out loss, log, checkpoints, resume."""
 
 import dataclasses
-import json
 import math
 import pathlib
 import time
@@ -15,9 +14,9 @@ import optax
 import orbax.checkpoint as ocp
 from flax import struct
 from jax import Array
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from speculative.training.data import Batch, Mixture
+from speculative.training.log import Log, brief, means, progress_bar
 from speculative.types import PyTree
 
 Metrics = dict[str, Array]
@@ -176,7 +175,7 @@ def fit(
     options = ocp.CheckpointManagerOptions(max_to_keep=1)
     with (
         ocp.CheckpointManager(folder / "checkpoints", options=options) as manager,
-        _progress() as progress,
+        progress_bar() as progress,
     ):
         if (newest := manager.latest_step()) is not None:
             abstract = jax.tree.map(
@@ -184,7 +183,7 @@ def fit(
             )
             state = manager.restore(newest, args=ocp.args.StandardRestore(abstract))
         done = int(state.step)
-        log = _Log(folder / "log.jsonl", done)
+        log = Log(folder / "log.jsonl", done)
         bar = progress.add_task("", total=config.steps, completed=done)
         batches = train.batches(config.seed, done)
         window: list[Metrics] = []
@@ -196,7 +195,7 @@ def fit(
             last = done == config.steps
             if done % config.log_every and not last:
                 continue
-            line = {"step": done} | _means(window)
+            line = {"step": done} | means(window)
             if not math.isfinite(line["loss"]):
                 raise ValueError(
                     f"The loss is {line['loss']} at step {done} of {folder}; lower "
@@ -206,9 +205,9 @@ def fit(
             line["tokens_per_second"] = round(line.pop("tokens") / (time.monotonic() - since))
             if last or done % config.evaluate_every == 0:
                 for name, batches_of in held_out.items():
-                    means = _means([evaluate_step(state.params, frozen, b) for b in batches_of])
-                    line |= {f"{name}/{key}": means[key] for key in means if key != "tokens"}
-                progress.console.print(_brief(line), highlight=False)
+                    of = means([evaluate_step(state.params, frozen, b) for b in batches_of])
+                    line |= {f"{name}/{key}": of[key] for key in of if key != "tokens"}
+                progress.console.print(brief(line), highlight=False)
             log.write(line)
             progress.update(bar, completed=done, description=f"loss {line['loss']:.3f}")
             stop = deadline is not None and time.monotonic() > deadline
@@ -227,43 +226,3 @@ def _with_counts(metrics: Metrics, batch: Mapping[str, Array]) -> Metrics:
         "weight": target_tokens,
         "tokens": target_tokens + (batch["encoder_segment_ids"] > 0).sum(),
     }
-
-
-def _means(window: Sequence[Metrics]) -> dict[str, float]:
-    """Means over target tokens; `tokens`, source and target, stays a sum."""
-    window = jax.device_get(window)
-    sums = {key: float(np.sum([m[key] for m in window], dtype=np.float64)) for key in window[0]}
-    weight = max(sums.pop("weight"), 1.0)
-    return {key: value if key == "tokens" else value / weight for key, value in sums.items()}
-
-
-def _brief(line: dict[str, float]) -> str:
-    return "  ".join(
-        f"{key} {value:.4g}" if isinstance(value, float) else f"{key} {value}"
-        for key, value in line.items()
-    )
-
-
-def _progress() -> Progress:
-    return Progress(
-        BarColumn(), MofNCompleteColumn(), TimeRemainingColumn(), TextColumn("{task.description}")
-    )
-
-
-class _Log:
-    """JSON lines, flushed one by one; lines beyond the checkpoint resumed from are dropped."""
-
-    def __init__(self, path: pathlib.Path, step: int) -> None:
-        kept = []
-        for line in path.read_text().splitlines() if path.exists() else []:
-            try:
-                if json.loads(line)["step"] <= step:
-                    kept.append(line + "\n")
-            except ValueError:  # A kill may tear the last line.
-                break
-        path.write_text("".join(kept))
-        self._path = path
-
-    def write(self, line: dict[str, float]) -> None:
-        with self._path.open("a") as file:
-            file.write(json.dumps(line) + "\n")

@@ -9,7 +9,7 @@ import numpy as np
 
 from speculative.decoding import Decoding, autoregressive, random_draws
 from speculative.models import T5, for_decoding
-from speculative.training.data import Examples, ragged
+from speculative.training.examples import Examples, ragged
 from speculative.types import PyTree
 from speculative.vocabulary import Vocabulary
 

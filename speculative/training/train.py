@@ -15,6 +15,7 @@ from speculative.decoding import Decoding
 from speculative.models import T5, T5Config
 from speculative.sampling import Sampling
 from speculative.training import data, outputs
+from speculative.training.examples import Examples, load
 from speculative.training.loop import Metrics, TrainConfig, fit
 from speculative.types import Logits, PyTree
 from speculative.vocabulary import Vocabulary
@@ -87,7 +88,7 @@ def _mixture(
     folder: str | pathlib.Path, weights: Mapping[str, float], config: TrainConfig
 ) -> data.Mixture:
     folder = pathlib.Path(folder)
-    sources = [(data.load(folder / f"{name}.npz"), weight) for name, weight in weights.items()]
+    sources = [(load(folder / f"{name}.npz"), weight) for name, weight in weights.items()]
     return data.Mixture(sources, config.batch_size, config.source_length, config.target_length)
 
 
@@ -131,7 +132,7 @@ def train(
     """
     deadline = None if max_minutes is None else time.monotonic() + 60 * max_minutes
     data_dir, work_dir = pathlib.Path(data_dir), pathlib.Path(work_dir)
-    references = {name: data.load(data_dir / f"{name}.npz") for name in tests}
+    references = {name: load(data_dir / f"{name}.npz") for name in tests}
     pieces = Vocabulary(vocabulary)
     if pieces.size > model.vocab_size:
         raise ValueError(
@@ -165,7 +166,7 @@ def train(
 
 def _score(
     tests: Mapping[str, str],
-    references: Mapping[str, data.Examples],
+    references: Mapping[str, Examples],
     vocabulary: Vocabulary,
     folder: pathlib.Path,
 ) -> None:
@@ -178,7 +179,7 @@ def _score(
     metrics = {"bleu": quality.bleu, "rouge": quality.rouge}
     scores = {
         name: outputs.score(
-            data.load(folder / f"{name}_greedy.npz"), references[name], vocabulary, metrics[metric]
+            load(folder / f"{name}_greedy.npz"), references[name], vocabulary, metrics[metric]
         )
         for name, metric in tests.items()
     }

@@ -1,26 +1,34 @@
 """The loop on the device: equal to the baseline, to its stream, and to each row alone."""
 
 import functools
+from collections.abc import Callable
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from speculative.decoding import Decoding, Output, Params, autoregressive, random_draws, stream
+from speculative.decoding import Decoding, Output, Params, autoregressive, random_draws, reference
 from speculative.decoding import speculative as fast
 from speculative.decoding.speculative import Step
 from speculative.drafts import BigramDraft, Draft, TransformerDraft, UniformDraft
 from speculative.sampling import Sampling
 from speculative.types import PyTree
-from tests import tiny, toy
+from tests import numpy_t5, tiny, toy
 
-ROWS = 4
 NEVER = -1
 """An end token that no model says."""
 
+ROWS = 4
+LENGTH = 40
+
 ITSELF = TransformerDraft(tiny.TARGET)
 SMALL = TransformerDraft(tiny.DRAFT)
+SAMPLED = Decoding(tiny.VOCABULARY, Sampling(1.0), gamma=4, max_length=LENGTH, eos_id=7)
+
+TOY = toy.MarkovModel()
+TOY_DRAFT = TransformerDraft(TOY)  # pyright: ignore[reportArgumentType]
 
 
 def bigram_params() -> PyTree:
@@ -28,119 +36,103 @@ def bigram_params() -> PyTree:
     return {"log_counts": jnp.asarray(table, jnp.float16)}
 
 
-def generate(draft: Draft, params: PyTree, config: Decoding, seed: int = 0) -> Output:
-    draws = random_draws(seed, np.arange(ROWS), config.capacity)
-    both = Params(tiny.target_params(), params)
-    output = fast.generate(tiny.TARGET, draft, both, tiny.sources(ROWS), draws, config)
+def decode(
+    draft: Draft | None, draft_params: PyTree, config: Decoding, seed: int = 0, **other: Any
+) -> Output:
+    """By the device loop, with the tiny target unless `other` names another."""
+    target = other.get("target", tiny.TARGET)
+    params = other.get("params", tiny.target_params())
+    inputs = other.get("inputs", tiny.sources(ROWS))
+    draws = random_draws(seed, np.arange(len(inputs)), config.capacity)
+    if draft is None:
+        output = autoregressive.generate(target, params, inputs, draws, config)
+    else:
+        both = Params(params, draft_params)
+        output = fast.generate(target, draft, both, inputs, draws, config)
     return jax.tree.map(np.asarray, output)
 
 
-def steps_of(draft: Draft | None, params: PyTree, config: Decoding, seed: int = 0) -> list[Step]:
-    draws = random_draws(seed, np.arange(ROWS), config.capacity)
-    both = Params(tiny.target_params(), params)
-    return list(stream(tiny.TARGET, draft, both, tiny.sources(ROWS), draws, config))
+@functools.cache
+def float64_greedy() -> np.ndarray:
+    """Argmax by argmax with T5 in float64, without ends: [ROWS, LENGTH]."""
+    output = np.zeros((ROWS, LENGTH + 1), np.int32)
+    for row, source in enumerate(tiny.sources(ROWS)):
+        for i in range(LENGTH):
+            logits = numpy_t5.logits(
+                tiny.stored_params(), tiny.TARGET.config, source[source != 0], output[row, : i + 1]
+            )
+            output[row, i + 1] = logits[-1, : tiny.VOCABULARY].argmax()
+    return output[:, 1:]
 
 
 @functools.cache
-def baseline(config: Decoding, seed: int = 0) -> Output:
-    draws = random_draws(seed, np.arange(ROWS), config.capacity)
-    arguments = (tiny.target_params(), tiny.sources(ROWS), draws, config)
-    return jax.tree.map(np.asarray, autoregressive.generate(tiny.TARGET, *arguments))
+def greedy(gamma: int) -> Decoding:
+    """At temperature 0, with an end token that ends some rows early and not others."""
+    tokens = float64_greedy()
+    said = np.array([(tokens == t).any(axis=1) for t in range(tiny.VOCABULARY)])
+    some = said.any(axis=1) & ~said.all(axis=1)
+    end = next(t for t in np.flatnonzero(some) if not (tokens[:, :4] == t).any())
+    return Decoding(tiny.VOCABULARY, Sampling(0.0), gamma, LENGTH, int(end))
 
 
-def greedy(gamma: int, eos_id: int = NEVER) -> Decoding:
-    return Decoding(tiny.VOCABULARY, Sampling(0.0), gamma, max_length=40, eos_id=eos_id)
-
-
-def an_end_token() -> int:
-    """A token that ends some greedy rows early, and not at their first step."""
-    tokens = baseline(greedy(0)).tokens
-    return next(
-        int(t)
-        for t in np.unique(tokens[:, 5:30])
-        if not (tokens[:, :4] == t).any() and 0 < (tokens == t).any(axis=1).sum()
-    )
+def expected_greedy() -> tuple[np.ndarray, np.ndarray]:
+    """Tokens and lengths, each row cut at its end."""
+    tokens, ends = float64_greedy().copy(), float64_greedy() == greedy(0).eos_id
+    lengths = np.where(ends.any(axis=1), ends.argmax(axis=1) + 1, LENGTH)
+    tokens[np.arange(LENGTH) >= lengths[:, None]] = 0
+    return tokens, lengths
 
 
 def test_the_baseline_is_argmax_by_argmax() -> None:
-    """Each token is the argmax of teacher forcing on those before it, among the pieces."""
-    output = baseline(greedy(0))
-    fed = np.pad(output.tokens[:, :-1], ((0, 0), (1, 0)))
-    logits = tiny.TARGET.forward(tiny.target_params(), tiny.sources(ROWS), fed)
-    np.testing.assert_array_equal(
-        output.tokens, np.asarray(logits)[..., : tiny.VOCABULARY].argmax(axis=-1)
-    )
-    # The padded rows would have been chosen, had they been allowed to.
-    assert (np.asarray(logits).argmax(axis=-1) >= tiny.VOCABULARY).any()
-    assert (output.lengths == 40).all()
-    assert (output.target_calls == 40).all()
+    output = decode(None, (), greedy(0))
+    tokens, lengths = expected_greedy()
+    np.testing.assert_array_equal(output.tokens, tokens)
+    np.testing.assert_array_equal(output.lengths, lengths)
+    np.testing.assert_array_equal(output.target_calls, lengths)
+    assert (output.tested == 0).all()
+    assert (output.accepted == 0).all()
     assert output.finite.all()
+    assert min(lengths) < max(lengths) == LENGTH
 
 
-@pytest.mark.parametrize("ends", [False, True], ids=["to the limit", "with ends"])
 @pytest.mark.parametrize(
     ("draft", "params", "gamma"),
     [
         (ITSELF, tiny.target_params, 1),
         (ITSELF, tiny.target_params, 4),
+        (ITSELF, tiny.target_params, 7),
         (ITSELF, tiny.near_params, 1),
         (ITSELF, tiny.near_params, 4),
         (ITSELF, tiny.near_params, 7),
         (SMALL, tiny.draft_params, 4),
         (UniformDraft(), tuple, 4),
-        (BigramDraft(), bigram_params, 7),
+        (BigramDraft(), bigram_params, 4),
     ],
 )
-def test_at_temperature_0_the_output_is_the_baseline_s(draft, params, gamma, ends) -> None:
-    config = greedy(gamma, an_end_token() if ends else NEVER)
-    output, expected = generate(draft, params(), config), baseline(greedy(0, config.eos_id))
-    np.testing.assert_array_equal(output.tokens, expected.tokens)
-    np.testing.assert_array_equal(output.lengths, expected.lengths)
-    assert (output.lengths < 40).any() == ends
+def test_at_temperature_0_the_output_is_the_baseline_s(
+    draft: Draft, params: Callable[[], PyTree], gamma: int
+) -> None:
+    output = decode(draft, params(), greedy(gamma))
+    tokens, lengths = expected_greedy()
+    np.testing.assert_array_equal(output.tokens, tokens)
+    np.testing.assert_array_equal(output.lengths, lengths)
     assert output.finite.all()
 
 
-@pytest.mark.parametrize("temperature", [0.0, 1.0])
-def test_a_target_that_drafts_for_itself_is_always_accepted(temperature: float) -> None:
+@pytest.mark.parametrize("config", [greedy(1), greedy(4), greedy(7), SAMPLED], ids=str)
+def test_a_target_that_drafts_for_itself_is_always_accepted(config: Decoding) -> None:
     """The all-accepted corner: had the draft missed its own last guess, it would stray."""
-    config = Decoding(tiny.VOCABULARY, Sampling(temperature), 4, max_length=40, eos_id=NEVER)
-    output = generate(ITSELF, tiny.target_params(), config)
-    assert (output.target_calls == 8).all()
-    assert (output.tested == 32).all()
-    assert (output.accepted == 32).all()
+    output = decode(ITSELF, tiny.target_params(), config)
+    np.testing.assert_array_equal(output.target_calls, -(-output.lengths // (config.gamma + 1)))
+    np.testing.assert_array_equal(output.accepted, output.tested)
+    bonus = output.lengths // (config.gamma + 1)
+    np.testing.assert_array_equal(output.accepted, output.lengths - bonus)
 
 
-@pytest.mark.parametrize(
-    ("draft", "params", "config"),
-    [
-        (
-            ITSELF,
-            tiny.near_params,
-            Decoding(tiny.VOCABULARY, Sampling(1.0), 4, max_length=40, eos_id=7),
-        ),
-        (
-            SMALL,
-            tiny.draft_params,
-            Decoding(tiny.VOCABULARY, Sampling(0.0), 4, max_length=40, eos_id=NEVER),
-        ),
-        (
-            ITSELF,
-            tiny.near_params,
-            Decoding(tiny.VOCABULARY, Sampling(0.7), 4, max_length=90, eos_id=NEVER),
-        ),
-        (
-            None,
-            tuple,
-            Decoding(tiny.VOCABULARY, Sampling(1.0), 0, max_length=40, eos_id=7),
-        ),
-    ],
-    ids=["ends", "temperature 0", "caches grow", "baseline"],
-)
-def test_the_stream_is_the_generation_and_adds_up_to_its_counters(draft, params, config) -> None:
-    output = generate(draft, params(), config) if draft else baseline(config)
-    steps = steps_of(draft, params(), config)
+def check_stream(output: Output, steps: list[Step], config: Decoding) -> None:
+    """The steps add up to the output, token by token and counter by counter."""
     assert all(isinstance(leaf, np.ndarray) for leaf in jax.tree.leaves(steps))
-    for row in range(ROWS):
+    for row in range(len(output.lengths)):
         tokens, calls, tested, accepted = [], 0, 0, 0
         for step in steps:
             emitted = step.tokens[row, : step.count[row]].tolist()
@@ -153,9 +145,8 @@ def test_the_stream_is_the_generation_and_adds_up_to_its_counters(draft, params,
             standing = min(int(step.accepted[row]), len(emitted))
             assert emitted[:standing] == step.guesses[row, :standing].tolist()
             accepted += standing
-            rejected_one = step.accepted[row] < config.gamma and len(emitted) > standing
-            tested += standing + rejected_one
-            ended = config.eos_id in emitted or len(tokens) == config.max_length
+            tested += standing + (standing < config.gamma and standing < len(emitted))
+            ended = emitted[-1] == config.eos_id or len(tokens) == config.max_length
             assert step.finished[row] == ended
         length = output.lengths[row]
         assert len(tokens) == length
@@ -163,36 +154,62 @@ def test_the_stream_is_the_generation_and_adds_up_to_its_counters(draft, params,
         assert output.target_calls[row] == calls
         assert output.tested[row] == tested
         assert output.accepted[row] == accepted
+    assert steps[-1].finished.all()
+    assert not any(step.finished.all() for step in steps[:-1])
 
 
-def test_ends_were_met_and_rows_had_different_lengths() -> None:
-    """What the case above called "ends" did meet."""
-    config = Decoding(tiny.VOCABULARY, Sampling(1.0), 4, max_length=40, eos_id=7)
-    output = generate(ITSELF, tiny.near_params(), config)
-    assert len(set(output.lengths.tolist())) > 1
-    assert 0 < output.accepted.sum() < output.tested.sum()
+@pytest.mark.parametrize(
+    ("draft", "params", "config"),
+    [
+        (ITSELF, tiny.near_params, SAMPLED),
+        (
+            UniformDraft(),
+            tuple,
+            Decoding(tiny.VOCABULARY, Sampling(0.7), 4, max_length=90, eos_id=NEVER),
+        ),
+        (None, tuple, greedy(0)),
+    ],
+    ids=["ends", "caches grow", "baseline"],
+)
+def test_the_stream_is_the_generation_and_adds_up_to_its_counters(
+    draft: Draft | None, params: Callable[[], PyTree], config: Decoding
+) -> None:
+    output = decode(draft, params(), config)
+    draws = random_draws(0, np.arange(ROWS), config.capacity)
+    both = Params(tiny.target_params(), params())
+    steps = list(fast.stream(tiny.TARGET, draft, both, tiny.sources(ROWS), draws, config))
+    check_stream(output, steps, config)
+    assert len(set(output.lengths.tolist())) > 1 or config.eos_id == NEVER
+    if config is SAMPLED:
+        assert 0 < output.accepted.sum() < output.tested.sum()
 
 
-@pytest.mark.parametrize("temperature", [0.0, 1.0])
-def test_a_row_of_a_batch_is_what_it_is_alone(temperature: float) -> None:
-    config = Decoding(tiny.VOCABULARY, Sampling(temperature), 4, max_length=40, eos_id=7)
-    together = generate(ITSELF, tiny.near_params(), config, seed=3)
+def test_caches_of_target_and_draft_grow_together() -> None:
+    """Across two sizes; the same draws in a cache that never grows say the same."""
+    config = Decoding(toy.VOCABULARY, Sampling(1.0), gamma=4, max_length=300, eos_id=NEVER)
+    assert len(config.cache_lengths()) == 3
+    table, near = toy.params(toy.target_table()), toy.params(toy.near_table())
+    inputs = np.ones((3, 1), np.int32)
+    output = decode(TOY_DRAFT, near, config, target=TOY, params=table, inputs=inputs)
+    draws = random_draws(0, np.arange(3), config.capacity)
+    steps = list(fast.stream(TOY, TOY_DRAFT, Params(table, near), inputs, draws, config))
+    check_stream(output, steps, config)
+    for row in range(3):
+        trace = reference.generate(
+            TOY, TOY_DRAFT, Params(table, near), inputs[row], np.asarray(draws[row]), config
+        )
+        assert trace.tokens == output.tokens[row].tolist()
+
+
+def test_a_row_of_a_batch_is_what_it_is_alone() -> None:
+    together = decode(ITSELF, tiny.near_params(), SAMPLED)
     both = Params(tiny.target_params(), tiny.near_params())
     for row in range(ROWS):
-        draws = random_draws(3, np.array([row]), config.capacity)
+        draws = random_draws(0, np.array([row]), SAMPLED.capacity)
         source = tiny.sources(ROWS)[row : row + 1]
-        alone = fast.generate(tiny.TARGET, ITSELF, both, source, draws, config)
+        alone = fast.generate(tiny.TARGET, ITSELF, both, source, draws, SAMPLED)
         for one, many in zip(jax.tree.leaves(alone), jax.tree.leaves(together), strict=True):
             np.testing.assert_array_equal(one[0], many[row])
-
-
-def test_more_draws_than_needed_change_nothing() -> None:
-    config = Decoding(tiny.VOCABULARY, Sampling(1.0), 4, max_length=40, eos_id=7)
-    both = Params(tiny.target_params(), tiny.near_params())
-    draws = random_draws(0, np.arange(ROWS), 2 * config.capacity)
-    output = fast.generate(tiny.TARGET, ITSELF, both, tiny.sources(ROWS), draws, config)
-    expected = generate(ITSELF, tiny.near_params(), config)
-    np.testing.assert_array_equal(output.tokens, expected.tokens)
 
 
 # A chain that only ever says 2, 3, 0, 2, 3, 0 ... and 1 where it is told to end.
@@ -209,12 +226,8 @@ def chain(*said: int) -> jnp.ndarray:
 
 def run_chain(table: jnp.ndarray, gamma: int, max_length: int, temperature: float) -> Output:
     config = Decoding(toy.VOCABULARY, Sampling(temperature), gamma, max_length, toy.EOS)
-    model = toy.MarkovModel()
-    draft = TransformerDraft(model)  # pyright: ignore[reportArgumentType]
-    draws = random_draws(0, np.arange(2), config.capacity)
-    source = np.ones((2, 1), np.int32)
-    output = fast.generate(model, draft, Params(table, table), source, draws, config)
-    return jax.tree.map(np.asarray, output)
+    inputs = np.ones((2, 1), np.int32)
+    return decode(TOY_DRAFT, table, config, target=TOY, params=table, inputs=inputs)
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
@@ -248,24 +261,17 @@ def test_a_limit_of_one_token() -> None:
 
 
 @pytest.mark.parametrize("wrong", [np.nan, np.inf])
-@pytest.mark.parametrize("gamma", [0, 4])
-def test_logits_that_are_not_finite_are_told_by_row(wrong: float, gamma: int) -> None:
-    """One source token has a broken embedding: its row is told apart, the others are not."""
-    sources = tiny.sources(ROWS)
-    broken = 2
-    token = int(sources[broken, 0])
-    sources[np.arange(ROWS) != broken] %= token
-    params = jax.tree.map(jnp.asarray, tiny.target_params())
-    embedder = params["params"]["token_embedder"]
-    params = params | {
-        "params": params["params"]
-        | {"token_embedder": {"embedding": embedder["embedding"].at[token].set(wrong)}}
-    }
-    config = Decoding(tiny.VOCABULARY, Sampling(0.0), gamma, max_length=5, eos_id=NEVER)
-    draws = random_draws(0, np.arange(ROWS), config.capacity)
-    if gamma:
-        both = Params(params)
-        output = fast.generate(tiny.TARGET, UniformDraft(), both, sources, draws, config)
-    else:
-        output = autoregressive.generate(tiny.TARGET, params, sources, draws, config)
-    assert output.finite.tolist() == [row != broken for row in range(ROWS)]
+@pytest.mark.parametrize("draft", [None, UniformDraft()])
+def test_logits_that_are_not_finite_are_told_by_row(draft: Draft | None, wrong: float) -> None:
+    """A source token that no guess can be has a broken embedding; one row has it."""
+    inputs = tiny.sources(ROWS)
+    inputs[2, 0] = tiny.VOCABULARY + 3
+    packed = tiny.target_params()
+    embedding = packed["params"]["token_embedder"]["embedding"]
+    broken = {"embedding": embedding.at[tiny.VOCABULARY + 3].set(wrong)}
+    params = packed | {"params": packed["params"] | {"token_embedder": broken}}
+    output = decode(draft, (), greedy(4 if draft else 0), params=params, inputs=inputs)
+    assert output.finite.tolist() == [True, True, False, True]
+    # The others are what they are without it.
+    tokens, _ = expected_greedy()
+    np.testing.assert_array_equal(output.tokens[[0, 1, 3]], tokens[[0, 1, 3]])

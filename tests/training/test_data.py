@@ -6,14 +6,15 @@ import numpy as np
 import pytest
 
 from speculative.training import data
+from speculative.training import examples as examples_lib
 
 SOURCE, TARGET = 24, 20
 
 
-def some_examples(count: int, seed: int = 0) -> data.Examples:
+def some_examples(count: int, seed: int = 0) -> examples_lib.Examples:
     random = np.random.default_rng(seed)
     # Every example opens with its own number, so that its copies can be counted.
-    return data.ragged(
+    return examples_lib.ragged(
         [np.r_[100 * seed + i + 2, random.integers(2, 99, random.integers(1, 12)), 1]
          for i in range(count)],
         [np.r_[random.integers(2, 99, random.integers(1, 9)), 1] for i in range(count)],
@@ -38,7 +39,7 @@ def unpacked(batches: list[data.Batch]) -> list[tuple[tuple[int, ...], tuple[int
     return pairs
 
 
-def pairs_of(examples: data.Examples) -> list[tuple[tuple[int, ...], tuple[int, ...]]]:
+def pairs_of(examples: examples_lib.Examples) -> list[tuple[tuple[int, ...], tuple[int, ...]]]:
     return [
         (tuple(examples.input(i).tolist()), tuple(examples.target(i).tolist()))
         for i in range(len(examples))
@@ -104,7 +105,7 @@ def test_batches_depend_on_seed_and_step_alone() -> None:
 
 
 def test_examples_that_do_not_fit_are_left_out_whole() -> None:
-    examples = data.ragged(
+    examples = examples_lib.ragged(
         [np.array([5, 1]), np.arange(2, 40), np.array([6, 1]), np.array([7, 1])],
         [np.array([8, 1]), np.array([8, 1]), np.arange(2, 40), np.zeros(0)],
     )
@@ -116,19 +117,19 @@ def test_examples_that_do_not_fit_are_left_out_whole() -> None:
 def test_saved_examples_are_loaded(tmp_path: pathlib.Path) -> None:
     examples = some_examples(9)
     examples.save(tmp_path / "deep" / "some.npz")
-    assert pairs_of(data.load(tmp_path / "deep" / "some.npz")) == pairs_of(examples)
+    assert pairs_of(examples_lib.load(tmp_path / "deep" / "some.npz")) == pairs_of(examples)
     assert [path.name for path in (tmp_path / "deep").iterdir()] == ["some.npz"]
 
 
 def test_bad_files_and_mixtures_are_named(tmp_path: pathlib.Path) -> None:
     with pytest.raises(ValueError, match=r"missing\.npz does not exist"):
-        data.load(tmp_path / "missing.npz")
+        examples_lib.load(tmp_path / "missing.npz")
     (tmp_path / "text.npz").write_text("no archive")
     with pytest.raises(ValueError, match=r"text\.npz is no \.npz of tokenised examples"):
-        data.load(tmp_path / "text.npz")
-    data.ragged([], []).save(tmp_path / "empty.npz")
+        examples_lib.load(tmp_path / "text.npz")
+    examples_lib.ragged([], []).save(tmp_path / "empty.npz")
     with pytest.raises(ValueError, match=r"empty\.npz has no examples"):
-        data.load(tmp_path / "empty.npz")
+        examples_lib.load(tmp_path / "empty.npz")
     with pytest.raises(ValueError, match="positive weight"):
         data.Mixture([(some_examples(3), 0.0)], 2, SOURCE, TARGET)
     with pytest.raises(ValueError, match="ask for longer rows"):

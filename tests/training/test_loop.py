@@ -111,7 +111,7 @@ def test_the_held_out_loss_is_the_mean_over_all_tokens(
     loss = tokens = 0.0
     for batch in tiny.on_device(tiny.mixture(40, 1).once()):
         loss += float(OBJECTIVE(straight[1], (), batch, None)[1]["loss"])
-        tokens += batch["decoder_loss_weights"].sum()
+        tokens += int(batch["decoder_loss_weights"].sum())
     assert log(straight[0])[-1]["held/loss"] == pytest.approx(loss / tokens, rel=1e-5)
 
 

@@ -1,0 +1,94 @@
+"""The demo: both tasks at temperature 0 and 1, measured, traced and reported."""
+
+import pathlib
+
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+
+from speculative.experiments import records, report, traces
+from speculative.experiments.run import Row, run_row
+from speculative.measurement.prompts import load_prompts
+from speculative.pair import load
+from speculative.sampling import Sampling
+
+TASKS = ("debian_ende", "debian_synopsis")
+TEMPERATURES = (0.0, 1.0)
+
+
+def run(
+    target: str,
+    draft: str | None,
+    output_dir: pathlib.Path,
+    seed: int,
+    max_length: int,
+    limit: int | None,
+) -> None:
+    """Measures and prints; writes `records.jsonl`, a row as soon as it is done, and `report.md`.
+
+    Args:
+        target: a checkpoint's folder or name.
+        draft: likewise, or one of the model-free drafts; None is the shipped one.
+        output_dir: of both files; those of an earlier run are replaced.
+        seed: of all random numbers.
+        max_length: tokens after which an output is cut.
+        limit: prompts of each task; None is all.
+
+    Raises:
+        ValueError: as `pair.load` and `Pair.encode`.
+        KeyboardInterrupt: says which records are kept.
+    """
+    console = Console()
+    pair = load(target, draft)
+    prompts = {task: load_prompts(task, limit) for task in TASKS}
+    output_dir.mkdir(parents=True, exist_ok=True)
+    file = output_dir / "records.jsonl"
+    file.unlink(missing_ok=True)
+    rows: list[Row] = []
+    try:
+        with _progress() as progress:
+            total = len(TASKS) * len(TEMPERATURES)
+            bar = progress.add_task("", total=total)
+            for task in TASKS:
+                for temperature in TEMPERATURES:
+
+                    def show(
+                        what: str, share: float, task: str = task, temperature: float = temperature
+                    ) -> None:
+                        description = f"{task}, T = {temperature:g}: {what}"
+                        progress.update(bar, description=description, completed=len(rows) + share)
+
+                    row = run_row(
+                        pair,
+                        task,
+                        prompts[task],
+                        Sampling(temperature),
+                        seed=seed,
+                        max_length=max_length,
+                        experiment="demo",
+                        on_progress=show,
+                    )
+                    records.append(file, row.record)
+                    rows.append(row)
+            progress.update(bar, description="traces", completed=total)
+            traced = [
+                traces.trace(pair, row.record, prompts[row.record.task][0].source, max_length)
+                for row in rows
+            ]
+    except KeyboardInterrupt:
+        raise KeyboardInterrupt(f"; {len(rows)} finished rows are in {file}") from None
+    written = output_dir / "report.md"
+    written.write_text(report.markdown(rows, traced), encoding="utf-8")
+    report.show(rows, traced, console)
+    console.print(f"Written: {file} and {written}.", soft_wrap=True)
+
+
+def _progress() -> Progress:
+    """A bar on standard error, where that is a terminal; nothing of it stays."""
+    return Progress(
+        TextColumn("{task.description:36}"),
+        BarColumn(),
+        TextColumn("{task.percentage:3.0f}%"),
+        TimeElapsedColumn(),
+        console=Console(stderr=True),
+        transient=True,
+    )

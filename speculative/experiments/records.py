@@ -1,0 +1,119 @@
+"""The record of a measured row, and the file of them: one JSON object a line."""
+
+import dataclasses
+import json
+import math
+import os
+import pathlib
+import typing
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Record:
+    """A row of Tables 2 and 4, measured; None where it was not.
+
+    Symbols are those of `theory`; times are milliseconds at batch size 1. `alpha` is the mean
+    of the sum of min(p, q) over the target's own text, `alpha_accepted` the share accepted of
+    the guesses tested; `speedup` is autoregressive over speculative time a token,
+    `speedup_expected` is Theorem 3.8's, `speedup_predicted` the measured cost model with
+    prefill and the examples' lengths, and `speedup_long` its limit for long outputs, which is
+    Eq. 1 / (gamma c + v).
+
+    Raises:
+        ValueError: a value of the wrong type, or a number that is not finite.
+    """
+
+    experiment: str
+    task: str
+    target: str
+    draft: str
+    temperature: float
+    top_k: int
+    top_p: float
+    lenience: float
+    gamma: int
+    batch_size: int
+    num_examples: int
+    num_tokens: int
+    num_target_calls: int
+    tokens_per_call: float
+    tokens_per_call_expected: float
+    alpha: float
+    alpha_accepted: float | None
+    alpha_low: float
+    alpha_high: float
+    c: float
+    verify_cost: float
+    ms_target_step: float
+    ms_verify: float
+    ms_draft_step: float
+    ms_per_token_autoregressive: float
+    ms_per_token_speculative: float
+    speedup: float
+    speedup_low: float
+    speedup_high: float
+    speedup_expected: float
+    speedup_predicted: float
+    outputs_identical: int | None
+    near_ties: int | None
+    metric: str | None
+    quality_autoregressive: float | None
+    quality_speculative: float | None
+    paper_alpha: float | None
+    paper_speedup: float | None
+    seed: int
+    commit: str
+    device: str
+    jax_version: str
+    dtype: str
+    gin: str
+    started_at: str
+    ms_prefill: float
+    ms_prefill_draft: float
+    speedup_long: float
+    tested: int
+    accepted: int
+
+    def __post_init__(self) -> None:
+        for field in dataclasses.fields(self):
+            value, kind = getattr(self, field.name), field.type
+            kinds = typing.get_args(kind) or (kind,)
+            # JSON writes 1.0 as 1.0, but other writers may shorten it to 1.
+            if float in kinds:
+                kinds = (*kinds, int)
+            if not isinstance(value, kinds) or isinstance(value, bool):
+                raise ValueError(f"A record's {field.name} cannot be {value!r}.")
+            if isinstance(value, float) and not math.isfinite(value):
+                raise ValueError(f"A record's {field.name} must be finite, not {value}.")
+
+
+def append(path: str | pathlib.Path, record: Record) -> None:
+    """Adds a record to a file as one line, on disk when this returns.
+
+    An interrupt leaves the lines before it as they were.
+    """
+    path = pathlib.Path(path)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    line = json.dumps(dataclasses.asdict(record), ensure_ascii=False, allow_nan=False) + "\n"
+    # Unbuffered: a line is one write, never a part now and the rest later.
+    with path.open("ab", buffering=0) as file:
+        file.write(line.encode())
+        os.fsync(file.fileno())
+
+
+def read(path: str | pathlib.Path) -> list[Record]:
+    """The records of a file, in order.
+
+    Raises:
+        ValueError: there is no such file, or a line is no record; the message names the line.
+    """
+    path = pathlib.Path(path)
+    if not path.is_file():
+        raise ValueError(f"There are no records at {path}.")
+    records = []
+    for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1):
+        try:
+            records.append(Record(**json.loads(line)))
+        except (TypeError, ValueError) as error:
+            raise ValueError(f"Line {number} of {path} is no record: {error}") from error
+    return records

@@ -1,0 +1,34 @@
+"""Intervals for what is measured over examples, by resampling them."""
+
+from collections.abc import Callable
+
+import numpy as np
+from numpy.typing import NDArray
+
+RESAMPLES = 2000
+
+
+def interval(
+    statistic: Callable[[NDArray[np.intp]], float], size: int, seed: int = 0
+) -> tuple[float, float]:
+    """The percentile bootstrap's 95% interval of a statistic over examples.
+
+    Whole examples are drawn, not tokens: tokens of one text depend on each other.
+
+    Args:
+        statistic: maps the numbers [size] of the examples drawn, some repeated, to its value.
+        size: how many examples there are.
+        seed: of the resampling.
+
+    Returns:
+        The 2.5th and the 97.5th percentile of the statistic over the resamples.
+
+    Raises:
+        ValueError: there is no example.
+    """
+    if size < 1:
+        raise ValueError("An interval needs at least one example.")
+    rng = np.random.default_rng(seed)
+    values = [statistic(rng.integers(0, size, size)) for _ in range(RESAMPLES)]
+    low, high = np.percentile(values, [2.5, 97.5])
+    return float(low), float(high)

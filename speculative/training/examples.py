@@ -1,0 +1,77 @@
+"""Tokenised examples in .npz files, which machines without TensorFlow can read."""
+
+import dataclasses
+import pathlib
+from collections.abc import Sequence
+
+import numpy as np
+
+
+@dataclasses.dataclass(frozen=True)
+class Examples:
+    """Ragged token ids: example i is the slice between offsets i and i + 1.
+
+    Attributes:
+        inputs: all source tokens, end of sequence included.
+        inputs_offsets: [n + 1].
+        targets: all target tokens.
+        targets_offsets: [n + 1].
+    """
+
+    inputs: np.ndarray
+    inputs_offsets: np.ndarray
+    targets: np.ndarray
+    targets_offsets: np.ndarray
+
+    def __len__(self) -> int:
+        return len(self.inputs_offsets) - 1
+
+    def input(self, i: int) -> np.ndarray:
+        """Source tokens of example i."""
+        return self.inputs[self.inputs_offsets[i] : self.inputs_offsets[i + 1]]
+
+    def target(self, i: int) -> np.ndarray:
+        """Target tokens of example i."""
+        return self.targets[self.targets_offsets[i] : self.targets_offsets[i + 1]]
+
+    def save(self, path: str | pathlib.Path) -> None:
+        """Writes the .npz file that `load` reads, whole or not at all."""
+        path = pathlib.Path(path)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        unfinished = path.with_name(path.name + ".unfinished")
+        with unfinished.open("wb") as file:
+            np.savez_compressed(file, **vars(self))
+        unfinished.rename(path)
+
+
+def ragged(inputs: Sequence[np.ndarray], targets: Sequence[np.ndarray]) -> Examples:
+    """Examples from one array of token ids each."""
+    columns: list[np.ndarray] = []
+    for rows in (inputs, targets):
+        flat = np.concatenate(rows) if rows else np.zeros(0)
+        columns.append(flat.astype(np.int16 if flat.max(initial=0) < 2**15 else np.int32))
+        columns.append(np.cumsum([0, *map(len, rows)], dtype=np.int64))
+    return Examples(*columns)
+
+
+def load(path: str | pathlib.Path) -> Examples:
+    """Reads tokenised examples.
+
+    Raises:
+        ValueError: the file is missing, is no .npz of ragged examples, or is empty.
+    """
+    path = pathlib.Path(path)
+    if not path.is_file():
+        raise ValueError(f"{path} does not exist; make it with scripts/export_tokenized.py.")
+    try:
+        with np.load(path) as arrays:
+            examples = Examples(*(arrays[f.name] for f in dataclasses.fields(Examples)))
+    except Exception as error:  # NumPy raises many kinds for a damaged archive.
+        raise ValueError(f"{path} is no .npz of tokenised examples: {error}.") from error
+    for name, flat, offsets in (
+        ("inputs", examples.inputs, examples.inputs_offsets),
+        ("targets", examples.targets, examples.targets_offsets),
+    ):
+        if len(offsets) < 2 or offsets[-1] != len(flat) or len(offsets) != len(examples) + 1:
+            raise ValueError(f"{path} has no examples, or offsets that do not fit its {name}.")
+    return examples
