@@ -217,7 +217,7 @@ def _shipped_bigrams(vocabulary: Vocabulary) -> dict[str, np.ndarray]:
 
 def enable_compilation_cache() -> None:
     """Keeps compiled programs between runs, unless the user has chosen a place for them."""
-    if jax.config.read("jax_compilation_cache_dir") is None:
+    if jax.config.values["jax_compilation_cache_dir"] is None:
         base = pathlib.Path(os.environ.get("XDG_CACHE_HOME", "~/.cache")).expanduser()
         jax.config.update("jax_compilation_cache_dir", str(base / "speculative" / "compiled"))
         jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.1)

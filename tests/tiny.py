@@ -18,7 +18,7 @@ DRAFT = T5(T5Config(56, 8, 1, 8, 16, 1, 1))
 @functools.cache
 def stored_params() -> PyTree:
     """The target's parameters as a checkpoint stores them."""
-    return TARGET.init(jax.random.key(0))
+    return jax.jit(TARGET.init)(jax.random.key(0))
 
 
 @functools.cache
@@ -28,7 +28,7 @@ def target_params() -> PyTree:
 
 @functools.cache
 def draft_params() -> PyTree:
-    return pack(DRAFT.init(jax.random.key(1)))
+    return pack(jax.jit(DRAFT.init)(jax.random.key(1)))
 
 
 @functools.cache

@@ -58,7 +58,7 @@ def save(
         params: T5X's tree.
         vocabulary: a SentencePiece file to store beside the weights.
         quantisation: "int8" for kernels and embeddings.
-        dtype: of the tensors that are not int8.
+        dtype: of all tensors, where none is quantised.
 
     Raises:
         ValueError: the folder exists, the vocabulary does not, or a parameter does not fit
@@ -75,15 +75,17 @@ def save(
     for name, value in _checked(params, config, str(folder)).items():
         stored = quantise(name, value) if quantisation else {name: value}
         for key, tensor in stored.items():
-            lossy = dtype == "bfloat16" and not quantisation
-            tensors[key] = tensor.astype(ml_dtypes.bfloat16) if lossy else tensor
+            half = dtype == "bfloat16" and not quantisation
+            tensors[key] = tensor.astype(ml_dtypes.bfloat16) if half else tensor
     unfinished = folder.with_name(folder.name + ".unfinished")
     shutil.rmtree(unfinished, ignore_errors=True)
     unfinished.mkdir(parents=True)
     pieces = _pieces(tensors)
     for i, piece in enumerate(pieces, 1):
         name = f"model-{i:05}-of-{len(pieces):05}" if len(pieces) > 1 else "model"
-        save_file(piece, unfinished / f"{name}.safetensors")
+        path = unfinished / f"{name}.safetensors"
+        save_file(piece, path)
+        path.chmod(0o644)  # safetensors makes files that only their owner can read.
     if vocabulary is not None:
         shutil.copy(vocabulary, unfinished / pathlib.Path(vocabulary).name)
     description = {

@@ -18,13 +18,14 @@ class DecoderState:
     """What a decoder remembers between chunks.
 
     Heads come before positions, so that every attention product is a plain batched one and
-    nothing of the cache's size is ever transposed.
+    nothing of the cache's size is ever transposed; rows and heads are one axis, so that the
+    products read the very array that the state keeps, with no copy between.
 
     Attributes:
         lengths: [B] tokens that each row's cache holds; entries at or beyond it are stale
             and lie behind the mask.
-        keys: per layer [B, N, T, H], self-attention keys.
-        values: per layer [B, N, T, H].
+        keys: per layer [B * N, T, H], self-attention keys.
+        values: per layer [B * N, T, H].
         cross_keys: per layer [B, N, S, H], projected once by `start`.
         cross_values: per layer [B, N, S, H].
         source_bias: [B, 1, 1, S] float32, 0 at tokens and -1e10 at padding.
@@ -44,15 +45,16 @@ def rewind(state: DecoderState, lengths: Rows) -> DecoderState:
 
 
 def write_rows(buffer: Array, chunk: Array, starts: Rows, axis: int) -> Array:
-    """Writes `chunk` [B, ...] into `buffer` [B, ...] from `starts[b]` on along `axis`.
+    """Writes `chunk` into `buffer` from `starts[b]` on along `axis`.
 
-    A start too near the end would be shifted back silently, as `dynamic_update_slice` does;
+    Both are [B, ...], or [B * N, ...] with N entries for each of `starts` [B]. A start too near the end would be shifted back silently, as `dynamic_update_slice` does;
     callers size their buffers so that it never is.
     """
     chunk = chunk.astype(buffer.dtype)
-    if buffer.shape[0] == 1:
+    if starts.shape[0] == 1:
         # In place and one operation; the general form below becomes a scatter.
         return lax.dynamic_update_slice_in_dim(buffer, chunk, starts[0], axis)
+    starts = jnp.repeat(starts, buffer.shape[0] // starts.shape[0])
     return jax.vmap(lambda b, c, s: lax.dynamic_update_slice_in_dim(b, c, s, axis - 1))(
         buffer, chunk, starts
     )

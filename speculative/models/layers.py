@@ -234,14 +234,16 @@ class Attention(nn.Module):
     def cached(
         self, x: Array, bias: Array, keys: Array, values: Array, starts: Array
     ) -> tuple[Array, Array, Array]:
-        """Self-attention of a chunk x [B, L, D] on a cache [B, N, T, H] that it extends.
+        """Self-attention of a chunk x [B, L, D] on a cache [B * N, T, H] that it extends.
 
         The chunk's keys and values are written at `starts` [B] first, then attended to.
         """
         query, key, value = self._query_key_value(x)
-        keys = write_rows(keys, key, starts, axis=2)
-        values = write_rows(values, value, starts, axis=2)
-        return self.out(attend(query, keys, values, bias)), keys, values
+        keys = write_rows(keys, key.reshape(-1, *key.shape[2:]), starts, axis=1)
+        values = write_rows(values, value.reshape(-1, *value.shape[2:]), starts, axis=1)
+        shape = (*query.shape[:2], *keys.shape[1:])
+        mixed = attend(query, keys.reshape(shape), values.reshape(shape), bias)
+        return self.out(mixed), keys, values
 
     def _query_key_value(self, x: Array) -> list[Array]:
         denses = [self.query, self.key, self.value]

@@ -157,7 +157,7 @@ class Decoder(nn.Module):
 
     def cached(self, x: Array, state: DecoderState) -> tuple[Array, DecoderState]:
         """A chunk: hidden states [B, L, D] and the state that holds the chunk too."""
-        length, cache = x.shape[1], state.keys[0].shape[2]
+        length, cache = x.shape[1], state.keys[0].shape[1]
         bias = self.relpos_bias.causal(state.lengths, length, cache)
         keys, values = [], []
         for i, layer in enumerate(self.layers):
@@ -213,7 +213,7 @@ class Transformer(nn.Module):
         config = self.config
         mask = _masked(inputs != PAD_ID)[:, None, None, :]
         cross = self.decoder.project_source(self.encoder(self._embed(inputs), mask))
-        shape = (inputs.shape[0], config.num_heads, cache_length, config.head_dim)
+        shape = (inputs.shape[0] * config.num_heads, cache_length, config.head_dim)
         empty = tuple(jnp.zeros(shape, config.dtype) for _ in cross)
         return DecoderState(
             lengths=jnp.zeros(inputs.shape[0], jnp.int32),

@@ -1,63 +1,103 @@
 """The host loop in float64 and the device loop in float32 emit the same tokens."""
 
-from collections.abc import Callable
+import functools
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
 from speculative.decoding import Decoding, Params, random_draws, reference
 from speculative.decoding import speculative as fast
-from speculative.drafts import Draft, TransformerDraft, UniformDraft
+from speculative.decoding.speculative import Model
+from speculative.drafts import Draft, TransformerDraft
 from speculative.sampling import Sampling
-from speculative.types import PyTree
 from tests import tiny, toy
 
-TARGET = toy.MarkovModel()
-MODEL_DRAFT = TransformerDraft(TARGET)  # pyright: ignore[reportArgumentType]
-SAMPLINGS = [
-    Sampling(0.0),
-    Sampling(1.0),
-    Sampling(0.7, top_k=2),
-    Sampling(1.3, top_p=0.8),
-]
-ROWS = 6
+TOY = toy.MarkovModel()
+TOY_DRAFT = TransformerDraft(TOY)  # pyright: ignore[reportArgumentType]
+SAMPLINGS = [Sampling(0.0), Sampling(1.0), Sampling(0.7, top_k=2), Sampling(1.3, top_p=0.8)]
+ROWS = 4
 
 
-def near() -> PyTree:
-    return toy.params(toy.near_table())
-
-
-def disjoint() -> PyTree:
-    return toy.params(toy.disjoint_table())
+def check_same_tokens(
+    target: Model,
+    draft: Draft,
+    params: Params,
+    inputs: np.ndarray,
+    config: Decoding,
+    seed: int,
+) -> list[reference.Trace]:
+    draws = random_draws(seed, np.arange(ROWS), config.capacity)
+    output = fast.generate(target, draft, params, jnp.asarray(inputs), draws, config)
+    output = jax.tree.map(np.asarray, output)
+    traces = []
+    for row in range(ROWS):
+        draws_row = np.asarray(draws[row])
+        trace = reference.generate(target, draft, params, inputs[row], draws_row, config)
+        assert trace.tokens == output.tokens[row, : output.lengths[row]].tolist()
+        assert len(trace.steps) == output.target_calls[row]
+        standing = sum(min(step.accepted, len(step.emitted)) for step in trace.steps)
+        assert standing == output.accepted[row]
+        traces.append(trace)
+    return traces
 
 
 @pytest.mark.parametrize("sampling", SAMPLINGS, ids=str)
 @pytest.mark.parametrize(
-    ("draft", "draft_params", "gamma"),
+    ("draft", "table"),
     [
-        (MODEL_DRAFT, near, 4),
-        (MODEL_DRAFT, disjoint, 4),
-        (toy.CertainDraft(), toy.certain_table, 2),
-        (UniformDraft(), tuple, 1),
+        (TOY_DRAFT, toy.near_table),
+        (TOY_DRAFT, toy.disjoint_table),
+        (toy.CertainDraft(), toy.certain_table),
     ],
+    ids=["near", "disjoint", "certain"],
 )
-def test_the_fast_path_emits_the_reference_s_tokens(
-    draft: Draft, draft_params: Callable[[], PyTree], gamma: int, sampling: Sampling
-) -> None:
-    config = Decoding(toy.VOCABULARY, sampling, gamma, max_length=20, eos_id=toy.EOS)
-    params = Params(toy.params(toy.target_table()), jax.numpy.asarray(draft_params()))
+def test_on_toy_models(draft: Draft, table: functools.partial, sampling: Sampling) -> None:
+    config = Decoding(toy.VOCABULARY, sampling, 4, max_length=20, eos_id=toy.EOS)
+    dtype = np.int32 if table is toy.certain_table else np.float32
+    params = Params(toy.params(toy.target_table()), jnp.asarray(table(), dtype))
     inputs = np.ones((ROWS, 1), np.int32)
-    for seed in (0, 1):
-        draws = random_draws(seed, np.arange(ROWS), config.capacity)
-        output = jax.tree.map(
-            np.asarray, fast.generate(TARGET, draft, params, inputs, draws, config)
-        )
-        for row in range(ROWS):
-            trace = reference.generate(
-                TARGET, draft, params, inputs[row], np.asarray(draws[row]), config
+    for seed in range(5):
+        check_same_tokens(TOY, draft, params, inputs, config, seed)
+
+
+def test_on_t5() -> None:
+    config = Decoding(tiny.VOCABULARY, Sampling(1.0), gamma=4, max_length=40, eos_id=7)
+    params = Params(tiny.target_params(), tiny.near_params())
+    draft = TransformerDraft(tiny.TARGET)
+    traces = check_same_tokens(tiny.TARGET, draft, params, tiny.sources(ROWS), config, seed=0)
+    steps = [step for trace in traces for step in trace.steps]
+    assert 0 < sum(step.accepted for step in steps) < 4 * len(steps)
+
+
+def test_a_trace_holds_the_distributions_that_algorithm_1_used() -> None:
+    """Against the enumerable model: p and q at each prefix, and the acceptance they imply."""
+    config = Decoding(toy.VOCABULARY, Sampling(1.3, top_p=0.8), 4, max_length=20, eos_id=toy.EOS)
+    params = Params(toy.params(toy.target_table()), toy.params(toy.near_table()))
+    p = toy.distribution(toy.target_table(), config.sampling)
+    q = toy.distribution(toy.near_table(), config.sampling)
+    for seed in range(4):
+        draws = np.asarray(random_draws(seed, np.arange(1), config.capacity))[0]
+        inputs = np.ones(1, np.int32)
+        trace = reference.generate(TOY, TOY_DRAFT, params, inputs, draws, config)
+        said = [0, 0]
+        for step in trace.steps:
+            context = [*said, *step.guesses]
+            here = [tuple(context[len(said) - 2 + i : len(said) + i]) for i in range(5)]
+            np.testing.assert_allclose(step.p, [p[c] for c in here], atol=1e-6)
+            np.testing.assert_allclose(step.q, [q[c] for c in here[:4]], atol=1e-6)
+            np.testing.assert_allclose(
+                step.beta, [np.minimum(p[c], q[c]).sum() for c in here[:4]], atol=1e-6
             )
-            assert trace.tokens == output.tokens[row, : output.lengths[row]].tolist()
-            assert len(trace.steps) == output.target_calls[row]
-            standing = [min(step.accepted, len(step.emitted)) for step in trace.steps]
-            assert sum(standing) == output.accepted[row]
+            assert step.emitted == [*step.guesses[: step.accepted], step.next_token][
+                : len(step.emitted)
+            ]
+            said += step.emitted
+        assert said[2:] == trace.tokens
+
+
+def test_without_guesses_there_is_no_algorithm_1() -> None:
+    config = Decoding(toy.VOCABULARY, gamma=0)
+    with pytest.raises(ValueError, match="gamma.*0"):
+        reference.generate(TOY, TOY_DRAFT, Params(()), np.ones(1), np.ones((9, 3)), config)

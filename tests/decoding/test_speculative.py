@@ -212,41 +212,34 @@ def test_a_row_of_a_batch_is_what_it_is_alone() -> None:
             np.testing.assert_array_equal(one[0], many[row])
 
 
-# A chain that only ever says 2, 3, 0, 2, 3, 0 ... and 1 where it is told to end.
-
-
-def chain(*said: int) -> jnp.ndarray:
-    """A table [V, V, V] by which, after the start, `said` follows, round and round."""
+def run_chain(*said: int, config: Decoding | None = None) -> Output:
+    """A target, its own draft, that says these tokens round and round and nothing else."""
     table = np.full((toy.PADDED,) * 3, -30.0)
-    walk = [0, *said, said[0]]
-    for last, following in zip(walk, walk[1:], strict=False):
-        table[:, last, following] = 30.0
-    return toy.params(table)
+    walk = [0, 0, *said, *said]
+    for before, last, following in zip(walk, walk[1:], walk[2:], strict=False):
+        table[before, last] = -30.0
+        table[before, last, following] = 30.0
+    config = config or Decoding(toy.VOCABULARY, Sampling(1.0), 4, max_length=7, eos_id=toy.EOS)
+    params, inputs = toy.params(table), np.ones((2, 1), np.int32)
+    return decode(TOY_DRAFT, params, config, target=TOY, params=params, inputs=inputs)
 
 
-def run_chain(table: jnp.ndarray, gamma: int, max_length: int, temperature: float) -> Output:
-    config = Decoding(toy.VOCABULARY, Sampling(temperature), gamma, max_length, toy.EOS)
-    inputs = np.ones((2, 1), np.int32)
-    return decode(TOY_DRAFT, table, config, target=TOY, params=table, inputs=inputs)
-
-
-@pytest.mark.parametrize("temperature", [0.0, 1.0])
-def test_an_end_inside_an_accepted_block_ends_the_row_there(temperature: float) -> None:
-    output = run_chain(chain(2, 3, 1), gamma=7, max_length=20, temperature=temperature)
-    assert output.tokens.tolist() == [[2, 3, 1] + [0] * 17] * 2
+def test_an_end_inside_an_accepted_block_ends_the_row_there() -> None:
+    output = run_chain(2, 3, 1)
+    assert output.tokens.tolist() == [[2, 3, 1, 0, 0, 0, 0]] * 2
     assert output.lengths.tolist() == output.tested.tolist() == output.accepted.tolist() == [3, 3]
     assert output.target_calls.tolist() == [1, 1]
 
 
 def test_an_end_that_is_the_bonus_token_ends_the_row() -> None:
-    output = run_chain(chain(2, 3, 1), gamma=2, max_length=20, temperature=1.0)
-    assert output.tokens.tolist() == [[2, 3, 1] + [0] * 17] * 2
-    assert output.tested.tolist() == output.accepted.tolist() == [2, 2]
+    output = run_chain(2, 2, 3, 3, 1)
+    assert output.tokens.tolist() == [[2, 2, 3, 3, 1, 0, 0]] * 2
+    assert output.tested.tolist() == output.accepted.tolist() == [4, 4]
     assert output.target_calls.tolist() == [1, 1]
 
 
 def test_the_limit_cuts_inside_a_block() -> None:
-    output = run_chain(chain(2, 3), gamma=4, max_length=7, temperature=1.0)
+    output = run_chain(2, 3)
     assert output.tokens.tolist() == [[2, 3, 2, 3, 2, 3, 2]] * 2
     assert output.lengths.tolist() == [7, 7]
     assert output.target_calls.tolist() == [2, 2]
@@ -255,7 +248,8 @@ def test_the_limit_cuts_inside_a_block() -> None:
 
 
 def test_a_limit_of_one_token() -> None:
-    output = run_chain(chain(2, 3), gamma=4, max_length=1, temperature=1.0)
+    config = Decoding(toy.VOCABULARY, Sampling(0.0), gamma=4, max_length=1, eos_id=toy.EOS)
+    output = run_chain(2, 3, config=config)
     assert output.tokens.tolist() == [[2]] * 2
     assert output.target_calls.tolist() == output.accepted.tolist() == [1, 1]
 

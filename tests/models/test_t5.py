@@ -55,7 +55,7 @@ def v1_0() -> tuple[T5, PyTree]:
             return leaf * jnp.asarray(rng.uniform(0.5, 1.5, leaf.shape), leaf.dtype)
         return leaf
 
-    return model, jax.tree_util.tree_map_with_path(unsettle, model.init(jax.random.key(0)))
+    return model, jax.tree_util.tree_map_with_path(unsettle, jax.jit(model.init)(jax.random.key(0)))
 
 
 MODELS = {"v1.1": v1_1, "v1.0": v1_0}

@@ -1,0 +1,19 @@
+"""A tiny random pair as checkpoints with the shipped vocabulary, padded to different sizes."""
+
+import pathlib
+
+import jax
+import numpy as np
+
+from speculative.checkpoints import ASSETS, native
+from speculative.models import T5, T5Config
+
+VOCABULARY = ASSETS / "debian.model"
+TARGET = T5Config(8192, 16, 2, 8, 24, 1, 1)
+DRAFT = T5Config(8200, 8, 1, 8, 16, 1, 1)
+
+
+def save(folder: pathlib.Path, config: T5Config, seed: int, logits_scale: float = 1.0) -> None:
+    params = jax.tree.map(np.array, jax.jit(T5(config).init)(jax.random.key(seed)))
+    params["decoder"]["logits_dense"]["kernel"] *= logits_scale
+    native.save(folder, config, params, VOCABULARY)

@@ -1,0 +1,302 @@
+"""The command line: what it prints is what the library decodes, and wrong input is one line."""
+
+import dataclasses
+import io
+import json
+import os
+import pathlib
+import shutil
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import numpy as np
+import pytest
+
+import speculative
+from speculative import cli
+from speculative.checkpoints import native
+from speculative.decoding.speculative import Step
+from speculative.models import T5
+from speculative.vocabulary import Vocabulary
+from tests import saved
+from tests.saved import VOCABULARY
+
+TEXT = "A small editor for plain text."
+
+
+@pytest.fixture(scope="module")
+def pair(saved_pair: tuple[pathlib.Path, pathlib.Path]) -> list[str]:
+    """The options that name a tiny random pair."""
+    target, draft = saved_pair
+    return ["--target", str(target), "--draft", str(draft)]
+
+
+def generate(pair: list[str], *options: str) -> int:
+    return cli.main(["generate", *pair, "--max_length", "12", "--gamma", "2", *options])
+
+
+def expected(pair: list[str], text: str, **settings: Any) -> speculative.Result:
+    loaded = speculative.load(pair[1], pair[3])
+    return loaded.generate(text, max_length=12, gamma=2, **settings)
+
+
+def give_input(monkeypatch: pytest.MonkeyPatch, raw: bytes) -> None:
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(raw)))
+
+
+def test_text_is_what_one_dispatch_decodes(pair: list[str], capsys) -> None:
+    assert generate(pair, TEXT, "--temperature", "1", "--seed", "7") == 0
+    assert capsys.readouterr().out == expected(pair, TEXT, temperature=1.0, seed=7).text + "\n"
+
+
+def test_a_line_of_json_for_each_line_of_a_file(
+    pair: list[str], tmp_path: pathlib.Path, capsys
+) -> None:
+    file = tmp_path / "prompts.txt"
+    file.write_text(f"{TEXT}\n{TEXT}\n", encoding="utf-8")
+    assert generate(pair, "--file", str(file), "--json", "--temperature", "1") == 0
+    lines = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    for example, line in enumerate(lines):
+        result = dataclasses.asdict(expected(pair, TEXT, temperature=1.0, example=example))
+        assert line == {key: result[key] for key in ("text", "tokens", "target_calls", "accepted")}
+    # The same prompt twice has random numbers of its own each time.
+    assert len(lines) == 2
+    assert lines[0]["tokens"] != lines[1]["tokens"]
+
+
+def test_prompts_from_standard_input_with_a_tasks_prefix(
+    pair: list[str], capsys, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    give_input(monkeypatch, f"{TEXT}\nÜbergröße\n".encode())
+    assert generate(pair, "--task", "debian_ende") == 0
+    prefix = "translate English to German: "
+    texts = [expected(pair, prefix + text).text for text in (TEXT, "Übergröße")]
+    assert capsys.readouterr().out == "".join(text + "\n" for text in texts)
+
+
+def test_a_long_prompt_is_cut_when_asked(pair: list[str], capsys) -> None:
+    assert generate(pair, "word " * 600, "--truncate") == 0
+    assert capsys.readouterr().out == expected(pair, "word " * 511).text + "\n"
+
+
+def steps_of(tokens: list[int]) -> list[Step]:
+    """A token a step."""
+    one, no = np.ones(1, np.int32), np.zeros(1, bool)
+    return [Step(np.array([[t]]), one, np.zeros((1, 0)), one, no, ~no) for t in tokens]
+
+
+def test_streaming_never_shows_half_a_character() -> None:
+    vocabulary = Vocabulary(VOCABULARY)
+    text = "Größe: 日本 €"
+    tokens = vocabulary.encode(text).tolist()
+    parts = list(cli._as_it_grows(vocabulary, steps_of(tokens)))
+    assert len(tokens) > len(text) // 2
+    assert "\N{REPLACEMENT CHARACTER}" not in "".join(parts)
+    assert "".join(parts) == text
+
+
+def test_streaming_shows_bytes_that_stay_broken() -> None:
+    vocabulary = Vocabulary(VOCABULARY)
+    first_byte = vocabulary.pieces.index("<0xE2>")
+    parts = list(cli._as_it_grows(vocabulary, steps_of([first_byte])))
+    assert parts == ["", "\N{REPLACEMENT CHARACTER}"]
+
+
+def fails(capsys, arguments: list[str], *fragments: str) -> None:
+    """One sentence, exit code 2, nothing else."""
+    assert cli.main(arguments) == 2
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert err.startswith("error: ")
+    assert err.count("\n") == 1
+    for fragment in fragments:
+        assert fragment in err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "fragments"),
+    [
+        ([], ["command"]),
+        (["decode"], ["'decode'", "demo", "generate"]),
+        (["generate", TEXT, "--gama", "3"], ["--gama"]),
+        (["generate", TEXT, "--gamma", "0"], ["--gamma", "from 1 to", "'0'"]),
+        (["generate", TEXT, "--gamma", "two"], ["--gamma", "'two'"]),
+        (["generate", TEXT, "--temperature", "-0.5"], ["temperature", "-0.5"]),
+        (["generate", TEXT, "--temperature", "nan"], ["temperature", "nan"]),
+        (["generate", TEXT, "--temperature", "inf"], ["temperature", "inf"]),
+        (["generate", TEXT, "--temperature", "hot"], ["--temperature", "'hot'"]),
+        (["generate", TEXT, "--top_p", "0"], ["top_p", "(0, 1]", "0.0"]),
+        (["generate", TEXT, "--top_p", "1.01"], ["top_p", "(0, 1]", "1.01"]),
+        (["generate", TEXT, "--top_p", "nan"], ["top_p", "nan"]),
+        (["generate", TEXT, "--top_k", "-1"], ["top_k", "-1"]),
+        (["generate", TEXT, "--max_length", "0"], ["--max_length", "from 1 to 1024", "'0'"]),
+        (["generate", TEXT, "--max_length", "1025"], ["--max_length", "from 1 to 1024", "'1025'"]),
+        (["generate", TEXT, "--seed", "-1"], ["--seed", "'-1'"]),
+        (["generate", TEXT, "--task", "wmt"], ["'wmt'", "debian_ende", "debian_synopsis"]),
+        (["generate", ""], ["The prompt", "empty"]),
+        (["generate", " \t"], ["The prompt", "empty"]),
+        (["generate", TEXT, "--file", "prompts.txt"], ["--file", "not allowed with"]),
+        (["generate", "--file", "no/such/file"], ["no/such/file"]),
+        (["demo", "--limit", "0"], ["--limit", "'0'"]),
+        (["demo", "--max_length", "5000"], ["--max_length", "'5000'"]),
+    ],
+)
+def test_wrong_settings_end_before_anything_is_loaded(
+    arguments: list[str], fragments: list[str], capsys, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def load(*arguments: Any) -> None:
+        raise AssertionError("loaded a checkpoint first")
+
+    monkeypatch.setattr("speculative.pair.load", load)
+    fails(capsys, arguments, *fragments)
+
+
+@pytest.mark.parametrize(
+    ("raw", "fragments"),
+    [
+        (b"", ["standard input is empty"]),
+        (b"one\n\nthree\n", ["line 2 of standard input", "empty"]),
+        (b"caf\xe9\n", ["standard input is not UTF-8"]),
+    ],
+)
+def test_wrong_prompts_are_placed(
+    raw: bytes, fragments: list[str], capsys, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    give_input(monkeypatch, raw)
+    fails(capsys, ["generate"], *fragments)
+
+
+def test_a_long_prompt_names_both_lengths_before_the_first_is_decoded(
+    pair: list[str], capsys, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    give_input(monkeypatch, f"{TEXT}\n{'word ' * 600}\n".encode())
+    tokens = len(Vocabulary(VOCABULARY).encode("word " * 600))
+    fails(capsys, ["generate", *pair], f"{tokens} tokens", "512", "truncation")
+
+
+def test_unknown_models_are_listed(pair: list[str], capsys) -> None:
+    names = ["debian_target", "debian_draft"]
+    fails(capsys, ["generate", TEXT, "--target", "t5_xxl"], "'t5_xxl'", *names)
+    fails(
+        capsys,
+        ["generate", TEXT, *pair[:2], "--draft", "trigram"],
+        *["'trigram'", *names, "uniform", "bigram"],
+    )
+    fails(capsys, ["demo", "--target", "t5_xxl"], "'t5_xxl'", *names)
+
+
+def unlink(file: pathlib.Path) -> None:
+    file.unlink()
+
+
+def truncate(file: pathlib.Path) -> None:
+    file.write_bytes(file.read_bytes()[:-100])
+
+
+def alter(file: pathlib.Path) -> None:
+    raw = bytearray(file.read_bytes())
+    raw[-1] ^= 1
+    file.write_bytes(bytes(raw))
+
+
+@pytest.mark.parametrize("command", ["generate", "demo"])
+@pytest.mark.parametrize(
+    ("name", "damage", "fragment"),
+    [
+        ("model.safetensors", unlink, "missing"),
+        ("model.safetensors", truncate, "cut off"),
+        ("model.safetensors", alter, "checksum"),
+        ("debian.model", alter, "checksum"),
+        ("config.json", unlink, "no config.json"),
+        ("config.json", truncate, "not JSON"),
+    ],
+)
+def test_damaged_assets_are_named(
+    pair: list[str],
+    tmp_path: pathlib.Path,
+    capsys,
+    command: str,
+    name: str,
+    damage: Callable[[pathlib.Path], None],
+    fragment: str,
+) -> None:
+    shutil.copytree(pair[3], tmp_path / "draft")
+    damage(tmp_path / "draft" / name)
+    options = {"generate": [TEXT], "demo": ["--output_dir", str(tmp_path / "results")]}[command]
+    arguments = [command, *options, *pair[:2], "--draft", str(tmp_path / "draft")]
+    fails(capsys, arguments, str(tmp_path / "draft"), name, fragment)
+    assert not (tmp_path / "results").exists()
+
+
+def test_vocabularies_of_one_size_with_another_piece(
+    pair: list[str], tmp_path: pathlib.Path, capsys
+) -> None:
+    raw = VOCABULARY.read_bytes()
+    assert raw.count("▁editor".encode()) > 0
+    other = tmp_path / "other.model"
+    other.write_bytes(raw.replace("▁editor".encode(), "▁editxr".encode()))
+    params = jax.tree.map(np.asarray, T5(saved.DRAFT).init(jax.random.key(1)))
+    native.save(tmp_path / "draft", saved.DRAFT, params, other)
+    arguments = ["generate", TEXT, *pair[:2], "--draft", str(tmp_path / "draft")]
+    fails(capsys, arguments, "share a vocabulary", "'▁editor", "'▁editxr")
+
+
+@pytest.mark.parametrize("output", [[], ["--json"]])
+def test_logits_that_are_not_finite(
+    pair: list[str], tmp_path: pathlib.Path, capsys, output: list[str]
+) -> None:
+    saved.save(tmp_path / "target", saved.TARGET, 0, logits_scale=1e38)
+    arguments = ["--target", str(tmp_path / "target"), *pair[2:], TEXT, *output]
+    fails(capsys, ["generate", *arguments], "logits", "not finite")
+
+
+@pytest.mark.parametrize("option", ["--help", "--version"])
+def test_help_and_version(option: str, capsys) -> None:
+    with pytest.raises(SystemExit) as end:
+        cli.main([option])
+    assert end.value.code == 0
+    out = capsys.readouterr().out
+    for word in cli.COMMANDS if option == "--help" else [speculative.__version__]:
+        assert word in out
+
+
+RUN = """
+import sys, time
+from speculative import cli
+def work(options):
+    {body}
+cli.COMMANDS["demo"] = cli.Command("", lambda parser: None, work)
+sys.exit(cli.main(["demo"]))
+"""
+
+
+def start(body: str, stdout: int) -> subprocess.Popen:
+    """The command line in a process of its own, with a command that does `body`."""
+    code = RUN.format(body=body)
+    root = pathlib.Path(speculative.__file__).parent.parent
+    return subprocess.Popen(
+        [sys.executable, "-c", code], stdout=stdout, stderr=subprocess.PIPE, text=True, cwd=root
+    )
+
+
+def test_an_interrupt_is_one_line_and_130() -> None:
+    with start("print('ready', flush=True); time.sleep(60)", subprocess.PIPE) as process:
+        assert process.stdout is not None and process.stderr is not None
+        assert process.stdout.readline() == "ready\n"
+        process.send_signal(signal.SIGINT)
+        assert process.stderr.read() == "interrupted\n"
+        assert process.wait() == 130
+
+
+def test_a_reader_that_leaves_is_no_error() -> None:
+    reader, writer = os.pipe()
+    os.close(reader)
+    with start("print('x' * 100_000)", writer) as process:
+        os.close(writer)
+        assert process.stderr is not None
+        assert process.stderr.read() == ""
+        assert process.wait() == 141
