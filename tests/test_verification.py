@@ -18,7 +18,9 @@ def algorithm_1(
     gamma = len(guesses)
     # n = min({i - 1 | r_i > p_i(x) / q_i(x)} and gamma)
     rejected = [
-        i for i in range(gamma) if q[i, guesses[i]] > 0 and r[i] >= p[i, guesses[i]] / q[i, guesses[i]]
+        i
+        for i in range(gamma)
+        if q[i, guesses[i]] > 0 and r[i] >= p[i, guesses[i]] / q[i, guesses[i]]
     ]
     n = min([*rejected, gamma])
     # p' = norm(max(0, p_{n+1} - q_{n+1})), or p_{n+1} itself beyond the last guess.

@@ -246,5 +246,3 @@ def p_value(outcomes: Counter[tuple[int, ...]], law: Law) -> float:
         expected[-1] += total * law[outcome]
     o, e = np.array(observed), np.array(expected)
     return float(stats.chi2.sf(((o - e) ** 2 / e).sum(), len(e) - 1)) if len(e) > 1 else 1.0
-
-

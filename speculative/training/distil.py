@@ -16,7 +16,7 @@ from speculative.sampling import Sampling
 from speculative.training import outputs
 from speculative.training.examples import load
 from speculative.training.loop import Metrics, TrainConfig, fit
-from speculative.training.train import Files, teacher_forced
+from speculative.training.train import Files, initial, teacher_forced
 from speculative.types import PyTree
 
 WRITTEN = {"greedy": 0.0, "sampled": 1.0}
@@ -103,6 +103,7 @@ def distil(
     work_dir: str | pathlib.Path,
     out_dir: str | pathlib.Path,
     vocabulary: str | pathlib.Path,
+    init_from: str | pathlib.Path | None = None,
     max_minutes: float | None = None,
     kl_weight: float = 1.0,
     variation_weight: float = 1.0,
@@ -120,6 +121,7 @@ def distil(
         work_dir: where written text, training checkpoints and log go.
         out_dir: the folder of the draft to come.
         vocabulary: stored with the draft.
+        init_from: a native checkpoint of the draft's sizes to start from; None starts at random.
         max_minutes: save and stop after so many minutes; None is no limit.
         kl_weight: see `Distillation`.
         variation_weight: see `Distillation`.
@@ -155,7 +157,7 @@ def distil(
     )
     params, finished = fit(
         Distillation(draft, target, kl_weight, variation_weight),
-        jax.jit(draft.init)(jax.random.key(config.seed)),
+        initial(draft, config.seed, init_from),
         config,
         written.mixture(text_dir, config),
         written.held_out_batches(text_dir, config),

@@ -29,6 +29,7 @@ def main(recipe: Callable[..., bool], documentation: str | None, target_dir: boo
     parser.add_argument("--work_dir", required=True, help="checkpoints, log, written text")
     parser.add_argument("--out_dir", required=True, help="the checkpoint to make")
     parser.add_argument("--vocabulary", default="speculative/assets/debian.model")
+    parser.add_argument("--init_from", help="start from this checkpoint, not from random weights")
     parser.add_argument("--max_minutes", type=float, help="then save and stop; exit code 75")
     arguments = vars(parser.parse_args())
     config, bindings = arguments.pop("config"), arguments.pop("gin")

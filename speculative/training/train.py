@@ -61,6 +61,21 @@ class CrossEntropy:
         return loss + penalty, {"loss": loss, "accuracy": right}
 
 
+def initial(model: T5, seed: int, init_from: str | pathlib.Path | None) -> PyTree:
+    """A run's first parameters: random, or a checkpoint's.
+
+    Raises:
+        ValueError: the checkpoint has other sizes.
+    """
+    if init_from is None:
+        return jax.jit(model.init)(jax.random.key(seed))
+    sizes, params = native.load(init_from)
+    same = {"dropout_rate": model.config.dropout_rate, "dtype": model.config.dtype}
+    if sizes.replace(**same) != model.config:
+        raise ValueError(f"{init_from} holds {sizes}, but the run is of {model.config}.")
+    return params
+
+
 @dataclasses.dataclass(frozen=True)
 class Files:
     """The tokenised files of a run, named without `.npz`.
@@ -101,6 +116,7 @@ def train(
     work_dir: str | pathlib.Path,
     out_dir: str | pathlib.Path,
     vocabulary: str | pathlib.Path,
+    init_from: str | pathlib.Path | None = None,
     max_minutes: float | None = None,
     z_loss: float = 1e-4,
     max_length: int = 128,
@@ -119,6 +135,7 @@ def train(
         work_dir: where training checkpoints, log, test outputs and scores go.
         out_dir: the folder of the checkpoint to come.
         vocabulary: stored with the checkpoint.
+        init_from: a native checkpoint of these sizes to start from; None starts at random.
         max_minutes: save and stop after so many minutes; None is no limit.
         z_loss: see `CrossEntropy`.
         max_length: tokens written at most in a test.
@@ -143,7 +160,7 @@ def train(
         t5 = T5(model)
         params, finished = fit(
             CrossEntropy(t5, z_loss),
-            jax.jit(t5.init)(jax.random.key(config.seed)),
+            initial(t5, config.seed, init_from),
             config,
             files.mixture(data_dir, config),
             files.held_out_batches(data_dir, config),

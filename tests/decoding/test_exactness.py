@@ -68,7 +68,9 @@ def outputs(output: Output) -> Counter[tuple[int, ...]]:
     """How often each sequence came out."""
     rows = np.column_stack([output.lengths, output.tokens])
     found, counts = np.unique(rows, axis=0, return_counts=True)
-    return Counter({tuple(r[1 : 1 + r[0]].tolist()): int(n) for r, n in zip(found, counts, strict=True)})
+    return Counter(
+        {tuple(r[1 : 1 + r[0]].tolist()): int(n) for r, n in zip(found, counts, strict=True)}
+    )
 
 
 def p_values(output: Output, q: np.ndarray, config: Decoding) -> tuple[float, float]:
@@ -84,9 +86,7 @@ def p_values(output: Output, q: np.ndarray, config: Decoding) -> tuple[float, fl
 @pytest.mark.parametrize("gamma", LENGTHS)
 @pytest.mark.parametrize("sampling", SAMPLINGS)
 @pytest.mark.parametrize("table", [toy.near_table, toy.far_table, toy.disjoint_table])
-def test_a_model_draft_is_exact(
-    table: Callable[[], np.ndarray], sampling: str, gamma: int
-) -> None:
+def test_a_model_draft_is_exact(table: Callable[[], np.ndarray], sampling: str, gamma: int) -> None:
     config = settings(sampling, gamma)
     output = decode(MODEL_DRAFT, toy.params(table()), config)
     q = toy.distribution(table(), config.sampling)

@@ -1,6 +1,6 @@
 """The host loop in float64 and the device loop in float32 emit the same tokens."""
 
-import functools
+from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
@@ -53,7 +53,7 @@ def check_same_tokens(
     ],
     ids=["near", "disjoint", "certain"],
 )
-def test_on_toy_models(draft: Draft, table: functools.partial, sampling: Sampling) -> None:
+def test_on_toy_models(draft: Draft, table: Callable[[], np.ndarray], sampling: Sampling) -> None:
     config = Decoding(toy.VOCABULARY, sampling, 4, max_length=20, eos_id=toy.EOS)
     dtype = np.int32 if table is toy.certain_table else np.float32
     params = Params(toy.params(toy.target_table()), jnp.asarray(table(), dtype))
@@ -90,9 +90,10 @@ def test_a_trace_holds_the_distributions_that_algorithm_1_used() -> None:
             np.testing.assert_allclose(
                 step.beta, [np.minimum(p[c], q[c]).sum() for c in here[:4]], atol=1e-6
             )
-            assert step.emitted == [*step.guesses[: step.accepted], step.next_token][
-                : len(step.emitted)
-            ]
+            assert (
+                step.emitted
+                == [*step.guesses[: step.accepted], step.next_token][: len(step.emitted)]
+            )
             said += step.emitted
         assert said[2:] == trace.tokens
 

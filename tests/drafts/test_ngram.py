@@ -4,7 +4,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from speculative.drafts import BigramDraft, count_bigrams
+from speculative.drafts import BigramDraft, bigram_params, count_bigrams
 from speculative.sampling import Sampling
 from tests import toy
 
@@ -22,46 +22,56 @@ FOLLOWED = np.array(
 SAID = np.array([0, 3, 3, 1])
 
 
+def test_pairs_are_counted_as_by_hand() -> None:
+    counts = count_bigrams(SEQUENCES)
+    dense = np.zeros((4, 4), int)
+    dense[counts["previous"], counts["following"]] = counts["count"]
+    np.testing.assert_array_equal(dense, FOLLOWED)
+    assert len(counts["count"]) == np.count_nonzero(FOLLOWED)
+
+
 @pytest.mark.parametrize("smoothing", [1.0, 0.25])
-def test_counts_are_those_made_by_hand(smoothing: float) -> None:
+def test_a_row_mixes_pairs_with_single_tokens(smoothing: float) -> None:
     unigram = (SAID + 1 / 4) / (SAID.sum() + 1)
     want = np.log(FOLLOWED + smoothing * unigram)
-    got = count_bigrams(SEQUENCES, 4, smoothing=smoothing)["log_counts"]
+    got = bigram_params(count_bigrams(SEQUENCES), 4, smoothing)["log_counts"]
     assert got.dtype == jnp.float16
     np.testing.assert_allclose(got, want, rtol=1e-3, atol=1e-3)
 
 
 def test_another_start_token() -> None:
-    got = count_bigrams([np.array([2, 1])], 5, start=4)["log_counts"]
+    got = bigram_params(count_bigrams([np.array([2, 1])], start=4), 5)["log_counts"]
     assert got[4].argmax() == 2
     assert (got[0] == got[3]).all()
 
 
 def test_every_row_is_a_proper_distribution() -> None:
-    """At 32-bit counts of a skewed corpus the half-precision logarithms stay finite."""
-    many = [np.repeat(2, 100_000), np.array([3, 1])]
-    table = np.asarray(count_bigrams(many, 4000, smoothing=1e-3)["log_counts"], np.float32)
+    """Skewed counts over many pieces: the logarithms stay finite in half precision."""
+    counts = count_bigrams([np.repeat(2, 100_000), np.array([3, 1])])
+    table = np.asarray(bigram_params(counts, 4000, smoothing=1e-3)["log_counts"], np.float32)
     assert np.isfinite(table).all()
     q = toy.standardise(table[:5], Sampling())
     np.testing.assert_allclose(q.sum(axis=1), 1)
     assert (q > 0).all()
 
 
+def test_nothing_to_count_is_said() -> None:
+    with pytest.raises(ValueError, match="at least one sequence"):
+        count_bigrams([])
+
+
 @pytest.mark.parametrize(
-    ("sequences", "smoothing", "said"),
+    ("vocabulary", "smoothing", "said"),
     [
-        ([], 1.0, "0 sequences"),
-        (SEQUENCES, 0.0, "smoothing.*0.0"),
-        (SEQUENCES, -1.0, "smoothing.*-1.0"),
-        (SEQUENCES, float("nan"), "smoothing.*nan"),
-        ([np.array([2, 4, 1])], 1.0, "Token 4 .* 4 pieces"),
+        (3, 1.0, "token 3.* 3 pieces"),
+        (4, 0.0, "smoothing.*0.0"),
+        (4, -1.0, "smoothing.*-1.0"),
+        (4, float("nan"), "smoothing.*nan"),
     ],
 )
-def test_what_cannot_be_counted_is_named(
-    sequences: list[np.ndarray], smoothing: float, said: str
-) -> None:
+def test_what_makes_no_table_is_named(vocabulary: int, smoothing: float, said: str) -> None:
     with pytest.raises(ValueError, match=said):
-        count_bigrams(sequences, 4, smoothing=smoothing)
+        bigram_params(count_bigrams(SEQUENCES), vocabulary, smoothing)
 
 
 @pytest.mark.parametrize("sampling", [Sampling(), Sampling(0.5, top_k=2), Sampling(0.0)], ids=str)

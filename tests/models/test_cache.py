@@ -19,7 +19,9 @@ def test_write_rows_writes_each_row_at_its_start(batch: int, axis: int) -> None:
     starts = np.array([5, 0, 2])[:batch]
     want = buffer.copy()
     for row, begin in enumerate(starts):
-        np.moveaxis(want[row], axis - 1, 0)[begin : begin + 4] = np.moveaxis(chunk[row], axis - 1, 0)
+        np.moveaxis(want[row], axis - 1, 0)[begin : begin + 4] = np.moveaxis(
+            chunk[row], axis - 1, 0
+        )
     got = jax.jit(write_rows, static_argnums=3)(buffer, chunk, jnp.asarray(starts), axis)
     np.testing.assert_array_equal(got, want)
 

@@ -28,11 +28,17 @@ def test_relative_buckets_of_t5_by_hand() -> None:
     first = [0, 1, 2, 3, 4, 5, 6, 7, 8, 12, 16, 23, 32, 46, 64, 91]
     behind = relative_buckets(-np.array(first), True, PLAIN)
     np.testing.assert_array_equal(behind, np.arange(16))
-    np.testing.assert_array_equal(relative_buckets(np.array(first[1:]), True, PLAIN), np.arange(17, 32))
-    np.testing.assert_array_equal(relative_buckets(-np.array(first[1:]) + 1, True, PLAIN), np.arange(15))
+    np.testing.assert_array_equal(
+        relative_buckets(np.array(first[1:]), True, PLAIN), np.arange(17, 32)
+    )
+    np.testing.assert_array_equal(
+        relative_buckets(-np.array(first[1:]) + 1, True, PLAIN), np.arange(15)
+    )
     first = [*range(16), 16, 19, 21, 24, 27, 31, 35, 40, 46, 52, 59, 67, 77, 87, 99, 113]
     np.testing.assert_array_equal(relative_buckets(-np.array(first), False, PLAIN), np.arange(32))
-    np.testing.assert_array_equal(relative_buckets(-np.array(first[1:]) + 1, False, PLAIN), np.arange(31))
+    np.testing.assert_array_equal(
+        relative_buckets(-np.array(first[1:]) + 1, False, PLAIN), np.arange(31)
+    )
     assert (relative_buckets(np.arange(300), False, PLAIN) == 0).all()
 
 

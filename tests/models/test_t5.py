@@ -236,7 +236,9 @@ def test_bfloat16_stays_near_and_gives_float32_logits(name: str, packed: bool) -
     logits = forward(half, params, sources(), decoder_inputs(9))
     state = start(half, params, sources(), CACHE)
     chunk, state = extend(half, params, state, decoder_inputs(9))
-    assert {x.dtype for x in state.keys + state.values + state.cross_keys} == {jnp.dtype("bfloat16")}
+    assert {x.dtype for x in state.keys + state.values + state.cross_keys} == {
+        jnp.dtype("bfloat16")
+    }
     for got in (logits, chunk):
         assert got.dtype == jnp.float32
         # 8 bits of precision through a few layers; float32 logits are not rounded to bfloat16.
@@ -251,9 +253,7 @@ def test_dropout_is_a_function_of_its_key() -> None:
     calm = numpy_logits(model, *arguments)
     assert np.abs(forward(noisy, *arguments) - calm).max() < NEAR
     first = forward(noisy, *arguments, dropout_key=jax.random.key(1))
-    np.testing.assert_array_equal(
-        first, forward(noisy, *arguments, dropout_key=jax.random.key(1))
-    )
+    np.testing.assert_array_equal(first, forward(noisy, *arguments, dropout_key=jax.random.key(1)))
     second = forward(noisy, *arguments, dropout_key=jax.random.key(2))
     assert np.abs(first - calm).max() > 0.01
     assert np.abs(first - second).max() > 0.01

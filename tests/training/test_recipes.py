@@ -203,3 +203,13 @@ def test_configs_name_only_what_exists(path: pathlib.Path) -> None:
     assert parameters["config"].warmup_steps < parameters["config"].steps
     assert model.vocab_size == 8192
     assert parameters["files"].train
+
+
+def test_a_run_may_start_from_a_checkpoint_of_its_sizes(tmp_path: pathlib.Path) -> None:
+    params = jax.tree.map(np.asarray, tiny.MODEL.init(jax.random.key(5)))
+    native.save(tmp_path / "start", tiny.MODEL.config, params)
+    found = train_lib.initial(tiny.MODEL, 0, tmp_path / "start")
+    jax.tree.map(np.testing.assert_array_equal, found, params)
+    wider = T5(tiny.MODEL.config.replace(mlp_dim=2 * tiny.MODEL.config.mlp_dim))
+    with pytest.raises(ValueError, match="start holds .* but the run is of"):
+        train_lib.initial(wider, 0, tmp_path / "start")

@@ -1,0 +1,56 @@
+"""Draws the loss curves of a training run beside those of a distillation.
+
+python scripts/plot_training.py --target=work/target/log.jsonl --draft=work/draft/log.jsonl \
+    --output=speculative/assets/training.png
+"""
+
+import argparse
+import json
+import pathlib
+
+import matplotlib.pyplot as plt
+from matplotlib.axes import Axes
+
+
+def read(path: pathlib.Path) -> list[dict[str, float]]:
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+def curve(axes: Axes, log: list[dict[str, float]], key: str, label: str, marker: str = "") -> None:
+    points = [(line["step"], line[key]) for line in log if key in line]
+    if points:
+        axes.plot(*zip(*points, strict=True), label=label, marker=marker, linewidth=1)
+
+
+def held_out(log: list[dict[str, float]], metric: str) -> list[str]:
+    return sorted({key for line in log for key in line if key.endswith(f"/{metric}")})
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description="Draws training curves.")
+    parser.add_argument("--target", type=pathlib.Path, required=True)
+    parser.add_argument("--draft", type=pathlib.Path, required=True)
+    parser.add_argument("--output", type=pathlib.Path, required=True)
+    arguments = parser.parse_args()
+    target, draft = read(arguments.target), read(arguments.draft)
+    figure, (left, right) = plt.subplots(1, 2, figsize=(11, 4), layout="constrained")
+    curve(left, target, "loss", "training")
+    for key in held_out(target, "loss"):
+        curve(left, target, key, key.removesuffix("/loss"), "o")
+    left.set(title="Target", xlabel="step", ylabel="loss (nats a token)")
+    curve(right, draft, "alpha", "training, T = 1")
+    curve(right, draft, "agreement", "training, T = 0")
+    for metric, kind in (("agreement", "greedy"), ("alpha", "sampled")):
+        for key in held_out(draft, metric):
+            name = key.removesuffix(f"/{metric}")
+            if name.endswith(kind):
+                curve(right, draft, key, f"{name}, T = {0 if kind == 'greedy' else 1}", "o")
+    right.set(title="Draft", xlabel="step", ylabel="acceptance rate α on the target's text")
+    for axes in (left, right):
+        axes.grid(alpha=0.3)
+        axes.legend(fontsize=8)
+    figure.savefig(arguments.output, dpi=110)
+
+
+if __name__ == "__main__":
+    main()

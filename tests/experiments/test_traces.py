@@ -1,0 +1,112 @@
+"""Traces: what each step accepted and corrected, as hand-made steps and a tiny pair say it."""
+
+import io
+import pathlib
+
+import numpy as np
+import pytest
+from rich.console import Console
+
+import speculative
+from speculative.decoding import reference
+from speculative.decoding.reference import Trace, TraceStep
+from speculative.experiments import traces
+from speculative.experiments.traces import Line
+from speculative.vocabulary import Vocabulary
+from tests.saved import VOCABULARY
+
+EOS = 1
+
+
+def step(guesses: list[int], accepted: int, next_token: int, emitted: list[int]) -> TraceStep:
+    nothing = np.zeros((0, 0))
+    return TraceStep(guesses, nothing, nothing, nothing, accepted, next_token, emitted, 0.0, 0.0)
+
+
+@pytest.fixture(scope="module")
+def vocabulary() -> Vocabulary:
+    return Vocabulary(VOCABULARY)
+
+
+@pytest.fixture(scope="module")
+def tokens(vocabulary: Vocabulary) -> list[int]:
+    """Of four whole words."""
+    tokens = [vocabulary.pieces.index(f"▁{word}") for word in ("the", "and", "for", "with")]
+    return tokens
+
+
+def test_a_rejected_guess_and_its_correction(vocabulary: Vocabulary, tokens: list[int]) -> None:
+    the, and_, for_, with_ = tokens
+    found = traces.line(step([the, and_, for_], 1, with_, [the, with_]), vocabulary)
+    assert found == Line(" the", " and", " with", 1)
+
+
+def test_all_accepted_has_a_token_of_the_target_and_no_rejected_guess(
+    vocabulary: Vocabulary, tokens: list[int]
+) -> None:
+    the, and_, for_, _ = tokens
+    assert traces.line(step([the, and_], 2, for_, [the, and_, for_]), vocabulary) == Line(
+        " the and", "", " for", 2
+    )
+
+
+def test_an_end_inside_the_accepted_block(vocabulary: Vocabulary, tokens: list[int]) -> None:
+    the, and_, *_ = tokens
+    found = traces.line(step([the, EOS, and_], 3, the, [the, EOS]), vocabulary)
+    assert found == Line(" the</s>", "", "", 2)
+
+
+def test_an_output_cut_at_its_longest(vocabulary: Vocabulary, tokens: list[int]) -> None:
+    the, and_, for_, _ = tokens
+    # Room for the accepted guess, none for the correction: the rejection has no consequence.
+    assert traces.line(step([the, and_], 1, for_, [the]), vocabulary) == Line(" the", "", "", 1)
+
+
+LINES = [Line(" a[b", " c", " d", 2), Line("e", "", " f", 3)]
+
+
+def test_marks_where_there_is_no_colour() -> None:
+    assert str(traces.render(LINES, 3, coloured=False)) == (
+        "  1  2/3  a[b[- c-]{+ d+}\n  2  3/3 e{+ f+}"
+    )
+
+
+def test_colours_are_the_papers() -> None:
+    out = io.StringIO()
+    console = Console(file=out, force_terminal=True, color_system="standard", no_color=False)
+    console.print(traces.render(LINES[:1], 3, coloured=True))
+    # 32 is green, 31 red, 9 struck through, 1;34 bold blue.
+    assert out.getvalue() == (
+        "  1  2/3 \x1b[32m a[b\x1b[0m\x1b[9;31m c\x1b[0m\x1b[1;34m d\x1b[0m\n"
+    )
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_a_trace_spells_the_fast_paths_output(
+    saved_pair: tuple[pathlib.Path, pathlib.Path], temperature: float
+) -> None:
+    target, _ = saved_pair
+    pair = speculative.load(str(target), str(target))
+    found = traces.trace(pair, "A small editor.", 2, temperature, 12, 5)
+    assert found.same_tokens
+    expected = pair.generate(
+        "A small editor.", seed=5, gamma=2, temperature=temperature, max_length=12
+    )
+    spelled = "".join(pair.vocabulary.pieces[token] for token in expected.tokens)
+    assert "".join(x.accepted + x.corrected for x in found.lines) == spelled.replace("▁", " ")
+    assert sum(x.count for x in found.lines) == expected.accepted > 0
+    assert len(found.lines) == expected.target_calls
+
+
+def test_a_trace_that_differs_says_so(
+    saved_pair: tuple[pathlib.Path, pathlib.Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    target, _ = saved_pair
+    pair = speculative.load(str(target), str(target))
+    whole = reference.generate
+
+    def cut_short(*arguments) -> Trace:
+        return Trace(whole(*arguments).steps[:-1])
+
+    monkeypatch.setattr(reference, "generate", cut_short)
+    assert not traces.trace(pair, "A small editor.", 2, 0.0, 12, 5).same_tokens

@@ -1,0 +1,23 @@
+"""The README's quick start, run as printed."""
+
+import pathlib
+import re
+
+from speculative import checkpoints
+
+README = pathlib.Path(__file__).parent.parent / "README.md"
+
+
+def test_quick_start_runs_as_printed(capsys):
+    [code] = re.findall(r"```python\n(.*?)```", README.read_text(encoding="utf-8"), re.DOTALL)
+    assert len(code.strip().splitlines()) <= 11
+    names: dict[str, object] = {}
+    exec(compile(code, str(README), "exec"), names)  # noqa: S102
+    fast, plain = names["fast"], names["plain"]
+    assert fast.tokens == plain.tokens  # type: ignore[attr-defined]
+    assert "tokens a target call" in capsys.readouterr().out
+
+
+def test_the_shipped_pair_fits_its_budget():
+    files = [path for path in checkpoints.ASSETS.rglob("*") if path.is_file()]
+    assert sum(path.stat().st_size for path in files) <= 64e6
