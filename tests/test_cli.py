@@ -13,6 +13,7 @@ from collections.abc import Callable
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
@@ -72,21 +73,23 @@ def test_prompts_from_standard_input_with_a_tasks_prefix(
     pair: list[str], capsys, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     give_input(monkeypatch, f"{TEXT}\nÜbergröße\n".encode())
-    assert generate(pair, "--task", "debian_ende") == 0
-    prefix = "translate English to German: "
-    texts = [expected(pair, prefix + text).text for text in (TEXT, "Übergröße")]
+    assert generate(pair, "--task", "debian_ende", "--temperature", "1") == 0
+    texts = [
+        expected(pair, f"translate English to German: {text}", temperature=1.0, example=i).text
+        for i, text in enumerate((TEXT, "Übergröße"))
+    ]
     assert capsys.readouterr().out == "".join(text + "\n" for text in texts)
 
 
 def test_a_long_prompt_is_cut_when_asked(pair: list[str], capsys) -> None:
-    assert generate(pair, "word " * 600, "--truncate") == 0
-    assert capsys.readouterr().out == expected(pair, "word " * 511).text + "\n"
+    assert generate(pair, "word " * 600, "--truncate", "--json") == 0
+    assert json.loads(capsys.readouterr().out)["text"] == expected(pair, "word " * 511).text
 
 
 def steps_of(tokens: list[int]) -> list[Step]:
     """A token a step."""
-    one, no = np.ones(1, np.int32), np.zeros(1, bool)
-    return [Step(np.array([[t]]), one, np.zeros((1, 0)), one, no, ~no) for t in tokens]
+    one, yes = jnp.ones(1, jnp.int32), jnp.ones(1, bool)
+    return [Step(jnp.array([[t]]), one, jnp.zeros((1, 0)), one, ~yes, yes) for t in tokens]
 
 
 def test_streaming_never_shows_half_a_character() -> None:

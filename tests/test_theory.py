@@ -6,6 +6,7 @@ from typing import cast
 
 import numpy as np
 import pytest
+from scipy import stats
 
 from speculative import theory
 from speculative.experiments import paper
@@ -167,4 +168,76 @@ def test_divergence_and_acceptance_are_complements() -> None:
 )
 def test_bad_values_are_named(call: Callable[[], object], named: str) -> None:
     with pytest.raises(ValueError, match=named):
+        call()
+
+
+FALSE_ALARM = 1e-6
+"""Of each simulation below: how often a correct program would fail, were its seed not fixed."""
+
+
+@pytest.mark.parametrize(
+    ("alpha", "gamma", "length"), [(0.0, 3, 9), (0.62, 5, 12), (0.75, 7, 40), (0.9, 2, 1)]
+)
+def test_expected_calls_is_the_mean_of_simulated_texts(
+    alpha: float, gamma: int, length: int
+) -> None:
+    """Algorithm 1 with a coin for each guess, 50,000 texts at once."""
+    rng = np.random.default_rng(17)
+    held, calls = np.zeros(50_000, int), np.zeros(50_000, int)
+    while (held < length).any():
+        accepted = rng.random((len(held), gamma)) < alpha
+        calls += held < length
+        held += np.cumprod(accepted, axis=1).sum(axis=1) + 1
+    error = stats.norm.isf(FALSE_ALARM / 2) * calls.std() / math.sqrt(len(calls))
+    assert theory.expected_calls(alpha, gamma, length) == pytest.approx(calls.mean(), abs=error)
+
+
+@pytest.mark.parametrize(
+    ("alpha", "gamma", "length", "calls"),
+    [
+        (1.0, 4, 10, 2),
+        (1.0, 4, 11, 3),
+        (0.0, 4, 11, 11),
+        (0.7, 0, 6, 6),
+        (0.7, 4, 0, 0),
+        # The second token needs a call of its own where the first guess is rejected.
+        (0.7, 4, 2, 1.3),
+    ],
+)
+def test_expected_calls_in_closed_form(alpha: float, gamma: int, length: int, calls: float) -> None:
+    assert theory.expected_calls(alpha, gamma, length) == pytest.approx(calls)
+
+
+@pytest.mark.parametrize(("alpha", "gamma"), [(0.5, 3), (0.75, 7)])
+def test_expected_calls_grow_as_equation_1_says(alpha: float, gamma: int) -> None:
+    longer = theory.expected_calls(alpha, gamma, 500) - theory.expected_calls(alpha, gamma, 400)
+    assert 100 / longer == pytest.approx(theory.expected_tokens(alpha, gamma), rel=1e-9)
+
+
+def test_a_predicted_speedup_written_out() -> None:
+    """At alpha = 1 and gamma = 3, 8 tokens take 2 calls, 9 take 3, each of 3 c + v = 1.6 steps."""
+    plain = 2 * 4 + 8 + 9
+    guessed = 2 * (4 + 2) + (2 + 3) * 1.6
+    found = theory.predicted_speedup(1.0, 3, 0.1, 1.3, [8, 9], prefill=4, prefill_draft=2)
+    assert found == pytest.approx(plain / guessed)
+
+
+def test_the_predicted_speedup_of_long_texts_is_the_speedup() -> None:
+    found = theory.predicted_speedup(0.75, 7, 0.05, 1.4, [20_000], prefill=5, prefill_draft=1)
+    assert found == pytest.approx(theory.speedup(0.75, 7, 0.05, 1.4), rel=1e-3)
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda: theory.expected_calls(1.1, 3, 5), "alpha"),
+        (lambda: theory.expected_calls(0.5, -1, 5), "gamma"),
+        (lambda: theory.expected_calls(0.5, 3, -1), "length"),
+        (lambda: theory.predicted_speedup(0.5, 3, 0.1, 1.0, []), "at least one text"),
+        (lambda: theory.predicted_speedup(0.5, 3, 0.1, 1.0, [5], prefill=-1.0), "prefill"),
+        (lambda: theory.predicted_speedup(0.5, 3, 0.1, 0.0, [5]), "verify_cost"),
+    ],
+)
+def test_calls_and_predictions_out_of_range(call: Callable[[], float], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
         call()

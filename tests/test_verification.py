@@ -4,6 +4,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax import Array
 
 from speculative.verification import acceptance, leading, residual, verify, verify_greedy
 
@@ -59,7 +60,7 @@ def test_verify_is_algorithm_1(gamma: int) -> None:
     assert set(accepted.tolist()) == set(range(gamma + 1))
 
 
-def uniform_rows(*rows: list[float]) -> jnp.ndarray:
+def uniform_rows(*rows: list[float]) -> Array:
     return jnp.asarray([rows], jnp.float32)
 
 
@@ -118,9 +119,11 @@ def test_residual_is_the_positive_part() -> None:
 
 def test_acceptance_is_one_minus_the_distance() -> None:
     """Definition 3.1 and equations 3.2 to 3.5: D = sum |p - (p + q) / 2|."""
-    _, p, q, _, _ = (x.astype(np.float64) for x in random_case(9, 100, 4))
-    distance = np.abs(p[:, :-1] - (p[:, :-1] + q) / 2).sum(axis=-1)
-    np.testing.assert_allclose(acceptance(p[:, :-1], q), 1 - distance, rtol=1e-5)
+    _, p, q, _, _ = random_case(9, 100, 4)
+    p = p[:, :-1].astype(np.float64)
+    distance = np.abs(p - (p + q) / 2).sum(axis=-1)
+    beta = acceptance(jnp.asarray(p, jnp.float32), jnp.asarray(q))
+    np.testing.assert_allclose(beta, 1 - distance, rtol=1e-5)
 
 
 def test_leading_stops_at_the_first_false() -> None:
@@ -137,6 +140,7 @@ def test_verify_greedy_is_verify_on_one_hots(gamma: int) -> None:
     r, u = (rng.random((300, n)).astype(np.float32) for n in (gamma, gamma + 1))
     one_hot = np.eye(VOCABULARY, dtype=np.float32)
     expected = verified(guesses, one_hot[best], one_hot[guesses], r, u)
-    for got, want in zip(verify_greedy(guesses, best), expected, strict=True):
+    got_pair = verify_greedy(jnp.asarray(guesses), jnp.asarray(best))
+    for got, want in zip(got_pair, expected, strict=True):
         np.testing.assert_array_equal(got, want)
     assert set(np.asarray(expected[0]).tolist()) == set(range(gamma + 1))

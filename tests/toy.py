@@ -66,7 +66,7 @@ class MarkovModel:
         return logits, MarkovState(state.lengths + tokens.shape[1], seen)
 
     def rewind(self, state: MarkovState, lengths: Rows) -> MarkovState:
-        return state.replace(lengths=lengths)
+        return MarkovState(lengths, state.seen)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -1,9 +1,11 @@
 """The demo: both tasks at temperature 0 and 1, measured, traced and reported."""
 
+import functools
+import itertools
 import pathlib
 
 from rich.console import Console
-from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 
 from speculative.experiments import records, report, traces
 from speculative.experiments.run import Row, run_row
@@ -41,54 +43,62 @@ def run(
     pair = load(target, draft)
     prompts = {task: load_prompts(task, limit) for task in TASKS}
     output_dir.mkdir(parents=True, exist_ok=True)
-    file = output_dir / "records.jsonl"
-    file.unlink(missing_ok=True)
+    file, written = output_dir / "records.jsonl", output_dir / "report.md"
+    for old in (file, written):
+        old.unlink(missing_ok=True)
     rows: list[Row] = []
     try:
         with _progress() as progress:
             total = len(TASKS) * len(TEMPERATURES)
             bar = progress.add_task("", total=total)
-            for task in TASKS:
-                for temperature in TEMPERATURES:
-
-                    def show(
-                        what: str, share: float, task: str = task, temperature: float = temperature
-                    ) -> None:
-                        description = f"{task}, T = {temperature:g}: {what}"
-                        progress.update(bar, description=description, completed=len(rows) + share)
-
-                    row = run_row(
-                        pair,
-                        task,
-                        prompts[task],
-                        Sampling(temperature),
-                        seed=seed,
-                        max_length=max_length,
-                        experiment="demo",
-                        on_progress=show,
-                    )
-                    records.append(file, row.record)
-                    rows.append(row)
+            for task, temperature in itertools.product(TASKS, TEMPERATURES):
+                setting = f"{task}, T = {temperature:g}"
+                row = run_row(
+                    pair,
+                    task,
+                    prompts[task],
+                    Sampling(temperature),
+                    seed=seed,
+                    max_length=max_length,
+                    experiment="demo",
+                    on_progress=functools.partial(_advance, progress, bar, len(rows), setting),
+                )
+                records.append(file, row.record)
+                rows.append(row)
             progress.update(bar, description="traces", completed=total)
             traced = [
-                traces.trace(pair, row.record, prompts[row.record.task][0].source, max_length)
+                traces.trace(
+                    pair,
+                    prompts[row.record.task][0].source,
+                    row.record.gamma,
+                    row.record.temperature,
+                    max_length,
+                    seed,
+                )
                 for row in rows
             ]
     except KeyboardInterrupt:
         raise KeyboardInterrupt(f"; {len(rows)} finished rows are in {file}") from None
-    written = output_dir / "report.md"
     written.write_text(report.markdown(rows, traced), encoding="utf-8")
     report.show(rows, traced, console)
     console.print(f"Written: {file} and {written}.", soft_wrap=True)
 
 
+def _advance(
+    progress: Progress, bar: TaskID, rows: int, setting: str, what: str, share: float
+) -> None:
+    progress.update(bar, description=f"{setting}: {what}", completed=rows + share)
+
+
 def _progress() -> Progress:
     """A bar on standard error, where that is a terminal; nothing of it stays."""
+    console = Console(stderr=True)
     return Progress(
         TextColumn("{task.description:36}"),
         BarColumn(),
         TextColumn("{task.percentage:3.0f}%"),
         TimeElapsedColumn(),
-        console=Console(stderr=True),
+        console=console,
         transient=True,
+        disable=not console.is_terminal,
     )

@@ -75,16 +75,15 @@ class Record:
     accepted: int
 
     def __post_init__(self) -> None:
-        for field in dataclasses.fields(self):
-            value, kind = getattr(self, field.name), field.type
+        for name, kind in typing.get_type_hints(type(self)).items():
+            value = getattr(self, name)
             kinds = typing.get_args(kind) or (kind,)
-            # JSON writes 1.0 as 1.0, but other writers may shorten it to 1.
             if float in kinds:
                 kinds = (*kinds, int)
             if not isinstance(value, kinds) or isinstance(value, bool):
-                raise ValueError(f"A record's {field.name} cannot be {value!r}.")
+                raise ValueError(f"A record's {name} cannot be {value!r}.")
             if isinstance(value, float) and not math.isfinite(value):
-                raise ValueError(f"A record's {field.name} must be finite, not {value}.")
+                raise ValueError(f"A record's {name} must be finite, not {value}.")
 
 
 def append(path: str | pathlib.Path, record: Record) -> None:

@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable, Sequence
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from numpy.typing import NDArray
 
@@ -32,8 +33,9 @@ from speculative.sampling import Sampling
 OnProgress = Callable[[str, float], None]
 """Told what is being done, and the share of the row that is done, from 0 to 1."""
 
-GAMMAS = (1, 2, 3, 4, 5, 6, 7)
-"""Numbers of guesses that the program chooses from."""
+GAMMAS = (2, 4, 7)
+"""Numbers of guesses that the program chooses from. The speed-up is flat about its largest value,
+so a few suffice, and timing each costs two compiled loops."""
 
 PAPER_TASKS = {"debian_ende": "ende", "debian_synopsis": "cnndm"}
 """The paper's task that is of the same kind as ours."""
@@ -106,7 +108,7 @@ def run_row(
         raise ValueError(f"gamma must be at least 1 for a row of the table, not {gamma}.")
     started_at = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
     plain = Decoding(pair.vocabulary.size, sampling, 0, max_length)
-    sources = [pair.encode(prompt.source) for prompt in prompts]
+    sources = _one_width([pair.encode(prompt.source) for prompt in prompts])
 
     share = functools.partial(_within, on_progress)
     outputs = _decode_all(pair, sources, seed, plain, share("autoregressive", 0.0, 0.15))
@@ -118,11 +120,11 @@ def run_row(
         pair,
         sampling,
         GAMMAS if gamma is None else (gamma,),
-        int(statistics.median_high(source.shape[1] for source in sources)),
+        sources[0].shape[1],
         _cache_length(plain, lengths, gamma or max(GAMMAS)),
-        on_progress=lambda part: share("costs", 0.25, 0.2)(part),
+        on_progress=share("costs", 0.25, 0.2),
     )
-    gamma = gamma or best_gamma(alpha, costs)
+    gamma = gamma or best_gamma(alpha, costs, lengths)
     config = dataclasses.replace(plain, gamma=gamma)
     guessed = _decode_all(pair, sources, seed, config, share("speculative", 0.45, 0.1))
     seconds = _time(pair, sources, seed, (plain, config), rounds, share("timing", 0.55, 0.45))
@@ -186,15 +188,7 @@ def run_row(
         speedup_low=speedup_low,
         speedup_high=speedup_high,
         speedup_expected=theory.speedup(alpha, gamma, c),
-        speedup_predicted=theory.predicted_speedup(
-            alpha,
-            gamma,
-            c,
-            v,
-            lengths,
-            costs.ms_prefill_target / step,
-            costs.ms_prefill_draft / step,
-        ),
+        speedup_predicted=predict(alpha, gamma, costs, lengths),
         outputs_identical=differences.count(None) if sampling.greedy else None,
         near_ties=sum(d is not None and d.near_tie for d in differences)
         if sampling.greedy
@@ -225,12 +219,22 @@ def run_row(
     return Row(record, texts, differences)
 
 
-def best_gamma(alpha: float, costs: Costs) -> int:
-    """The gamma with the largest speed-up among those that were timed, c and v at each."""
-    return max(
-        costs.ms_verify,
-        key=lambda gamma: theory.speedup(alpha, gamma, costs.c(gamma), costs.verify_cost(gamma)),
+def predict(alpha: float, gamma: int, costs: Costs, lengths: Sequence[int]) -> float:
+    """The speed-up that measured costs promise for texts of given lengths."""
+    return theory.predicted_speedup(
+        alpha,
+        gamma,
+        costs.c(gamma),
+        costs.verify_cost(gamma),
+        lengths,
+        costs.ms_prefill_target / costs.ms_target_step,
+        costs.ms_prefill_draft / costs.ms_target_step,
     )
+
+
+def best_gamma(alpha: float, costs: Costs, lengths: Sequence[int]) -> int:
+    """The gamma, of those that were timed, with the largest speed-up for such texts."""
+    return max(costs.ms_verify, key=lambda gamma: predict(alpha, gamma, costs, lengths))
 
 
 def measure_quality(
@@ -265,7 +269,9 @@ def commit() -> str:
     if (root / ".git").exists():
         command = ["git", "-C", str(root), "describe", "--always", "--dirty"]
         try:
-            return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
+            return subprocess.run(
+                command, capture_output=True, text=True, check=True
+            ).stdout.strip()
         except (OSError, subprocess.CalledProcessError):
             pass
     return speculative.__version__
@@ -307,13 +313,19 @@ def _cache_length(config: Decoding, lengths: list[int], gamma: int) -> int:
     return next((size for size in sizes if size >= needed), needed)
 
 
+def _one_width(sources: Sequence[jax.Array]) -> list[jax.Array]:
+    """Sources [1, S] padded to the widest, so that each way of decoding is compiled once."""
+    width = max(source.shape[1] for source in sources)
+    return [jnp.pad(source, ((0, 0), (0, width - source.shape[1]))) for source in sources]
+
+
 def _draws(seed: int, example: int, config: Decoding) -> jax.Array:
     return random_draws(seed, np.array([example]), config.capacity)
 
 
 def _decode_all(
     pair: Pair,
-    sources: Sequence[np.ndarray],
+    sources: Sequence[jax.Array],
     seed: int,
     config: Decoding,
     on_progress: Callable[[float], None],
@@ -329,7 +341,7 @@ def _decode_all(
 
 def _time(
     pair: Pair,
-    sources: Sequence[np.ndarray],
+    sources: Sequence[jax.Array],
     seed: int,
     configs: tuple[Decoding, Decoding],
     rounds: int,

@@ -7,7 +7,6 @@ from rich.text import Text
 
 from speculative.decoding import random_draws, reference
 from speculative.decoding.reference import TraceStep
-from speculative.experiments.records import Record
 from speculative.pair import Pair, Result
 from speculative.vocabulary import Vocabulary
 
@@ -34,37 +33,35 @@ class PromptTrace:
     """A prompt decoded by the reference loop, and by the fast path from the same numbers.
 
     Attributes:
-        record: the row whose settings these were.
-        source: the prompt.
+        source: the prompt, its task's prefix included.
         lines: the reference loop's steps.
         result: the fast path's output.
         same_tokens: whether both emitted the same tokens.
     """
 
-    record: Record
     source: str
     lines: list[Line]
     result: Result
     same_tokens: bool
 
 
-def trace(pair: Pair, record: Record, source: str, max_length: int) -> PromptTrace:
-    """Decodes a row's first source, its task's prefix included, by both paths.
+def trace(
+    pair: Pair, source: str, gamma: int, temperature: float, max_length: int, seed: int
+) -> PromptTrace:
+    """Decodes a task's first source by both paths.
 
     Raises:
-        ValueError: the source is empty or too long.
+        ValueError: the source is empty or too long, or a setting is out of range.
     """
-    config = pair.decoding(
-        record.gamma, record.temperature, record.top_k, record.top_p, max_length
-    )
+    config = pair.decoding(gamma=gamma, temperature=temperature, max_length=max_length)
     inputs = pair.encode(source)
-    draws = random_draws(record.seed, np.array([0]), config.capacity)
+    draws = random_draws(seed, np.array([0]), config.capacity)
     result = pair.result(pair.run(inputs, draws, config))
     steps = reference.generate(
-        pair.target, pair.draft, pair.params, inputs[0], np.asarray(draws)[0], config
+        pair.target, pair.draft, pair.params, np.asarray(inputs)[0], np.asarray(draws)[0], config
     )
     lines = [line(step, pair.vocabulary) for step in steps.steps]
-    return PromptTrace(record, source, lines, result, steps.tokens == result.tokens)
+    return PromptTrace(source, lines, result, steps.tokens == result.tokens)
 
 
 def line(step: TraceStep, vocabulary: Vocabulary) -> Line:
@@ -100,7 +97,7 @@ def render(lines: list[Line], gamma: int, coloured: bool) -> Text:
     """A line a step: its number, how many of its guesses stand, and its tokens."""
     shown = []
     for number, step in enumerate(lines, 1):
-        text = Text(f"{number:3}  {step.count}/{gamma} ")
+        text = Text(f"{number:3}  {step.count}/{gamma} │")
         for part in LEGEND:
             text.append(_part(part, getattr(step, part), coloured))
         shown.append(text)

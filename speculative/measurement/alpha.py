@@ -21,7 +21,7 @@ from speculative.verification import acceptance
 
 def alpha_on_target_text(
     pair: Pair,
-    sources: Sequence[np.ndarray],
+    sources: Sequence[Array],
     tokens: Sequence[Sequence[int]],
     sampling: Sampling,
 ) -> list[NDArray[np.float32]]:

@@ -6,6 +6,7 @@ import math
 from collections.abc import Sequence
 
 import numpy as np
+from jax import Array
 
 from speculative.measurement import forcing
 from speculative.pair import Pair
@@ -38,7 +39,7 @@ class Difference:
 
 def compare_greedy(
     pair: Pair,
-    source: np.ndarray,
+    source: Array,
     tokens_autoregressive: Sequence[int],
     tokens_speculative: Sequence[int],
 ) -> Difference | None:

@@ -1,5 +1,6 @@
 """What a generation is told and draws."""
 
+import dataclasses
 from typing import Any
 
 import numpy as np
@@ -14,7 +15,7 @@ from speculative.decoding import Decoding, random_draws
 )
 def test_values_out_of_range_are_named(field: str, value: Any) -> None:
     with pytest.raises(ValueError, match=f"{field}.*{value}"):
-        Decoding(**({"vocab_size": 10} | {field: value}))
+        dataclasses.replace(Decoding(10), **{field: value})
 
 
 @pytest.mark.parametrize("gamma", [0, 1, 7, 100])

@@ -42,7 +42,7 @@ def decode(
     """By the device loop, with the tiny target unless `other` names another."""
     target = other.get("target", tiny.TARGET)
     params = other.get("params", tiny.target_params())
-    inputs = other.get("inputs", tiny.sources(ROWS))
+    inputs = jnp.asarray(other.get("inputs", tiny.sources(ROWS)))
     draws = random_draws(seed, np.arange(len(inputs)), config.capacity)
     if draft is None:
         output = autoregressive.generate(target, params, inputs, draws, config)
@@ -177,26 +177,33 @@ def test_the_stream_is_the_generation_and_adds_up_to_its_counters(
     output = decode(draft, params(), config)
     draws = random_draws(0, np.arange(ROWS), config.capacity)
     both = Params(tiny.target_params(), params())
-    steps = list(fast.stream(tiny.TARGET, draft, both, tiny.sources(ROWS), draws, config))
+    inputs = jnp.asarray(tiny.sources(ROWS))
+    steps = list(fast.stream(tiny.TARGET, draft, both, inputs, draws, config))
     check_stream(output, steps, config)
     assert len(set(output.lengths.tolist())) > 1 or config.eos_id == NEVER
     if config is SAMPLED:
         assert 0 < output.accepted.sum() < output.tested.sum()
 
 
-def test_caches_of_target_and_draft_grow_together() -> None:
-    """Across two sizes; the same draws in a cache that never grows say the same."""
+@pytest.mark.parametrize("table", [toy.near_table, toy.target_table])
+def test_caches_of_target_and_draft_grow_together(table: Callable[[], np.ndarray]) -> None:
+    """Across two sizes; the reference, whose caches never grow, says the same.
+
+    Drafting for itself, the target fills every block, so that no row lags behind the others.
+    """
     config = Decoding(toy.VOCABULARY, Sampling(1.0), gamma=4, max_length=300, eos_id=NEVER)
     assert len(config.cache_lengths()) == 3
-    table, near = toy.params(toy.target_table()), toy.params(toy.near_table())
-    inputs = np.ones((3, 1), np.int32)
-    output = decode(TOY_DRAFT, near, config, target=TOY, params=table, inputs=inputs)
+    params = Params(toy.params(toy.target_table()), toy.params(table()))
+    inputs = jnp.ones((3, 1), jnp.int32)
+    output = decode(
+        TOY_DRAFT, params.draft, config, target=TOY, params=params.target, inputs=inputs
+    )
     draws = random_draws(0, np.arange(3), config.capacity)
-    steps = list(fast.stream(TOY, TOY_DRAFT, Params(table, near), inputs, draws, config))
+    steps = list(fast.stream(TOY, TOY_DRAFT, params, inputs, draws, config))
     check_stream(output, steps, config)
     for row in range(3):
         trace = reference.generate(
-            TOY, TOY_DRAFT, Params(table, near), inputs[row], np.asarray(draws[row]), config
+            TOY, TOY_DRAFT, params, np.ones(1), np.asarray(draws[row]), config
         )
         assert trace.tokens == output.tokens[row].tolist()
 
@@ -206,7 +213,7 @@ def test_a_row_of_a_batch_is_what_it_is_alone() -> None:
     both = Params(tiny.target_params(), tiny.near_params())
     for row in range(ROWS):
         draws = random_draws(0, np.array([row]), SAMPLED.capacity)
-        source = tiny.sources(ROWS)[row : row + 1]
+        source = jnp.asarray(tiny.sources(ROWS)[row : row + 1])
         alone = fast.generate(tiny.TARGET, ITSELF, both, source, draws, SAMPLED)
         for one, many in zip(jax.tree.leaves(alone), jax.tree.leaves(together), strict=True):
             np.testing.assert_array_equal(one[0], many[row])

@@ -9,19 +9,22 @@ from speculative.models.cache import grow, read_rows, write_rows
 
 
 @pytest.mark.parametrize("batch", [1, 3])
+@pytest.mark.parametrize("entries", [1, 2])
 @pytest.mark.parametrize("axis", [1, 2])
-def test_write_rows_writes_each_row_at_its_start(batch: int, axis: int) -> None:
+def test_write_rows_writes_each_row_at_its_start(batch: int, entries: int, axis: int) -> None:
+    """Also where a row has several entries, one a head."""
     rng = np.random.default_rng(batch)
-    shape = [batch, 9, 9, 2]
+    shape = [batch * entries, 9, 9, 2]
     buffer = rng.normal(size=shape).astype(np.float32)
     shape[axis] = 4
     chunk = rng.normal(size=shape).astype(np.float32)
     starts = np.array([5, 0, 2])[:batch]
     want = buffer.copy()
-    for row, begin in enumerate(starts):
-        np.moveaxis(want[row], axis - 1, 0)[begin : begin + 4] = np.moveaxis(
-            chunk[row], axis - 1, 0
-        )
+    for entry in range(batch * entries):
+        begin = starts[entry // entries]
+        place = [slice(None)] * 3
+        place[axis - 1] = slice(begin, begin + 4)
+        want[entry][tuple(place)] = chunk[entry]
     got = jax.jit(write_rows, static_argnums=3)(buffer, chunk, jnp.asarray(starts), axis)
     np.testing.assert_array_equal(got, want)
 

@@ -3,11 +3,13 @@
 import functools
 import json
 import pathlib
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax import Array
 
 from speculative.checkpoints import t5x
 from speculative.models import T5, T5Config, for_decoding, pack
@@ -49,9 +51,8 @@ def v1_0() -> tuple[T5, PyTree]:
     model = T5(V1_0)
     rng = np.random.default_rng(10)
 
-    def unsettle(path: tuple[jax.tree_util.DictKey, ...], leaf: jax.Array) -> jax.Array:
-        named = path[-1].key
-        if named == "scale":
+    def unsettle(path: tuple[Any, ...], leaf: Array) -> Array:
+        if path[-1].key == "scale":
             return leaf * jnp.asarray(rng.uniform(0.5, 1.5, leaf.shape), leaf.dtype)
         return leaf
 
@@ -196,7 +197,7 @@ def test_a_grown_cache_decodes_on() -> None:
     grown = grow(small, large)
     assert jax.tree.map(jnp.shape, grown) == jax.tree.map(jnp.shape, large)
     for before, after in zip(small.keys + small.values, grown.keys + grown.values, strict=True):
-        np.testing.assert_array_equal(before, after[:, :, :8])
+        np.testing.assert_array_equal(before, after[..., :8, :])
     logits, _ = extend(model, pack(params), grown, tokens[:, 8:])
     want = numpy_logits(model, params, sources(), tokens)[:, 8:]
     assert np.abs(logits - want).max() < NEAR

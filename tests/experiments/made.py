@@ -1,0 +1,68 @@
+"""A record and a row made by hand."""
+
+from typing import Any
+
+from speculative.experiments.records import Record
+from speculative.experiments.run import Row
+from speculative.measurement.exactness import Difference
+
+
+def record(**changes: Any) -> Record:
+    """A record with a value of its own in every field that a report shows."""
+    fields: dict[str, Any] = {
+        "experiment": "made",
+        "task": "debian_ende",
+        "target": "the_target",
+        "draft": "the_draft",
+        "temperature": 0.0,
+        "top_k": 0,
+        "top_p": 1.0,
+        "lenience": 1.0,
+        "gamma": 6,
+        "batch_size": 1,
+        "num_examples": 3,
+        "num_tokens": 90,
+        "num_target_calls": 20,
+        "tokens_per_call": 4.5,
+        "tokens_per_call_expected": 4.6,
+        "alpha": 0.81,
+        "alpha_accepted": 0.8,
+        "alpha_low": 0.7,
+        "alpha_high": 0.9,
+        "c": 0.09,
+        "verify_cost": 1.36,
+        "ms_target_step": 2.5,
+        "ms_verify": 3.4,
+        "ms_draft_step": 0.2,
+        "ms_per_token_autoregressive": 2.7,
+        "ms_per_token_speculative": 1.0,
+        "speedup": 2.71,
+        "speedup_low": 2.52,
+        "speedup_high": 2.93,
+        "speedup_expected": 3.14,
+        "speedup_predicted": 2.66,
+        "outputs_identical": 3,
+        "near_ties": 0,
+        "metric": "bleu",
+        "quality_autoregressive": 25.4,
+        "quality_speculative": 26.3,
+        "paper_alpha": 0.75,
+        "paper_speedup": 3.4,
+        "seed": 5,
+        "commit": "abc1234",
+        "device": "a processor, 2 cores",
+        "jax_version": "0.10.2",
+        "dtype": "float32",
+        "gin": "",
+        "started_at": "2026-01-02T03:04:05+00:00",
+        "ms_prefill": 4.0,
+        "ms_prefill_draft": 1.0,
+        "speedup_long": 2.9,
+        "tested": 80,
+        "accepted": 64,
+    }
+    return Record(**(fields | changes))
+
+
+def row(differences: list[Difference | None] | None = None, **changes: Any) -> Row:
+    return Row(record(**changes), [], differences or [])

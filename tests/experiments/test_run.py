@@ -1,0 +1,230 @@
+"""A measured row: its numbers against other ways to the same numbers, on a tiny pair."""
+
+import dataclasses
+import json
+import math
+import pathlib
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import speculative
+from speculative import Pair, Sampling
+from speculative.decoding import Output, Params
+from speculative.experiments import run
+from speculative.experiments.run import Row, run_row
+from speculative.measurement import timing
+from speculative.measurement.prompts import Prompt
+from speculative.measurement.timing import Costs
+
+PROMPTS = [
+    Prompt("summarize: a library for reading old files", "library for old files"),
+    Prompt("summarize: draws maps of the night sky", "maps of the sky"),
+    Prompt("summarize: plays sounds when mail comes in", "mail notifier with sounds"),
+]
+LENGTH = 12
+COSTS = Costs(8.0, 2.0, 2.0, {2: 2.4, 4: 2.6, 7: 3.0}, {2: 0.5, 4: 0.9, 7: 1.5})
+"""Milliseconds that a measurement is told to have found."""
+
+
+@pytest.fixture(scope="module")
+def pair(saved_pair: tuple[pathlib.Path, pathlib.Path]) -> Pair:
+    target, draft = saved_pair
+    return speculative.load(str(target), str(draft))
+
+
+@pytest.fixture
+def no_timing(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, ...]]:
+    """Gives `COSTS` for the gammas asked for, which it notes; the loops have tests of their own."""
+    asked = []
+
+    def measure(
+        pair: Pair, sampling: Sampling, gammas: tuple[int, ...], *_: Any, **__: Any
+    ) -> Costs:
+        asked.append(tuple(gammas))
+        return dataclasses.replace(COSTS, ms_verify={g: COSTS.ms_verify[g] for g in gammas})
+
+    monkeypatch.setattr(run, "measure_costs", measure)
+    return asked
+
+
+def check_consistent(row: Row) -> None:
+    """Fields that follow from other fields, by the formulas as the paper prints them."""
+    r = row.record
+    a, g = r.alpha, r.gamma
+    equation_1 = (1 - a ** (g + 1)) / (1 - a) if a < 1 else g + 1
+    assert r.tokens_per_call == pytest.approx(r.num_tokens / r.num_target_calls)
+    assert r.tokens_per_call_expected == pytest.approx(equation_1)
+    assert r.speedup_expected == pytest.approx(equation_1 / (g * r.c + 1))
+    assert r.speedup_long == pytest.approx(equation_1 / (g * r.c + r.verify_cost))
+    assert r.c == pytest.approx(r.ms_draft_step / r.ms_target_step)
+    assert r.verify_cost == pytest.approx(r.ms_verify / r.ms_target_step)
+    assert r.alpha_accepted == pytest.approx(r.accepted / r.tested)
+    ratio = r.ms_per_token_autoregressive / r.ms_per_token_speculative
+    assert r.speedup == pytest.approx(ratio)
+    assert r.speedup_low <= r.speedup <= r.speedup_high
+    assert r.alpha_low <= r.alpha <= r.alpha_high
+    assert r.num_tokens == r.accepted + r.num_target_calls
+    json.loads(json.dumps(dataclasses.asdict(r), allow_nan=False))
+
+
+@pytest.mark.usefixtures("no_timing")
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_a_row_of_a_draft_that_knows_nothing(pair: Pair, temperature: float) -> None:
+    sampling = Sampling(temperature)
+    row = run_row(
+        pair, "debian_synopsis", PROMPTS, sampling, 2, seed=7, max_length=LENGTH, rounds=1
+    )
+    check_consistent(row)
+    r = row.record
+    assert (r.gamma, r.num_examples, r.batch_size, r.seed) == (2, 3, 1, 7)
+    assert (r.target, r.draft) == pair.names
+    assert r.metric == "rougeL"
+    assert r.dtype == "float32"
+    assert r.jax_version == jax.__version__
+    settings = dict(line.split(" = ", 1) for line in r.gin.splitlines())
+    assert (settings["gamma"], settings["max_length"]) == ("2", "12")
+
+    calls = 0
+    for example, (prompt, texts) in enumerate(zip(PROMPTS, row.texts, strict=True)):
+        asked: dict[str, Any] = {
+            "seed": 7,
+            "example": example,
+            "temperature": temperature,
+            "max_length": LENGTH,
+        }
+        guessed = pair.generate(prompt.source, gamma=2, **asked)
+        assert texts.speculative == guessed.text
+        assert texts.autoregressive == pair.generate(prompt.source, gamma=0, **asked).text
+        assert (texts.source, texts.reference) == (prompt.source, prompt.reference)
+        calls += guessed.target_calls
+    assert r.num_target_calls == calls
+    if temperature == 0:
+        assert (r.outputs_identical, r.near_ties, row.differences) == (3, 0, [None] * 3)
+    else:
+        assert (r.outputs_identical, r.near_ties, row.differences) == (None, None, [])
+        assert 0 < r.alpha < 1
+
+
+def test_a_row_of_a_draft_that_is_the_target(pair: Pair, no_timing: list[tuple[int, ...]]) -> None:
+    """Every guess stands: alpha is 1, a call yields gamma + 1 tokens, the largest gamma wins."""
+    draft = dataclasses.replace(pair.draft, model=pair.target)  # pyright: ignore
+    params = Params(pair.params.target, pair.params.target)
+    same = dataclasses.replace(pair, draft=draft, params=params)
+    heard: list[float] = []
+    row = run_row(
+        same,
+        "debian_ende",
+        PROMPTS,
+        Sampling(0.0),
+        max_length=16,
+        on_progress=lambda what, share: heard.append(share),
+        rounds=2,
+    )
+    check_consistent(row)
+    r = row.record
+    assert no_timing == [run.GAMMAS]
+    assert r.alpha == r.alpha_accepted == 1
+    assert r.gamma == 7
+    assert r.num_target_calls == 3 * 2
+    assert r.metric == "bleu"
+    # 16 tokens take 2 calls, each 1.5 ms of guesses and 3 ms of verification.
+    predicted = (8 + 16 * 2) / (8 + 2 + 2 * (1.5 + 3.0))
+    assert r.speedup_predicted == pytest.approx(predicted)
+    assert heard == sorted(heard)
+    assert heard[-1] == 1
+
+
+def test_the_clock_measures_whole_generations(
+    pair: Pair, monkeypatch: pytest.MonkeyPatch, no_timing: list[tuple[int, ...]]
+) -> None:
+    """A generation takes 30 ms plainly and 10 ms speculatively by this clock; one round is slow."""
+    now = 0.0
+    timed: list[int] = []
+    decode = Pair.run
+
+    def slow(self: Pair, source: jax.Array, draws: jax.Array, config: Any) -> Output:
+        nonlocal now
+        timed.append(config.gamma)
+        # Each way's first three calls compile; of nine timed ones, three are the slow round.
+        late = 3 * 2 < timed.count(config.gamma) <= 3 * 3
+        now += (0.01 if config.gamma else 0.03) * (5 if late else 1)
+        return decode(self, source, draws, config)
+
+    monkeypatch.setattr(Pair, "run", slow)
+    monkeypatch.setattr(run.time, "perf_counter", lambda: now)
+    row = run_row(pair, "debian_ende", PROMPTS, Sampling(0.0), 4, max_length=LENGTH, rounds=3)
+    tokens = row.record.num_tokens
+    assert row.record.ms_per_token_autoregressive == pytest.approx(3 * 30 / tokens)
+    assert row.record.ms_per_token_speculative == pytest.approx(3 * 10 / tokens)
+    assert row.record.speedup == pytest.approx(3.0)
+    # Both ways of an example take turns in going first.
+    assert timed[6:] == [0, 4, 4, 0, 0, 4, 4, 0, 0, 4, 4, 0, 0, 4, 4, 0, 0, 4]
+    assert no_timing == [(4,)]
+
+
+def test_a_whole_row_with_its_costs(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(timing, "ITERATIONS", 4)
+    monkeypatch.setattr(run, "ITERATIONS", 4)
+    row = run_row(pair, "debian_ende", PROMPTS[:1], Sampling(0.0), 2, max_length=LENGTH, rounds=1)
+    check_consistent(row)
+    assert row.record.ms_target_step > 0
+    assert row.record.ms_verify > 0
+    assert row.record.ms_prefill > 0
+
+
+@pytest.mark.parametrize(
+    ("alpha", "lengths", "gamma"),
+    [(0.1, [200], 2), (0.75, [200], 4), (0.95, [200], 7), (0.95, [3], 2)],
+)
+def test_gamma_is_the_best_for_such_texts(alpha: float, lengths: list[int], gamma: int) -> None:
+    """By simulation of Algorithm 1 with a coin for each guess."""
+    rng = np.random.default_rng(3)
+    times = {}
+    for candidate in COSTS.ms_verify:
+        held, calls = np.zeros(20_000, int), 0
+        while (held < lengths[0]).any():
+            calls += int((held < lengths[0]).sum())
+            stand = rng.random((len(held), candidate)) < alpha
+            held += np.cumprod(stand, axis=1).sum(axis=1) + 1
+        times[candidate] = calls * (COSTS.ms_verify[candidate] + COSTS.ms_proposal[candidate])
+    assert run.best_gamma(alpha, COSTS, lengths) == gamma == min(times, key=times.__getitem__)
+
+
+def test_the_papers_numbers_for_a_row_of_the_same_kind() -> None:
+    argmax = Sampling(0.0)
+    assert run.paper_numbers("debian_ende", "debian_draft", argmax) == (0.75, 3.4)
+    assert run.paper_numbers("debian_ende", "/a/folder", Sampling(1.0)) == (0.62, 2.6)
+    assert run.paper_numbers("debian_synopsis", "debian_draft", argmax) == (0.65, 3.1)
+    assert run.paper_numbers("debian_synopsis", "debian_draft", Sampling(1.0)) == (0.53, 2.3)
+    assert run.paper_numbers("debian_ende", "bigram", argmax) == (0.20, None)
+    assert run.paper_numbers("debian_ende", "uniform", argmax) == (None, None)
+    assert run.paper_numbers("debian_ende", "debian_draft", Sampling(0.5)) == (None, None)
+    assert run.paper_numbers("debian_ende", "debian_draft", Sampling(1.0, top_k=9)) == (None, None)
+    assert run.paper_numbers("other", "debian_draft", argmax) == (None, None)
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"prompts": []}, "at least one prompt"),
+        ({"gamma": 0}, "gamma must be at least 1 .* not 0"),
+        ({"rounds": 0}, "at least 1 round, not 0"),
+        ({"max_length": 0}, "max_length must be at least 1 token, not 0"),
+        ({"prompts": [Prompt(" ", "")]}, "prompt is empty"),
+    ],
+)
+def test_settings_that_make_no_row(pair: Pair, settings: dict[str, Any], message: str) -> None:
+    given: dict[str, Any] = {"prompts": PROMPTS, "sampling": Sampling(0.0)} | settings
+    with pytest.raises(ValueError, match=message):
+        run_row(pair, "debian_ende", **given)
+
+
+def test_damaged_weights_end_the_row(pair: Pair) -> None:
+    broken = jax.tree.map(lambda x: jnp.full_like(x, math.nan), pair.params.target)
+    damaged = dataclasses.replace(pair, params=Params(broken, pair.params.draft))
+    with pytest.raises(ValueError, match=r"logits of .*target are not finite"):
+        run_row(damaged, "debian_ende", PROMPTS, Sampling(0.0), 2, max_length=4)

@@ -1,0 +1,26 @@
+"""Pairs of toy models, whose probabilities NumPy can tell."""
+
+import types
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+
+from speculative.decoding import Params
+from speculative.drafts import Draft, TransformerDraft
+from speculative.pair import Pair
+from tests import toy
+
+SOURCE = jnp.ones((1, 1), jnp.int32)
+MODEL_DRAFT = TransformerDraft(toy.MarkovModel())  # pyright: ignore[reportArgumentType]
+
+
+def toy_pair(draft: Draft, draft_params: Any, table: np.ndarray | None = None) -> Pair:
+    """A `toy.MarkovModel` with a draft; `table` [V, V, V] are the target's logits."""
+    table = toy.target_table() if table is None else table
+    parts: dict[str, Any] = {
+        "target": toy.MarkovModel(),
+        "vocabulary": types.SimpleNamespace(size=toy.VOCABULARY),
+    }
+    params = Params(toy.params(table), draft_params)
+    return Pair(draft=draft, params=params, names=("toy target", "toy draft"), **parts)

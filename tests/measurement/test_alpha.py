@@ -1,0 +1,90 @@
+"""beta at every token against the float64 reference loop and against tables."""
+
+import dataclasses
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from speculative.decoding import Decoding, Params, random_draws, reference
+from speculative.drafts import BigramDraft, Draft, TransformerDraft, UniformDraft
+from speculative.measurement.alpha import alpha_on_target_text
+from speculative.sampling import Sampling
+from tests import tiny, toy
+from tests.measurement.pairs import MODEL_DRAFT, SOURCE, toy_pair
+
+SAMPLINGS = [Sampling(0.0), Sampling(1.0), Sampling(0.7, top_k=2), Sampling(1.3, top_p=0.8)]
+TEXTS = [[2, 3, 0, 3, 3, 1], [3, 1], [0, 0, 2]]
+
+
+def by_table(p: np.ndarray, q: np.ndarray, text: list[int]) -> list[float]:
+    """Sum of min(p, q), [V, V, V] both, at each token of a text."""
+    follows = [0, 0, *text]
+    return [
+        float(np.minimum(p[before, last], q[before, last]).sum())
+        for before, last in zip(follows, follows[1:-1], strict=False)
+    ]
+
+
+@pytest.mark.parametrize("sampling", SAMPLINGS, ids=str)
+@pytest.mark.parametrize("draft", ["model", "bigram", "uniform", "certain"])
+def test_beta_is_the_overlap_of_tables(draft: str, sampling: Sampling) -> None:
+    near = toy.near_table()
+    shape = (toy.VOCABULARY,) * 3
+    pairs = {
+        "model": (MODEL_DRAFT, toy.params(near), toy.distribution(near, sampling)),
+        "bigram": (
+            BigramDraft(),
+            {"log_counts": toy.params(near[2])},
+            toy.distribution(np.broadcast_to(near[2], near.shape), sampling),
+        ),
+        "uniform": (UniformDraft(), (), np.full(shape, 1 / toy.VOCABULARY)),
+        "certain": (toy.CertainDraft(), jnp.asarray(toy.certain_table()), None),
+    }
+    drafter, params, q = pairs[draft]
+    pair = toy_pair(drafter, params)
+    found = alpha_on_target_text(pair, [SOURCE] * len(TEXTS), TEXTS, sampling)
+    p = toy.distribution(toy.target_table(), sampling)
+    q = toy.certain_distribution() if q is None else q
+    for beta, text in zip(found, TEXTS, strict=True):
+        np.testing.assert_allclose(beta, by_table(p, q, text), atol=1e-6)
+
+
+def test_beta_of_a_transformer_is_the_reference_loops() -> None:
+    draft: Draft = TransformerDraft(tiny.DRAFT)
+    pair = dataclasses.replace(
+        toy_pair(draft, ()),
+        target=tiny.TARGET,
+        params=Params(tiny.target_params(), tiny.draft_params()),
+    )
+    pair.vocabulary.size = tiny.VOCABULARY  # pyright: ignore[reportAttributeAccessIssue]
+    config = Decoding(tiny.VOCABULARY, Sampling(2.0, top_k=25), 2, max_length=40, eos_id=-1)
+    source = tiny.sources(1)
+    draws = np.asarray(random_draws(5, np.array([0]), config.capacity))[0]
+    trace = reference.generate(tiny.TARGET, draft, pair.params, source[0], draws, config)
+    (beta,) = alpha_on_target_text(pair, [jnp.asarray(source)], [trace.tokens], config.sampling)
+    position, checked = 0, 0
+    for step in trace.steps:
+        # The guess after a rejected one follows a text that was not generated.
+        on_text = min(step.accepted + 1, config.gamma, len(step.emitted))
+        there = beta[position : position + on_text]
+        np.testing.assert_allclose(there, step.beta[:on_text], atol=2e-5)
+        position += len(step.emitted)
+        checked += on_text
+    assert position == len(trace.tokens) == 40
+    assert checked > 20
+    assert 0.1 < beta.mean() < 0.95
+
+
+def test_a_damaged_draft_is_named() -> None:
+    table = toy.near_table()
+    table[2, 3] = np.nan
+    pair = toy_pair(MODEL_DRAFT, toy.params(table))
+    with pytest.raises(ValueError, match="toy draft are not finite"):
+        alpha_on_target_text(pair, [SOURCE], [[2, 3, 2]], Sampling())
+
+
+def test_a_draft_equal_to_the_target_is_always_accepted() -> None:
+    pair = toy_pair(MODEL_DRAFT, toy.params(toy.target_table()))
+    (beta,) = alpha_on_target_text(pair, [SOURCE], TEXTS[:1], Sampling(1.0))
+    np.testing.assert_allclose(beta, 1.0, atol=1e-6)

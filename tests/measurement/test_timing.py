@@ -1,0 +1,146 @@
+"""That what is timed is what decoding does, and what is made of the times."""
+
+import itertools
+from collections.abc import Callable
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from speculative.decoding import Decoding, Params
+from speculative.decoding.speculative import Models, Progress
+from speculative.measurement import timing
+from speculative.measurement.timing import ITERATIONS, measure_costs
+from speculative.sampling import Sampling
+from tests import toy
+from tests.measurement.pairs import MODEL_DRAFT, SOURCE, toy_pair
+
+CACHE = 64
+TURNS = 5
+
+
+def steps(draft: Any, draft_params: Any, gamma: int) -> Progress:
+    """What the timed loop of the toy target leaves behind."""
+    models = Models(toy.MarkovModel(), draft)
+    params = Params(toy.params(toy.target_table()), draft_params)
+    config = Decoding(toy.VOCABULARY, Sampling(0.0), gamma, CACHE - gamma - 2, eos_id=-1)
+    progress = timing._begin(Models(models.target, None), params, SOURCE, config)
+    return timing._steps(models, params, progress, config)
+
+
+def test_every_target_step_runs_on_the_result_of_the_last() -> None:
+    best = toy.target_table()[0, :, : toy.VOCABULARY].argmax(axis=-1)
+    last = 0
+    for _ in range(ITERATIONS):
+        last = best[last]
+    progress = steps(None, (), 0)
+    assert int(progress.last[0]) == last
+    assert int(progress.target_calls[0]) == ITERATIONS
+    assert int(progress.lengths[0]) == 0
+
+
+def test_every_verification_runs_on_the_result_of_the_last() -> None:
+    """The guesses are given, so the token after them follows from the chain of corrections."""
+    guesses, gamma = [2, 3, 0], 3
+    table = toy.target_table()[..., : toy.VOCABULARY]
+    last, accepted = 0, 0
+    for _ in range(ITERATIONS):
+        seen = [0, last, *guesses]
+        choices = [int(table[a, b].argmax()) for a, b in itertools.pairwise(seen)]
+        n = next((i for i, guess in enumerate(guesses) if choices[i] != guess), gamma)
+        last, accepted = choices[n], accepted + n
+    given = jnp.asarray([guesses], jnp.int32), None
+    progress = steps(timing._Given(), given, gamma)
+    assert int(progress.last[0]) == last
+    assert int(progress.target_calls[0]) == ITERATIONS
+    assert int(progress.accepted[0]) == accepted
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_a_timed_step_drafts_and_keeps_none_of_it(temperature: float) -> None:
+    """Each step leaves the draft one token further, whatever of its guesses would stand."""
+    params = Params(toy.params(toy.target_table()), toy.params(toy.target_table()))
+    config = Decoding(toy.VOCABULARY, Sampling(temperature), 4, CACHE - 6, eos_id=-1)
+    models = Models(toy.MarkovModel(), timing._Rejected(MODEL_DRAFT))
+    begun = timing._begin(models, params, SOURCE, config)
+    progress = timing._steps(models, params, begun, config)
+    assert int(progress.draft.model.lengths[0]) == ITERATIONS
+    assert int(progress.accepted[0]) > ITERATIONS
+    assert int(progress.lengths[0]) == 0
+
+
+def test_the_costs_of_a_clock_that_is_known(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Seconds by kind; one turn of five is slow, which a median does not see."""
+    now = 0.0
+    costs = {
+        ("prefill target", 0): 0.020,
+        ("prefill draft", 0): 0.004,
+        ("verify", 0): 0.032,
+        ("verify", 3): 0.040,
+        ("step", 3): 0.052,
+        ("verify", 7): 0.048,
+        ("step", 7): 0.072,
+    }
+    calls = dict.fromkeys(costs, 0)
+    order: list[tuple[str, int]] = []
+
+    def kind(name: tuple[str, int]) -> Callable[[], np.ndarray]:
+        def run() -> np.ndarray:
+            nonlocal now
+            calls[name] += 1
+            order.append(name)
+            now += costs[name] * (100 if calls[name] == 3 else 1)
+            return np.zeros(1)
+
+        return run
+
+    monkeypatch.setattr(timing, "_kinds", lambda *a: {name: kind(name) for name in costs})
+    monkeypatch.setattr(timing.time, "perf_counter", lambda: now)
+    heard: list[float] = []
+    pair = toy_pair(MODEL_DRAFT, ())
+    found = measure_costs(pair, Sampling(), (3, 7), 1, CACHE, TURNS, heard.append)
+    assert found.ms_prefill_target == pytest.approx(20)
+    assert found.ms_prefill_draft == pytest.approx(4)
+    assert found.ms_target_step == pytest.approx(32 / ITERATIONS)
+    assert found.c(3) == pytest.approx(12 / 3 / 32)
+    assert found.c(7) == pytest.approx(24 / 7 / 32)
+    assert found.ms_draft_step(7) == pytest.approx(24 / 7 / ITERATIONS)
+    assert found.verify_cost(3) == pytest.approx(40 / 32)
+    assert found.verify_cost(7) == pytest.approx(48 / 32)
+    assert sorted(order[: len(costs)]) == sorted(costs)
+    assert order[len(costs) :] == list(costs) * TURNS
+    assert heard == sorted(heard)
+    assert heard[-1] == 1
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_a_whole_measurement_of_a_toy_pair(temperature: float) -> None:
+    pair = toy_pair(MODEL_DRAFT, toy.params(toy.near_table()))
+    found = measure_costs(pair, Sampling(temperature), (2,), 1, CACHE, repeats=2)
+    times = [found.ms_prefill_target, found.ms_prefill_draft, found.ms_target_step]
+    assert min([*times, found.ms_verify[2]]) > 0
+    assert found.ms_proposal[2] >= 0
+
+
+def test_a_proposal_never_costs_less_than_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As rounding may have it for one that is free: 2 ms a step, 3 to verify, 2.9 for both."""
+    medians = iter([1.0, 1.0, 2.0, 3.0, 2.9])
+    monkeypatch.setattr(timing.statistics, "median", lambda values: next(medians))
+    pair = toy_pair(MODEL_DRAFT, toy.params(toy.near_table()))
+    assert measure_costs(pair, Sampling(0.0), (2,), 1, CACHE, repeats=1).c(2) == 0
+
+
+@pytest.mark.parametrize(
+    ("gammas", "cache", "repeats", "message"),
+    [
+        ((0, 2), CACHE, 1, "at least 1, not 0"),
+        ((7,), 40, 1, "needs a cache of 41 positions, not 40"),
+        ((7,), CACHE, 0, "at least 1 repeat, not 0"),
+    ],
+)
+def test_settings_that_cannot_be_timed(
+    gammas: tuple[int, ...], cache: int, repeats: int, message: str
+) -> None:
+    with pytest.raises(ValueError, match=message):
+        measure_costs(toy_pair(MODEL_DRAFT, ()), Sampling(), gammas, 1, cache, repeats)
