@@ -251,9 +251,7 @@ def unlabelled_examples(
         texts = [" ".join(piece) for piece in pieces]
         for cut in (texts[:-1], texts[1:]) if len(texts) > 1 else ():
             if len(corpus.words(" ".join(cut))) >= 10:
-                found["debian_synopsis"].append(
-                    Example(" ".join(cut), "", package, families[md5])
-                )
+                found["debian_synopsis"].append(Example(" ".join(cut), "", package, families[md5]))
     return {
         task: [
             e

@@ -26,7 +26,8 @@ PROMPTS = [
     Prompt("summarize: plays sounds when mail comes in", "mail notifier with sounds"),
 ]
 LENGTH = 12
-COSTS = Costs(8.0, 2.0, 2.0, {2: 2.4, 4: 2.6, 7: 3.0}, {2: 0.5, 4: 0.9, 7: 1.5})
+VERIFY = {2: 2.4, 3: 2.5, 4: 2.6, 5: 2.7, 7: 3.0}
+COSTS = Costs(8.0, 2.0, 2.0, VERIFY, {2: 0.5, 3: 0.7, 4: 0.9, 5: 1.1, 7: 1.5})
 """Milliseconds that a measurement is told to have found."""
 
 
@@ -178,7 +179,7 @@ def test_a_whole_row_with_its_costs(pair: Pair, monkeypatch: pytest.MonkeyPatch)
 
 @pytest.mark.parametrize(
     ("alpha", "lengths", "gamma"),
-    [(0.1, [200], 2), (0.75, [200], 4), (0.95, [200], 7), (0.95, [3], 2)],
+    [(0.1, [200], 2), (0.6, [200], 3), (0.82, [200], 5), (0.95, [200], 7), (0.95, [3], 2)],
 )
 def test_gamma_is_the_best_for_such_texts(alpha: float, lengths: list[int], gamma: int) -> None:
     """By simulation of Algorithm 1 with a coin for each guess."""
