@@ -165,7 +165,7 @@ def check_stream(output: Output, steps: list[Step], config: Decoding) -> None:
         (
             UniformDraft(),
             tuple,
-            Decoding(tiny.VOCABULARY, Sampling(0.7), 4, max_length=90, eos_id=NEVER),
+            Decoding(tiny.VOCABULARY, Sampling(0.7), 2, max_length=90, eos_id=NEVER),
         ),
         (None, tuple, greedy(0)),
     ],
@@ -191,7 +191,7 @@ def test_caches_of_target_and_draft_grow_together(table: Callable[[], np.ndarray
 
     Drafting for itself, the target fills every block, so that no row lags behind the others.
     """
-    config = Decoding(toy.VOCABULARY, Sampling(1.0), gamma=4, max_length=300, eos_id=NEVER)
+    config = Decoding(toy.VOCABULARY, Sampling(1.0), gamma=2, max_length=300, eos_id=NEVER)
     assert len(config.cache_lengths()) == 3
     params = Params(toy.params(toy.target_table()), toy.params(table()))
     inputs = jnp.ones((3, 1), jnp.int32)
