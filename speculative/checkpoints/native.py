@@ -22,6 +22,8 @@ from speculative.types import PyTree
 
 FORMAT, VERSION = "speculative-t5", 1
 CONFIG = "config.json"
+KEYS = ("model", "sha256", "vocabulary")
+"""What a description must hold besides."""
 SCALE = ".scale"
 """What follows the name of an int8 tensor in the name of its scales."""
 FILE_BYTES = 14 * 2**20
@@ -109,7 +111,10 @@ def load(folder: str | pathlib.Path) -> tuple[T5Config, PyTree]:
     """
     folder = pathlib.Path(folder)
     description = describe(folder)
-    config = T5Config(**description["model"])
+    try:
+        config = T5Config(**description["model"])
+    except TypeError as error:
+        raise ValueError(f"{folder / CONFIG} has a model of other fields: {error}.") from error
     stored: dict[str, np.ndarray] = {}
     for name, sha256 in description["sha256"].items():
         path = folder / name
@@ -152,9 +157,13 @@ def describe(folder: str | pathlib.Path) -> dict[str, Any]:
         description = json.loads(path.read_text())
     except ValueError as error:
         raise ValueError(f"{path} is not JSON: {error}.") from error
+    if not isinstance(description, dict):
+        raise ValueError(f"{path} holds no JSON object; fetch the checkpoint again.")
     found = (description.get("format"), description.get("format_version"))
     if found != (FORMAT, VERSION):
         raise ValueError(f"{path} is of format {found}; this version reads {(FORMAT, VERSION)}.")
+    if missing := [key for key in KEYS if key not in description]:
+        raise ValueError(f"{path} lacks {missing[0]!r}; fetch the checkpoint again.")
     return description
 
 

@@ -1,10 +1,12 @@
 """A smaller model of the same family as a draft."""
 
 import dataclasses
+from typing import Any
 
+import jax
 import jax.numpy as jnp
 from flax import struct
-from jax import Array
+from jax import Array, lax
 
 from speculative.drafts.base import Proposal
 from speculative.models.cache import DecoderState
@@ -61,23 +63,26 @@ class TransformerDraft:
         length = state.model.lengths + at + 1
         logits, model = self.model.extend(params, state.model, chunk, at)
         model = self.model.rewind(model, length)
-        guesses, distributions = [], []
-        for i in range(uniforms.shape[1]):
-            if i > 0:
-                logits, model = self.model.extend(params, model, guesses[-1][:, None])
-            logits_now = logits[:, 0, :vocab_size]
+
+        def guess(logits: Array, uniform: Array) -> tuple[Array, Array | None]:
+            logits = logits[:, 0, :vocab_size]
             if sampling.greedy:
-                guess = jnp.argmax(logits_now, axis=-1).astype(jnp.int32)
-            else:
-                q = standardise(logits_now, sampling)
-                distributions.append(q)
-                guess = categorical(q, uniforms[:, i])
-            guesses.append(guess)
-        return Proposal(
-            guesses=jnp.stack(guesses, axis=1),
-            q=None if sampling.greedy else jnp.stack(distributions, axis=1),
-            state=TransformerDraftState(model, guesses[-1]),
+                return jnp.argmax(logits, axis=-1).astype(jnp.int32), None
+            q = standardise(logits, sampling)
+            return categorical(q, uniform), q
+
+        def step(carry: tuple[DecoderState, Array], uniform: Array) -> Any:
+            logits, model = self.model.extend(params, carry[0], carry[1][:, None])
+            token, q = guess(logits, uniform)
+            return (model, token), (token, q)
+
+        first, q = guess(logits, uniforms[:, 0])
+        # A loop, not a line of copies: one step to compile, whatever gamma is.
+        (model, last_guess), others = lax.scan(step, (model, first), uniforms[:, 1:].T)
+        guesses, distributions = jax.tree.map(
+            lambda one, more: jnp.concatenate([one[None], more]).swapaxes(0, 1), (first, q), others
         )
+        return Proposal(guesses, distributions, TransformerDraftState(model, last_guess))
 
     def commit(self, proposal: Proposal, accepted: Rows) -> TransformerDraftState:
         """Rewinds to the accepted prefix; remembers the last guess if all were accepted."""

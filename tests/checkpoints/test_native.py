@@ -145,3 +145,20 @@ def test_damage_is_named(tmp_path: pathlib.Path, params: dict, damage, message: 
     damage(tmp_path / "model")
     with pytest.raises(ValueError, match=message):
         native.load(tmp_path / "model")
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda d: [], "holds no JSON object"),
+        (lambda d: {k: v for k, v in d.items() if k != "model"}, "lacks 'model'"),
+        (lambda d: d | {"model": d["model"] | {"depth": 3}}, "model of other fields"),
+    ],
+)
+def test_an_edited_description_is_one_sentence(tmp_path, change, message):
+    config = T5Config(16, 8, 2, 4, 8, 1, 1)
+    native.save(tmp_path / "model", config, T5(config).init(jax.random.key(0)))
+    path = tmp_path / "model" / native.CONFIG
+    path.write_text(json.dumps(change(json.loads(path.read_text()))))
+    with pytest.raises(ValueError, match=message):
+        native.load(tmp_path / "model")
