@@ -204,8 +204,6 @@ def _as_it_grows(vocabulary: "Vocabulary", steps: Iterable["Step"]) -> Iterator[
     tokens: list[int] = []
     shown = text = ""
     for step in steps:
-        if not step.finite.all():
-            raise ValueError("The target's logits are not finite: its weights are damaged.")
         tokens += step.tokens[0, : step.count[0]].tolist()
         text = vocabulary.decode(tokens)
         # A character cut off after some of its bytes decodes to marks, which more bytes replace.

@@ -136,11 +136,7 @@ class Pair:
             ValueError: the target's logits were not finite.
         """
         output = jax.device_get(output)
-        if not output.finite.all():
-            raise ValueError(
-                f"The logits of {self.names[0]} are not finite: its weights are damaged, or its "
-                "dtype is too narrow for it."
-            )
+        self._require_finite(output)
         tokens = output.tokens[0, : output.lengths[0]].tolist()
         return Result(
             self.vocabulary.decode(tokens),
@@ -150,6 +146,13 @@ class Pair:
             int(output.accepted[0]),
         )
 
+    def _require_finite(self, result: Output | Step) -> None:
+        if not np.all(result.finite):
+            raise ValueError(
+                f"The logits of {self.names[0]} are not finite: its weights are damaged, or its "
+                "dtype is too narrow for it."
+            )
+
     def stream(
         self, text: str, seed: int = 0, example: int = 0, truncate: bool = False, **settings: Any
     ) -> Iterator[Step]:
@@ -158,7 +161,9 @@ class Pair:
         source = self.encode(text, truncate)
         draws = random_draws(seed, np.array([example]), config.capacity)
         draft = self.draft if config.gamma else None
-        return stream(self.target, draft, self.params, source, draws, config)
+        for step in stream(self.target, draft, self.params, source, draws, config):
+            self._require_finite(step)
+            yield step
 
 
 def load(target: str = "debian_target", draft: str | None = None, dtype: str | None = None) -> Pair:

@@ -12,6 +12,9 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
+SMALLEST_TEMPERATURE = 1e-6
+"""Below it logits over temperature may overflow float32; argmax is meant, and has its own value."""
+
 _BLOCK = 128
 
 
@@ -33,9 +36,11 @@ class Sampling:
     top_p: float = 1.0
 
     def __post_init__(self) -> None:
-        if not (math.isfinite(self.temperature) and self.temperature >= 0):
+        low = self.temperature != 0 and not self.temperature >= SMALLEST_TEMPERATURE
+        if low or not math.isfinite(self.temperature):
             raise ValueError(
-                f"temperature must be 0 (argmax) or a positive number, not {self.temperature}."
+                f"temperature must be 0 (argmax) or a number of at least {SMALLEST_TEMPERATURE}, "
+                f"not {self.temperature}."
             )
         if not isinstance(self.top_k, int) or self.top_k < 0:
             raise ValueError(f"top_k must be 0 (off) or a positive whole number, not {self.top_k}.")

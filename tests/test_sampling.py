@@ -177,3 +177,12 @@ def test_categorical_takes_any_leading_axes() -> None:
 def test_values_out_of_range_are_named(values: dict[str, float], named: str) -> None:
     with pytest.raises(ValueError, match=named):
         Sampling(**values)  # pyright: ignore[reportArgumentType]
+
+
+@pytest.mark.parametrize("temperature", [1e-45, 1e-40, 1e-37])
+def test_a_tiny_temperature_is_refused_or_works(temperature: float) -> None:
+    try:
+        sampling = Sampling(temperature)
+    except ValueError:
+        return
+    np.testing.assert_allclose(standardise(jnp.array([1.0, 40.0, 3.0]), sampling), [0, 1, 0])

@@ -26,6 +26,7 @@ def generate(
         config: sampling and lengths; gamma is ignored.
     """
     config = dataclasses.replace(config, gamma=0)
+    speculative.check_draws(draws, config)
     models = speculative.Models(target, None)
     return speculative._generate(
         models, speculative.Params(params), jnp.asarray(inputs), draws, config

@@ -35,6 +35,8 @@ class Decoding:
     eos_id: int = EOS_ID
 
     def __post_init__(self) -> None:
+        if self.vocab_size < 1:
+            raise ValueError(f"vocab_size must be at least 1 piece, not {self.vocab_size}.")
         if not isinstance(self.gamma, int) or self.gamma < 0:
             raise ValueError(f"gamma must be a whole number of guesses, not {self.gamma}.")
         if not isinstance(self.max_length, int) or self.max_length < 1:
@@ -53,7 +55,7 @@ class Decoding:
     def cache_lengths(self) -> list[int]:
         """Cache sizes, short to long: a generation starts in the first and moves on when full."""
         last = -(-self.capacity // 16) * 16
-        return [size for size in (64, 256, 1024) if size < last] + [last]
+        return [size for size in (64, 256, 1024) if self.room <= size < last] + [last]
 
 
 def random_draws(seed: int, examples: Array | np.ndarray, length: int) -> Array:

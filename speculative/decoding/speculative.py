@@ -137,6 +137,10 @@ def step(
         chunk = jnp.concatenate([chunk, guesses], axis=1)
 
     logits, target = models.target.extend(params.target, progress.target, chunk)
+    if logits.shape[-1] < vocab_size:
+        raise ValueError(
+            f"Decoding.vocab_size is {vocab_size}, but the target has {logits.shape[-1]} tokens."
+        )
     logits = logits[..., :vocab_size]
     if sampling.greedy:
         best = jnp.argmax(logits, axis=-1).astype(jnp.int32)
@@ -182,6 +186,19 @@ def step(
         finite=finite,
     )
     return progress, Step(block, count, guesses, accepted, finished, finite)
+
+
+def check_draws(draws: Array, config: Decoding) -> None:
+    """Raises ValueError unless every position that a generation may touch has its numbers.
+
+    Beyond the last of them a read would slide back and use numbers twice: not exact any more.
+    """
+    if draws.shape[1] < config.capacity:
+        raise ValueError(
+            f"There are random numbers for {draws.shape[1]} positions, but max_length = "
+            f"{config.max_length} with gamma = {config.gamma} needs {config.capacity}; draw "
+            "Decoding.capacity of them."
+        )
 
 
 def _grown(
@@ -241,6 +258,7 @@ def generate(
         draws: [B, config.capacity, 3] from `random_draws`.
         config: gamma, sampling, lengths.
     """
+    check_draws(draws, config)
     return _generate(Models(target, draft), params, jnp.asarray(inputs), draws, config)
 
 
@@ -275,6 +293,7 @@ def stream(
 
     Step i is handed out while step i + 1 runs.
     """
+    check_draws(draws, config)
     models = Models(target, draft)
     inputs = jnp.asarray(inputs)
     size, *larger = config.cache_lengths()

@@ -55,10 +55,13 @@ def count_bigrams(sequences: list[np.ndarray], start: int = PAD_ID) -> dict[str,
         start: the token from which decoding starts, put before each sequence.
 
     Raises:
-        ValueError: there is nothing to count.
+        ValueError: there is nothing to count, or a token is negative.
     """
+    sequences = [np.asarray(sequence) for sequence in sequences if len(sequence)]
     if not sequences:
-        raise ValueError("Counting bigrams needs at least one sequence.")
+        raise ValueError("Counting bigrams needs at least one sequence that is not empty.")
+    if (smallest := min(int(sequence.min()) for sequence in sequences)) < 0:
+        raise ValueError(f"Token {smallest} is negative; bigrams are counted over vocabulary ids.")
     previous = np.concatenate([np.concatenate([[start], s[:-1]]) for s in sequences])
     following = np.concatenate(sequences)
     pairs, count = np.unique(np.stack([previous, following]), axis=1, return_counts=True)

@@ -53,6 +53,19 @@ class T5Config:
             raise ValueError(
                 f"T5Config.mlp_activations has {unknown[0]!r}; known: {', '.join(ACTIVATIONS)}."
             )
+        if len(self.mlp_activations) not in (1, 2):
+            raise ValueError(
+                f"T5Config.mlp_activations must name one or two, not {len(self.mlp_activations)}."
+            )
+        if self.num_buckets < 4 or self.num_buckets % 4:
+            raise ValueError(
+                f"T5Config.num_buckets must be a multiple of 4, not {self.num_buckets}."
+            )
+        if self.max_distance <= self.num_buckets // 2:
+            raise ValueError(
+                f"T5Config.max_distance must be above {self.num_buckets // 2}, half the buckets, "
+                f"not {self.max_distance}."
+            )
         if self.dtype not in ("float32", "bfloat16"):
             raise ValueError(f"T5Config.dtype must be float32 or bfloat16, not {self.dtype!r}.")
         if not 0 <= self.dropout_rate < 1:

@@ -52,3 +52,9 @@ def test_draws_are_uniform_and_independent() -> None:
     np.testing.assert_allclose(np.corrcoef(flat.T), np.eye(3), atol=5 / np.sqrt(20_000))
     following = draws[:, 1:].reshape(-1), draws[:, :-1].reshape(-1)
     assert abs(np.corrcoef(*following)[0, 1]) < 5 / np.sqrt(60_000)
+
+
+@pytest.mark.parametrize("gamma", [62, 63, 100, 300])
+def test_the_first_cache_holds_a_whole_step(gamma: int) -> None:
+    config = Decoding(10, gamma=gamma, max_length=40)
+    assert config.cache_lengths()[0] >= config.room

@@ -276,3 +276,21 @@ def test_logits_that_are_not_finite_are_told_by_row(draft: Draft | None, wrong: 
     # The others are what they are without it.
     tokens, _ = expected_greedy()
     np.testing.assert_array_equal(output.tokens[[0, 1, 3]], tokens[[0, 1, 3]])
+
+
+@pytest.mark.parametrize("gamma", [63, 64, 300])
+def test_a_large_gamma_decodes(gamma: int) -> None:
+    config = Decoding(tiny.VOCABULARY, Sampling(0.0), gamma, max_length=10, eos_id=-1)
+    draws = random_draws(0, np.arange(1), config.capacity)
+    both, source = Params(tiny.target_params()), jnp.asarray(tiny.sources(1))
+    output = fast.generate(tiny.TARGET, UniformDraft(), both, source, draws, config)
+    assert output.lengths.tolist() == [10]
+
+
+def test_too_few_draws_are_told() -> None:
+    """Reading beyond them would silently shift back and use numbers twice."""
+    config = Decoding(tiny.VOCABULARY, Sampling(1.0), gamma=4, max_length=40, eos_id=7)
+    draws = random_draws(0, np.arange(4), config.capacity - 1)
+    both, source = Params(tiny.target_params()), jnp.asarray(tiny.sources(4))
+    with pytest.raises(ValueError, match=f"{config.capacity - 1}.*{config.capacity}"):
+        fast.generate(tiny.TARGET, UniformDraft(), both, source, draws, config)

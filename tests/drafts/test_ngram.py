@@ -94,3 +94,8 @@ def test_guesses_walk_the_table(sampling: Sampling) -> None:
     running = want.cumsum(axis=-1)
     np.testing.assert_array_equal(guesses, (running <= uniforms[..., None]).sum(axis=-1))
     assert draft.commit(proposal, jnp.ones(50, jnp.int32)) == ()
+
+
+def test_a_negative_token_is_refused() -> None:
+    with pytest.raises(ValueError, match="-1"):
+        bigram_params(count_bigrams([np.array([2, -1, 1])]), 5)

@@ -1,5 +1,6 @@
 """Sizes, and what is said of wrong ones."""
 
+import dataclasses
 import json
 from typing import Any
 
@@ -69,3 +70,18 @@ def test_json_and_back() -> None:
 def test_public_sizes_have_their_number_of_parameters(size: str, millions: float) -> None:
     shapes = jax.tree.leaves(abstract_params(SIZES[size]))
     assert sum(np.prod(x.shape) for x in shapes) / 1e6 == pytest.approx(millions, rel=0.01)
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("mlp_activations", ()),
+        ("mlp_activations", ("gelu", "linear", "relu")),
+        ("num_buckets", 1),
+        ("num_buckets", 3),
+        ("max_distance", 16),
+    ],
+)
+def test_a_shape_that_cannot_be_built_is_refused(field: str, value: object) -> None:
+    with pytest.raises(ValueError, match=field):
+        dataclasses.replace(T5Config(100, 16, 2, 8, 32, 1, 1), **{field: value})
