@@ -161,9 +161,13 @@ class Pair:
         source = self.encode(text, truncate)
         draws = random_draws(seed, np.array([example]), config.capacity)
         draft = self.draft if config.gamma else None
-        for step in stream(self.target, draft, self.params, source, draws, config):
+
+        def checked(step: Step) -> Step:
             self._require_finite(step)
-            yield step
+            return step
+
+        # Not a generator itself: wrong settings are told at the call, not at the first step.
+        return map(checked, stream(self.target, draft, self.params, source, draws, config))
 
 
 def load(target: str = "debian_target", draft: str | None = None, dtype: str | None = None) -> Pair:
