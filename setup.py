@@ -46,7 +46,7 @@ setup(
     python_requires=">=3.11",
     packages=find_packages(include=["speculative", "speculative.*"]),
     # The shipped pair travels in the wheel; configs/ and scripts/ are for a checkout.
-    package_data={"speculative": ["assets/**"]},
+    package_data={"speculative": ["assets/**", "models/*.cc"]},
     install_requires=CORE,
     extras_require={
         "tasks": TASKS,

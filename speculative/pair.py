@@ -1,7 +1,6 @@
 """A target and its draft, ready to decode text: the package's front door."""
 
 import dataclasses
-import os
 import pathlib
 from collections.abc import Iterator
 from typing import Any
@@ -16,6 +15,7 @@ from speculative.decoding import speculative as speculative_decoding
 from speculative.decoding.speculative import Step, stream
 from speculative.drafts import BigramDraft, Draft, TransformerDraft, UniformDraft, bigram_params
 from speculative.models import T5, for_decoding
+from speculative.models.kernels import cache_folder
 from speculative.sampling import Sampling
 from speculative.types import PyTree
 from speculative.vocabulary import Vocabulary
@@ -202,7 +202,13 @@ def load(target: str = "debian_target", draft: str | None = None, dtype: str | N
     else:
         small, draft_params, theirs = _load_model(draft, dtype)
         vocabulary.require_equal(theirs)
-        drafter = TransformerDraft(small)
+        if small.config.source_dim not in (0, model.config.emb_dim):
+            raise ValueError(
+                f"The draft {draft} reads an encoder of {small.config.source_dim} features, but "
+                f"that of {target} has {model.config.emb_dim}; load it with the target that it "
+                "was made for."
+            )
+        drafter = TransformerDraft(small, reads_target=small.config.source_dim > 0)
     return Pair(model, drafter, Params(target_params, draft_params), vocabulary, (target, draft))
 
 
@@ -227,6 +233,5 @@ def _shipped_bigrams(vocabulary: Vocabulary) -> dict[str, np.ndarray]:
 def enable_compilation_cache() -> None:
     """Keeps compiled programs between runs, unless the user has chosen a place for them."""
     if jax.config.values["jax_compilation_cache_dir"] is None:
-        base = pathlib.Path(os.environ.get("XDG_CACHE_HOME", "~/.cache")).expanduser()
-        jax.config.update("jax_compilation_cache_dir", str(base / "speculative" / "compiled"))
+        jax.config.update("jax_compilation_cache_dir", str(cache_folder() / "compiled"))
         jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.1)

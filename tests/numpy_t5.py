@@ -39,9 +39,13 @@ def bucket(distance: int, bidirectional: bool, buckets: int = 32, furthest: int 
 
 def logits(params: Tree, config: T5Config, source: np.ndarray, tokens: np.ndarray) -> np.ndarray:
     """Logits [L, V] of one row: source [S] without padding, decoder inputs [L]."""
+    return decode(params, config, encode(params, config, source), tokens)
+
+
+def encode(params: Tree, config: T5Config, source: np.ndarray) -> np.ndarray:
+    """The encoder's output [S, D]."""
     tree = _float64(params)
-    embedding = tree["token_embedder"]["embedding"]
-    x = embedding[source]
+    x = tree["token_embedder"]["embedding"][source]
     encoder = tree["encoder"]
     bias = _bias(encoder["relpos_bias"]["rel_embedding"], len(source), bidirectional=True)
     for i in range(config.num_encoder_layers):
@@ -49,8 +53,13 @@ def logits(params: Tree, config: T5Config, source: np.ndarray, tokens: np.ndarra
         y = _norm(x, layer["pre_attention_layer_norm"])
         x = x + _attention(layer["attention"], config, y, y, bias)
         x = x + _mlp(layer["mlp"], config, _norm(x, layer["pre_mlp_layer_norm"]))
-    encoded = _norm(x, encoder["encoder_norm"])
+    return _norm(x, encoder["encoder_norm"])
 
+
+def decode(params: Tree, config: T5Config, encoded: np.ndarray, tokens: np.ndarray) -> np.ndarray:
+    """Logits [L, V] on an encoded source [S, D]."""
+    tree = _float64(params)
+    embedding = tree["token_embedder"]["embedding"]
     x = embedding[tokens]
     decoder = tree["decoder"]
     length = len(tokens)

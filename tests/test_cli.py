@@ -248,6 +248,15 @@ def test_vocabularies_of_one_size_with_another_piece(
     fails(capsys, arguments, "share a vocabulary", "'▁editor", "'▁editxr")
 
 
+def test_a_draft_that_reads_an_encoder_of_another_size(
+    pair: list[str], tmp_path: pathlib.Path, capsys
+) -> None:
+    config = saved.DRAFT.replace(num_encoder_layers=0, source_dim=24)
+    saved.save(tmp_path / "draft", config, 1)
+    arguments = ["generate", TEXT, *pair[:2], "--draft", str(tmp_path / "draft")]
+    fails(capsys, arguments, "reads an encoder of 24 features", "has 16", "made for")
+
+
 @pytest.mark.parametrize("output", [[], ["--json"]])
 def test_logits_that_are_not_finite(
     pair: list[str], tmp_path: pathlib.Path, capsys, output: list[str]

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from speculative.sampling import Sampling, categorical, standardise
+from speculative.sampling import Sampling, argmax, categorical, standardise
 from tests import toy
 
 ALMOST_ONE = np.float32(1 - 2**-24)
@@ -72,6 +72,14 @@ def test_top_p_keeps_the_token_that_reaches_the_mass() -> None:
 def test_the_first_of_equal_logits_is_the_argmax() -> None:
     probabilities = standardised(jnp.array([[1.0, 4.0, 4.0], [2.0, 2.0, 2.0]]), Sampling(0.0))
     np.testing.assert_array_equal(probabilities, [[0, 1, 0], [1, 0, 0]])
+
+
+@pytest.mark.parametrize("vocabulary", [1, 5, 127, 128, 129, 1000])
+def test_argmax_is_the_first_greatest(vocabulary: int) -> None:
+    rng = np.random.default_rng(vocabulary)
+    logits = rng.integers(-4, 4, (40, 2, vocabulary)).astype(np.float32)
+    logits[:3] = [[[-np.inf]], [[np.inf]], [[-3e38]]]
+    np.testing.assert_array_equal(jax.jit(argmax)(logits), logits.argmax(axis=-1))
 
 
 def test_bfloat16_logits_are_standardised_in_float32() -> None:

@@ -13,6 +13,8 @@ VOCABULARY = 50
 
 TARGET = T5(T5Config(64, 16, 2, 8, 32, 1, 1))
 DRAFT = T5(T5Config(56, 8, 1, 8, 16, 1, 1))
+READER = T5(T5Config(56, 8, 1, 8, 16, 0, 1, source_dim=16))
+"""A draft that reads the target's encoder."""
 
 
 @functools.cache
@@ -29,6 +31,11 @@ def target_params() -> PyTree:
 @functools.cache
 def draft_params() -> PyTree:
     return pack(jax.jit(DRAFT.init)(jax.random.key(1)))
+
+
+@functools.cache
+def reader_params() -> PyTree:
+    return pack(jax.jit(READER.init)(jax.random.key(2)))
 
 
 @functools.cache

@@ -6,6 +6,7 @@ laws are NumPy alone and share no code with the package.
 
 import dataclasses
 from collections import Counter, defaultdict
+from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
@@ -73,7 +74,7 @@ class MarkovModel:
 class CertainDraft:
     """Guesses that are certain, hence q None: its parameters are a table [V] of successors."""
 
-    def start(self, params: PyTree, inputs: Inputs, cache_length: int) -> tuple[()]:
+    def start(self, params: PyTree, inputs: Inputs, cache_length: int, target: Any) -> tuple[()]:
         return ()
 
     def propose(

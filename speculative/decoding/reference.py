@@ -110,8 +110,10 @@ def algorithm_1(
 
 
 @functools.partial(jax.jit, static_argnums=(0, 3))
-def _start(model: Model | Draft, params: PyTree, source: Array, cache_length: int) -> Any:
-    return model.start(params, source, cache_length)
+def _start(
+    model: Model | Draft, params: PyTree, source: Array, cache_length: int, *target: Any
+) -> Any:
+    return model.start(params, source, cache_length, *target)
 
 
 @functools.partial(jax.jit, static_argnums=0)
@@ -157,7 +159,7 @@ def generate(
     source = jnp.asarray(inputs)[None]
     size = config.cache_lengths()[-1]
     target_state = _start(target, params.target, source, size)
-    draft_state = _start(draft, params.draft, source, size)
+    draft_state = _start(draft, params.draft, source, size, target_state)
     output, last, steps = [], PAD_ID, []
     while len(output) < config.max_length and config.eos_id not in output:
         here = draws[len(output) : len(output) + gamma + 1]

@@ -18,7 +18,7 @@ from jax import Array, lax
 from speculative.decoding.settings import ACCEPT, CORRECT, DRAFT, Decoding, Output
 from speculative.drafts.base import Draft
 from speculative.models.cache import grow, read_rows, write_rows
-from speculative.sampling import standardise
+from speculative.sampling import argmax, standardise
 from speculative.types import PAD_ID, Flags, Inputs, Logits, PyTree, Rows, Tokens
 from speculative.verification import verify, verify_greedy
 
@@ -100,9 +100,12 @@ def start(
     """Encodes the sources [B, S] for both models."""
     batch = inputs.shape[0]
     zeros = jnp.zeros(batch, jnp.int32)
+    target, draft = models.target.start(params.target, inputs, cache_length), ()
+    if models.draft:
+        draft = models.draft.start(params.draft, inputs, cache_length, target)
     return Progress(
-        target=models.target.start(params.target, inputs, cache_length),
-        draft=models.draft.start(params.draft, inputs, cache_length) if models.draft else (),
+        target=target,
+        draft=draft,
         last=jnp.full(batch, PAD_ID, jnp.int32),
         tokens=jnp.full((batch, config.capacity), PAD_ID, jnp.int32),
         lengths=zeros,
@@ -143,7 +146,7 @@ def step(
         )
     logits = logits[..., :vocab_size]
     if sampling.greedy:
-        best = jnp.argmax(logits, axis=-1).astype(jnp.int32)
+        best = argmax(logits)
         peak = jnp.take_along_axis(logits, best[..., None], axis=-1)[..., 0]
         accepted, next_token = verify_greedy(guesses, best)
     else:

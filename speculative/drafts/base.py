@@ -30,8 +30,11 @@ class Draft(Protocol):
     reports, given what it has seen; better guesses only make decoding faster.
     """
 
-    def start(self, params: PyTree, inputs: Inputs, cache_length: int) -> Any:
-        """The state before the first token, for sources [B, S]."""
+    def start(self, params: PyTree, inputs: Inputs, cache_length: int, target: Any) -> Any:
+        """The state before the first token, for sources [B, S].
+
+        `target` is the state in which the target starts; a draft may read what is in it.
+        """
         ...
 
     def propose(

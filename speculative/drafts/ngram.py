@@ -1,6 +1,7 @@
 """A bigram table as a draft: c is next to nothing, alpha modest (section 3.6)."""
 
 import dataclasses
+from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
@@ -18,7 +19,7 @@ class BigramDraft:
     Its parameters are {"log_counts": [V, V]}, a row for each previous token; see `bigram_params`.
     """
 
-    def start(self, params: PyTree, inputs: Inputs, cache_length: int) -> tuple[()]:
+    def start(self, params: PyTree, inputs: Inputs, cache_length: int, target: Any) -> tuple[()]:
         """Nothing to remember: the last token is all the context there is."""
         return ()
 

@@ -11,7 +11,7 @@ from jax import Array, lax
 from speculative.drafts.base import Proposal
 from speculative.models.cache import DecoderState
 from speculative.models.t5 import T5
-from speculative.sampling import Sampling, categorical, standardise
+from speculative.sampling import Sampling, argmax, categorical, standardise
 from speculative.types import Inputs, PyTree, Rows
 
 
@@ -33,13 +33,23 @@ class TransformerDraftState:
 
 @dataclasses.dataclass(frozen=True)
 class TransformerDraft:
-    """Drafts autoregressively with a model of three verbs."""
+    """Drafts autoregressively with a model of three verbs.
+
+    Attributes:
+        model: the model.
+        reads_target: whether it has no encoder and reads the target's (`T5Config.source_dim`).
+            Its capacity then goes where the drafting happens, and it sees what the target sees.
+    """
 
     model: T5
+    reads_target: bool = False
 
-    def start(self, params: PyTree, inputs: Inputs, cache_length: int) -> TransformerDraftState:
-        """Encodes the sources with the draft's own encoder."""
-        state = self.model.start(params, inputs, cache_length)
+    def start(
+        self, params: PyTree, inputs: Inputs, cache_length: int, target: Any
+    ) -> TransformerDraftState:
+        """Encodes the sources, or reads what the target's encoder made of them."""
+        encoded = (target.encoded,) if self.reads_target else ()
+        state = self.model.start(params, inputs, cache_length, *encoded)
         return TransformerDraftState(state, jnp.full(inputs.shape[0], -1, jnp.int32))
 
     def propose(
@@ -67,7 +77,7 @@ class TransformerDraft:
         def guess(logits: Array, uniform: Array) -> tuple[Array, Array | None]:
             logits = logits[:, 0, :vocab_size]
             if sampling.greedy:
-                return jnp.argmax(logits, axis=-1).astype(jnp.int32), None
+                return argmax(logits), None
             q = standardise(logits, sampling)
             return categorical(q, uniform), q
 

@@ -1,6 +1,7 @@
 """Tokens at random: the draft that knows nothing, and is exact all the same."""
 
 import dataclasses
+from typing import Any
 
 import jax.numpy as jnp
 from jax import Array
@@ -14,7 +15,7 @@ from speculative.types import Inputs, PyTree, Rows
 class UniformDraft:
     """Every token equally likely, at any temperature; it has no parameters and no state."""
 
-    def start(self, params: PyTree, inputs: Inputs, cache_length: int) -> tuple[()]:
+    def start(self, params: PyTree, inputs: Inputs, cache_length: int, target: Any) -> tuple[()]:
         """Nothing to remember."""
         return ()
 

@@ -85,6 +85,7 @@ def _betas(
         return draft.commit(proposal, nothing), beta
 
     # Two more positions: a draft may catch up with a chunk of two.
-    state = draft.start(params.draft, source, length + 2)
+    begun = models.target.start(params.target, source, 1)
+    state = draft.start(params.draft, source, length + 2, begun)
     along = (forcing.previous(tokens).T, logits.swapaxes(0, 1))
     return lax.scan(at, state, along)[1].T

@@ -64,7 +64,7 @@ class Costs:
 class _Given:
     """A draft whose parameters are its proposal: a step with it is verification alone."""
 
-    def start(self, params: PyTree, inputs: Inputs, cache_length: int) -> tuple[()]:
+    def start(self, params: PyTree, inputs: Inputs, cache_length: int, target: Any) -> tuple[()]:
         return ()
 
     def propose(
@@ -89,8 +89,8 @@ class _Rejected:
 
     draft: Draft
 
-    def start(self, params: PyTree, inputs: Inputs, cache_length: int) -> Any:
-        return self.draft.start(params, inputs, cache_length)
+    def start(self, params: PyTree, inputs: Inputs, cache_length: int, target: Any) -> Any:
+        return self.draft.start(params, inputs, cache_length, target)
 
     def propose(
         self,
@@ -183,7 +183,7 @@ def _kinds(
             _start, pair.target, params.target, source, cache_length
         ),
         ("prefill draft", 0): functools.partial(
-            _start, pair.draft, params.draft, source, cache_length
+            _start, pair.draft, params.draft, source, cache_length, begun.target
         ),
         ("verify", 0): functools.partial(
             _steps, Models(pair.target, None), Params(params.target), alone, plain
@@ -200,8 +200,8 @@ def _kinds(
 
 
 @functools.partial(jax.jit, static_argnums=(0, 3))
-def _start(model: Any, params: PyTree, source: Array, cache_length: int) -> Any:
-    return model.start(params, source, cache_length)
+def _start(model: Any, params: PyTree, source: Array, cache_length: int, *target: Any) -> Any:
+    return model.start(params, source, cache_length, *target)
 
 
 @functools.partial(jax.jit, static_argnums=(0, 3))

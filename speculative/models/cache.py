@@ -29,6 +29,7 @@ class DecoderState:
         cross_keys: per layer [B, N, S, H], projected once by `start`.
         cross_values: per layer [B, N, S, H].
         source_bias: [B, 1, 1, S] float32, 0 at tokens and -1e10 at padding.
+        encoded: [B, S, D] the encoder's output, for drafts that read it.
     """
 
     lengths: Rows
@@ -37,6 +38,7 @@ class DecoderState:
     cross_keys: tuple[Array, ...]
     cross_values: tuple[Array, ...]
     source_bias: Array
+    encoded: Array
 
 
 def rewind(state: DecoderState, lengths: Rows) -> DecoderState:

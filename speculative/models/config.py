@@ -24,6 +24,8 @@ class T5Config:
         dtype: "float32" or "bfloat16", of the products; logits and softmax are float32.
         num_buckets: relative-position buckets.
         max_distance: distance from which all positions share the last bucket.
+        source_dim: features of another model's encoder, which this one reads in place of one of
+            its own (a draft that reads its target's); num_encoder_layers is 0 then. 0: its own.
     """
 
     vocab_size: int
@@ -39,16 +41,25 @@ class T5Config:
     dtype: str = "float32"
     num_buckets: int = 32
     max_distance: int = 128
+    source_dim: int = 0
 
     def __post_init__(self) -> None:
         # A list from JSON or gin would make the configuration unhashable, hence no jit key.
         object.__setattr__(self, "mlp_activations", tuple(self.mlp_activations))
         for field in dataclasses.fields(self):
             value = getattr(self, field.name)
-            if field.type in (int, "int") and (not isinstance(value, int) or value < 1):
+            least = 0 if field.name in ("source_dim", "num_encoder_layers") else 1
+            if field.type in (int, "int") and (not isinstance(value, int) or value < least):
+                kind = "positive" if least else "non-negative"
                 raise ValueError(
-                    f"T5Config.{field.name} must be a positive whole number, not {value!r}."
+                    f"T5Config.{field.name} must be a {kind} whole number, not {value!r}."
                 )
+        if (self.source_dim == 0) == (self.num_encoder_layers == 0):
+            raise ValueError(
+                "A model has an encoder of its own or reads another's: one of "
+                "T5Config.num_encoder_layers and T5Config.source_dim must be 0, not "
+                f"{self.num_encoder_layers} and {self.source_dim}."
+            )
         if unknown := [a for a in self.mlp_activations if a not in ACTIVATIONS]:
             raise ValueError(
                 f"T5Config.mlp_activations has {unknown[0]!r}; known: {', '.join(ACTIVATIONS)}."

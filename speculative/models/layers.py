@@ -1,8 +1,7 @@
 """The parts of a T5: projections, attention, feed-forward, relative positions.
 
 Parameters carry T5X's names and shapes. Beside them a layer may find the same kernels
-*packed* (see `packing`): fused and stored [out, in], the order in which a CPU multiplies
-them by a handful of positions fastest.
+*packed* (see `packing`): fused, and laid out as a CPU reads them fastest.
 """
 
 import functools
@@ -13,6 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array, lax
 
+from speculative.models import kernels
 from speculative.models.cache import write_rows
 from speculative.models.config import T5Config
 
@@ -22,34 +22,32 @@ MASKED = -1e10
 PACKED = "packed"
 """The collection of packed kernels."""
 
+
 FEW = 32
-"""Up to this many positions a packed kernel is the left operand of its product."""
+"""Up to this many positions XLA multiplies fastest with the kernel as the left operand."""
 
 
-def packed_product(kernel: Array, x: Array, out_dtype: str | None = None) -> Array:
-    """The product of x [..., in] with a packed kernel [out, in]: [..., out].
-
-    XLA's CPU product of few columns is fastest with the kernel on the left and the positions
-    as columns; without the barrier XLA would fold the transpose back into the product.
-    """
-    rows = x.reshape(-1, x.shape[-1])
-    if 1 < rows.shape[0] <= FEW:
-        y = lax.dot_general(
-            kernel, rows, (((1,), (1,)), ((), ())), precision=_precision(x),
-            preferred_element_type=out_dtype,
-        )  # fmt: skip
-        y = lax.optimization_barrier(y).T
-    else:
-        y = lax.dot_general(
-            rows, kernel, (((1,), (1,)), ((), ())), precision=_precision(x),
-            preferred_element_type=out_dtype,
-        )  # fmt: skip
-    return y.reshape(*x.shape[:-1], kernel.shape[0])
-
-
-def _precision(x: Array) -> lax.Precision | None:
-    # GPUs and TPUs shorten float32 products unless told not to; exactness is asked for here.
+def precision(x: Array) -> lax.Precision | None:
+    """Full precision for float32: GPUs and TPUs shorten such products unless told not to."""
     return lax.Precision.HIGHEST if x.dtype == jnp.float32 else None
+
+
+class LayerNorm(nn.Module):
+    """T5's layer norm: root mean square in float32, a scale, no shift."""
+
+    features: int
+    dtype: str
+    epsilon: float = 1e-6
+
+    def setup(self) -> None:
+        """Declares `scale` [D]."""
+        self.scale = self.param("scale", nn.initializers.ones, (self.features,))
+
+    def __call__(self, x: Array) -> Array:
+        """[..., D] -> [..., D]."""
+        x = x.astype(jnp.float32)
+        x = x * lax.rsqrt(jnp.mean(jnp.square(x), axis=-1, keepdims=True) + self.epsilon)
+        return (x * self.scale).astype(self.dtype)
 
 
 class Dense(nn.Module):
@@ -61,41 +59,66 @@ class Dense(nn.Module):
     out_dtype: str | None = None
 
     @nn.compact
-    def __call__(self, x: Array) -> Array:
-        """[..., in] -> [..., features]."""
-        x = x.astype(self.dtype)
+    def __call__(self, x: Array, norm: LayerNorm | None = None, add: Array | None = None) -> Array:
+        """[..., in] -> [..., features]; x is normed first, `add` added to the product."""
         if self.has_variable(PACKED, "kernel"):
-            kernel = self.get_variable(PACKED, "kernel").astype(self.dtype)
-            return packed_product(kernel, x, self.out_dtype)
+            packed = self.get_variable(PACKED, "kernel")
+            return packed_product(packed, x, self.features, self.dtype, self.out_dtype, norm, add)
+        x = (norm(x) if norm else x).astype(self.dtype)
         kernel = self.param("kernel", self.kernel_init, (x.shape[-1], self.features))
-        return jnp.matmul(
-            x, kernel.astype(self.dtype), precision=_precision(x),
+        y = jnp.matmul(
+            x, kernel.astype(self.dtype), precision=precision(x),
             preferred_element_type=self.out_dtype,
         )  # fmt: skip
+        return y if add is None else add + y
+
+    @property
+    def in_panels(self) -> bool:
+        """Whether the kernel is packed for `kernels`: this is a CPU, and they serve."""
+        return self.has_variable(PACKED, "kernel") and (
+            self.get_variable(PACKED, "kernel").ndim == 3
+        )
 
 
-def project(module: nn.Module, packed: str, denses: list[Dense], x: Array) -> list[Array]:
+def packed_product(
+    kernel: Array,
+    x: Array,
+    features: int,
+    dtype: str,
+    out_dtype: str | None = None,
+    norm: LayerNorm | None = None,
+    add: Array | None = None,
+) -> Array:
+    """The product of x [..., in] with a packed kernel: [..., features]; see `Dense`."""
+    if kernel.ndim == 3:
+        y = kernels.product(kernel, x, features, norm.scale if norm else None, add)
+        return y.astype(out_dtype or dtype)
+    rows = (norm(x) if norm else x).reshape(-1, x.shape[-1]).astype(dtype)
+    kernel = kernel.astype(dtype)
+    contract = functools.partial(
+        lax.dot_general, dimension_numbers=(((1,), (1,)), ((), ())), precision=precision(rows),
+        preferred_element_type=out_dtype,
+    )  # fmt: skip
+    if 1 < rows.shape[0] <= FEW:
+        # Without the barrier XLA would fold the transpose back into the product.
+        y = lax.optimization_barrier(contract(kernel, rows)).T
+    else:
+        y = contract(rows, kernel)
+    y = y.reshape(*x.shape[:-1], features)
+    return y if add is None else add + y
+
+
+def project(
+    module: nn.Module, packed: str, denses: list[Dense], x: Array, norm: LayerNorm | None = None
+) -> list[Array]:
     """The projections of x by several kernels: one product where they are packed together."""
     if module.has_variable(PACKED, packed):
-        kernel = module.get_variable(PACKED, packed).astype(denses[0].dtype)
-        y = packed_product(kernel, x.astype(denses[0].dtype))
-        return jnp.split(y, np.cumsum([d.features for d in denses])[:-1], axis=-1)
+        ends = np.cumsum([dense.features for dense in denses])
+        kernel = module.get_variable(PACKED, packed)
+        y = packed_product(kernel, x, int(ends[-1]), denses[0].dtype, norm=norm)
+        return jnp.split(y, ends[:-1], axis=-1)
+    x = norm(x) if norm else x
     return [dense(x) for dense in denses]
-
-
-class LayerNorm(nn.Module):
-    """T5's layer norm: root mean square in float32, a scale, no shift."""
-
-    dtype: str
-    epsilon: float = 1e-6
-
-    @nn.compact
-    def __call__(self, x: Array) -> Array:
-        """[..., D] -> [..., D]."""
-        scale = self.param("scale", nn.initializers.ones, (x.shape[-1],))
-        x = x.astype(jnp.float32)
-        x = x * lax.rsqrt(jnp.mean(jnp.square(x), axis=-1, keepdims=True) + self.epsilon)
-        return (x * scale).astype(self.dtype)
 
 
 def relative_buckets(distance: np.ndarray, bidirectional: bool, config: T5Config) -> np.ndarray:
@@ -188,11 +211,11 @@ def attend(query: Array, keys: Array, values: Array, bias: Array) -> Array:
     """
     dtype = query.dtype
     scores = jnp.einsum(
-        "BNLH,BNKH->BNLK", query, keys, precision=_precision(query),
+        "BNLH,BNKH->BNLK", query, keys, precision=precision(query),
         preferred_element_type=jnp.float32,
     )  # fmt: skip
     weights = jax.nn.softmax(scores + bias, axis=-1).astype(dtype)
-    mixed = jnp.einsum("BNLK,BNKH->BNLH", weights, values, precision=_precision(query))
+    mixed = jnp.einsum("BNLK,BNKH->BNLH", weights, values, precision=precision(query))
     batch, heads, length, size = mixed.shape
     return mixed.transpose(0, 2, 1, 3).reshape(batch, length, heads * size)
 
@@ -226,29 +249,50 @@ class Attention(nn.Module):
         query = split_heads(self.query(x), self.config.num_heads)
         return self.out(attend(query, keys, values, bias))
 
+    def cached_cross(
+        self, x: Array, norm: LayerNorm, keys: Array, values: Array, bias: Array
+    ) -> Array:
+        """`cross` in decoding: of the normed chunk x [B, L, D], added to x."""
+        return self._add_mixed(x, self.query(x, norm), keys, values, bias)
+
     def __call__(self, x: Array, bias: Array) -> Array:
         """Self-attention of x [B, L, D] within itself under bias [B, N, L, L]."""
-        query, key, value = self._query_key_value(x)
+        heads = self.config.num_heads
+        query, key, value = (
+            split_heads(y, heads) for y in project(self, *self._query_key_value, x)
+        )
         return self.out(attend(query, key, value, bias))
 
     def cached(
-        self, x: Array, bias: Array, keys: Array, values: Array, starts: Array
+        self, x: Array, norm: LayerNorm, bias: Array, keys: Array, values: Array, starts: Array
     ) -> tuple[Array, Array, Array]:
-        """Self-attention of a chunk x [B, L, D] on a cache [B * N, T, H] that it extends.
+        """Self-attention of a normed chunk x [B, L, D], added to x, on caches [B * N, T, H].
 
         The chunk's keys and values are written at `starts` [B] first, then attended to.
         """
-        query, key, value = self._query_key_value(x)
+        query, *written = project(self, *self._query_key_value, x, norm)
+        key, value = (split_heads(y, self.config.num_heads) for y in written)
         keys = write_rows(keys, key.reshape(-1, *key.shape[2:]), starts, axis=1)
         values = write_rows(values, value.reshape(-1, *value.shape[2:]), starts, axis=1)
-        shape = (*query.shape[:2], *keys.shape[1:])
-        mixed = attend(query, keys.reshape(shape), values.reshape(shape), bias)
-        return self.out(mixed), keys, values
+        return self._add_mixed(x, query, keys, values, bias), keys, values
 
-    def _query_key_value(self, x: Array) -> list[Array]:
-        denses = [self.query, self.key, self.value]
-        heads = self.config.num_heads
-        return [split_heads(y, heads) for y in project(self, "query_key_value", denses, x)]
+    def _add_mixed(self, x: Array, query: Array, keys: Array, values: Array, bias: Array) -> Array:
+        """The sum of x [B, L, D] and what query [B, L, N * H] finds in a cache."""
+        batch, length, heads, size = *x.shape[:2], self.config.num_heads, self.config.head_dim
+        if self.out.in_panels:
+            query = query.reshape(batch, length, heads, size)
+            cache = (batch * heads, -1, size)
+            mixed = kernels.attend(query, keys.reshape(cache), values.reshape(cache), bias)
+            mixed = mixed.reshape(batch, length, heads * size)
+        else:
+            cache = (batch, heads, -1, size)
+            query = split_heads(query, heads)
+            mixed = attend(query, keys.reshape(cache), values.reshape(cache), bias)
+        return self.out(mixed, add=x)
+
+    @property
+    def _query_key_value(self) -> tuple[str, list[Dense]]:
+        return "query_key_value", [self.query, self.key, self.value]
 
 
 class Mlp(nn.Module):
@@ -270,8 +314,17 @@ class Mlp(nn.Module):
 
     def __call__(self, x: Array, train: bool = False) -> Array:
         """[B, L, D] -> [B, L, D]."""
-        gated = len(self.config.mlp_activations) > 1
-        hidden = project(self, "wi_0_wi_1", [self.wi_0, self.wi_1], x) if gated else [self.wi(x)]
+        return self.wo(self.dropout(self._hidden(x), not train))
+
+    def cached(self, x: Array, norm: LayerNorm) -> Array:
+        """In decoding: of the normed chunk x [B, L, D], added to x."""
+        return self.wo(self._hidden(x, norm), add=x)
+
+    def _hidden(self, x: Array, norm: LayerNorm | None = None) -> Array:
+        if len(self.config.mlp_activations) > 1:
+            hidden = project(self, "wi_0_wi_1", [self.wi_0, self.wi_1], x, norm)
+        else:
+            hidden = [self.wi(x, norm)]
         activate = {"gelu": nn.gelu, "relu": nn.relu, "linear": lambda h: h}
         active = [activate[a](h) for a, h in zip(self.config.mlp_activations, hidden, strict=True)]
-        return self.wo(self.dropout(functools.reduce(jnp.multiply, active), not train))
+        return functools.reduce(jnp.multiply, active)

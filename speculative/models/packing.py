@@ -1,8 +1,8 @@
-"""Kernels laid out for decoding: fused where they share an input, stored [out, in].
+"""Kernels laid out for decoding: fused where they share an input, in the order of their reading.
 
-A CPU multiplies a kernel by a few positions fastest when the kernel is the left operand,
-row by row; and a small model is bound by the number of operations, so query, key and value
-become one product, as do the two inputs of a gated feed-forward layer.
+A small model is bound by the number of operations, so query, key and value become one
+product, as do the two inputs of a gated feed-forward layer; `kernels` says why the order
+matters.
 """
 
 from typing import Any
@@ -11,6 +11,7 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
+from speculative.models import kernels
 from speculative.models.layers import PACKED
 from speculative.types import PyTree
 
@@ -21,6 +22,8 @@ FUSED = (("query", "key", "value"), ("key", "value"), ("wi_0", "wi_1"))
 def pack(params: PyTree) -> PyTree:
     """The same parameters for decoding: {"params": what stays, "packed": the kernels}."""
     rest, packed = jax.jit(_pack)(params)
+    if "logits_dense" not in params["decoder"]:
+        packed["logits"] = jax.jit(_laid_out)(params["token_embedder"]["embedding"].T)
     return {"params": rest, PACKED: packed}
 
 
@@ -44,12 +47,12 @@ def _pack(tree: dict[str, Any], name: str = "") -> tuple[dict[str, Any], dict[st
     )
     if fused:
         kernels = [tree[part]["kernel"] for part in fused]
-        packed["_".join(fused)] = jnp.concatenate(kernels, axis=1).T
+        packed["_".join(fused)] = _laid_out(jnp.concatenate(kernels, axis=1))
     for part, value in tree.items():
         if part in fused:
             continue
         if _is_kernel(value):
-            packed[part] = {"kernel": value["kernel"].T}
+            packed[part] = {"kernel": _laid_out(value["kernel"])}
         elif isinstance(value, dict):
             inner_rest, inner_packed = _pack(value, part)
             rest |= {part: inner_rest} if inner_rest else {}
@@ -57,6 +60,11 @@ def _pack(tree: dict[str, Any], name: str = "") -> tuple[dict[str, Any], dict[st
         else:
             rest[part] = value
     return rest, packed
+
+
+def _laid_out(kernel: Array) -> Array:
+    """A kernel [in, out] as panels for `kernels`, or [out, in] for XLA's products."""
+    return kernels.panels(kernel) if kernels.native() else kernel.T
 
 
 def _is_kernel(value: dict[str, Any] | Array | None) -> bool:

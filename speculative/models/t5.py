@@ -25,6 +25,7 @@ from speculative.models.layers import (
     Mlp,
     RelativeBias,
     packed_product,
+    precision,
 )
 from speculative.types import PAD_ID, Inputs, Logits, PyTree, Rows, Tokens
 
@@ -37,9 +38,9 @@ class EncoderLayer(nn.Module):
     def setup(self) -> None:
         """Declares the layer's parts under T5X's names."""
         config = self.config
-        self.pre_attention_layer_norm = LayerNorm(config.dtype)
+        self.pre_attention_layer_norm = LayerNorm(config.emb_dim, config.dtype)
         self.attention = Attention(config)
-        self.pre_mlp_layer_norm = LayerNorm(config.dtype)
+        self.pre_mlp_layer_norm = LayerNorm(config.emb_dim, config.dtype)
         self.mlp = Mlp(config)
         self.dropout = nn.Dropout(config.dropout_rate, broadcast_dims=(1,))
 
@@ -58,11 +59,11 @@ class DecoderLayer(nn.Module):
     def setup(self) -> None:
         """Declares the layer's parts under T5X's names."""
         config = self.config
-        self.pre_self_attention_layer_norm = LayerNorm(config.dtype)
+        self.pre_self_attention_layer_norm = LayerNorm(config.emb_dim, config.dtype)
         self.self_attention = Attention(config)
-        self.pre_cross_attention_layer_norm = LayerNorm(config.dtype)
+        self.pre_cross_attention_layer_norm = LayerNorm(config.emb_dim, config.dtype)
         self.encoder_decoder_attention = Attention(config)
-        self.pre_mlp_layer_norm = LayerNorm(config.dtype)
+        self.pre_mlp_layer_norm = LayerNorm(config.emb_dim, config.dtype)
         self.mlp = Mlp(config)
         self.dropout = nn.Dropout(config.dropout_rate, broadcast_dims=(1,))
 
@@ -73,7 +74,8 @@ class DecoderLayer(nn.Module):
         y = self.self_attention(self.pre_self_attention_layer_norm(x), bias)
         x = x + self.dropout(y, not train)
         keys, values = self.encoder_decoder_attention.project_source(encoded)
-        y = self._cross(x, keys, values, source_bias)
+        normed = self.pre_cross_attention_layer_norm(x)
+        y = self.encoder_decoder_attention.cross(normed, keys, values, source_bias)
         x = x + self.dropout(y, not train)
         return x + self.dropout(self.mlp(self.pre_mlp_layer_norm(x), train), not train)
 
@@ -81,22 +83,22 @@ class DecoderLayer(nn.Module):
         self, x: Array, bias: Array, state: DecoderState, layer: int
     ) -> tuple[Array, Array, Array]:
         """A chunk x [B, L, D] on the state's caches: x, new keys, new values."""
-        y, keys, values = self.self_attention.cached(
-            self.pre_self_attention_layer_norm(x),
+        x, keys, values = self.self_attention.cached(
+            x,
+            self.pre_self_attention_layer_norm,
             bias,
             state.keys[layer],
             state.values[layer],
             state.lengths,
         )
-        x = x + y
-        x = x + self._cross(
-            x, state.cross_keys[layer], state.cross_values[layer], state.source_bias
+        x = self.encoder_decoder_attention.cached_cross(
+            x,
+            self.pre_cross_attention_layer_norm,
+            state.cross_keys[layer],
+            state.cross_values[layer],
+            state.source_bias,
         )
-        return x + self.mlp(self.pre_mlp_layer_norm(x)), keys, values
-
-    def _cross(self, x: Array, keys: Array, values: Array, bias: Array) -> Array:
-        normed = self.pre_cross_attention_layer_norm(x)
-        return self.encoder_decoder_attention.cross(normed, keys, values, bias)
+        return self.mlp.cached(x, self.pre_mlp_layer_norm), keys, values
 
 
 class Encoder(nn.Module):
@@ -109,7 +111,7 @@ class Encoder(nn.Module):
         config = self.config
         self.relpos_bias = RelativeBias(config, bidirectional=True)
         self.layers = [EncoderLayer(config) for _ in range(config.num_encoder_layers)]
-        self.encoder_norm = LayerNorm(config.dtype)
+        self.encoder_norm = LayerNorm(config.emb_dim, config.dtype)
         self.dropout = nn.Dropout(config.dropout_rate, broadcast_dims=(1,))
 
     def __call__(self, x: Array, mask: Array, train: bool = False) -> Array:
@@ -131,7 +133,7 @@ class Decoder(nn.Module):
         config = self.config
         self.relpos_bias = RelativeBias(config, bidirectional=False)
         self.layers = [DecoderLayer(config) for _ in range(config.num_decoder_layers)]
-        self.decoder_norm = LayerNorm(config.dtype)
+        self.decoder_norm = LayerNorm(config.emb_dim, config.dtype)
         self.dropout = nn.Dropout(config.dropout_rate, broadcast_dims=(1,))
         if not config.logits_via_embedding:
             self.logits_dense = Dense(
@@ -156,7 +158,7 @@ class Decoder(nn.Module):
         return [layer.encoder_decoder_attention.project_source(encoded) for layer in self.layers]
 
     def cached(self, x: Array, state: DecoderState) -> tuple[Array, DecoderState]:
-        """A chunk: hidden states [B, L, D] and the state that holds the chunk too."""
+        """A chunk: hidden states [B, L, D] before the last norm, and the longer state."""
         length, cache = x.shape[1], state.keys[0].shape[1]
         bias = self.relpos_bias.causal(state.lengths, length, cache)
         keys, values = [], []
@@ -167,7 +169,7 @@ class Decoder(nn.Module):
         state = dataclasses.replace(
             state, lengths=state.lengths + length, keys=tuple(keys), values=tuple(values)
         )
-        return self.decoder_norm(x), state
+        return x, state
 
 
 class Transformer(nn.Module):
@@ -181,8 +183,14 @@ class Transformer(nn.Module):
         self.token_embedder = nn.Embed(
             config.vocab_size, config.emb_dim, embedding_init=nn.initializers.normal(1.0)
         )
-        self.encoder = Encoder(config)
+        if not config.source_dim:
+            self.encoder = Encoder(config)
         self.decoder = Decoder(config)
+
+    def encode(self, inputs: Array, segments: Array | None = None, train: bool = False) -> Array:
+        """Inputs [B, S] -> [B, S, D]; see `T5.encode`."""
+        mask = _padding(inputs) if segments is None else _same(segments, segments)
+        return self.encoder(self._embed(inputs), mask, train)
 
     def __call__(
         self,
@@ -190,29 +198,27 @@ class Transformer(nn.Module):
         decoder_inputs: Array,
         segments: tuple[Array, Array] | None = None,
         train: bool = False,
+        encoded: Array | None = None,
     ) -> Array:
-        """Teacher forcing: float32 logits [B, L, V].
-
-        `segments` ([B, S], [B, L]) number the examples packed into a row from 1 (0 is
-        padding); attention stays within an example.
-        """
-        source, target = segments or (inputs != PAD_ID, jnp.ones_like(decoder_inputs))
+        """Teacher forcing; see `T5.forward`."""
+        source, target = segments or (None, jnp.ones_like(decoder_inputs))
         causal = jnp.tril(jnp.ones((decoder_inputs.shape[1],) * 2, bool))
-        encoded = self.encoder(self._embed(inputs), _same(source, source), train)
+        if encoded is None:
+            encoded = self.encode(inputs, source, train)
         x = self.decoder(
             self._embed(decoder_inputs),
             encoded,
             _same(target, target, causal),
-            _same(target, source) if segments else _masked(source)[:, None, None, :],
+            _padding(inputs) if source is None else _same(target, source),
             train,
         )
         return self._logits(x)
 
-    def start(self, inputs: Inputs, cache_length: int) -> DecoderState:
+    def start(self, inputs: Inputs, cache_length: int, encoded: Array | None) -> DecoderState:
         """The state before the first token; see `T5.start`."""
         config = self.config
-        mask = _masked(inputs != PAD_ID)[:, None, None, :]
-        cross = self.decoder.project_source(self.encoder(self._embed(inputs), mask))
+        encoded = self.encode(inputs) if encoded is None else encoded
+        cross = self.decoder.project_source(encoded)
         shape = (inputs.shape[0] * config.num_heads, cache_length, config.head_dim)
         empty = tuple(jnp.zeros(shape, config.dtype) for _ in cross)
         return DecoderState(
@@ -221,7 +227,8 @@ class Transformer(nn.Module):
             values=empty,
             cross_keys=tuple(keys for keys, _ in cross),
             cross_values=tuple(values for _, values in cross),
-            source_bias=mask,
+            source_bias=_padding(inputs),
+            encoded=encoded,
         )
 
     def extend(
@@ -231,20 +238,34 @@ class Transformer(nn.Module):
         x, state = self.decoder.cached(self._embed(tokens), state)
         if at is not None:
             x = cache_lib.read_rows(x, at, 1)
-        return self._logits(x), state
+        return self._logits(x, self.decoder.decoder_norm), state
 
     def _embed(self, tokens: Array) -> Array:
         return self.token_embedder(tokens).astype(self.config.dtype)
 
-    def _logits(self, x: Array) -> Array:
-        if not self.config.logits_via_embedding:
-            return self.decoder.logits_dense(x)
-        kernel = self.token_embedder.embedding.astype(x.dtype)
-        return packed_product(kernel, x * self.config.emb_dim**-0.5, "float32")
+    def _logits(self, x: Array, norm: LayerNorm | None = None) -> Array:
+        config = self.config
+        if not config.logits_via_embedding:
+            return self.decoder.logits_dense(x, norm)
+        if self.has_variable(PACKED, "logits"):
+            kernel = self.get_variable(PACKED, "logits")
+            y = packed_product(kernel, x, config.vocab_size, config.dtype, "float32", norm)
+        else:
+            x = norm(x) if norm else x
+            y = jnp.einsum(
+                "BLD,VD->BLV", x, self.token_embedder.embedding.astype(x.dtype),
+                precision=precision(x), preferred_element_type=jnp.float32,
+            )  # fmt: skip
+        return y * config.emb_dim**-0.5
 
 
 def _masked(seen: Array) -> Array:
     return jnp.where(seen, 0.0, MASKED).astype(jnp.float32)
+
+
+def _padding(inputs: Array) -> Array:
+    """The mask [B, 1, 1, S] of a source."""
+    return _masked(inputs != PAD_ID)[:, None, None, :]
 
 
 def _same(queries: Array, keys: Array, also: Array | bool = True) -> Array:
@@ -273,8 +294,16 @@ class T5:
 
     def init(self, key: Array) -> PyTree:
         """T5's random initialisation: a tree with T5X's names, float32."""
-        tokens = jnp.ones((1, 1), jnp.int32)
-        return self._module.init(key, tokens, tokens)["params"]
+        tokens, size = jnp.ones((1, 1), jnp.int32), self.config.source_dim
+        encoded = jnp.ones((1, 1, size)) if size else None
+        return self._module.init(key, tokens, tokens, encoded=encoded)["params"]
+
+    def encode(self, params: PyTree, inputs: Inputs, segments: Array | None = None) -> Array:
+        """The encoder's output [B, S, D] for inputs [B, S] (0 = padding).
+
+        `segments` [B, S] number the examples packed into each row from 1 (0 is padding).
+        """
+        return self._apply(params, inputs, segments, method="encode")
 
     def forward(
         self,
@@ -283,10 +312,13 @@ class T5:
         decoder_inputs: Tokens,
         segments: tuple[Array, Array] | None = None,
         dropout_key: Array | None = None,
+        encoded: Array | None = None,
     ) -> Logits:
         """Teacher-forced logits [B, L, V], float32; dropout where a key is given.
 
-        `segments`, ([B, S], [B, L]), number the examples packed into each row.
+        `segments`, ([B, S], [B, L]), number the examples packed into each row from 1 (0 is
+        padding); attention stays within an example. `encoded` [B, S, D] is the source as an
+        encoder gave it, by default the model's own.
         """
         return self._apply(
             params,
@@ -294,15 +326,19 @@ class T5:
             decoder_inputs,
             segments,
             dropout_key is not None,
+            encoded,
             rngs=None if dropout_key is None else {"dropout": dropout_key},
         )
 
-    def start(self, params: PyTree, inputs: Inputs, cache_length: int) -> DecoderState:
+    def start(
+        self, params: PyTree, inputs: Inputs, cache_length: int, encoded: Array | None = None
+    ) -> DecoderState:
         """Encodes inputs [B, S] (0 = padding) and projects cross-attention once.
 
+        `encoded` [B, S, D] is what an encoder made of the inputs, by default the model's own.
         Returns a state with room for `cache_length` tokens a row, holding none.
         """
-        return self._apply(params, inputs, cache_length, method="start")
+        return self._apply(params, inputs, cache_length, encoded, method="start")
 
     def extend(
         self, params: PyTree, state: DecoderState, tokens: Tokens, at: Rows | None = None

@@ -11,7 +11,7 @@ from jax import Array
 
 from speculative.checkpoints import native
 from speculative.decoding import Decoding
-from speculative.models import T5, T5Config
+from speculative.models import T5, T5Config, for_decoding
 from speculative.sampling import Sampling
 from speculative.training import outputs
 from speculative.training.examples import load
@@ -50,8 +50,12 @@ class Distillation:
         (equal argmax: acceptance at temperature 0).
         """
         weights = batch["decoder_loss_weights"]
-        target = teacher_forced(self.target, frozen, batch, None)
-        draft = teacher_forced(self.draft, params, batch, dropout_key)
+        encoded = self.target.encode(
+            frozen, batch["encoder_input_tokens"], batch["encoder_segment_ids"]
+        )
+        target = teacher_forced(self.target, frozen, batch, None, encoded)
+        shared = encoded if self.draft.config.source_dim else None
+        draft = teacher_forced(self.draft, params, batch, dropout_key, shared)
         log_p = jax.lax.stop_gradient(jax.nn.log_softmax(target))
         log_q = jax.nn.log_softmax(draft)
         p, q = jnp.exp(log_p), jnp.exp(log_q)
@@ -143,6 +147,12 @@ def distil(
             f"The draft has a vocabulary of {model.vocab_size}, its target in {target_dir} one "
             f"of {target_config.vocab_size}; they must be equal."
         )
+    if model.source_dim not in (0, target_config.emb_dim):
+        raise ValueError(
+            f"The draft's source_dim is {model.source_dim}, but the target's encoder in "
+            f"{target_dir} has {target_config.emb_dim} features; they must be equal, or "
+            "source_dim 0 and the encoder the draft's own."
+        )
     target, draft = T5(target_config.replace(dtype=model.dtype)), T5(model)
     target_params = jax.tree.map(jnp.asarray, target_params)
     data_dir, text_dir = pathlib.Path(data_dir), pathlib.Path(work_dir) / "texts"
@@ -162,7 +172,7 @@ def distil(
         written.mixture(text_dir, config),
         written.held_out_batches(text_dir, config),
         work_dir,
-        frozen=target_params,
+        frozen=for_decoding(target_params),
         deadline=deadline,
     )
     if finished:

@@ -38,13 +38,13 @@ def write(
     Raises:
         ValueError: an input is too long, or the model's logits are not finite.
     """
-    params = for_decoding(jax.tree.map(jnp.asarray, params))
     sizes = np.diff(examples.inputs_offsets)
     if sizes.max() > SOURCE_LENGTHS[-1]:
         raise ValueError(
             f"Example {sizes.argmax()} has {sizes.max()} source tokens; at most "
             f"{SOURCE_LENGTHS[-1]} can be decoded."
         )
+    params = for_decoding(jax.tree.map(jnp.asarray, params))
     buckets = collections.defaultdict(list)
     # Sorted, because a batch runs as long as its longest output, and lengths go together.
     for i in np.argsort(sizes, kind="stable"):

@@ -5,6 +5,7 @@ import json
 import pathlib
 import time
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -22,15 +23,20 @@ from speculative.vocabulary import Vocabulary
 
 
 def teacher_forced(
-    model: T5, params: PyTree, batch: Mapping[str, Array], dropout_key: Array | None
+    model: T5,
+    params: PyTree,
+    batch: Mapping[str, Array],
+    dropout_key: Array | None,
+    encoded: Array | None = None,
 ) -> Logits:
-    """Logits [B, L, V] of a packed batch."""
+    """Logits [B, L, V] of a packed batch, `encoded` [B, S, D] by default by the model itself."""
     return model.forward(
         params,
         batch["encoder_input_tokens"],
         batch["decoder_input_tokens"],
         (batch["encoder_segment_ids"], batch["decoder_segment_ids"]),
         dropout_key,
+        encoded,
     )
 
 
@@ -62,18 +68,37 @@ class CrossEntropy:
 
 
 def initial(model: T5, seed: int, init_from: str | pathlib.Path | None) -> PyTree:
-    """A run's first parameters: random, or a checkpoint's.
+    """A run's first parameters: random, or a checkpoint's, deepened where it is shallower.
 
     Raises:
-        ValueError: the checkpoint has other sizes.
+        ValueError: the checkpoint has other sizes, or more layers.
     """
+    fresh = jax.jit(model.init)(jax.random.key(seed))
     if init_from is None:
-        return jax.jit(model.init)(jax.random.key(seed))
+        return fresh
     sizes, params = native.load(init_from)
-    same = {"dropout_rate": model.config.dropout_rate, "dtype": model.config.dtype}
-    if sizes.replace(**same) != model.config:
+    depths = ("num_encoder_layers", "num_decoder_layers")
+    free = ("dropout_rate", "dtype", *depths)
+    deep_enough = all(getattr(sizes, d) <= getattr(model.config, d) for d in depths)
+    same = sizes.replace(**{name: getattr(model.config, name) for name in free})
+    if same != model.config or not deep_enough:
         raise ValueError(f"{init_from} holds {sizes}, but the run is of {model.config}.")
-    return params
+    return {name: deepened(fresh[name], tree) for name, tree in params.items()}
+
+
+def deepened(stack: PyTree, shallower: PyTree) -> PyTree:
+    """A shallower stack's parameters, and `stack`'s own layers on top as identities.
+
+    A residual layer whose output kernels are zero changes nothing, so the deeper model begins
+    as the very function that the shallower one is (Chen et al., arXiv 1511.05641).
+    """
+
+    def identity(path: tuple[Any, ...], leaf: Array) -> Array:
+        into_residual = {"out", "wo"} & {key.key for key in path}
+        return jnp.zeros_like(leaf) if into_residual else leaf
+
+    added = {name: layer for name, layer in stack.items() if name not in shallower}
+    return shallower | jax.tree_util.tree_map_with_path(identity, added)
 
 
 @dataclasses.dataclass(frozen=True)

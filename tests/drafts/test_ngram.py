@@ -83,7 +83,7 @@ def test_guesses_walk_the_table(sampling: Sampling) -> None:
     last = rng.integers(0, 5, 50)
     params = {"log_counts": jnp.asarray(table, jnp.float32)}
     draft = BigramDraft()
-    state = draft.start(params, jnp.ones((50, 1), jnp.int32), 64)
+    state = draft.start(params, jnp.ones((50, 1), jnp.int32), 64, ())
     # Five of the table's six tokens may be guessed.
     proposal = draft.propose(params, state, jnp.asarray(last), jnp.asarray(uniforms), sampling, 5)
     guesses, q = np.asarray(proposal.guesses), np.asarray(proposal.q)

@@ -38,7 +38,7 @@ def test_q_follows_the_accepted_prefix_however_much_of_a_block_stands() -> None:
     rng = np.random.default_rng(0)
     rows = GAMMA + 1
     params = tiny.target_params()
-    state = DRAFT.start(params, jnp.asarray(tiny.sources(rows)), 64)
+    state = DRAFT.start(params, jnp.asarray(tiny.sources(rows)), 64, ())
     prefixes: list[tuple[int, ...]] = [()] * rows
     last = np.zeros(rows, np.int32)
     for shift in range(2 * rows):
@@ -63,7 +63,7 @@ def test_q_follows_the_accepted_prefix_however_much_of_a_block_stands() -> None:
 def test_at_temperature_0_guesses_are_the_argmax_and_certain() -> None:
     params = tiny.target_params()
     rows = GAMMA + 1
-    state = DRAFT.start(params, jnp.asarray(tiny.sources(rows)), 64)
+    state = DRAFT.start(params, jnp.asarray(tiny.sources(rows)), 64, ())
     last = jnp.zeros(rows, jnp.int32)
     proposal = propose(params, state, last, jnp.zeros((rows, GAMMA)), Sampling(0.0), VOCABULARY)
     assert proposal.q is None
@@ -80,7 +80,7 @@ def test_any_gamma_catches_up(gamma: int) -> None:
     draft = TransformerDraft(toy.MarkovModel())  # pyright: ignore[reportArgumentType]
     table = toy.near_table()
     q = toy.distribution(table, Sampling())
-    state = draft.start(toy.params(table), jnp.ones((1, 1), jnp.int32), 64)
+    state = draft.start(toy.params(table), jnp.ones((1, 1), jnp.int32), 64, ())
     said = [0, 0]
     for _ in range(3):
         last = jnp.array([said[-1]])
@@ -94,3 +94,23 @@ def test_any_gamma_catches_up(gamma: int) -> None:
             said.append(guess)
         said.append(3)
         state = draft.commit(proposal, jnp.array([gamma]))
+
+
+def test_a_draft_may_read_the_encoder_of_its_target() -> None:
+    """Its q is the float64 model's of the draft's decoder on the target's encoder."""
+    draft = TransformerDraft(tiny.READER, reads_target=True)
+    inputs = jnp.asarray(tiny.sources(2))
+    begun = tiny.TARGET.start(tiny.target_params(), inputs, 8)
+    state = draft.start(tiny.reader_params(), inputs, 64, begun)
+    proposal = draft.propose(
+        tiny.reader_params(), state, jnp.zeros(2, jnp.int32), jnp.full((2, 1), 0.5), SAMPLING,
+        VOCABULARY,
+    )  # fmt: skip
+    assert proposal.q is not None
+    stored = jax.jit(tiny.READER.init)(jax.random.key(2))
+    for row, source in enumerate(tiny.sources(2)):
+        source = source[source != 0]
+        encoded = numpy_t5.encode(tiny.stored_params(), tiny.TARGET.config, source)
+        logits = numpy_t5.decode(stored, tiny.READER.config, encoded, np.array([0]))
+        want = toy.standardise(logits[0, :VOCABULARY], SAMPLING)
+        np.testing.assert_allclose(proposal.q[row, 0], want, atol=1e-5)

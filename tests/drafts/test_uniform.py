@@ -14,7 +14,7 @@ def test_guesses_and_q_are_uniform_whatever_the_sampling(
     uniforms = (np.arange(4 * vocabulary) + 0.5) / (4 * vocabulary)
     rows = jnp.asarray(uniforms, jnp.float32).reshape(4, vocabulary)
     draft = UniformDraft()
-    state = draft.start((), jnp.ones((4, 1), jnp.int32), 64)
+    state = draft.start((), jnp.ones((4, 1), jnp.int32), 64, ())
     proposal = draft.propose((), state, jnp.zeros(4, jnp.int32), rows, sampling, vocabulary)
     assert proposal.q is not None
     assert proposal.q.shape == (4, vocabulary, vocabulary)

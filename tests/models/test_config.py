@@ -80,6 +80,9 @@ def test_public_sizes_have_their_number_of_parameters(size: str, millions: float
         ("num_buckets", 1),
         ("num_buckets", 3),
         ("max_distance", 16),
+        ("source_dim", -1),
+        ("source_dim", 16),
+        ("num_encoder_layers", 0),
     ],
 )
 def test_a_shape_that_cannot_be_built_is_refused(field: str, value: object) -> None:

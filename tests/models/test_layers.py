@@ -1,11 +1,10 @@
 """The parts of a T5 that have a definition of their own."""
 
-import jax
 import numpy as np
 import pytest
 
 from speculative.models import SIZES
-from speculative.models.layers import packed_product, relative_buckets
+from speculative.models.layers import relative_buckets
 from tests import numpy_t5
 
 DISTANCES = np.arange(-300, 301)
@@ -40,13 +39,3 @@ def test_relative_buckets_of_t5_by_hand() -> None:
         relative_buckets(-np.array(first[1:]) + 1, False, PLAIN), np.arange(31)
     )
     assert (relative_buckets(np.arange(300), False, PLAIN) == 0).all()
-
-
-@pytest.mark.parametrize("positions", [1, 2, 8, 32, 33, 60])
-def test_packed_product_is_the_product(positions: int) -> None:
-    rng = np.random.default_rng(positions)
-    kernel = rng.normal(size=(10, 6)).astype(np.float32)
-    for shape in ((positions, 6), (1, positions, 6)):
-        x = rng.normal(size=shape).astype(np.float32)
-        y = jax.jit(packed_product)(kernel, x)
-        np.testing.assert_allclose(y, x.astype(np.float64) @ kernel.T, atol=1e-5)

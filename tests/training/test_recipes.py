@@ -13,7 +13,7 @@ import pytest
 
 from speculative.checkpoints import native
 from speculative.decoding import Decoding
-from speculative.models import T5
+from speculative.models import T5, T5Config
 from speculative.sampling import Sampling
 from speculative.training import data, distil, launch, outputs
 from speculative.training import examples as examples_lib
@@ -67,14 +67,19 @@ def test_inputs_too_long_to_decode_are_named() -> None:
         outputs.write(tiny.MODEL, {}, examples, Decoding(tiny.VOCABULARY))
 
 
-def test_a_draft_learns_from_a_target(tmp_path: pathlib.Path) -> None:
+OWN = tiny.MODEL.config.replace(emb_dim=16)
+READS = OWN.replace(num_encoder_layers=0, source_dim=tiny.MODEL.config.emb_dim)
+
+
+@pytest.mark.parametrize("model", [OWN, READS], ids=["own encoder", "target's encoder"])
+def test_a_draft_learns_from_a_target(tmp_path: pathlib.Path, model: T5Config) -> None:
     """Target saved in int8 -> its text -> draft: acceptance rises, and stages are not redone."""
     params = tiny.MODEL.init(jax.random.key(4))
     native.save(tmp_path / "target", tiny.MODEL.config, params, VOCABULARY, "int8")
     for name, count in (("train", 150), ("held", 30)):
         tiny.examples(count, count).save(tmp_path / f"{name}.npz")
     arguments = {
-        "model": tiny.MODEL.config.replace(emb_dim=16),
+        "model": model,
         "config": tiny.CONFIG,
         "files": train_lib.Files({"train": 1.0}, ["held"]),
         "target_dir": tmp_path / "target",
@@ -105,12 +110,21 @@ def test_a_draft_learns_from_a_target(tmp_path: pathlib.Path) -> None:
     assert distil.distil(**arguments)
 
 
-def test_target_and_draft_need_one_vocabulary(tmp_path: pathlib.Path) -> None:
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"vocab_size": 25}, "vocabulary of 25, its target in .* one of 24"),
+        ({"num_encoder_layers": 0, "source_dim": 8}, "source_dim is 8, .* has 32 features"),
+    ],
+)
+def test_target_and_draft_must_fit(
+    tmp_path: pathlib.Path, change: dict[str, int], said: str
+) -> None:
     params = tiny.MODEL.init(jax.random.key(4))
     native.save(tmp_path / "target", tiny.MODEL.config, params)
-    with pytest.raises(ValueError, match="vocabulary of 25, its target in .* one of 24"):
+    with pytest.raises(ValueError, match=said):
         distil.distil(
-            tiny.MODEL.config.replace(vocab_size=25),
+            tiny.MODEL.config.replace(**change),
             tiny.CONFIG,
             train_lib.Files({}, []),
             tmp_path / "target",
@@ -195,9 +209,10 @@ def test_an_error_is_one_line_and_exit_code_2(
 
 
 @pytest.mark.parametrize("path", sorted((ROOT / "configs" / "training").glob("*.gin")), ids=str)
-def test_configs_name_only_what_exists(path: pathlib.Path) -> None:
+def test_configs_name_only_what_exists(path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(ROOT)  # What they include is named from there.
     gin.parse_config_file(str(path))
-    recipe = {"target": train_lib.train, "draft": distil.distil}[path.stem]
+    recipe = distil.distil if path.stem.startswith("draft") else train_lib.train
     parameters = gin.get_bindings(recipe)
     model = parameters["model"]
     assert parameters["config"].warmup_steps < parameters["config"].steps
@@ -213,3 +228,19 @@ def test_a_run_may_start_from_a_checkpoint_of_its_sizes(tmp_path: pathlib.Path) 
     wider = T5(tiny.MODEL.config.replace(mlp_dim=2 * tiny.MODEL.config.mlp_dim))
     with pytest.raises(ValueError, match="start holds .* but the run is of"):
         train_lib.initial(wider, 0, tmp_path / "start")
+
+
+def test_layers_that_a_checkpoint_lacks_begin_as_identities(tmp_path: pathlib.Path) -> None:
+    params = tiny.MODEL.init(jax.random.key(5))
+    native.save(tmp_path / "start", tiny.MODEL.config, params)
+    deeper = T5(tiny.MODEL.config.replace(num_encoder_layers=2, num_decoder_layers=3))
+    found = train_lib.initial(deeper, 0, tmp_path / "start")
+    shapes = jax.eval_shape(deeper.init, jax.random.key(0))
+    assert jax.tree.map(np.shape, found) == jax.tree.map(np.shape, shapes)
+    inputs, outputs = jnp.arange(2, 12)[None], jnp.arange(3, 9)[None]
+    np.testing.assert_array_equal(
+        deeper.forward(found, inputs, outputs), tiny.MODEL.forward(params, inputs, outputs)
+    )
+    native.save(tmp_path / "deep", deeper.config, found)
+    with pytest.raises(ValueError, match="deep holds .* but the run is of"):
+        train_lib.initial(tiny.MODEL, 0, tmp_path / "deep")

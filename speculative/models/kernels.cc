@@ -1,0 +1,361 @@
+// What decoding computes on CPU, as XLA calls: products with a few positions, and attention.
+//
+// Every result has one order of summation, whatever the number of positions, of threads and of
+// masked keys: a position's result does not depend on what stands beside it, to the last bit.
+// A verify pass therefore sees the very logits that decoding token by token would have seen.
+//
+// All arrays are float32 and row-major.
+
+#include <algorithm>
+#include <atomic>
+#include <cmath>
+#include <cstdint>
+#include <cstring>
+#include <limits>
+#include <memory>
+#include <vector>
+
+#include "xla/ffi/api/ffi.h"
+
+namespace ffi = xla::ffi;
+
+namespace {
+
+// ---- Vectors ----------------------------------------------------------------------------
+
+#if defined(__AVX512F__)
+constexpr int kLanes = 16;
+#elif defined(__AVX__)
+constexpr int kLanes = 8;
+#else
+constexpr int kLanes = 4;
+#endif
+
+typedef float Vector __attribute__((vector_size(kLanes * sizeof(float))));
+typedef int32_t Whole __attribute__((vector_size(kLanes * sizeof(float))));
+
+inline Vector Load(const float* from) {
+  Vector v;
+  std::memcpy(&v, from, sizeof(v));  // An unaligned load.
+  return v;
+}
+
+inline void Store(float* to, Vector v) { std::memcpy(to, &v, sizeof(v)); }
+
+inline Vector All(float value) { return Vector{} + value; }
+
+// The sum of the lanes: halves add up in a tree.
+template <int kCount = kLanes, typename V = Vector>
+inline float Sum(V v) {
+  if constexpr (kCount == 1) {
+    float sum;
+    std::memcpy(&sum, &v, sizeof(sum));
+    return sum;
+  } else {
+    typedef float Half __attribute__((vector_size(kCount / 2 * sizeof(float))));
+    Half low, high;
+    std::memcpy(&low, &v, sizeof(low));
+    std::memcpy(&high, reinterpret_cast<const char*>(&v) + sizeof(low), sizeof(high));
+    return Sum<kCount / 2, Half>(low + high);
+  }
+}
+
+// exp(x) for x <= 0, within 2 units in the last place; exactly 0 below -87.
+inline Vector Exp(Vector x) {
+  const Whole counts = x >= All(-87.0f);
+  x = reinterpret_cast<Vector>(counts & reinterpret_cast<Whole>(x));
+  // x = n ln 2 + r: the large number's addition rounds to whole n.
+  const Vector shifted = x * 1.44269504f + 12582912.0f;
+  const Vector n = shifted - 12582912.0f;
+  const Vector r = (x - n * 0.693359375f) + n * 2.12194440e-4f;
+  Vector p = All(1.9875691500e-4f);
+  p = p * r + 1.3981999507e-3f;
+  p = p * r + 8.3334519073e-3f;
+  p = p * r + 4.1665795894e-2f;
+  p = p * r + 1.6666665459e-1f;
+  p = p * r + 5.0000001201e-1f;
+  p = p * (r * r) + r + 1.0f;
+  // 2^n goes into the exponent's bits.
+  const Whole power = (reinterpret_cast<Whole>(shifted) - 0x4B400000) << 23;
+  const Whole bits = reinterpret_cast<Whole>(p) + power;
+  return reinterpret_cast<Vector>(counts & bits);
+}
+
+// ---- Threads ----------------------------------------------------------------------------
+
+// Work handed out in chunks, so that a thread that comes late finds nothing to be waited for.
+template <typename Work>
+struct Chunks {
+  Work work;
+  int64_t items, size, count;
+  std::atomic<int64_t> next{0}, done{0};
+
+  Chunks(const Work& work, int64_t items, int64_t threads)
+      : work(work),
+        items(items),
+        size((items + 4 * threads - 1) / (4 * threads)),
+        count((items + size - 1) / size) {}
+
+  void Help() {
+    for (int64_t i; (i = next.fetch_add(1)) < count;) {
+      work(i * size, std::min((i + 1) * size, items));
+      done.fetch_add(1, std::memory_order_release);
+    }
+  }
+};
+
+// So many floats are read while another thread wakes up.
+constexpr int64_t kWorthAThread = 1 << 16;
+
+// Runs work(begin, end) over [0, items), each of which reads so many floats.
+template <typename Work>
+void Parallel(ffi::ThreadPool& pool, int64_t items, int64_t floats, const Work& work) {
+  const int64_t worth = 1 + items * floats / kWorthAThread;
+  const int64_t threads = std::min({pool.num_threads(), worth, items});
+  if (threads <= 1) return work(0, items);
+  auto chunks = std::make_shared<Chunks<Work>>(work, items, threads);
+  for (int64_t t = 1; t < threads; ++t) pool.Schedule([chunks] { chunks->Help(); });
+  chunks->Help();
+  while (chunks->done.load(std::memory_order_acquire) < chunks->count) {
+#if defined(__x86_64__)
+    __builtin_ia32_pause();
+#endif
+  }
+}
+
+// ---- The product ------------------------------------------------------------------------
+//
+//   y[l, o] = add[l, o] + sum_i kernel[i, o] norm(x)[l, i]      x [L, I], y [L, O]
+//
+// It costs what reading the kernel from memory costs, if that is read once, front to back. The
+// kernel is therefore stored as panels [O / 32, I, 32]: a panel's 32 outputs for up to 8
+// positions stay in registers while it streams past, and no sum runs across a register.
+
+constexpr int kPanel = 32;
+
+// How far ahead of its use a panel is asked for, in floats: memory is that slow.
+constexpr int64_t kAhead = 1024;
+
+// Positions that meet all panels before the next ones do: theirs stay in a cache.
+constexpr int64_t kPositionsAtATime = 64;
+
+// 2 * kLanes outputs of one panel for kPositions positions, every sum in a register.
+template <int kPositions>
+inline void Tile(const float* panel, const float* x, int64_t inputs, float (*y)[kPanel]) {
+  Vector sums[kPositions][2] = {};
+  for (int64_t i = 0; i < inputs; ++i, panel += kPanel) {
+    __builtin_prefetch(panel + kAhead);
+    __builtin_prefetch(panel + kAhead + 16);
+    const Vector low = Load(panel), high = Load(panel + kLanes);
+    for (int l = 0; l < kPositions; ++l) {
+      const Vector v = All(x[l * inputs + i]);
+      sums[l][0] += low * v;
+      sums[l][1] += high * v;
+    }
+  }
+  for (int l = 0; l < kPositions; ++l) {
+    Store(y[l], sums[l][0]);
+    Store(y[l] + kLanes, sums[l][1]);
+  }
+}
+
+struct Product {
+  const float* panels;
+  const float* x;
+  const float* add;  // Null where there is nothing to add.
+  float* y;
+  int64_t positions, inputs, outputs;
+
+  // Panels [begin, end).
+  void operator()(int64_t begin, int64_t end) const {
+    for (int64_t first = 0; first < positions; first += kPositionsAtATime) {
+      const int64_t last = std::min(first + kPositionsAtATime, positions);
+      for (int64_t p = begin; p < end; ++p) {
+        int64_t l = first;
+        for (; l + 8 <= last; l += 8) Panel<8>(p, l);
+        switch (last - l) {
+          case 7: Panel<7>(p, l); break;
+          case 6: Panel<6>(p, l); break;
+          case 5: Panel<5>(p, l); break;
+          case 4: Panel<4>(p, l); break;
+          case 3: Panel<3>(p, l); break;
+          case 2: Panel<2>(p, l); break;
+          case 1: Panel<1>(p, l); break;
+        }
+      }
+    }
+  }
+
+  template <int kPositions>
+  void Panel(int64_t p, int64_t l) const {
+    float results[kPositions][kPanel];
+    const float* panel = panels + p * inputs * kPanel;
+    for (int o = 0; o < kPanel; o += 2 * kLanes) {
+      Tile<kPositions>(panel + o, x + l * inputs, inputs,
+                       reinterpret_cast<float (*)[kPanel]>(&results[0][o]));
+    }
+    const int64_t first = p * kPanel, count = std::min<int64_t>(kPanel, outputs - first);
+    for (int k = 0; k < kPositions; ++k) {
+      const int64_t at = (l + k) * outputs + first;
+      for (int64_t o = 0; o < count; ++o) y[at + o] = results[k][o] + (add ? add[at + o] : 0.0f);
+    }
+  }
+};
+
+// T5's layer norm of rows [L, D]: over the root mean square, times a scale.
+std::vector<float> Normed(const float* x, const float* scale, int64_t rows, int64_t size) {
+  std::vector<float> y(rows * size);
+  for (int64_t l = 0; l < rows; ++l) {
+    const float* from = x + l * size;
+    Vector squares = {};
+    int64_t i = 0;
+    for (; i + kLanes <= size; i += kLanes) squares += Load(from + i) * Load(from + i);
+    float sum = Sum(squares);
+    for (; i < size; ++i) sum += from[i] * from[i];
+    const float factor = 1.0f / std::sqrt(sum / size + 1e-6f);
+    for (i = 0; i < size; ++i) y[l * size + i] = from[i] * factor * scale[i];
+  }
+  return y;
+}
+
+using Rank1 = ffi::Buffer<ffi::F32, 1>;
+using Rank2 = ffi::Buffer<ffi::F32, 2>;
+using Rank3 = ffi::Buffer<ffi::F32, 3>;
+using Rank4 = ffi::Buffer<ffi::F32, 4>;
+
+// `scale` [I] and `add` [L, O] may be empty: no norm, nothing added.
+ffi::Error Multiply(ffi::ThreadPool pool, Rank3 kernel, Rank2 x, Rank1 scale, Rank2 add,
+                    ffi::Result<Rank2> y) {
+  const int64_t panels = kernel.dimensions()[0], inputs = kernel.dimensions()[1];
+  const int64_t positions = x.dimensions()[0];
+  const float* from = x.typed_data();
+  std::vector<float> normed;
+  if (scale.element_count()) {
+    normed = Normed(from, scale.typed_data(), positions, inputs);
+    from = normed.data();
+  }
+  const Product product{kernel.typed_data(), from,
+                        add.element_count() ? add.typed_data() : nullptr, y->typed_data(),
+                        positions, inputs, y->dimensions()[1]};
+  Parallel(pool, panels, inputs * kPanel, product);
+  return ffi::Error::Success();
+}
+
+// ---- Attention --------------------------------------------------------------------------
+//
+//   y[b, l, n] = sum_k softmax_k(query[b, l, n] . keys[b, n, k] + bias[b, n, l, k]) values[b, n, k]
+
+// Keys whose bias lies below this are masked.
+constexpr float kMasked = -1e9f;
+
+struct Attention {
+  const float *query, *keys, *values, *bias;
+  float* y;
+  int64_t length, heads, seen, size;             // L, N, K, H.
+  int64_t bias_batch, bias_heads, bias_queries;  // Strides of the bias; 0 where it is shared.
+
+  // Heads [begin, end), numbered through all rows.
+  void operator()(int64_t begin, int64_t end) const {
+    const int64_t width = (seen + kLanes - 1) / kLanes * kLanes;
+    std::vector<float> weights(width);
+    for (int64_t at = begin; at < end; ++at) {
+      const int64_t b = at / heads, n = at % heads;
+      for (int64_t l = 0; l < length; ++l) {
+        const int64_t place = ((b * length + l) * heads + n) * size;
+        const float* shift = bias + b * bias_batch + n * bias_heads + l * bias_queries;
+        Query(query + place, keys + at * seen * size, values + at * seen * size, shift,
+              weights.data(), y + place);
+      }
+    }
+  }
+
+  void Query(const float* q, const float* k, const float* v, const float* shift, float* weights,
+             float* out) const {
+    int64_t count = seen;  // What lies behind the mask is not even read.
+    while (count > 0 && shift[count - 1] < kMasked) --count;
+    if (count == 0) count = seen;
+    const int64_t width = (count + kLanes - 1) / kLanes * kLanes;
+    float peak = -std::numeric_limits<float>::infinity();
+    for (int64_t t = 0; t < count; ++t) {
+      weights[t] = Dot(q, k + t * size) + shift[t];
+      // Once it is no number it stays none.
+      if (weights[t] > peak || std::isnan(weights[t])) peak = weights[t];
+    }
+    std::fill(weights + count, weights + width, -std::numeric_limits<float>::infinity());
+    Vector sums = {};
+    for (int64_t t = 0; t < width; t += kLanes) {
+      const Vector w = Exp(Load(weights + t) - peak);
+      sums += w;
+      Store(weights + t, w);
+    }
+    const float factor = std::isnan(peak) ? peak : 1.0f / Sum(sums);
+    int64_t h = 0;
+    for (; h + 4 * kLanes <= size; h += 4 * kLanes) Mix<4>(weights, v + h, count, factor, out + h);
+    for (; h + kLanes <= size; h += kLanes) Mix<1>(weights, v + h, count, factor, out + h);
+    for (; h < size; ++h) {
+      float sum = 0.0f;
+      for (int64_t t = 0; t < count; ++t) sum += weights[t] * v[t * size + h];
+      out[h] = sum * factor;
+    }
+  }
+
+  float Dot(const float* q, const float* k) const {
+    Vector sums = {};
+    int64_t h = 0;
+    for (; h + kLanes <= size; h += kLanes) sums += Load(q + h) * Load(k + h);
+    float sum = Sum(sums);
+    for (; h < size; ++h) sum += q[h] * k[h];
+    return sum;
+  }
+
+  template <int kVectors>
+  void Mix(const float* weights, const float* v, int64_t count, float factor, float* out) const {
+    Vector sums[kVectors] = {};
+    for (int64_t t = 0; t < count; ++t) {
+      const Vector w = All(weights[t]);
+      for (int j = 0; j < kVectors; ++j) sums[j] += w * Load(v + t * size + j * kLanes);
+    }
+    for (int j = 0; j < kVectors; ++j) Store(out + j * kLanes, sums[j] * factor);
+  }
+};
+
+// query [B, L, N, H]; keys and values [B * N, K, H]; bias [B or 1, N or 1, L or 1, K].
+ffi::Error Attend(ffi::ThreadPool pool, Rank4 query, Rank3 keys, Rank3 values, Rank4 bias,
+                  ffi::Result<Rank4> y) {
+  const auto q = query.dimensions(), b = bias.dimensions();
+  const int64_t seen = keys.dimensions()[1];
+  const Attention attention{query.typed_data(),
+                            keys.typed_data(),
+                            values.typed_data(),
+                            bias.typed_data(),
+                            y->typed_data(),
+                            q[1],
+                            q[2],
+                            seen,
+                            q[3],
+                            b[0] > 1 ? b[1] * b[2] * seen : 0,
+                            b[1] > 1 ? b[2] * seen : 0,
+                            b[2] > 1 ? seen : 0};
+  Parallel(pool, q[0] * q[2], 2 * q[1] * seen * q[3], attention);
+  return ffi::Error::Success();
+}
+
+}  // namespace
+
+XLA_FFI_DEFINE_HANDLER_SYMBOL(speculative_product, Multiply,
+                              ffi::Ffi::Bind()
+                                  .Ctx<ffi::ThreadPool>()
+                                  .Arg<Rank3>()
+                                  .Arg<Rank2>()
+                                  .Arg<Rank1>()
+                                  .Arg<Rank2>()
+                                  .Ret<Rank2>());
+
+XLA_FFI_DEFINE_HANDLER_SYMBOL(speculative_attend, Attend,
+                              ffi::Ffi::Bind()
+                                  .Ctx<ffi::ThreadPool>()
+                                  .Arg<Rank4>()
+                                  .Arg<Rank3>()
+                                  .Arg<Rank3>()
+                                  .Arg<Rank4>()
+                                  .Ret<Rank4>());

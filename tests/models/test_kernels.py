@@ -1,0 +1,165 @@
+"""Products and attention in C++ and by XLA, against float64 NumPy."""
+
+import subprocess
+from collections.abc import Iterator
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from speculative.models import kernels
+from speculative.models.layers import FEW, LayerNorm, packed_product
+
+WIDTHS = (1, 2, 3, 4, 5, 6, 7, 8, 9, FEW, FEW + 1, 70, 150)
+SHAPES = ((1, 1), (6, 10), (37, 64), (64, 33), (384, 1152), (1024, 384))
+"""Inputs and outputs: within a panel, not a multiple of one, enough for several threads."""
+
+needs_compiler = pytest.mark.skipif(not kernels.native(), reason="no C++ compiler")
+product = jax.jit(kernels.product, static_argnums=2)
+attend = jax.jit(kernels.attend)
+
+
+def numbers(*shape: int, seed: int = 0) -> np.ndarray:
+    return np.random.default_rng([seed, *shape]).normal(size=shape).astype(np.float32)
+
+
+def norm(x: np.ndarray, scale: np.ndarray) -> np.ndarray:
+    x = x.astype(np.float64)
+    return x / np.sqrt((x**2).mean(axis=-1, keepdims=True) + 1e-6) * scale
+
+
+@needs_compiler
+@pytest.mark.parametrize("extras", [False, True], ids=["plain", "normed and added"])
+@pytest.mark.parametrize(("inputs", "outputs"), SHAPES)
+def test_product(inputs: int, outputs: int, extras: bool) -> None:
+    kernel = numbers(inputs, outputs) / np.float32(np.sqrt(inputs))
+    scale = 1 + 0.2 * numbers(inputs)
+    for positions in WIDTHS:
+        x, add = numbers(positions, inputs), numbers(positions, outputs, seed=1)
+        given = (scale, add) if extras else ()
+        y = product(kernels.panels(jnp.asarray(kernel)), x, outputs, *given)
+        want = (norm(x, scale) if extras else x).astype(np.float64) @ kernel
+        np.testing.assert_allclose(y, want + add if extras else want, atol=3e-5)
+
+
+@needs_compiler
+@pytest.mark.parametrize(("inputs", "outputs"), SHAPES)
+def test_a_product_does_not_depend_on_the_positions_beside_it(inputs: int, outputs: int) -> None:
+    """To the last bit: why a verify pass sees the logits of decoding token by token."""
+    kernel = kernels.panels(jnp.asarray(numbers(inputs, outputs)))
+    x, scale = numbers(max(WIDTHS), inputs), 1 + 0.2 * numbers(inputs)
+    alone = np.concatenate([product(kernel, row[None], outputs, scale) for row in x])
+    for positions in WIDTHS:
+        y = product(kernel, x[:positions], outputs, scale)
+        np.testing.assert_array_equal(y, alone[:positions])
+
+
+@pytest.mark.parametrize("positions", WIDTHS)
+def test_the_product_of_xla(positions: int) -> None:
+    kernel, x = jnp.asarray(numbers(6, 10)), numbers(1, positions, 6)
+    add = jnp.asarray(numbers(1, positions, 10))
+    layer_norm = LayerNorm(6, "float32")
+    params = {"params": {"scale": 1 + 0.2 * numbers(6)}}
+
+    def multiply(module: LayerNorm, x: jax.Array) -> jax.Array:
+        return packed_product(kernel.T, x, 10, "float32", norm=module, add=add)
+
+    y = jax.jit(lambda x: layer_norm.apply(params, x, method=multiply))(x)
+    want = norm(x, params["params"]["scale"]) @ kernel + add
+    np.testing.assert_allclose(y, want, atol=1e-5)
+
+
+@needs_compiler
+@pytest.mark.parametrize(("heads", "size"), [(1, 1), (2, 8), (3, 20), (6, 64), (2, 100)])
+@pytest.mark.parametrize("length", [1, 3, 8, 40])
+def test_attention(heads: int, size: int, length: int) -> None:
+    """Keys behind a mask, biases shared by heads, by queries, by rows or by none."""
+    rows = 2
+    for seen in (1, 15, 16, 70):
+        query = numbers(rows, length, heads, size)
+        keys, values = numbers(2, rows * heads, seen, size)
+        for shape in ((rows, heads, length, seen), (rows, 1, 1, seen), (1, heads, length, seen)):
+            bias = 3 * numbers(*shape)
+            bias[..., max(1, seen - 3) :] = -1e10
+            scores = np.einsum(
+                "blnh,bnkh->bnlk", query.astype(np.float64), keys.reshape(rows, heads, seen, size)
+            )
+            weights = scores + bias
+            weights = np.exp(weights - weights.max(axis=-1, keepdims=True))
+            weights /= weights.sum(axis=-1, keepdims=True)
+            want = np.einsum("bnlk,bnkh->blnh", weights, values.reshape(rows, heads, seen, size))
+            np.testing.assert_allclose(attend(query, keys, values, bias), want, atol=1e-5)
+
+
+@needs_compiler
+def test_attention_depends_neither_on_queries_beside_nor_on_room_behind_the_mask() -> None:
+    query, keys, values = numbers(1, 8, 6, 64), *numbers(2, 6, 128, 64)
+    bias = np.where(np.arange(128) > 50 + np.arange(8)[:, None], np.float32(-1e10), 0)[None, None]
+    together = attend(query, keys, values, bias)
+    for i in range(8):
+        short = attend(
+            query[:, i : i + 1], keys[:, :64], values[:, :64], bias[:, :, i : i + 1, :64]
+        )
+        np.testing.assert_array_equal(together[:, i : i + 1], short)
+    keys[:, 60:] = values[:, 60:] = np.nan  # Stale entries are not read.
+    np.testing.assert_array_equal(attend(query, keys, values, bias), together)
+
+
+@needs_compiler
+def test_attention_hides_no_number_that_is_none() -> None:
+    query, keys, values = numbers(1, 1, 1, 8), *numbers(2, 1, 20, 8)
+    keys[0, 5, 0] = np.nan
+    assert np.isnan(attend(query, keys, values, np.zeros((1, 1, 1, 20), np.float32))).all()
+
+
+@needs_compiler
+def test_attention_where_everything_is_masked_is_the_mean() -> None:
+    query, keys, values = numbers(1, 1, 1, 8), *numbers(2, 1, 20, 8)
+    y = attend(0 * query, keys, values, np.full((1, 1, 1, 20), -1e10, np.float32))
+    np.testing.assert_allclose(y[0, 0, 0], values[0].mean(axis=0), atol=1e-6)
+
+
+@needs_compiler
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_axes_before_the_last_and_types_are_kept(dtype: str) -> None:
+    kernel, x = jnp.asarray(numbers(37, 64), dtype), jnp.asarray(numbers(3, 4, 37), dtype)
+    y = packed_product(kernels.panels(kernel), x, 64, dtype)
+    assert (y.shape, y.dtype) == ((3, 4, 64), x.dtype)
+    want = np.asarray(x, np.float64) @ np.asarray(kernel, np.float64)
+    np.testing.assert_allclose(np.asarray(y, np.float64), want, rtol=1e-2, atol=1e-2)
+    wide = packed_product(kernels.panels(kernel), x, 64, dtype, "float32")
+    assert wide.dtype == jnp.float32
+    np.testing.assert_allclose(wide, want, rtol=1e-5, atol=1e-5)
+
+
+@pytest.fixture
+def forgotten() -> Iterator[None]:
+    kernels.native.cache_clear()
+    yield
+    kernels.native.cache_clear()
+
+
+@pytest.mark.usefixtures("forgotten")
+def test_without_a_compiler_xla_serves(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(kernels.shutil, "which", lambda name: None)
+    monkeypatch.delenv("CXX", raising=False)
+    assert not kernels.native()
+    assert "No C++ compiler" in caplog.text
+
+
+@pytest.mark.usefixtures("forgotten")
+def test_a_compiler_that_fails_is_named(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def fail(*arguments: object, **options: object) -> None:
+        raise subprocess.CalledProcessError(1, "c", stderr="kernels.cc:3: no such header\nmore")
+
+    monkeypatch.setenv("CXX", "odd++")
+    monkeypatch.setattr(kernels.subprocess, "run", fail)
+    assert not kernels.native()
+    assert "odd++ could not compile" in caplog.text
+    assert "kernels.cc:3: no such header" in caplog.text
+    assert "more" not in caplog.text
