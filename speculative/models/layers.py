@@ -5,6 +5,7 @@ Parameters carry T5X's names and shapes. Beside them a layer may find the same k
 """
 
 import functools
+from collections.abc import Callable
 
 import flax.linen as nn
 import jax
@@ -50,6 +51,10 @@ class LayerNorm(nn.Module):
         return (x * self.scale).astype(self.dtype)
 
 
+Dropout = Callable[[Array], Array]
+"""What training does to a layer's output before it is added to the layer's input."""
+
+
 class Dense(nn.Module):
     """A projection without bias; its `kernel` is [in, features], as T5X stores it."""
 
@@ -59,8 +64,14 @@ class Dense(nn.Module):
     out_dtype: str | None = None
 
     @nn.compact
-    def __call__(self, x: Array, norm: LayerNorm | None = None, add: Array | None = None) -> Array:
-        """[..., in] -> [..., features]; x is normed first, `add` added to the product."""
+    def __call__(
+        self,
+        x: Array,
+        norm: LayerNorm | None = None,
+        add: Array | None = None,
+        dropout: Dropout | None = None,
+    ) -> Array:
+        """[..., in] -> [..., features]: of the normed x, then dropout, then `add` is added."""
         if self.has_variable(PACKED, "kernel"):
             packed = self.get_variable(PACKED, "kernel")
             return packed_product(packed, x, self.features, self.dtype, self.out_dtype, norm, add)
@@ -70,6 +81,7 @@ class Dense(nn.Module):
             x, kernel.astype(self.dtype), precision=precision(x),
             preferred_element_type=self.out_dtype,
         )  # fmt: skip
+        y = dropout(y) if dropout else y
         return y if add is None else add + y
 
     @property
@@ -244,24 +256,25 @@ class Attention(nn.Module):
         heads = self.config.num_heads
         return split_heads(key, heads), split_heads(value, heads)
 
-    def cross(self, x: Array, keys: Array, values: Array, bias: Array) -> Array:
-        """Attention of x [B, L, D] on projected keys and values [B, N, S, H]."""
-        query = split_heads(self.query(x), self.config.num_heads)
-        return self.out(attend(query, keys, values, bias))
-
-    def cached_cross(
-        self, x: Array, norm: LayerNorm, keys: Array, values: Array, bias: Array
+    def cross(
+        self,
+        x: Array,
+        norm: LayerNorm,
+        keys: Array,
+        values: Array,
+        bias: Array,
+        dropout: Dropout | None = None,
     ) -> Array:
-        """`cross` in decoding: of the normed chunk x [B, L, D], added to x."""
-        return self._add_mixed(x, self.query(x, norm), keys, values, bias)
+        """Of normed x [B, L, D] on projected keys and values [B, N, S, H], added to x."""
+        return self._add_mixed(x, self.query(x, norm), keys, values, bias, dropout)
 
-    def __call__(self, x: Array, bias: Array) -> Array:
-        """Self-attention of x [B, L, D] within itself under bias [B, N, L, L]."""
-        heads = self.config.num_heads
-        query, key, value = (
-            split_heads(y, heads) for y in project(self, *self._query_key_value, x)
-        )
-        return self.out(attend(query, key, value, bias))
+    def __call__(
+        self, x: Array, norm: LayerNorm, bias: Array, dropout: Dropout | None = None
+    ) -> Array:
+        """Self-attention within normed x [B, L, D] under bias [B, N, L, L], added to x."""
+        query, *seen = project(self, *self._query_key_value, x, norm)
+        keys, values = (split_heads(y, self.config.num_heads) for y in seen)
+        return self._add_mixed(x, query, keys, values, bias, dropout)
 
     def cached(
         self, x: Array, norm: LayerNorm, bias: Array, keys: Array, values: Array, starts: Array
@@ -276,8 +289,16 @@ class Attention(nn.Module):
         values = write_rows(values, value.reshape(-1, *value.shape[2:]), starts, axis=1)
         return self._add_mixed(x, query, keys, values, bias), keys, values
 
-    def _add_mixed(self, x: Array, query: Array, keys: Array, values: Array, bias: Array) -> Array:
-        """The sum of x [B, L, D] and what query [B, L, N * H] finds in a cache."""
+    def _add_mixed(
+        self,
+        x: Array,
+        query: Array,
+        keys: Array,
+        values: Array,
+        bias: Array,
+        dropout: Dropout | None = None,
+    ) -> Array:
+        """The sum of x [B, L, D] and what query [B, L, N * H] finds among keys and values."""
         batch, length, heads, size = *x.shape[:2], self.config.num_heads, self.config.head_dim
         if self.out.in_panels:
             query = query.reshape(batch, length, heads, size)
@@ -288,7 +309,7 @@ class Attention(nn.Module):
             cache = (batch, heads, -1, size)
             query = split_heads(query, heads)
             mixed = attend(query, keys.reshape(cache), values.reshape(cache), bias)
-        return self.out(mixed, add=x)
+        return self.out(mixed, add=x, dropout=dropout)
 
     @property
     def _query_key_value(self) -> tuple[str, list[Dense]]:
@@ -312,19 +333,13 @@ class Mlp(nn.Module):
         self.wo = Dense(config.emb_dim, config.dtype, init)
         self.dropout = nn.Dropout(config.dropout_rate)
 
-    def __call__(self, x: Array, train: bool = False) -> Array:
-        """[B, L, D] -> [B, L, D]."""
-        return self.wo(self.dropout(self._hidden(x), not train))
-
-    def cached(self, x: Array, norm: LayerNorm) -> Array:
-        """In decoding: of the normed chunk x [B, L, D], added to x."""
-        return self.wo(self._hidden(x, norm), add=x)
-
-    def _hidden(self, x: Array, norm: LayerNorm | None = None) -> Array:
+    def __call__(self, x: Array, norm: LayerNorm, dropout: Dropout | None = None) -> Array:
+        """Of normed x [B, L, D], added to x; `dropout` in training alone."""
         if len(self.config.mlp_activations) > 1:
             hidden = project(self, "wi_0_wi_1", [self.wi_0, self.wi_1], x, norm)
         else:
             hidden = [self.wi(x, norm)]
         activate = {"gelu": nn.gelu, "relu": nn.relu, "linear": lambda h: h}
         active = [activate[a](h) for a, h in zip(self.config.mlp_activations, hidden, strict=True)]
-        return functools.reduce(jnp.multiply, active)
+        y = self.dropout(functools.reduce(jnp.multiply, active), dropout is None)
+        return self.wo(y, add=x, dropout=dropout)

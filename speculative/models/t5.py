@@ -46,9 +46,9 @@ class EncoderLayer(nn.Module):
 
     def __call__(self, x: Array, bias: Array, train: bool) -> Array:
         """[B, S, D] -> [B, S, D]."""
-        y = self.attention(self.pre_attention_layer_norm(x), bias)
-        x = x + self.dropout(y, not train)
-        return x + self.dropout(self.mlp(self.pre_mlp_layer_norm(x), train), not train)
+        dropout = functools.partial(self.dropout, deterministic=False) if train else None
+        x = self.attention(x, self.pre_attention_layer_norm, bias, dropout)
+        return self.mlp(x, self.pre_mlp_layer_norm, dropout)
 
 
 class DecoderLayer(nn.Module):
@@ -71,13 +71,12 @@ class DecoderLayer(nn.Module):
         self, x: Array, bias: Array, encoded: Array, source_bias: Array, train: bool
     ) -> Array:
         """Teacher forcing, without a cache: [B, L, D] -> [B, L, D]."""
-        y = self.self_attention(self.pre_self_attention_layer_norm(x), bias)
-        x = x + self.dropout(y, not train)
-        keys, values = self.encoder_decoder_attention.project_source(encoded)
-        normed = self.pre_cross_attention_layer_norm(x)
-        y = self.encoder_decoder_attention.cross(normed, keys, values, source_bias)
-        x = x + self.dropout(y, not train)
-        return x + self.dropout(self.mlp(self.pre_mlp_layer_norm(x), train), not train)
+        dropout = functools.partial(self.dropout, deterministic=False) if train else None
+        x = self.self_attention(x, self.pre_self_attention_layer_norm, bias, dropout)
+        cross = self.encoder_decoder_attention
+        keys, values = cross.project_source(encoded)
+        x = cross.cross(x, self.pre_cross_attention_layer_norm, keys, values, source_bias, dropout)
+        return self.mlp(x, self.pre_mlp_layer_norm, dropout)
 
     def cached(
         self, x: Array, bias: Array, state: DecoderState, layer: int
@@ -91,14 +90,14 @@ class DecoderLayer(nn.Module):
             state.values[layer],
             state.lengths,
         )
-        x = self.encoder_decoder_attention.cached_cross(
+        x = self.encoder_decoder_attention.cross(
             x,
             self.pre_cross_attention_layer_norm,
             state.cross_keys[layer],
             state.cross_values[layer],
             state.source_bias,
         )
-        return self.mlp.cached(x, self.pre_mlp_layer_norm), keys, values
+        return self.mlp(x, self.pre_mlp_layer_norm), keys, values
 
 
 class Encoder(nn.Module):
