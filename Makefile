@@ -4,11 +4,12 @@ PYTHON ?= python3
 BIN := .venv/bin
 INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 
-.PHONY: help demo test check clean
+.PHONY: help demo test test-peers check clean
 
 help:
 	@echo "make demo    decode with the shipped T5 pair and print the paper's Tables 2 and 4 for it"
 	@echo "make test    run the whole test suite"
+	@echo "make test-peers  compare with the installed transformers (brings torch)"
 	@echo "make check   lint, formatting and types"
 	@echo "make clean   remove .venv and what building and testing left behind"
 	@echo "PYTHON=...   the interpreter to build .venv with (3.11 or newer; default python3)"
@@ -18,6 +19,9 @@ demo: .venv/core.stamp
 
 test: .venv/dev.stamp
 	$(BIN)/python -m pytest
+
+test-peers: .venv/peers.stamp
+	$(BIN)/python -m pytest tests/peers
 
 check: .venv/dev.stamp
 	$(BIN)/ruff check .
@@ -34,6 +38,11 @@ clean:
 	@echo "Installing speculative into .venv (once; a few minutes) ..."
 	@$(PYTHON) -m venv .venv
 	@$(INSTALL) -e .
+	@touch $@
+
+.venv/peers.stamp: .venv/dev.stamp
+	@echo "Installing torch and transformers into .venv (once; a few minutes) ..."
+	@$(INSTALL) -e '.[peers]'
 	@touch $@
 
 # The seqio extra is here because its tests must run somewhere; the demo does without TensorFlow.

@@ -35,6 +35,9 @@ DEV = [
     "scipy>=1.14",
 ]
 
+# What the package is compared with; never needed to run it.
+PEERS = ["torch>=2.6", "transformers>=4.50"]
+
 setup(
     name="speculative",
     version="0.1.0",
@@ -51,6 +54,8 @@ setup(
     extras_require={
         "tasks": TASKS,
         "dev": DEV,
+        "peers": PEERS,
+        "hub": ["huggingface_hub>=0.30"],
         "tpu": ["jax[tpu]>=0.7,<0.12"],
         "cuda": ["jax[cuda12]>=0.7,<0.12"],
     },

@@ -95,10 +95,11 @@ def _whole(low: int, high: int) -> Callable[[str], int]:
 
 
 def _add_pair(parser: argparse.ArgumentParser) -> None:
-    """The options that both commands have."""
+    """The options that the commands that decode have."""
     add = parser.add_argument
     add("--target", default="debian_target", help="checkpoint folder or name (%(default)s)")
     add("--draft", help="checkpoint folder, name, uniform or bigram (debian_draft)")
+    add("--vocabulary", metavar="FILE", help="SentencePiece model, where a checkpoint has none")
     add("--seed", type=_whole(0, MAX_SEED), default=0, help="of all random numbers (0)")
     add(
         "--max_length",
@@ -122,6 +123,7 @@ def _demo(options: argparse.Namespace) -> None:
     demo.run(
         options.target,
         options.draft,
+        options.vocabulary,
         pathlib.Path(options.output_dir),
         options.seed,
         options.max_length,
@@ -151,7 +153,7 @@ def _generate(options: argparse.Namespace) -> None:
     Sampling(options.temperature, options.top_k, options.top_p)  # Wrong values end here.
     prefix = _prefix(options.task)
     prompts = [prefix + prompt for prompt in _prompts(options)]
-    pair = load(options.target, options.draft)
+    pair = load(options.target, options.draft, vocabulary_file=options.vocabulary)
     for prompt in prompts:
         pair.encode(prompt, options.truncate)  # As do prompts that are too long.
     settings = {
@@ -213,9 +215,45 @@ def _as_it_grows(vocabulary: "Vocabulary", steps: Iterable["Step"]) -> Iterator[
     yield text[len(shown) :]
 
 
+def _add_convert(parser: argparse.ArgumentParser) -> None:
+    add = parser.add_argument
+    add("source", help="checkpoint folder, gs://bucket/folder, name, or Hugging Face id")
+    add("destination", help="the folder to make")
+    add("--to", required=True, choices=["native", "t5x", "huggingface"], help="its format")
+    add("--dtype", choices=["float32", "bfloat16"], help="of its tensors (what loses nothing)")
+    add("--vocabulary", metavar="FILE", help="SentencePiece model to store with the weights")
+
+
+def _convert(options: argparse.Namespace) -> None:
+    from speculative import checkpoints
+
+    made = checkpoints.convert(
+        options.source, options.destination, options.to, options.dtype, options.vocabulary
+    )
+    print(f"Written: {made.place} ({made.format}, {made.parameters / 1e6:.1f} M parameters).")
+
+
+def _add_inspect(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("path", help="checkpoint folder, gs://bucket/folder, name, or hub id")
+
+
+def _inspect(options: argparse.Namespace) -> None:
+    from rich.console import Console
+    from rich.table import Table
+
+    from speculative import checkpoints
+
+    table = Table(show_header=False, box=None)
+    for name, value in checkpoints.describe(checkpoints.open(options.path)).items():
+        table.add_row(name, value)
+    Console().print(table, soft_wrap=True)
+
+
 COMMANDS = {
     "demo": Command("measure the speed-up on the shipped prompts and show it", _add_demo, _demo),
     "generate": Command("decode your own text, streaming", _add_generate, _generate),
+    "convert": Command("write a checkpoint in another format", _add_convert, _convert),
+    "inspect": Command("tell what a checkpoint holds", _add_inspect, _inspect),
 }
 
 if __name__ == "__main__":

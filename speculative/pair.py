@@ -1,7 +1,6 @@
 """A target and its draft, ready to decode text: the package's front door."""
 
 import dataclasses
-import pathlib
 from collections.abc import Iterator
 from typing import Any
 
@@ -18,7 +17,7 @@ from speculative.models import T5, for_decoding
 from speculative.models.kernels import cache_folder
 from speculative.sampling import Sampling
 from speculative.types import PyTree
-from speculative.vocabulary import Vocabulary
+from speculative.vocabulary import EXTRA_IDS, Vocabulary
 
 SOURCE_LENGTHS = (32, 64, 128, 256, 512)
 """A source is padded to the next of these, for each is a compiled program."""
@@ -170,13 +169,20 @@ class Pair:
         return map(checked, stream(self.target, draft, self.params, source, draws, config))
 
 
-def load(target: str = "debian_target", draft: str | None = None, dtype: str | None = None) -> Pair:
+def load(
+    target: str = "debian_target",
+    draft: str | None = None,
+    dtype: str | None = None,
+    vocabulary_file: str | None = None,
+) -> Pair:
     """Loads a target and its draft; without arguments, the pair that ships with the package.
 
     Args:
-        target: a checkpoint's folder, or the name of a shipped one.
+        target: a checkpoint of any format, as `checkpoints.open` finds it.
         draft: likewise, or one of `MODEL_FREE`; by default the shipped draft.
         dtype: "float32" or "bfloat16"; by default as the checkpoints say.
+        vocabulary_file: a SentencePiece model for checkpoints that come without one, as T5X's
+            do; T5's 100 sentinels follow its pieces where the embedding has room for them.
 
     Raises:
         ValueError: a checkpoint is missing or damaged, the name is unknown, or the two do not
@@ -184,13 +190,12 @@ def load(target: str = "debian_target", draft: str | None = None, dtype: str | N
     """
     enable_compilation_cache()
     draft = draft or "debian_draft"
-    if draft not in MODEL_FREE and draft not in checkpoints.SHIPPED:
-        if not pathlib.Path(draft).is_dir():
-            raise ValueError(
-                f"There is no draft {draft!r}: it is neither a folder nor one of "
-                f"{', '.join([*checkpoints.SHIPPED, *MODEL_FREE])}."
-            )
-    model, target_params, vocabulary = _load_model(target, dtype)
+    if draft not in MODEL_FREE and not checkpoints.known(draft):
+        raise ValueError(
+            f"There is no draft {draft!r}: it is neither a checkpoint nor one of "
+            f"{', '.join([*checkpoints.SHIPPED, *MODEL_FREE])}."
+        )
+    model, target_params, vocabulary = _load_model(target, dtype, vocabulary_file)
     drafter: Draft
     draft_params: PyTree = ()
     if draft == "uniform":
@@ -200,7 +205,7 @@ def load(target: str = "debian_target", draft: str | None = None, dtype: str | N
         counts = _shipped_bigrams(vocabulary)
         draft_params = bigram_params(counts, model.vocab_size)
     else:
-        small, draft_params, theirs = _load_model(draft, dtype)
+        small, draft_params, theirs = _load_model(draft, dtype, vocabulary_file)
         vocabulary.require_equal(theirs)
         if small.config.source_dim not in (0, model.config.emb_dim):
             raise ValueError(
@@ -212,16 +217,25 @@ def load(target: str = "debian_target", draft: str | None = None, dtype: str | N
     return Pair(model, drafter, Params(target_params, draft_params), vocabulary, (target, draft))
 
 
-def _load_model(name: str, dtype: str | None) -> tuple[T5, PyTree, Vocabulary]:
-    config, params, vocabulary = checkpoints.load(name)
-    config = config.replace(dtype=dtype or config.dtype)
+def _load_model(
+    name: str, dtype: str | None, vocabulary_file: str | None
+) -> tuple[T5, PyTree, Vocabulary]:
+    checkpoint = checkpoints.open(name)
+    config = checkpoint.config.replace(dtype=dtype or checkpoint.config.dtype)
+    if checkpoint.vocabulary is not None:
+        vocabulary = Vocabulary(checkpoint.vocabulary, checkpoint.extra_ids)
+    elif vocabulary_file is not None:
+        vocabulary = Vocabulary(vocabulary_file)
+        if vocabulary.size + EXTRA_IDS <= config.vocab_size:
+            vocabulary = Vocabulary(vocabulary_file, EXTRA_IDS)
+    else:
+        raise ValueError(f"{name} comes without a vocabulary; give one (--vocabulary).")
     if vocabulary.size > config.vocab_size:
         raise ValueError(
             f"{name} has {config.vocab_size} embeddings, fewer than the {vocabulary.size} pieces "
             f"of its vocabulary {vocabulary.path}."
         )
-    params = jax.tree.map(lambda x: jnp.asarray(x, config.dtype), params)
-    return T5(config), for_decoding(params), vocabulary
+    return T5(config), for_decoding(checkpoint.load(config.dtype)), vocabulary
 
 
 def _shipped_bigrams(vocabulary: Vocabulary) -> dict[str, np.ndarray]:

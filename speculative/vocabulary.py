@@ -8,6 +8,9 @@ import sentencepiece
 
 from speculative.types import EOS_ID
 
+EXTRA_IDS = 100
+"""Sentinel tokens that T5 puts after the pieces of its vocabulary."""
+
 
 class Vocabulary:
     """Text to tokens and back; two vocabularies are equal when their pieces are."""

@@ -1,23 +1,24 @@
 """The project's own checkpoints: a folder of safetensors files and one `config.json`.
 
-Kernels and embeddings may be stored as int8. What `load` gives is then the model itself, not
-an approximation to be hidden: target and draft are both used as loaded.
+Kernels and embeddings may be stored as int8. What is read is then the model itself, not an
+approximation to be hidden: target and draft are both used as read.
 """
 
+import contextlib
 import hashlib
 import json
 import pathlib
 import shutil
+from collections.abc import Callable
 from typing import Any, Literal
 
-import ml_dtypes
+import ml_dtypes  # noqa: F401  (gives NumPy the bfloat16 that safetensors asks for)
 import numpy as np
-from flax import traverse_util
-from safetensors import SafetensorError
-from safetensors.numpy import load_file, save_file
+from safetensors import SafetensorError, safe_open
+from safetensors.numpy import save_file
 
+from speculative.checkpoints.checkpoint import DTYPES, Checkpoint, Tensor, in_memory, written
 from speculative.models import T5Config
-from speculative.models.t5 import abstract_params
 from speculative.types import PyTree
 
 FORMAT, VERSION = "speculative-t5", 1
@@ -27,7 +28,9 @@ KEYS = ("model", "sha256", "vocabulary")
 SCALE = ".scale"
 """What follows the name of an int8 tensor in the name of its scales."""
 FILE_BYTES = 14 * 2**20
-"""The largest tensor file; hosts and mirrors balk at bigger files in a repository."""
+"""The largest file of a small model; hosts and mirrors balk at bigger files in a repository."""
+BIG = 2**30
+"""Models of more bytes than this are cut into files of this size."""
 
 
 def quantise(name: str, value: np.ndarray) -> dict[str, np.ndarray]:
@@ -52,58 +55,86 @@ def save(
     quantisation: Literal["int8"] | None = None,
     dtype: Literal["float32", "bfloat16"] = "float32",
 ) -> None:
-    """Writes a checkpoint folder, whole or not at all.
+    """Writes parameters that are in memory; see `write`.
+
+    Raises:
+        ValueError: as `write`, or the vocabulary does not exist.
+    """
+    path = pathlib.Path(vocabulary) if vocabulary is not None else None
+    if path is not None and not path.is_file():
+        raise ValueError(f"There is no vocabulary at {path}.")
+    write(folder, in_memory(str(folder), config, params, path), dtype, quantisation)
+
+
+def write(
+    folder: str | pathlib.Path,
+    checkpoint: Checkpoint,
+    dtype: str | None = None,
+    quantisation: Literal["int8"] | None = None,
+) -> None:
+    """Writes a checkpoint folder, whole or not at all, one file in memory at a time.
 
     Args:
         folder: must not exist yet.
-        config: the sizes.
-        params: T5X's tree.
-        vocabulary: a SentencePiece file to store beside the weights.
+        checkpoint: what to write.
+        dtype: "float32" or "bfloat16", of all tensors where none is quantised; by default what
+            loses nothing.
         quantisation: "int8" for kernels and embeddings.
-        dtype: of all tensors, where none is quantised.
 
     Raises:
-        ValueError: the folder exists, the vocabulary does not, or a parameter does not fit
-            the configuration or is not finite.
+        ValueError: the folder exists, the disk is full, or a parameter is not finite.
     """
-    folder = pathlib.Path(folder)
-    if folder.exists():
-        raise ValueError(f"{folder} exists already; remove it or choose another folder.")
-    if vocabulary is not None and not pathlib.Path(vocabulary).is_file():
-        raise ValueError(f"There is no vocabulary at {vocabulary}.")
     if quantisation not in (None, "int8"):
         raise ValueError(f"quantisation must be int8 or None, not {quantisation!r}.")
-    tensors: dict[str, np.ndarray] = {}
-    for name, value in _checked(params, config, str(folder)).items():
-        stored = quantise(name, value) if quantisation else {name: value}
-        for key, tensor in stored.items():
-            half = dtype == "bfloat16" and not quantisation
-            tensors[key] = tensor.astype(ml_dtypes.bfloat16) if half else tensor
-    unfinished = folder.with_name(folder.name + ".unfinished")
-    shutil.rmtree(unfinished, ignore_errors=True)
-    unfinished.mkdir(parents=True)
-    pieces = _pieces(tensors)
-    for i, piece in enumerate(pieces, 1):
-        name = f"model-{i:05}-of-{len(pieces):05}" if len(pieces) > 1 else "model"
-        path = unfinished / f"{name}.safetensors"
-        save_file(piece, path)
-        path.chmod(0o644)  # safetensors makes files that only their owner can read.
-    if vocabulary is not None:
-        shutil.copy(vocabulary, unfinished / pathlib.Path(vocabulary).name)
-    description = {
-        "format": FORMAT,
-        "format_version": VERSION,
-        "quantisation": quantisation,
-        "vocabulary": pathlib.Path(vocabulary).name if vocabulary is not None else None,
-        "model": config.to_json(),
-        "sha256": {path.name: _sha256(path) for path in sorted(unfinished.iterdir())},
+    kind = DTYPES[dtype or checkpoint.dtype]
+    sizes = {
+        name: int(np.prod(tensor.shape)) * (1 if quantisation else kind.itemsize)
+        for name, tensor in checkpoint.tensors.items()
     }
-    (unfinished / CONFIG).write_text(json.dumps(description, indent=2) + "\n")
-    unfinished.rename(folder)
+    files = _files(sizes, BIG if sum(sizes.values()) > BIG else FILE_BYTES)
+    with written(folder) as unfinished:
+        for i, members in enumerate(files, 1):
+            tensors: dict[str, np.ndarray] = {}
+            for name in members:
+                value = checkpoint.read(name)
+                if quantisation:
+                    tensors |= quantise(name, value.astype(np.float32))
+                else:
+                    tensors[name] = np.ascontiguousarray(value.astype(kind))
+            name = f"model-{i:05}-of-{len(files):05}" if len(files) > 1 else "model"
+            path = unfinished / f"{name}.safetensors"
+            save_file(tensors, path)
+            path.chmod(0o644)  # safetensors makes files that only their owner can read.
+        if checkpoint.vocabulary is not None:
+            shutil.copy(checkpoint.vocabulary, unfinished / checkpoint.vocabulary.name)
+        description = {
+            "format": FORMAT,
+            "format_version": VERSION,
+            "quantisation": quantisation,
+            "vocabulary": checkpoint.vocabulary.name if checkpoint.vocabulary else None,
+            "extra_ids": checkpoint.extra_ids,
+            "model": checkpoint.config.to_json(),
+            "sha256": {path.name: _sha256(path) for path in sorted(unfinished.iterdir())},
+        }
+        (unfinished / CONFIG).write_text(json.dumps(description, indent=2) + "\n")
 
 
 def load(folder: str | pathlib.Path) -> tuple[T5Config, PyTree]:
-    """Reads a checkpoint folder: the configuration, and float32 parameters as NumPy arrays.
+    """The configuration, and float32 parameters as NumPy arrays; raises as `open`."""
+    checkpoint = open(folder)
+    return checkpoint.config, checkpoint.numpy()
+
+
+def found(folder: str | pathlib.Path) -> bool:
+    """Whether a folder is meant as one of ours."""
+    with contextlib.suppress(OSError, ValueError):
+        description = json.loads((pathlib.Path(folder) / CONFIG).read_text())
+        return isinstance(description, dict) and "format" in description
+    return False
+
+
+def open(folder: str | pathlib.Path) -> Checkpoint:
+    """Opens a checkpoint folder; its files' checksums are verified first.
 
     Raises:
         ValueError: a file is missing or altered, or a tensor is missing, too many or of the
@@ -115,7 +146,7 @@ def load(folder: str | pathlib.Path) -> tuple[T5Config, PyTree]:
         config = T5Config(**description["model"])
     except TypeError as error:
         raise ValueError(f"{folder / CONFIG} has a model of other fields: {error}.") from error
-    stored: dict[str, np.ndarray] = {}
+    stored: dict[str, Tensor] = {}
     for name, sha256 in description["sha256"].items():
         path = folder / name
         if not path.is_file():
@@ -126,22 +157,61 @@ def load(folder: str | pathlib.Path) -> tuple[T5Config, PyTree]:
                 "fetch the checkpoint again."
             )
         if path.suffix == ".safetensors":
-            try:
-                stored |= load_file(path)
-            except SafetensorError as error:
-                raise ValueError(f"{path} is no safetensors file: {error}.") from error
-    values = {}
-    for name, value in stored.items():
+            stored |= read_safetensors(path)
+    tensors = {}
+    for name, tensor in stored.items():
         if name.endswith(SCALE):
             continue
-        values[name] = value.astype(np.float32)
-        if value.dtype == np.int8:
+        tensors[name] = tensor
+        if tensor.dtype == "int8":
             if name + SCALE not in stored:
                 raise ValueError(f"{folder} lacks the tensor {name + SCALE}.")
-            values[name] *= stored[name + SCALE]
-    tree = traverse_util.unflatten_dict(values, sep="/")
-    _checked(tree, config, str(folder))
-    return config, tree
+            tensors[name] = _dequantised(tensor, stored[name + SCALE])
+    vocabulary = description["vocabulary"]
+    return Checkpoint(
+        str(folder),
+        "native",
+        config,
+        tensors,
+        folder / vocabulary if vocabulary else None,
+        description.get("extra_ids", 0),
+    )
+
+
+def _dequantised(tensor: Tensor, scale: Tensor) -> Tensor:
+    return Tensor(tensor.shape, "int8", lambda: tensor.read().astype(np.float32) * scale.read())
+
+
+def read_safetensors(path: pathlib.Path) -> dict[str, Tensor]:
+    """Every tensor of a safetensors file, by name.
+
+    Raises:
+        ValueError: the file is damaged, or a tensor is of a type that no T5 has.
+    """
+    kinds = {"F32": "float32", "BF16": "bfloat16", "F16": "float16", "I8": "int8"}
+
+    def reader(name: str) -> Callable[[], np.ndarray]:
+        def read() -> np.ndarray:
+            # Opened for each tensor: what is read of an open file stays in memory.
+            with safe_open(path, framework="numpy") as file:
+                return file.get_tensor(name)
+
+        return read
+
+    tensors = {}
+    try:
+        with safe_open(path, framework="numpy") as file:
+            for name in list(file.keys()):
+                part = file.get_slice(name)
+                shape, kind = tuple(part.get_shape()), part.get_dtype()
+                if kind not in kinds:
+                    raise ValueError(
+                        f"Tensor {name} of {path} is of type {kind}; read are {', '.join(kinds)}."
+                    )
+                tensors[name] = Tensor(shape, kinds[kind], reader(name))
+    except (SafetensorError, OSError) as error:
+        raise ValueError(f"{path} is no safetensors file, or is cut off: {error}.") from error
+    return tensors
 
 
 def describe(folder: str | pathlib.Path) -> dict[str, Any]:
@@ -167,39 +237,19 @@ def describe(folder: str | pathlib.Path) -> dict[str, Any]:
     return description
 
 
-def _checked(params: PyTree, config: T5Config, place: str) -> dict[str, np.ndarray]:
-    """The parameters by name, each of the shape that the configuration asks for."""
-    expected = _by_name(abstract_params(config))
-    found = {name: np.asarray(value, np.float32) for name, value in _by_name(params).items()}
-    for name in sorted(expected.keys() | found.keys()):
-        if name not in found:
-            raise ValueError(f"{place} lacks the tensor {name}.")
-        if name not in expected:
-            raise ValueError(f"{place} has a tensor {name}, unknown to its configuration.")
-        if found[name].shape != expected[name].shape:
-            raise ValueError(
-                f"Tensor {name} of {place} is {found[name].shape}; its configuration asks for "
-                f"{expected[name].shape}."
-            )
-        if not np.isfinite(found[name]).all():
-            raise ValueError(f"Tensor {name} of {place} holds values that are not finite.")
-    return found
-
-
-def _by_name(tree: PyTree) -> dict[str, Any]:
-    return dict(traverse_util.flatten_dict(tree, sep="/"))
-
-
-def _pieces(tensors: dict[str, np.ndarray]) -> list[dict[str, np.ndarray]]:
-    """Tensors in order, cut into files of at most `FILE_BYTES` where a tensor allows."""
-    pieces: list[dict[str, np.ndarray]] = [{}]
-    for name, tensor in tensors.items():
-        size = sum(t.nbytes for t in pieces[-1].values())
-        if pieces[-1] and size + tensor.nbytes > FILE_BYTES - 2**17:  # Room for the header.
-            pieces.append({})
-        pieces[-1][name] = np.ascontiguousarray(tensor)
-    return pieces
+def _files(sizes: dict[str, int], limit: int) -> list[list[str]]:
+    """Names in order, cut into files of at most `limit` bytes where a tensor allows."""
+    files: list[list[str]] = [[]]
+    filled = 0
+    for name, size in sizes.items():
+        if files[-1] and filled + size > limit - 2**17:  # Room for the header and the scales.
+            files.append([])
+            filled = 0
+        files[-1].append(name)
+        filled += size
+    return files
 
 
 def _sha256(path: pathlib.Path) -> str:
-    return hashlib.sha256(path.read_bytes()).hexdigest()
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()

@@ -359,6 +359,7 @@ class T5:
         return self._module.apply(variables, *args, **kwargs)
 
 
+@functools.cache
 def abstract_params(config: T5Config) -> PyTree:
     """Shapes of a configuration's parameters, with nothing allocated."""
     return jax.eval_shape(T5(config).init, jax.random.key(0))

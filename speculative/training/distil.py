@@ -109,6 +109,7 @@ def distil(
     vocabulary: str | pathlib.Path,
     init_from: str | pathlib.Path | None = None,
     max_minutes: float | None = None,
+    references: Mapping[str, float] | None = None,
     kl_weight: float = 1.0,
     variation_weight: float = 1.0,
     max_length: int = 128,
@@ -127,6 +128,8 @@ def distil(
         vocabulary: stored with the draft.
         init_from: a native checkpoint of the draft's sizes to start from; None starts at random.
         max_minutes: save and stop after so many minutes; None is no limit.
+        references: files whose own targets are learnt from too, each with its passes an epoch:
+            the target's distribution after another's words, which costs no writing.
         kl_weight: see `Distillation`.
         variation_weight: see `Distillation`.
         max_length: tokens that the target writes at most.
@@ -161,8 +164,9 @@ def distil(
         target, target_params, names, data_dir, text_dir, max_length, generation_batch, deadline
     ):
         return False
+    others = {str((data_dir / name).absolute()): w for name, w in (references or {}).items()}
     written = Files(
-        {f"{name}_{kind}": w for name, w in files.train.items() for kind in WRITTEN},
+        {f"{name}_{kind}": w for name, w in files.train.items() for kind in WRITTEN} | others,
         [f"{name}_{kind}" for name in files.held_out for kind in WRITTEN],
     )
     params, finished = fit(

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from jax import Array
 
-from speculative.checkpoints import t5x
+from speculative import checkpoints
 from speculative.models import T5, T5Config, for_decoding, pack
 from speculative.models.cache import DecoderState, grow
 from speculative.types import PyTree
@@ -42,7 +42,7 @@ forward = jax.jit(T5.forward, static_argnums=0)
 def v1_1() -> tuple[T5, PyTree]:
     """The model that T5X wrote."""
     config = T5Config(**json.loads((FIXTURE / "config.json").read_text())["config"])
-    return T5(config), t5x.load(FIXTURE / "checkpoint_1000")
+    return T5(config), checkpoints.open(FIXTURE / "checkpoint_1000").numpy()
 
 
 @functools.cache

@@ -1,0 +1,359 @@
+"""Every format into every other: T5X's own file, golden files of transformers, and damage."""
+
+import errno
+import json
+import pathlib
+import shutil
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import ml_dtypes
+import numpy as np
+import pytest
+from flax import serialization, traverse_util
+from safetensors.numpy import load_file, save_file
+
+from speculative import checkpoints
+from speculative.checkpoints import Checkpoint, huggingface, t5x
+from speculative.models import T5, T5Config
+from speculative.models.t5 import abstract_params
+
+DATA = pathlib.Path(__file__).parents[1] / "data"
+T5X = DATA / "t5x_v1_1" / "checkpoint_1000"
+V1_0 = T5Config(40, 16, 2, 4, 24, 2, 1, ("relu",), logits_via_embedding=True)
+V1_1 = T5Config(40, 16, 4, 8, 24, 1, 3, num_buckets=16)
+
+
+def params_of(config: T5Config) -> Any:
+    rng = np.random.default_rng(1)
+    draw = lambda x: rng.normal(size=x.shape).astype(np.float32)  # noqa: E731
+    return jax.tree.map(draw, abstract_params(config))
+
+
+def index_of(folder: pathlib.Path) -> dict[str, Any]:
+    """T5X's index of a checkpoint."""
+    return serialization.msgpack_restore((folder / "checkpoint").read_bytes())  # pyright: ignore
+
+
+def equal(one: Checkpoint, other: Checkpoint) -> None:
+    assert one.tensors.keys() == other.tensors.keys()
+    for name in one.tensors:
+        np.testing.assert_array_equal(one.read(name), other.read(name), err_msg=name)
+
+
+def save(folder: pathlib.Path, config: T5Config, to: str = "native") -> Checkpoint:
+    """A random checkpoint of a format."""
+    made = folder.with_name("source")
+    checkpoints.native.save(made, config, params_of(config))
+    return checkpoints.convert(made, folder, to)
+
+
+def test_what_t5x_wrote_keeps_every_bit_through_all_formats(tmp_path: pathlib.Path) -> None:
+    made = original = checkpoints.open(T5X)
+    description = json.loads((T5X.parent / "config.json").read_text())["config"]
+    assert original.config == T5Config(**description)
+    source: str | pathlib.Path = T5X
+    for i, to in enumerate(("native", "huggingface", "t5x", "native", "t5x", "huggingface")):
+        made = checkpoints.convert(source, tmp_path / str(i), to)
+        assert (made.format, made.config) == (to, original.config)
+        equal(made, original)
+        source = tmp_path / str(i)
+    with np.load(T5X.parent / "expected.npz") as expected:
+        model = T5(made.config)
+        inputs, outputs = expected["encoder_input_tokens"], expected["decoder_input_tokens"]
+        logits = model.forward(made.load("float32"), jnp.asarray(inputs), jnp.asarray(outputs))
+        np.testing.assert_allclose(logits, expected["logits"], atol=1e-4)
+
+
+@pytest.mark.parametrize("to", checkpoints.FORMATS)
+@pytest.mark.parametrize("config", [V1_0, V1_1], ids=["v1.0", "v1.1"])
+def test_versions_and_number_formats(tmp_path: pathlib.Path, config: T5Config, to: str) -> None:
+    made = save(tmp_path / "made", config, to)
+    assert made.config == config
+    equal(made, checkpoints.open(tmp_path / "source"))
+    half = checkpoints.convert(tmp_path / "made", tmp_path / "half", to, "bfloat16")
+    assert half.dtype == "bfloat16"
+    assert half.config == config
+    for name in half.tensors:
+        want = made.read(name).astype(ml_dtypes.bfloat16)
+        np.testing.assert_array_equal(half.read(name).astype(np.float32), want.astype(np.float32))
+    again = checkpoints.convert(tmp_path / "half", tmp_path / "again", "native")
+    assert again.dtype == "bfloat16"
+    loaded = half.load("bfloat16")
+    assert all(leaf.dtype == jnp.bfloat16 for leaf in jax.tree.leaves(loaded))
+
+
+def test_our_index_is_that_of_t5x(tmp_path: pathlib.Path) -> None:
+    """Keys, shapes, chunks, number formats and version: T5X's own file for the same model."""
+    checkpoints.convert(T5X, tmp_path / "checkpoint_0", "t5x")
+    ours, theirs = (index_of(folder) for folder in (tmp_path / "checkpoint_0", T5X))
+    assert ours["version"] == theirs["version"] == 3
+    assert ours["optimizer"]["target"] == theirs["optimizer"]["target"]
+    step = ours["optimizer"]["state"]["step"]
+    assert step.dtype == theirs["optimizer"]["state"]["step"].dtype
+    for name in traverse_util.flatten_dict(ours["optimizer"]["target"], sep="."):
+        if name.endswith(".metadata.shape"):
+            array = f"target.{name.removesuffix('.metadata.shape')}/.zarray"
+            mine, yours = (
+                json.loads((folder / array).read_text())
+                for folder in (tmp_path / "checkpoint_0", T5X)
+            )
+            assert mine == yours
+
+
+def test_scanned_layers_are_unstacked(tmp_path: pathlib.Path) -> None:
+    """scalable_t5 stacks its layers along axis 1, under `layers`."""
+    folder = tmp_path / "checkpoint_0"
+    config = V1_1.replace(num_encoder_layers=2)
+    source = save(folder, config, "t5x")
+    index = index_of(folder)
+    tree: dict[str, Any] = {"token_embedder": index["optimizer"]["target"]["token_embedder"]}
+    for stack, depth in (("encoder", 2), ("decoder", 3)):
+        plain = index["optimizer"]["target"][stack]
+        tree[stack] = {key: value for key, value in plain.items() if "layers_" not in key}
+        stacked: dict[tuple[str, ...], np.ndarray] = {}
+        for name in source.tensors:
+            first, layer, *rest = name.split("/")
+            if first == stack and layer == "layers_0":
+                stacked[tuple(rest)] = np.stack(
+                    [source.read("/".join((stack, f"layers_{i}", *rest))) for i in range(depth)],
+                    axis=1,
+                )
+        tree[stack]["layers"] = traverse_util.unflatten_dict(stacked)
+    index["optimizer"]["target"] = tree
+    (folder / "checkpoint").write_bytes(serialization.msgpack_serialize(index))
+    equal(checkpoints.open(folder), source)
+
+
+def test_layers_with_positions_of_their_own_are_refused(tmp_path: pathlib.Path) -> None:
+    folder = tmp_path / "checkpoint_0"
+    save(folder, V1_1, "t5x")
+    index = index_of(folder)
+    positions = {"relative_posemb": {"rel_embedding": np.zeros((4, 3, 16), np.float32)}}
+    index["optimizer"]["target"]["decoder"]["layers"] = positions
+    (folder / "checkpoint").write_bytes(serialization.msgpack_serialize(index))
+    with pytest.raises(ValueError, match="positions of its own .* not supported"):
+        checkpoints.open(folder)
+
+
+def test_a_folder_on_google_cloud() -> None:
+    assert t5x.kvstore("gs://t5-data/pretrained/checkpoint_1/") == {
+        "driver": "gcs",
+        "bucket": "t5-data",
+        "path": "pretrained/checkpoint_1/",
+    }
+    assert t5x.found("gs://t5-data/x") and checkpoints.known("gs://t5-data/x")
+
+
+@pytest.mark.parametrize("name", ["transformers_v1_0", "transformers_v1_1"])
+def test_golden_files_of_transformers(name: str) -> None:
+    """Weights, inputs and outputs by scripts/make_transformers_golden.py."""
+    checkpoint = checkpoints.open(DATA / name)
+    params, model = checkpoint.load("float32"), T5(checkpoint.config)
+    assert checkpoint.config.logits_via_embedding == (name == "transformers_v1_0")
+    with np.load(DATA / name / "expected.npz") as expected:
+        inputs = jnp.asarray(expected["inputs"])
+        logits = model.forward(params, inputs, jnp.asarray(expected["decoder_inputs"]))
+        np.testing.assert_allclose(logits, expected["logits"], atol=1e-4)
+        tokens = jnp.zeros((len(inputs), 1), jnp.int32)
+        for _ in range(expected["greedy"].shape[1]):
+            best = model.forward(params, inputs, tokens)[:, -1:].argmax(-1)
+            tokens = jnp.concatenate([tokens, best.astype(jnp.int32)], axis=1)
+        np.testing.assert_array_equal(tokens[:, 1:], expected["greedy"])
+
+
+def test_shards_with_an_index(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(huggingface, "SHARD_BYTES", 4000)
+    made = save(tmp_path / "made", V1_1, "huggingface")
+    shards = sorted((tmp_path / "made").glob("*.safetensors"))
+    assert len(shards) > 3
+    assert (tmp_path / "made" / "model.safetensors.index.json").is_file()
+    equal(made, checkpoints.open(tmp_path / "source"))
+    shards[1].unlink()
+    with pytest.raises(ValueError, match=f"{shards[1].name} is missing; .*index.json names it"):
+        checkpoints.open(tmp_path / "made")
+
+
+def test_copies_that_exports_hold_are_passed_over(tmp_path: pathlib.Path) -> None:
+    made = save(tmp_path / "made", V1_0, "huggingface")
+    path = tmp_path / "made" / "model.safetensors"
+    stored = load_file(path)
+    stored["lm_head.weight"] = stored["encoder.embed_tokens.weight"] = stored["shared.weight"] * 1
+    old = "decoder.block.0.layer.1.EncDecAttention.relative_attention_bias.weight"
+    save_file(stored | {old: np.zeros((32, 2), np.float32)}, path)
+    equal(checkpoints.open(tmp_path / "made"), made)
+
+
+def test_logits_that_are_tied_but_not_scaled(tmp_path: pathlib.Path) -> None:
+    """As recent versions of transformers make and describe them."""
+    made = save(tmp_path / "made", V1_1, "huggingface")
+    edit_tensors(tmp_path / "made", lm_head__weight=None)
+    edit_json(
+        tmp_path / "made" / "config.json", tie_word_embeddings=True, scale_decoder_outputs=False
+    )
+    tied = checkpoints.open(tmp_path / "made")
+    assert not tied.config.logits_via_embedding
+    embedding = made.read("token_embedder/embedding")
+    np.testing.assert_array_equal(tied.read("decoder/logits_dense/kernel"), embedding.T)
+
+
+def test_the_vocabulary_travels(tmp_path: pathlib.Path) -> None:
+    save(tmp_path / "made", V1_1)
+    pieces = checkpoints.ASSETS / "debian.model"
+    made = checkpoints.convert(
+        tmp_path / "made", tmp_path / "hf", "huggingface", vocabulary=pieces, extra_ids=3
+    )
+    again = checkpoints.convert(tmp_path / "hf", tmp_path / "again", "native")
+    for checkpoint in (made, again):
+        assert checkpoint.vocabulary is not None
+        assert checkpoint.vocabulary.read_bytes() == pieces.read_bytes()
+        assert checkpoint.extra_ids == 3
+
+
+def edit_json(path: pathlib.Path, **changes: Any) -> None:
+    path.write_text(json.dumps(json.loads(path.read_text()) | changes))
+
+
+def edit_tensors(folder: pathlib.Path, **changes: Any) -> None:
+    """Tensors by name, "__" for ".": a new one, or None to drop it."""
+    stored = load_file(folder / "model.safetensors")
+    for name, value in changes.items():
+        stored.pop(name.replace("__", "."), None)
+        if value is not None:
+            stored[name.replace("__", ".")] = value
+    save_file(stored, folder / "model.safetensors")
+
+
+def cut(path: pathlib.Path, size: int) -> None:
+    path.write_bytes(path.read_bytes()[:size])
+
+
+SHARED = "shared__weight"
+DAMAGE = {
+    "huggingface": [
+        (
+            lambda f: edit_tensors(f, encoder__final_layer_norm__weight=None),
+            "lacks the tensor encoder.final_layer_norm.weight",
+        ),
+        (
+            lambda f: edit_tensors(f, extra__weight=np.zeros(3, np.float32)),
+            "has a tensor extra.weight, unknown",
+        ),
+        (
+            lambda f: edit_tensors(f, **{SHARED: np.zeros((41, 16), np.float32)}),
+            r"token_embedder/embedding .* \(41, 16\); .* \(40, 16\)",
+        ),
+        (
+            lambda f: edit_tensors(f, **{SHARED: np.zeros((40, 16), np.int64)}),
+            "shared.weight .* of type I64",
+        ),
+        (
+            lambda f: edit_tensors(f, **{SHARED: np.full((40, 16), np.nan, np.float32)}),
+            "token_embedder/embedding .* not finite",
+        ),
+        (lambda f: cut(f / "model.safetensors", 20000), "model.safetensors .* cut off"),
+        (lambda f: cut(f / "model.safetensors", 3), "model.safetensors is no safetensors file"),
+        (
+            lambda f: (f / "model.safetensors").write_bytes(b"\x80\x02}q" * 99),
+            "model.safetensors is no safetensors file",
+        ),
+        (lambda f: (f / "model.safetensors").unlink(), "has no weights"),
+        (lambda f: edit_json(f / "config.json", model_type="gpt2"), "of a 'gpt2' model; only T5"),
+        (lambda f: edit_json(f / "config.json", model_type="bert"), "of a 'bert' model; only T5"),
+        (
+            lambda f: edit_json(f / "config.json", feed_forward_proj="gated-silu"),
+            "feed_forward_proj 'gated-silu'",
+        ),
+        (lambda f: edit_json(f / "config.json", layer_norm_epsilon=0.1), "epsilon of 0.1"),
+        (lambda f: (f / "config.json").unlink(), "no checkpoint: .* it holds model.safetensors"),
+    ],
+    "t5x": [
+        (lambda f: (f / "checkpoint").unlink(), "is no checkpoint"),
+        (lambda f: cut(f / "checkpoint", 500), "checkpoint is not a T5X index"),
+        (lambda f: (f / "checkpoint").write_bytes(b"wrong magic"), "is not a T5X index"),
+        (
+            lambda f: shutil.rmtree(f / "target.token_embedder.embedding"),
+            r"token_embedder/embedding .*\(target.token_embedder.embedding\) cannot be read",
+        ),
+        (
+            lambda f: (f / "target.token_embedder.embedding" / "0.0").unlink(),
+            "token_embedder/embedding .* cannot be read",
+        ),
+        (
+            lambda f: cut(f / "target.token_embedder.embedding" / "0.0", 40),
+            "token_embedder/embedding .* cannot be read",
+        ),
+        (
+            lambda f: edit_json(f / "target.token_embedder.embedding" / ".zarray", shape=[9, 16]),
+            r"\(9, 16\) on disk, but \(40, 16\)",
+        ),
+    ],
+}
+
+
+@pytest.mark.parametrize(
+    ("to", "damage", "message"),
+    [(to, damage, message) for to, cases in DAMAGE.items() for damage, message in cases],
+)
+def test_damage_is_named(tmp_path: pathlib.Path, to: str, damage: Any, message: str) -> None:
+    save(tmp_path / "made", V1_1, to)
+    damage(tmp_path / "made")
+    with pytest.raises(ValueError, match=message) as raised:
+        checkpoints.convert(tmp_path / "made", tmp_path / "copy", "native")
+    assert str(tmp_path / "made") in str(raised.value)
+    assert not (tmp_path / "copy").exists()
+    assert not (tmp_path / "copy.unfinished").exists()
+
+
+def test_an_index_without_a_decoder_is_no_t5(tmp_path: pathlib.Path) -> None:
+    folder = tmp_path / "checkpoint_0"
+    save(folder, V1_1, "t5x")
+    index = index_of(folder)
+    del index["optimizer"]["target"]["decoder"]["relpos_bias"]
+    (folder / "checkpoint").write_bytes(serialization.msgpack_serialize(index))
+    with pytest.raises(ValueError, match="no T5 encoder-decoder: .* decoder/relpos_bias"):
+        checkpoints.open(folder)
+
+
+def test_torch_files_without_torch(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    save(tmp_path / "made", V1_1, "huggingface")
+    (tmp_path / "made" / "model.safetensors").rename(tmp_path / "made" / "pytorch_model.bin")
+    monkeypatch.setitem(__import__("sys").modules, "torch", None)
+    with pytest.raises(ValueError, match=r"pytorch_model.bin .* pip install torch"):
+        checkpoints.open(tmp_path / "made")
+
+
+@pytest.mark.parametrize("to", checkpoints.FORMATS)
+def test_a_full_disk_leaves_nothing(
+    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch, to: str
+) -> None:
+    source = save(tmp_path / "made", V1_1)
+    read, calls = Checkpoint.read, []
+
+    def fills(self: Checkpoint, name: str) -> np.ndarray:
+        calls.append(name)
+        if len(calls) == 9:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        return read(self, name)
+
+    monkeypatch.setattr(Checkpoint, "read", fills)
+    with pytest.raises(ValueError, match="disk is full: .*copy could not be written"):
+        checkpoints.FORMATS[to].write(tmp_path / "copy", source)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["made", "source"]
+
+
+def test_names_that_are_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(ValueError, match="no checkpoint 'nowhere': .* debian_target"):
+        checkpoints.open("nowhere")
+    monkeypatch.setitem(__import__("sys").modules, "huggingface_hub", None)
+    with pytest.raises(ValueError, match="no folder google/t5-nano; .* pip install"):
+        checkpoints.open("google/t5-nano")
+
+
+def test_a_model_without_encoder_stays_ours(tmp_path: pathlib.Path) -> None:
+    reader = V1_1.replace(num_encoder_layers=0, source_dim=8)
+    source = save(tmp_path / "made", reader)
+    for to in ("t5x", "huggingface"):
+        with pytest.raises(ValueError, match="without an encoder"):
+            checkpoints.FORMATS[to].write(tmp_path / "copy", source)
