@@ -110,30 +110,6 @@ def test_inspect_tells_what_there_is(pair: list[str], capsys) -> None:
     fails(capsys, ["inspect", "nowhere"], "no checkpoint 'nowhere'")
 
 
-def test_converted_checkpoints_decode_the_same(
-    pair: list[str], tmp_path: pathlib.Path, capsys
-) -> None:
-    """Through T5X's format, which has no room for a vocabulary, and Hugging Face's."""
-    t5x, hub = str(tmp_path / "checkpoint_0"), str(tmp_path / "hub")
-    assert cli.main(["convert", pair[1], t5x, "--to", "t5x"]) == 0
-    assert "checkpoint_0 (t5x, 0.3 M parameters)" in capsys.readouterr().out
-    assert cli.main(["convert", pair[3], hub, "--to", "huggingface"]) == 0
-    capsys.readouterr()
-    arguments = ["--target", t5x, "--draft", hub]
-    assert generate(arguments, TEXT, "--vocabulary", str(VOCABULARY)) == 0
-    assert capsys.readouterr().out == expected(pair, TEXT).text + "\n"
-    fails(capsys, ["generate", *arguments, TEXT], "without a vocabulary", "--vocabulary")
-    fails(capsys, ["convert", hub, t5x, "--to", "native"], "exists already")
-
-
-def test_inspect_tells_what_there_is(pair: list[str], capsys) -> None:
-    assert cli.main(["inspect", "debian_target"]) == 0
-    shown = capsys.readouterr().out
-    for fact in ("native", "v1.1 (gated GELU, untied", "384 features", "int8", "8,192 pieces"):
-        assert fact in shown
-    fails(capsys, ["inspect", "nowhere"], "no checkpoint 'nowhere'")
-
-
 def steps_of(tokens: list[int]) -> list[Step]:
     """A token a step."""
     one, yes = jnp.ones(1, jnp.int32), jnp.ones(1, bool)
