@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from speculative.decoding.speculative import Step
     from speculative.vocabulary import Vocabulary
 
+DTYPES = ("float32", "bfloat16")
 MAX_GAMMA = 64
 MAX_LENGTH = 1024
 """The longest output; a generation's cache is sized for it."""
@@ -100,6 +101,7 @@ def _add_pair(parser: argparse.ArgumentParser) -> None:
     add("--target", default="debian_target", help="checkpoint folder or name (%(default)s)")
     add("--draft", help="checkpoint folder, name, uniform or bigram (debian_draft)")
     add("--vocabulary", metavar="FILE", help="SentencePiece model, where a checkpoint has none")
+    add("--dtype", choices=DTYPES, help="of weights and products (as the checkpoints say)")
     add("--seed", type=_whole(0, MAX_SEED), default=0, help="of all random numbers (0)")
     add(
         "--max_length",
@@ -123,6 +125,7 @@ def _demo(options: argparse.Namespace) -> None:
     demo.run(
         options.target,
         options.draft,
+        options.dtype,
         options.vocabulary,
         pathlib.Path(options.output_dir),
         options.seed,
@@ -153,7 +156,7 @@ def _generate(options: argparse.Namespace) -> None:
     Sampling(options.temperature, options.top_k, options.top_p)  # Wrong values end here.
     prefix = _prefix(options.task)
     prompts = [prefix + prompt for prompt in _prompts(options)]
-    pair = load(options.target, options.draft, vocabulary_file=options.vocabulary)
+    pair = load(options.target, options.draft, options.dtype, options.vocabulary)
     for prompt in prompts:
         pair.encode(prompt, options.truncate)  # As do prompts that are too long.
     settings = {
@@ -220,7 +223,7 @@ def _add_convert(parser: argparse.ArgumentParser) -> None:
     add("source", help="checkpoint folder, gs://bucket/folder, name, or Hugging Face id")
     add("destination", help="the folder to make")
     add("--to", required=True, choices=["native", "t5x", "huggingface"], help="its format")
-    add("--dtype", choices=["float32", "bfloat16"], help="of its tensors (what loses nothing)")
+    add("--dtype", choices=DTYPES, help="of its tensors (what loses nothing)")
     add("--vocabulary", metavar="FILE", help="SentencePiece model to store with the weights")
 
 

@@ -238,7 +238,7 @@ def alter(file: pathlib.Path) -> None:
         ("model.safetensors", truncate, "cut off"),
         ("model.safetensors", alter, "checksum"),
         ("debian.model", alter, "checksum"),
-        ("config.json", unlink, "no config.json"),
+        ("config.json", unlink, "neither a config.json"),
         ("config.json", truncate, "not JSON"),
     ],
 )

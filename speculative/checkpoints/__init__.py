@@ -45,12 +45,12 @@ def open(name: str | os.PathLike[str]) -> Checkpoint:
         ValueError: there is no such checkpoint, or it is damaged; the message says where.
     """
     place = _located(str(name))
-    for kind in FORMATS.values():
-        if kind.found(place):
-            try:
+    try:
+        for kind in FORMATS.values():
+            if kind.found(place):
                 return kind.open(place)
-            except PermissionError as error:
-                raise ValueError(f"{error.filename} cannot be read: permission denied.") from error
+    except PermissionError as error:
+        raise ValueError(f"{error.filename} cannot be read: permission denied.") from error
     files = sorted(path.name for path in pathlib.Path(place).iterdir())[:5]
     raise ValueError(
         f"{place} is no checkpoint: it has neither a config.json of ours or of Hugging Face, nor "

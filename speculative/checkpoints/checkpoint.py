@@ -3,6 +3,7 @@
 import contextlib
 import dataclasses
 import errno
+import json
 import math
 import pathlib
 import shutil
@@ -20,6 +21,8 @@ from speculative.models import T5Config
 from speculative.models.t5 import abstract_params
 from speculative.types import PyTree
 
+CONFIG = "config.json"
+"""The file that describes a model, in our folders and in Hugging Face's."""
 DTYPES = {"float32": np.dtype(np.float32), "bfloat16": np.dtype(ml_dtypes.bfloat16)}
 """The number formats in which checkpoints are written."""
 
@@ -36,6 +39,24 @@ class Tensor(NamedTuple):
     shape: tuple[int, ...]
     dtype: str
     read: Callable[[], np.ndarray]
+
+
+def read_settings(folder: str | pathlib.Path) -> dict[str, Any]:
+    """What the `config.json` of a folder holds; nothing where there is none.
+
+    Raises:
+        ValueError: it is damaged.
+    """
+    path = pathlib.Path(folder) / CONFIG
+    if not path.is_file():
+        return {}
+    try:
+        found = json.loads(path.read_text())
+    except ValueError as error:
+        raise ValueError(f"{path} is not JSON: {error}; fetch the checkpoint again.") from error
+    if not isinstance(found, dict):
+        raise ValueError(f"{path} holds no JSON object; fetch the checkpoint again.")
+    return found
 
 
 @dataclasses.dataclass(frozen=True)

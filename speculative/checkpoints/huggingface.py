@@ -16,12 +16,19 @@ from typing import Any
 import numpy as np
 from safetensors.numpy import save_file
 
-from speculative.checkpoints.checkpoint import DTYPES, Checkpoint, Tensor, written
+from speculative.checkpoints.checkpoint import (
+    CONFIG,
+    DTYPES,
+    Checkpoint,
+    Tensor,
+    read_settings,
+    written,
+)
 from speculative.checkpoints.native import read_safetensors
 from speculative.models import T5Config
 from speculative.vocabulary import EXTRA_IDS
 
-CONFIG, VOCABULARY = "config.json", "spiece.model"
+VOCABULARY = "spiece.model"
 SAFETENSORS, BIN = "model.safetensors", "pytorch_model.bin"
 SHARD_BYTES = 2**30
 """The largest file that is written."""
@@ -78,10 +85,7 @@ def names(config: T5Config) -> dict[str, tuple[str, bool]]:
 
 def found(folder: str | pathlib.Path) -> bool:
     """Whether a folder is Hugging Face's: its configuration tells a type of model."""
-    with contextlib.suppress(OSError, ValueError):
-        description = json.loads((pathlib.Path(folder) / CONFIG).read_text())
-        return isinstance(description, dict) and "model_type" in description
-    return False
+    return "model_type" in read_settings(folder)
 
 
 def open(folder: str | pathlib.Path) -> Checkpoint:
@@ -92,8 +96,7 @@ def open(folder: str | pathlib.Path) -> Checkpoint:
             no weights; or a tensor is missing, unknown or of the wrong shape.
     """
     folder = pathlib.Path(folder)
-    settings = json.loads((folder / CONFIG).read_text())
-    config = configuration(settings, folder / CONFIG)
+    config = configuration(read_settings(folder), folder / CONFIG)
     stored = _stored(folder)
     table = names(config)
     known = {theirs: (ours, turned) for ours, (theirs, turned) in table.items()}

@@ -4,7 +4,6 @@ Kernels and embeddings may be stored as int8. What is read is then the model its
 approximation to be hidden: target and draft are both used as read.
 """
 
-import contextlib
 import hashlib
 import json
 import pathlib
@@ -17,12 +16,19 @@ import numpy as np
 from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save_file
 
-from speculative.checkpoints.checkpoint import DTYPES, Checkpoint, Tensor, in_memory, written
+from speculative.checkpoints.checkpoint import (
+    CONFIG,
+    DTYPES,
+    Checkpoint,
+    Tensor,
+    in_memory,
+    read_settings,
+    written,
+)
 from speculative.models import T5Config
 from speculative.types import PyTree
 
 FORMAT, VERSION = "speculative-t5", 1
-CONFIG = "config.json"
 KEYS = ("model", "sha256", "vocabulary")
 """What a description must hold besides."""
 SCALE = ".scale"
@@ -127,10 +133,7 @@ def load(folder: str | pathlib.Path) -> tuple[T5Config, PyTree]:
 
 def found(folder: str | pathlib.Path) -> bool:
     """Whether a folder is meant as one of ours."""
-    with contextlib.suppress(OSError, ValueError):
-        description = json.loads((pathlib.Path(folder) / CONFIG).read_text())
-        return isinstance(description, dict) and "format" in description
-    return False
+    return "format" in read_settings(folder)
 
 
 def open(folder: str | pathlib.Path) -> Checkpoint:
@@ -141,7 +144,7 @@ def open(folder: str | pathlib.Path) -> Checkpoint:
             wrong shape; the message names the file and the tensor.
     """
     folder = pathlib.Path(folder)
-    description = describe(folder)
+    description = _description(folder)
     try:
         config = T5Config(**description["model"])
     except TypeError as error:
@@ -214,26 +217,18 @@ def read_safetensors(path: pathlib.Path) -> dict[str, Tensor]:
     return tensors
 
 
-def describe(folder: str | pathlib.Path) -> dict[str, Any]:
-    """What `config.json` says of a checkpoint, without reading its weights.
-
-    Raises:
-        ValueError: there is none, or it is not of this format.
-    """
-    path = pathlib.Path(folder) / CONFIG
-    if not path.is_file():
+def _description(folder: pathlib.Path) -> dict[str, Any]:
+    """What `config.json` says, with all that a checkpoint of this format needs."""
+    description = read_settings(folder)
+    if not description:
         raise ValueError(f"{folder} is no checkpoint folder: it has no {CONFIG}.")
-    try:
-        description = json.loads(path.read_text())
-    except ValueError as error:
-        raise ValueError(f"{path} is not JSON: {error}.") from error
-    if not isinstance(description, dict):
-        raise ValueError(f"{path} holds no JSON object; fetch the checkpoint again.")
     found = (description.get("format"), description.get("format_version"))
     if found != (FORMAT, VERSION):
-        raise ValueError(f"{path} is of format {found}; this version reads {(FORMAT, VERSION)}.")
+        raise ValueError(
+            f"{folder / CONFIG} is of format {found}; this version reads {(FORMAT, VERSION)}."
+        )
     if missing := [key for key in KEYS if key not in description]:
-        raise ValueError(f"{path} lacks {missing[0]!r}; fetch the checkpoint again.")
+        raise ValueError(f"{folder / CONFIG} lacks {missing[0]!r}; fetch the checkpoint again.")
     return description
 
 

@@ -20,6 +20,7 @@ TEMPERATURES = (0.0, 1.0)
 def run(
     target: str,
     draft: str | None,
+    dtype: str | None,
     vocabulary_file: str | None,
     output_dir: pathlib.Path,
     seed: int,
@@ -31,6 +32,7 @@ def run(
     Args:
         target: a checkpoint's folder or name.
         draft: likewise, or one of the model-free drafts; None is the shipped one.
+        dtype: of weights and products; None is as the checkpoints say.
         vocabulary_file: for checkpoints that come without a vocabulary.
         output_dir: of both files; those of an earlier run are replaced.
         seed: of all random numbers.
@@ -42,7 +44,7 @@ def run(
         KeyboardInterrupt: says which records are kept.
     """
     console = Console()
-    pair = load(target, draft, vocabulary_file=vocabulary_file)
+    pair = load(target, draft, dtype, vocabulary_file)
     prompts = {task: load_prompts(task, limit) for task in TASKS}
     output_dir.mkdir(parents=True, exist_ok=True)
     file, written = output_dir / "records.jsonl", output_dir / "report.md"

@@ -10,6 +10,7 @@ import pytest
 from flax import traverse_util
 
 from speculative.checkpoints import native
+from speculative.checkpoints.checkpoint import read_settings
 from speculative.models import T5, T5Config
 
 CONFIG = T5Config(40, 16, 2, 8, 24, 2, 1)
@@ -80,7 +81,7 @@ def test_vocabulary_travels_with_its_checksum(tmp_path: pathlib.Path, params: di
     vocabulary = tmp_path / "pieces.model"
     vocabulary.write_bytes(b"pieces")
     native.save(tmp_path / "model", CONFIG, params, vocabulary)
-    assert native.describe(tmp_path / "model")["vocabulary"] == "pieces.model"
+    assert read_settings(tmp_path / "model")["vocabulary"] == "pieces.model"
     native.load(tmp_path / "model")
     (tmp_path / "model" / "pieces.model").write_bytes(b"Pieces")
     with pytest.raises(ValueError, match=r"pieces\.model was altered"):

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 from speculative.checkpoints import native
+from speculative.checkpoints.checkpoint import read_settings
 from speculative.decoding import Decoding
 from speculative.models import T5, T5Config
 from speculative.sampling import Sampling
@@ -181,7 +182,7 @@ def test_the_target_config_trains_saves_and_scores(
     assert run(monkeypatch, tmp_path, SMALL, "--max_minutes=0") == launch.UNFINISHED
     gin.clear_config()
     assert run(monkeypatch, tmp_path, SMALL) == 0
-    assert native.describe(tmp_path / "out")["quantisation"] == "int8"
+    assert read_settings(tmp_path / "out")["quantisation"] == "int8"
     scores = json.loads((tmp_path / "work" / "scores.json").read_text())
     assert scores["debian_ende_test"].keys() == {"bleu"}
     assert "rougeL" in scores["debian_synopsis_test"]
