@@ -30,7 +30,7 @@ def target_params() -> PyTree:
 
 @functools.cache
 def draft_params() -> PyTree:
-    return pack(jax.jit(DRAFT.init)(jax.random.key(1)))
+    return pack(jax.jit(DRAFT.init)(jax.random.key(1)), rounded=True)
 
 
 @functools.cache

@@ -4,7 +4,7 @@
 // masked keys: a position's result does not depend on what stands beside it, to the last bit.
 // A verify pass therefore sees the very logits that decoding token by token would have seen.
 //
-// All arrays are float32 and row-major.
+// All arrays are row-major, and float32 but for kernels, which may be int8.
 
 #include <algorithm>
 #include <atomic>
@@ -13,7 +13,12 @@
 #include <cstring>
 #include <limits>
 #include <memory>
+#include <type_traits>
 #include <vector>
+
+#if defined(__AVX2__)
+#include <immintrin.h>
+#endif
 
 #include "xla/ffi/api/ffi.h"
 
@@ -38,6 +43,20 @@ inline Vector Load(const float* from) {
   Vector v;
   std::memcpy(&v, from, sizeof(v));  // An unaligned load.
   return v;
+}
+
+inline Vector Load(const int8_t* from) {
+#if defined(__AVX512F__)
+  const __m128i narrow = _mm_loadu_si128(reinterpret_cast<const __m128i*>(from));
+  return _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(narrow));
+#elif defined(__AVX2__)
+  const __m128i narrow = _mm_loadl_epi64(reinterpret_cast<const __m128i*>(from));
+  return _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(narrow));
+#else
+  Vector v;
+  for (int i = 0; i < kLanes; ++i) v[i] = from[i];
+  return v;
+#endif
 }
 
 inline void Store(float* to, Vector v) { std::memcpy(to, &v, sizeof(v)); }
@@ -127,25 +146,26 @@ void Parallel(ffi::ThreadPool& pool, int64_t items, int64_t floats, const Work& 
 //
 //   y[l, o] = add[l, o] + sum_i kernel[i, o] norm(x)[l, i]      x [L, I], y [L, O]
 //
-// It costs what reading the kernel from memory costs, if that is read once, front to back. The
+// An int8 kernel has a scale for each output, which multiplies the sum. The product costs what reading the kernel from memory costs, if that is read once, front to back. The
 // kernel is therefore stored as panels [O / 32, I, 32]: a panel's 32 outputs for up to 8
 // positions stay in registers while it streams past, and no sum runs across a register.
 
 constexpr int kPanel = 32;
 
-// How far ahead of its use a panel is asked for, in floats: memory is that slow.
-constexpr int64_t kAhead = 1024;
+// How far ahead of its use a panel is asked for, in bytes: memory is that slow.
+constexpr int64_t kAhead = 4096;
 
 // Positions that meet all panels before the next ones do: theirs stay in a cache.
 constexpr int64_t kPositionsAtATime = 64;
 
 // 2 * kLanes outputs of one panel for kPositions positions, every sum in a register.
-template <int kPositions>
-inline void Tile(const float* panel, const float* x, int64_t inputs, float (*y)[kPanel]) {
+template <int kPositions, typename Weight>
+inline void Tile(const Weight* panel, const float* x, int64_t inputs, float (*y)[kPanel]) {
   Vector sums[kPositions][2] = {};
   for (int64_t i = 0; i < inputs; ++i, panel += kPanel) {
-    __builtin_prefetch(panel + kAhead);
-    __builtin_prefetch(panel + kAhead + 16);
+    const char* ahead = reinterpret_cast<const char*>(panel) + kAhead;
+    __builtin_prefetch(ahead);
+    if (sizeof(Weight) == sizeof(float)) __builtin_prefetch(ahead + 64);
     const Vector low = Load(panel), high = Load(panel + kLanes);
     for (int l = 0; l < kPositions; ++l) {
       const Vector v = All(x[l * inputs + i]);
@@ -159,8 +179,10 @@ inline void Tile(const float* panel, const float* x, int64_t inputs, float (*y)[
   }
 }
 
+template <typename Weight>
 struct Product {
-  const float* panels;
+  const Weight* panels;
+  const float* scales;  // Of the outputs of int8 panels.
   const float* x;
   const float* add;  // Null where there is nothing to add.
   float* y;
@@ -189,7 +211,7 @@ struct Product {
   template <int kPositions>
   void Panel(int64_t p, int64_t l) const {
     float results[kPositions][kPanel];
-    const float* panel = panels + p * inputs * kPanel;
+    const Weight* panel = panels + p * inputs * kPanel;
     for (int o = 0; o < kPanel; o += 2 * kLanes) {
       Tile<kPositions>(panel + o, x + l * inputs, inputs,
                        reinterpret_cast<float (*)[kPanel]>(&results[0][o]));
@@ -197,7 +219,10 @@ struct Product {
     const int64_t first = p * kPanel, count = std::min<int64_t>(kPanel, outputs - first);
     for (int k = 0; k < kPositions; ++k) {
       const int64_t at = (l + k) * outputs + first;
-      for (int64_t o = 0; o < count; ++o) y[at + o] = results[k][o] + (add ? add[at + o] : 0.0f);
+      for (int64_t o = 0; o < count; ++o) {
+        if constexpr (sizeof(Weight) < sizeof(float)) results[k][o] *= scales[first + o];
+        y[at + o] = results[k][o] + (add ? add[at + o] : 0.0f);
+      }
     }
   }
 };
@@ -223,21 +248,29 @@ using Rank2 = ffi::Buffer<ffi::F32, 2>;
 using Rank3 = ffi::Buffer<ffi::F32, 3>;
 using Rank4 = ffi::Buffer<ffi::F32, 4>;
 
-// `scale` [I] and `add` [L, O] may be empty: no norm, nothing added.
-ffi::Error Multiply(ffi::ThreadPool pool, Rank3 kernel, Rank2 x, Rank1 scale, Rank2 add,
-                    ffi::Result<Rank2> y) {
+// `norm` [I] and `add` [L, O] may be empty: no norm, nothing added; `scales` is [O] for int8.
+template <ffi::DataType kType>
+ffi::Error Multiply(ffi::ThreadPool pool, ffi::Buffer<kType, 3> kernel, Rank1 scales, Rank2 x,
+                    Rank1 norm, Rank2 add, ffi::Result<Rank2> y) {
+  using Weight = std::remove_pointer_t<decltype(kernel.typed_data())>;
   const int64_t panels = kernel.dimensions()[0], inputs = kernel.dimensions()[1];
   const int64_t positions = x.dimensions()[0];
   const float* from = x.typed_data();
   std::vector<float> normed;
-  if (scale.element_count()) {
-    normed = Normed(from, scale.typed_data(), positions, inputs);
+  if (norm.element_count()) {
+    normed = Normed(from, norm.typed_data(), positions, inputs);
     from = normed.data();
   }
-  const Product product{kernel.typed_data(), from,
-                        add.element_count() ? add.typed_data() : nullptr, y->typed_data(),
-                        positions, inputs, y->dimensions()[1]};
-  Parallel(pool, panels, inputs * kPanel, product);
+  const Product<Weight> product{kernel.typed_data(),
+                                scales.typed_data(),
+                                from,
+                                add.element_count() ? add.typed_data() : nullptr,
+                                y->typed_data(),
+                                positions,
+                                inputs,
+                                y->dimensions()[1]};
+  const int64_t bytes = inputs * kPanel * sizeof(Weight);
+  Parallel(pool, panels, bytes / sizeof(float), product);
   return ffi::Error::Success();
 }
 
@@ -342,14 +375,23 @@ ffi::Error Attend(ffi::ThreadPool pool, Rank4 query, Rank3 keys, Rank3 values, R
 
 }  // namespace
 
-XLA_FFI_DEFINE_HANDLER_SYMBOL(speculative_product, Multiply,
-                              ffi::Ffi::Bind()
-                                  .Ctx<ffi::ThreadPool>()
-                                  .Arg<Rank3>()
-                                  .Arg<Rank2>()
-                                  .Arg<Rank1>()
-                                  .Arg<Rank2>()
-                                  .Ret<Rank2>());
+template <ffi::DataType kType>
+auto MultiplyBinding() {
+  return ffi::Ffi::Bind()
+      .Ctx<ffi::ThreadPool>()
+      .template Arg<ffi::Buffer<kType, 3>>()
+      .template Arg<Rank1>()
+      .template Arg<Rank2>()
+      .template Arg<Rank1>()
+      .template Arg<Rank2>()
+      .template Ret<Rank2>();
+}
+
+XLA_FFI_DEFINE_HANDLER_SYMBOL(speculative_product, Multiply<ffi::F32>,
+                              MultiplyBinding<ffi::F32>());
+
+XLA_FFI_DEFINE_HANDLER_SYMBOL(speculative_product_int8, Multiply<ffi::S8>,
+                              MultiplyBinding<ffi::S8>());
 
 XLA_FFI_DEFINE_HANDLER_SYMBOL(speculative_attend, Attend,
                               ffi::Ffi::Bind()

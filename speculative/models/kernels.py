@@ -14,6 +14,7 @@ import pathlib
 import shutil
 import subprocess
 import tempfile
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -21,7 +22,7 @@ from absl import logging
 from jax import Array
 
 SOURCE = pathlib.Path(__file__).with_name("kernels.cc")
-TARGETS = ("speculative_product", "speculative_attend")
+TARGETS = ("speculative_product", "speculative_product_int8", "speculative_attend")
 FLAGS = ("-O3", "-march=native", "-std=c++17")
 
 PANEL = 32
@@ -43,7 +44,8 @@ def native() -> bool:
     try:
         library = ctypes.CDLL(str(_compiled(compiler)))
     except (OSError, subprocess.CalledProcessError) as error:
-        said = (getattr(error, "stderr", None) or str(error)).strip().partition("\n")[0]
+        lines = (getattr(error, "stderr", None) or str(error)).strip().splitlines()
+        said = next((line for line in lines if "error" in line), lines[0])
         logging.warning(
             "%s could not compile %s (%s): decoding on CPU will be slower.", compiler, SOURCE, said
         )
@@ -76,31 +78,48 @@ def _compiled(compiler: str) -> pathlib.Path:
     return path
 
 
-def panels(kernel: Array) -> Array:
-    """A kernel [I, O] as `product` reads it: [O / 32, I, 32], filled up with zeros."""
-    inputs, outputs = kernel.shape
-    padded = jnp.pad(kernel.astype(jnp.float32), ((0, 0), (0, -outputs % PANEL)))
-    return padded.reshape(inputs, -1, PANEL).swapaxes(0, 1)
+class Panels(NamedTuple):
+    """A kernel [I, O] as `product` reads it.
+
+    Attributes:
+        values: [O / 32, I, 32], filled up with zeros; float32 or int8.
+        scales: [O] what int8 values are multiples of; empty for float32.
+    """
+
+    values: Array
+    scales: Array
+
+
+def panels(kernel: Array, rounded: bool = False) -> Panels:
+    """Lays a kernel [I, O] out; rounded to int8 with a scale for each output, if asked for."""
+    kernel = kernel.astype(jnp.float32)
+    scales = jnp.zeros(0)
+    if rounded:
+        scales = jnp.abs(kernel).max(axis=0) / 127
+        scales = jnp.where(scales > 0, scales, 1)
+        kernel = jnp.rint(kernel / scales).astype(jnp.int8)
+    padded = jnp.pad(kernel, ((0, 0), (0, -kernel.shape[1] % PANEL)))
+    return Panels(padded.reshape(kernel.shape[0], -1, PANEL).swapaxes(0, 1), scales)
 
 
 def product(
-    kernel: Array,
+    kernel: Panels,
     x: Array,
     features: int,
-    scale: Array | None = None,
+    norm: Array | None = None,
     add: Array | None = None,
 ) -> Array:
     """The product of x [..., I] with panels of `features` outputs: [..., features], float32.
 
-    `scale` [I] is that of a T5 layer norm of x before the product; `add` [..., features] is
+    `norm` [I] is the scale of a T5 layer norm of x before the product; `add` [..., features] is
     added to the product.
     """
     rows = x.reshape(-1, x.shape[-1]).astype(jnp.float32)
-    scale = jnp.zeros(0) if scale is None else scale
-    add = jnp.zeros((0, 0)) if add is None else add.reshape(-1, features)
+    norm = jnp.zeros(0) if norm is None else norm.astype(jnp.float32)
+    add = jnp.zeros((0, 0)) if add is None else add.reshape(-1, features).astype(jnp.float32)
     shape = jax.ShapeDtypeStruct((rows.shape[0], features), jnp.float32)
-    call = jax.ffi.ffi_call("speculative_product", shape)
-    y = call(kernel, rows, scale.astype(jnp.float32), add.astype(jnp.float32))
+    name = "speculative_product" + ("_int8" if kernel.scales.size else "")
+    y = jax.ffi.ffi_call(name, shape)(kernel.values, kernel.scales, rows, norm, add)
     return y.reshape(*x.shape[:-1], features)
 
 

@@ -87,13 +87,11 @@ class Dense(nn.Module):
     @property
     def in_panels(self) -> bool:
         """Whether the kernel is packed for `kernels`: this is a CPU, and they serve."""
-        return self.has_variable(PACKED, "kernel") and (
-            self.get_variable(PACKED, "kernel").ndim == 3
-        )
+        return isinstance(self.get_variable(PACKED, "kernel"), kernels.Panels)
 
 
 def packed_product(
-    kernel: Array,
+    kernel: Array | kernels.Panels,
     x: Array,
     features: int,
     dtype: str,
@@ -102,7 +100,7 @@ def packed_product(
     add: Array | None = None,
 ) -> Array:
     """The product of x [..., in] with a packed kernel: [..., features]; see `Dense`."""
-    if kernel.ndim == 3:
+    if isinstance(kernel, kernels.Panels):
         y = kernels.product(kernel, x, features, norm.scale if norm else None, add)
         return y.astype(out_dtype or dtype)
     rows = (norm(x) if norm else x).reshape(-1, x.shape[-1]).astype(dtype)

@@ -5,6 +5,8 @@ product, as do the two inputs of a gated feed-forward layer; `kernels` says why 
 matters.
 """
 
+import functools
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -15,24 +17,32 @@ from speculative.models import kernels
 from speculative.models.layers import PACKED
 from speculative.types import PyTree
 
+LaidOut = Array | kernels.Panels
+
 FUSED = (("query", "key", "value"), ("key", "value"), ("wi_0", "wi_1"))
 """Kernels that share their input, and so become one product; the first match wins."""
 
 
-def pack(params: PyTree) -> PyTree:
-    """The same parameters for decoding: {"params": what stays, "packed": the kernels}."""
-    rest, packed = jax.jit(_pack)(params)
+def pack(params: PyTree, rounded: bool = False) -> PyTree:
+    """The same parameters for decoding: {"params": what stays, "packed": the kernels}.
+
+    With `rounded`, kernels become int8 with a scale for each output where `kernels` serves.
+    """
+    lay_out = functools.partial(_laid_out, rounded=rounded)
+    rest, packed = jax.jit(functools.partial(_pack, lay_out=lay_out))(params)
     if "logits_dense" not in params["decoder"]:
-        packed["logits"] = jax.jit(_laid_out)(params["token_embedder"]["embedding"].T)
+        packed["logits"] = jax.jit(lay_out)(params["token_embedder"]["embedding"].T)
     return {"params": rest, PACKED: packed}
 
 
-def for_decoding(params: PyTree) -> PyTree:
+def for_decoding(params: PyTree, rounded: bool = False) -> PyTree:
     """Packs on CPU; GPUs and TPUs take kernels as they are."""
-    return pack(params) if jax.default_backend() == "cpu" else params
+    return pack(params, rounded) if jax.default_backend() == "cpu" else params
 
 
-def _pack(tree: dict[str, Any], name: str = "") -> tuple[dict[str, Any], dict[str, Any]]:
+def _pack(
+    tree: dict[str, Any], lay_out: Callable[[Array], LaidOut], name: str = ""
+) -> tuple[dict[str, Any], dict[str, Any]]:
     rest: dict[str, Any] = {}
     packed: dict[str, Any] = {}
     # A cross-attention's query sees the target, its key and value the source.
@@ -46,15 +56,15 @@ def _pack(tree: dict[str, Any], name: str = "") -> tuple[dict[str, Any], dict[st
         (),
     )
     if fused:
-        kernels = [tree[part]["kernel"] for part in fused]
-        packed["_".join(fused)] = _laid_out(jnp.concatenate(kernels, axis=1))
+        group = [tree[part]["kernel"] for part in fused]
+        packed["_".join(fused)] = lay_out(jnp.concatenate(group, axis=1))
     for part, value in tree.items():
         if part in fused:
             continue
         if _is_kernel(value):
-            packed[part] = {"kernel": _laid_out(value["kernel"])}
+            packed[part] = {"kernel": lay_out(value["kernel"])}
         elif isinstance(value, dict):
-            inner_rest, inner_packed = _pack(value, part)
+            inner_rest, inner_packed = _pack(value, lay_out, part)
             rest |= {part: inner_rest} if inner_rest else {}
             packed |= {part: inner_packed} if inner_packed else {}
         else:
@@ -62,9 +72,9 @@ def _pack(tree: dict[str, Any], name: str = "") -> tuple[dict[str, Any], dict[st
     return rest, packed
 
 
-def _laid_out(kernel: Array) -> Array:
+def _laid_out(kernel: Array, rounded: bool) -> LaidOut:
     """A kernel [in, out] as panels for `kernels`, or [out, in] for XLA's products."""
-    return kernels.panels(kernel) if kernels.native() else kernel.T
+    return kernels.panels(kernel, rounded) if kernels.native() else kernel.T
 
 
 def _is_kernel(value: dict[str, Any] | Array | None) -> bool:

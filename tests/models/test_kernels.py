@@ -44,10 +44,45 @@ def test_product(inputs: int, outputs: int, extras: bool) -> None:
 
 
 @needs_compiler
+@pytest.mark.parametrize("extras", [False, True], ids=["plain", "normed and added"])
 @pytest.mark.parametrize(("inputs", "outputs"), SHAPES)
-def test_a_product_does_not_depend_on_the_positions_beside_it(inputs: int, outputs: int) -> None:
+def test_product_with_a_kernel_of_whole_numbers(inputs: int, outputs: int, extras: bool) -> None:
+    """Against the same numbers in float64, scales included."""
+    generator = np.random.default_rng(inputs)
+    whole = generator.integers(-127, 128, size=(inputs, outputs))
+    whole[0] = 127  # Every output's largest, so that rounding finds these very numbers again.
+    scales = generator.uniform(0.5, 1.5, size=outputs).astype(np.float32) / np.sqrt(inputs) / 64
+    kernel = (whole * scales).astype(np.float32)
+    panels = kernels.panels(jnp.asarray(kernel), rounded=True)
+    assert panels.values.dtype == jnp.int8
+    norm_scale = 1 + 0.2 * numbers(inputs)
+    for positions in WIDTHS:
+        x, add = numbers(positions, inputs), numbers(positions, outputs, seed=1)
+        given = (norm_scale, add) if extras else ()
+        y = product(panels, x, outputs, *given)
+        want = (norm(x, norm_scale) if extras else x).astype(np.float64) @ kernel
+        np.testing.assert_allclose(y, want + add if extras else want, atol=3e-5)
+
+
+@needs_compiler
+def test_rounding_is_to_the_nearest_of_255_multiples() -> None:
+    kernel = numbers(64, 33)
+    kernel[:, 7] = 0
+    values, scales = kernels.panels(jnp.asarray(kernel), rounded=True)
+    whole = np.asarray(values).swapaxes(0, 1).reshape(64, -1)[:, :33]
+    want = np.where(kernel.any(axis=0), np.abs(kernel).max(axis=0) / 127, 1)
+    np.testing.assert_allclose(scales, want, rtol=1e-6)
+    assert (np.abs(whole * np.asarray(scales) - kernel) <= np.asarray(scales) * 0.5001).all()
+
+
+@needs_compiler
+@pytest.mark.parametrize("rounded", [False, True], ids=["float32", "int8"])
+@pytest.mark.parametrize(("inputs", "outputs"), SHAPES)
+def test_a_product_does_not_depend_on_the_positions_beside_it(
+    inputs: int, outputs: int, rounded: bool
+) -> None:
     """To the last bit: why a verify pass sees the logits of decoding token by token."""
-    kernel = kernels.panels(jnp.asarray(numbers(inputs, outputs)))
+    kernel = kernels.panels(jnp.asarray(numbers(inputs, outputs)), rounded)
     x, scale = numbers(max(WIDTHS), inputs), 1 + 0.2 * numbers(inputs)
     alone = np.concatenate([product(kernel, row[None], outputs, scale) for row in x])
     for positions in WIDTHS:

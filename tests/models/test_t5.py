@@ -9,10 +9,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from flax.traverse_util import flatten_dict, unflatten_dict
 from jax import Array
 
 from speculative import checkpoints
-from speculative.models import T5, T5Config, for_decoding, pack
+from speculative.checkpoints import native
+from speculative.models import T5, T5Config, for_decoding, kernels, pack
 from speculative.models.cache import DecoderState, grow
 from speculative.types import PyTree
 from tests import numpy_t5
@@ -157,6 +159,23 @@ def test_forward_is_float64_t5(name: str, packed: bool) -> None:
     want = numpy_logits(model, params, sources(), tokens)
     got = forward(model, pack(params) if packed else params, sources(), tokens)
     assert np.abs(got - want).max() < NEAR
+
+
+@pytest.mark.skipif(not kernels.native(), reason="no C++ compiler")
+@pytest.mark.parametrize("name", MODELS)
+def test_rounded_it_is_the_model_whose_kernels_are_stored_as_int8(name: str) -> None:
+    model, params = MODELS[name]()
+    stored = {"/".join(path): np.asarray(x) for path, x in flatten_dict(params).items()}
+    for path, value in stored.items():
+        whole = native.quantise(path, value)
+        if len(whole) > 1 and (path.endswith("kernel") or model.config.logits_via_embedding):
+            stored[path] = whole[path] * whole[path + native.SCALE]
+    near = unflatten_dict({tuple(path.split("/")): x for path, x in stored.items()})
+    tokens = decoder_inputs(24)
+    want = numpy_logits(model, near, sources(), tokens)
+    got = in_chunks(model, pack(near, rounded=True), sources(), tokens, 3)
+    assert np.abs(got - want).max() < NEAR
+    assert np.abs(got - numpy_logits(model, params, sources(), tokens)).max() > NEAR
 
 
 def test_rows_advance_raggedly() -> None:
