@@ -202,6 +202,7 @@ def read_safetensors(path: pathlib.Path) -> dict[str, Tensor]:
         return read
 
     tensors = {}
+    path.open("rb").close()  # The library takes a file that may not be read for a missing one.
     try:
         with safe_open(path, framework="numpy") as file:
             for name in list(file.keys()):

@@ -2,8 +2,11 @@
 
 import errno
 import json
+import os
 import pathlib
 import shutil
+import tempfile
+from collections.abc import Iterator
 from typing import Any
 
 import jax
@@ -304,6 +307,40 @@ def test_damage_is_named(tmp_path: pathlib.Path, to: str, damage: Any, message: 
     assert str(tmp_path / "made") in str(raised.value)
     assert not (tmp_path / "copy").exists()
     assert not (tmp_path / "copy.unfinished").exists()
+
+
+@pytest.fixture
+def open_folder() -> Iterator[pathlib.Path]:
+    """A folder that a user without privileges may read; the test runs as one."""
+    with tempfile.TemporaryDirectory() as folder:
+        path = pathlib.Path(folder)
+        path.chmod(0o755)
+        yield path
+        if os.getuid() == 0:
+            os.seteuid(0)
+
+
+@pytest.mark.parametrize(
+    ("to", "hidden"),
+    [
+        ("native", "config.json"),
+        ("native", "model.safetensors"),
+        ("native", ""),
+        ("huggingface", "config.json"),
+        ("huggingface", "model.safetensors"),
+        ("t5x", "checkpoint"),
+        ("t5x", "target.token_embedder.embedding/0.0"),
+    ],
+)
+def test_what_may_not_be_read_is_named(open_folder: pathlib.Path, to: str, hidden: str) -> None:
+    save(open_folder / "made", V1_1, to)
+    (open_folder / "made" / hidden).chmod(0)
+    if os.getuid() == 0:  # Root may read everything.
+        os.seteuid(65534)
+    with pytest.raises(ValueError, match=r"(?i)permission.denied") as raised:
+        checkpoints.open(open_folder / "made").numpy()
+    for part in hidden.split("/"):
+        assert part in str(raised.value)
 
 
 def test_an_index_without_a_decoder_is_no_t5(tmp_path: pathlib.Path) -> None:
