@@ -10,20 +10,20 @@ import argparse
 import pathlib
 import subprocess
 import sys
+import tempfile
 
 import numpy as np
 
 from speculative import checkpoints
 from speculative.checkpoints.checkpoint import Checkpoint, Tensor, by_name
-from speculative.models import named
+from speculative.models import T5Config, named
 from speculative.models.t5 import abstract_params
 
 MIB = 2**20
 
 
-def random_checkpoint(layers: int) -> Checkpoint:
-    """T5 v1.1 large with more decoder layers; tensors are drawn as they are written."""
-    config = named("t5_1_1_large", num_decoder_layers=layers)
+def random_checkpoint(config: T5Config) -> Checkpoint:
+    """Tensors are drawn as they are written."""
     rng = np.random.default_rng(0)
 
     def tensor(shape: tuple[int, ...]) -> Tensor:
@@ -45,8 +45,12 @@ def load(folder: str) -> None:
     """Loads and prints what it took."""
     import jax
 
-    jax.block_until_ready(jax.numpy.zeros(1))  # JAX itself is not what is measured.
     checkpoint = checkpoints.open(folder)
+    with tempfile.TemporaryDirectory() as small:  # The libraries' code is not what is measured.
+        path = pathlib.Path(small) / "model"
+        config = named("t5_1_1_small", vocab_size=64, emb_dim=16, mlp_dim=16)
+        checkpoints.FORMATS[checkpoint.format].write(path, random_checkpoint(config), "float32")
+        checkpoints.open(path).load("bfloat16")
     largest = max(4 * int(np.prod(tensor.shape)) for tensor in checkpoint.tensors.values())
     before = peak()
     params = checkpoint.load("bfloat16")
@@ -70,7 +74,9 @@ def main() -> None:
         return load(str(options.folder))
     if not options.folder.exists():
         checkpoints.FORMATS[options.format].write(
-            options.folder, random_checkpoint(options.layers), "float32"
+            options.folder,
+            random_checkpoint(named("t5_1_1_large", num_decoder_layers=options.layers)),
+            "float32",
         )
     command = [sys.executable, __file__, f"--format={options.format}", f"--folder={options.folder}"]
     subprocess.run([*command, "--load"], check=True)

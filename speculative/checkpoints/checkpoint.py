@@ -11,7 +11,6 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any, NamedTuple
 
 import jax
-import jax.numpy as jnp
 import ml_dtypes
 import numpy as np
 from flax import traverse_util
@@ -137,8 +136,9 @@ class Checkpoint:
         for name in self.tensors:
             value = self.read(name).astype(DTYPES[dtype])
             # A copy: on CPU a view would keep the host's array, and its format's file, alive.
-            placed = place(name, value) if place else jnp.array(value, copy=True)
+            placed = place(name, value) if place else jax.device_put(value, may_alias=False)
             values[name] = jax.block_until_ready(placed)
+            del value  # Not while the next one is read.
         return traverse_util.unflatten_dict(values, sep="/")
 
 
