@@ -212,7 +212,7 @@ def _read_zarr(
         if not chosen.shape:
             return np.asarray(chosen.read().result())
         # A quarter at a time: what decompressing takes is several times what comes out.
-        chunk = array.chunk_layout.read_chunk.shape[0]
+        chunk = (array.chunk_layout.read_chunk.shape or shape)[0] or shape[0]
         rows = -(-shape[0] // (4 * chunk)) * chunk
         value = np.empty(chosen.shape, chosen.dtype.numpy_dtype)
         for first in range(0, shape[0], rows):
