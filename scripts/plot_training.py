@@ -1,7 +1,9 @@
 """Draws the loss curves of a training run beside those of a distillation.
 
-python scripts/plot_training.py --target=work/target/log.jsonl --draft=work/draft/log.jsonl \
-    --output=speculative/assets/training.png
+    python scripts/plot_training.py --target work/{shallow,target}/log.jsonl \
+        --draft work/{draft,draft_again}/log.jsonl --output speculative/assets/training.png
+
+Runs that follow each other are drawn one after the other.
 """
 
 import argparse
@@ -12,8 +14,13 @@ import matplotlib.pyplot as plt
 from matplotlib.axes import Axes
 
 
-def read(path: pathlib.Path) -> list[dict[str, float]]:
-    return [json.loads(line) for line in path.read_text().splitlines()]
+def read(paths: list[pathlib.Path]) -> list[dict[str, float]]:
+    lines: list[dict[str, float]] = []
+    for path in paths:
+        before = lines[-1]["step"] if lines else 0
+        found = [json.loads(line) for line in path.read_text().splitlines()]
+        lines += [line | {"step": before + line["step"]} for line in found]
+    return lines
 
 
 def curve(axes: Axes, log: list[dict[str, float]], key: str, label: str, marker: str = "") -> None:
@@ -28,8 +35,8 @@ def held_out(log: list[dict[str, float]], metric: str) -> list[str]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description="Draws training curves.")
-    parser.add_argument("--target", type=pathlib.Path, required=True)
-    parser.add_argument("--draft", type=pathlib.Path, required=True)
+    parser.add_argument("--target", type=pathlib.Path, nargs="+", required=True)
+    parser.add_argument("--draft", type=pathlib.Path, nargs="+", required=True)
     parser.add_argument("--output", type=pathlib.Path, required=True)
     arguments = parser.parse_args()
     target, draft = read(arguments.target), read(arguments.draft)

@@ -70,7 +70,13 @@ def describe(checkpoint: Checkpoint) -> dict[str, str]:
         pieces = Vocabulary(checkpoint.vocabulary)
         vocabulary = f"{checkpoint.vocabulary.name}, {pieces.size:,} pieces"
         vocabulary += f" and {checkpoint.extra_ids} sentinels" if checkpoint.extra_ids else ""
-    encoder = f"{config.num_encoder_layers} encoder layers"
+    encoder, decoder = (
+        f"{count} {kind} layer{'s' * (count != 1)}"
+        for kind, count in (
+            ("encoder", config.num_encoder_layers),
+            ("decoder", config.num_decoder_layers),
+        )
+    )
     if config.source_dim:
         encoder = f"reads its target's encoder of {config.source_dim} features"
     checksums = hashlib.sha256()
@@ -83,7 +89,7 @@ def describe(checkpoint: Checkpoint) -> dict[str, str]:
         "format": checkpoint.format,
         "family": f"T5 {'v1.1 (gated GELU' if gated else 'v1.0 (ReLU'}, {tied} logits)"
         + (f", the sizes of {named[0]}" if named else ""),
-        "layers": f"{encoder}, {config.num_decoder_layers} decoder layers",
+        "layers": f"{encoder}, {decoder}",
         "sizes": f"{config.emb_dim} features, {config.num_heads} heads of {config.head_dim}, "
         f"feed-forward {config.mlp_dim:,}, {config.vocab_size:,} embeddings",
         "parameters": f"{checkpoint.parameters:,}",

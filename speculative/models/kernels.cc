@@ -9,10 +9,13 @@
 #include <algorithm>
 #include <atomic>
 #include <cmath>
+#include <condition_variable>
 #include <cstdint>
 #include <cstring>
 #include <limits>
 #include <memory>
+#include <mutex>
+#include <thread>
 #include <type_traits>
 #include <vector>
 
@@ -61,7 +64,8 @@ inline Vector Load(const int8_t* from) {
 
 inline void Store(float* to, Vector v) { std::memcpy(to, &v, sizeof(v)); }
 
-inline Vector All(float value) { return Vector{} + value; }
+// Subtracting nothing is free; to a compiler adding 0 is not, for it changes -0.
+inline Vector All(float value) { return value - Vector{}; }
 
 // The sum of the lanes: halves add up in a tree.
 template <int kCount = kLanes, typename V = Vector>
@@ -102,44 +106,117 @@ inline Vector Exp(Vector x) {
 
 // ---- Threads ----------------------------------------------------------------------------
 
-// Work handed out in chunks, so that a thread that comes late finds nothing to be waited for.
-template <typename Work>
-struct Chunks {
-  Work work;
-  int64_t items, size, count;
-  std::atomic<int64_t> next{0}, done{0};
+inline void Pause() {
+#if defined(__x86_64__)
+  __builtin_ia32_pause();
+#endif
+}
 
-  Chunks(const Work& work, int64_t items, int64_t threads)
-      : work(work),
-        items(items),
-        size((items + 4 * threads - 1) / (4 * threads)),
-        count((items + size - 1) / size) {}
+// Work that is handed out in chunks, so that a thread that comes late is not waited for.
+struct Job {
+  virtual void Chunk(int64_t begin, int64_t end) const = 0;
+
+  int64_t items, size, helpers;
+  std::atomic<int64_t> next{0};
+
+  Job(int64_t items, int64_t threads)
+      : items(items), size(std::max<int64_t>(1, items / (2 * threads))), helpers(threads - 1) {}
 
   void Help() {
-    for (int64_t i; (i = next.fetch_add(1)) < count;) {
-      work(i * size, std::min((i + 1) * size, items));
-      done.fetch_add(1, std::memory_order_release);
+    for (int64_t begin; (begin = next.fetch_add(size)) < items;) {
+      Chunk(begin, std::min(begin + size, items));
     }
   }
 };
 
-// So many floats are read while another thread wakes up.
-constexpr int64_t kWorthAThread = 1 << 16;
+// Threads that look out for the next job for a while before they sleep. A decoding step is some
+// fifty products of a few microseconds each; waking a thread takes longer than most of them.
+class Helpers {
+ public:
+  // The only ones; never destroyed, for threads may outlive everything else.
+  static Helpers& All() {
+    static Helpers* helpers = new Helpers;
+    return *helpers;
+  }
+
+  void Run(Job& job) {
+    std::unique_lock<std::mutex> mine(busy_, std::try_to_lock);
+    if (!mine) return job.Help();  // They help another caller.
+    for (auto i = static_cast<int64_t>(helpers_.size()); i < job.helpers; ++i) {
+      helpers_.push_back(std::make_unique<Helper>());
+      std::thread([this, i, self = helpers_.back().get()] { Serve(i, *self); }).detach();
+    }
+    job_ = &job;
+    ++round_;
+    for (int64_t i = 0; i < job.helpers; ++i) {
+      if (!helpers_[i]->asleep) continue;
+      const std::lock_guard<std::mutex> lock(helpers_[i]->mutex);
+      helpers_[i]->asleep = false;
+      helpers_[i]->wake.notify_one();
+    }
+    job.Help();
+    // Whoever comes now finds no job; who came before is waited for.
+    job_ = nullptr;
+    while (active_) Pause();
+  }
+
+ private:
+  struct Helper {
+    std::mutex mutex;
+    std::condition_variable wake;
+    std::atomic<bool> asleep{false};
+  };
+
+  // How often a helper looks for another round before it sleeps; about a tenth of a millisecond.
+  static constexpr int kLooks = 4000;
+
+  void Serve(int64_t index, Helper& self) {
+    int64_t seen = 0;
+    for (int looks = 0;; ++looks) {
+      if (round_ == seen) {
+        if (looks < kLooks) {
+          Pause();
+          continue;
+        }
+        std::unique_lock<std::mutex> lock(self.mutex);
+        self.asleep = true;
+        if (round_ == seen) {  // Or it began before anyone could know of this sleep.
+          self.wake.wait(lock, [&] { return !self.asleep; });
+          looks = 0;
+        }
+        self.asleep = false;
+      }
+      seen = round_;
+      ++active_;
+      if (Job* job = job_; job && index < job->helpers) {
+        job->Help();
+        looks = 0;
+      }
+      --active_;
+    }
+  }
+
+  std::mutex busy_;
+  std::vector<std::unique_ptr<Helper>> helpers_;
+  std::atomic<Job*> job_{nullptr};
+  std::atomic<int64_t> round_{0}, active_{0};
+};
+
+// So many floats are read while another thread takes notice.
+constexpr int64_t kWorthAThread = 1 << 14;
 
 // Runs work(begin, end) over [0, items), each of which reads so many floats.
 template <typename Work>
-void Parallel(ffi::ThreadPool& pool, int64_t items, int64_t floats, const Work& work) {
+void Parallel(const ffi::ThreadPool& pool, int64_t items, int64_t floats, const Work& work) {
   const int64_t worth = 1 + items * floats / kWorthAThread;
   const int64_t threads = std::min({pool.num_threads(), worth, items});
   if (threads <= 1) return work(0, items);
-  auto chunks = std::make_shared<Chunks<Work>>(work, items, threads);
-  for (int64_t t = 1; t < threads; ++t) pool.Schedule([chunks] { chunks->Help(); });
-  chunks->Help();
-  while (chunks->done.load(std::memory_order_acquire) < chunks->count) {
-#if defined(__x86_64__)
-    __builtin_ia32_pause();
-#endif
-  }
+  struct Shared : Job {
+    const Work& work;
+    Shared(int64_t items, int64_t threads, const Work& work) : Job(items, threads), work(work) {}
+    void Chunk(int64_t begin, int64_t end) const override { work(begin, end); }
+  } job(items, threads, work);
+  Helpers::All().Run(job);
 }
 
 // ---- The product ------------------------------------------------------------------------
@@ -153,7 +230,7 @@ void Parallel(ffi::ThreadPool& pool, int64_t items, int64_t floats, const Work& 
 constexpr int kPanel = 32;
 
 // How far ahead of its use a panel is asked for, in bytes: memory is that slow.
-constexpr int64_t kAhead = 4096;
+constexpr int64_t kAhead = 8192;
 
 // Positions that meet all panels before the next ones do: theirs stay in a cache.
 constexpr int64_t kPositionsAtATime = 64;
@@ -166,7 +243,10 @@ inline void Tile(const Weight* panel, const float* x, int64_t inputs, float (*y)
     const char* ahead = reinterpret_cast<const char*>(panel) + kAhead;
     __builtin_prefetch(ahead);
     if (sizeof(Weight) == sizeof(float)) __builtin_prefetch(ahead + 64);
-    const Vector low = Load(panel), high = Load(panel + kLanes);
+    Vector low = Load(panel), high = Load(panel + kLanes);
+#if defined(__x86_64__)
+    asm("" : "+v"(low), "+v"(high));  // Or compilers load them again for each position.
+#endif
     for (int l = 0; l < kPositions; ++l) {
       const Vector v = All(x[l * inputs + i]);
       sums[l][0] += low * v;

@@ -23,7 +23,7 @@ from jax import Array
 
 SOURCE = pathlib.Path(__file__).with_name("kernels.cc")
 TARGETS = ("speculative_product", "speculative_product_int8", "speculative_attend")
-FLAGS = ("-O3", "-march=native", "-std=c++17")
+FLAGS = ("-O3", "-march=native", "-std=c++17", "-pthread")
 
 PANEL = 32
 """Outputs that the product sums side by side; `kPanel` in the source."""

@@ -2,6 +2,7 @@
 
 import subprocess
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 
 import jax
 import jax.numpy as jnp
@@ -88,6 +89,16 @@ def test_a_product_does_not_depend_on_the_positions_beside_it(
     for positions in WIDTHS:
         y = product(kernel, x[:positions], outputs, scale)
         np.testing.assert_array_equal(y, alone[:positions])
+
+
+@needs_compiler
+def test_callers_on_several_threads_do_not_disturb_each_other() -> None:
+    """The helpers serve one caller at a time; the others work alone, to the same result."""
+    kernel, x = kernels.panels(jnp.asarray(numbers(384, 1152))), numbers(6, 384)
+    want = product(kernel, x, 1152)
+    with ThreadPoolExecutor(4) as pool:
+        for y in pool.map(lambda _: product(kernel, x, 1152), range(400)):
+            np.testing.assert_array_equal(y, want)
 
 
 @pytest.mark.parametrize("positions", WIDTHS)
