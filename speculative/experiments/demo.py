@@ -15,6 +15,8 @@ from speculative.sampling import Sampling
 
 TASKS = ("debian_ende", "debian_synopsis")
 TEMPERATURES = (0.0, 1.0)
+ROUNDS = 2
+"""Of timing each example: the demo is to be short, and has many examples."""
 
 
 def run(
@@ -65,6 +67,7 @@ def run(
                     seed=seed,
                     max_length=max_length,
                     experiment="demo",
+                    rounds=ROUNDS,
                     on_progress=functools.partial(_advance, progress, bar, len(rows), setting),
                 )
                 records.append(file, row.record)

@@ -26,7 +26,7 @@ from speculative.measurement.alpha import alpha_on_target_text
 from speculative.measurement.bootstrap import interval
 from speculative.measurement.exactness import Difference, compare_greedy
 from speculative.measurement.prompts import Prompt
-from speculative.measurement.timing import ITERATIONS, Costs, measure_costs
+from speculative.measurement.timing import ITERATIONS, CostMeter, Costs
 from speculative.pair import Pair, Result
 from speculative.sampling import Sampling
 
@@ -36,6 +36,9 @@ OnProgress = Callable[[str, float], None]
 GAMMAS = (3, 5, 7)
 """Numbers of guesses that the program chooses from, those of the paper's tables. The speed-up is
 flat about its largest value, and timing each takes two compiled loops."""
+
+TURNS = 3
+"""Of timing costs before gamma is chosen; more of it follows, between the examples."""
 
 PAPER_TASKS = {"debian_ende": "ende", "debian_synopsis": "cnndm"}
 """The paper's task that is of the same kind as ours."""
@@ -116,18 +119,21 @@ def run_row(
     on_progress("acceptance", 0.15)
     betas = alpha_on_target_text(pair, sources, [o.tokens for o in outputs], sampling)
     alpha = _alpha(betas, np.arange(len(betas)))
-    costs = measure_costs(
+    on_progress("costs", 0.25)
+    meter = CostMeter(
         pair,
         sampling,
         GAMMAS if gamma is None else (gamma,),
         sources[0].shape[1],
         _cache_length(plain, lengths, gamma or max(GAMMAS)),
-        on_progress=share("costs", 0.25, 0.2),
     )
-    gamma = gamma or best_gamma(alpha, costs, lengths)
+    for _ in range(TURNS):
+        meter.turn()
+    gamma = gamma or best_gamma(alpha, meter.costs(), lengths)
     config = dataclasses.replace(plain, gamma=gamma)
-    guessed = _decode_all(pair, sources, seed, config, share("speculative", 0.45, 0.1))
-    seconds = _time(pair, sources, seed, (plain, config), rounds, share("timing", 0.55, 0.45))
+    timing = share("timing", 0.45, 0.55)
+    seconds, guessed = _time(pair, sources, seed, (plain, config), rounds, meter, timing)
+    costs = meter.costs()
     differences = []
     if sampling.greedy:
         differences = [
@@ -345,19 +351,28 @@ def _time(
     seed: int,
     configs: tuple[Decoding, Decoding],
     rounds: int,
+    meter: CostMeter,
     on_progress: Callable[[float], None],
-) -> NDArray[np.float64]:
-    """Seconds [2, examples] of each way on each example, the median of its rounds."""
+) -> tuple[NDArray[np.float64], list[Result]]:
+    """Seconds [2, examples] of each way on each example, the median of its rounds.
+
+    Costs go on being timed between the examples, for a machine's speed changes within minutes.
+    With the seconds come the outputs of the second way.
+    """
     seconds = np.zeros((2, len(sources), rounds))
+    results: dict[int, Result] = {}
+    jax.block_until_ready(pair.run(sources[0], _draws(seed, 0, configs[1]), configs[1]))
     for turn in range(rounds):
         for example, source in enumerate(sources):
             draws = [jax.block_until_ready(_draws(seed, example, config)) for config in configs]
             # The way that goes first finds other data in the processor's caches.
-            order = (0, 1) if (example + turn) % 2 == 0 else (1, 0)
-            for way in order:
+            for way in (0, 1) if (example + turn) % 2 == 0 else (1, 0):
                 began = time.perf_counter()
                 output: Output = pair.run(source, draws[way], configs[way])
                 jax.block_until_ready(output)
                 seconds[way, example, turn] = time.perf_counter() - began
+                if way == 1:
+                    results[example] = pair.result(output)
+            meter.tick()
             on_progress((turn * len(sources) + example + 1) / (rounds * len(sources)))
-    return np.median(seconds, axis=-1)
+    return np.median(seconds, axis=-1), [results[example] for example in range(len(sources))]

@@ -8,6 +8,7 @@ over proposals alone would not show.
 
 import dataclasses
 import functools
+import itertools
 import statistics
 import time
 from collections.abc import Callable, Sequence
@@ -107,65 +108,74 @@ class _Rejected:
         return self.draft.commit(proposal, jnp.zeros_like(accepted))
 
 
-def measure_costs(
-    pair: Pair,
-    sampling: Sampling,
-    gammas: Sequence[int],
-    source_length: int,
-    cache_length: int,
-    repeats: int = 5,
-    on_progress: Callable[[float], None] = lambda share: None,
-) -> Costs:
-    """Times every kind of step of a pair.
+class CostMeter:
+    """Times every kind of step of a pair, one after the other, over and over.
 
-    All kinds take turns, so that a machine that slows down slows all of them; what is given is
-    the median over the turns.
-
-    Args:
-        pair: whose costs.
-        sampling: the choice of a token, and the verification, are part of a step.
-        gammas: numbers of guesses, each at least 1.
-        source_length: tokens S of the source.
-        cache_length: positions T of the caches.
-        repeats: turns of each kind.
-        on_progress: told the share that is done.
-
-    Raises:
-        ValueError: a gamma below 1, no turn, or a cache too short for the timed loop.
+    A machine that slows down then slows all of them; what is given is the median of each kind.
+    Whoever times something else beside puts ticks in between, for the same reason.
     """
-    if min(gammas) < 1:
-        raise ValueError(f"Costs are timed for gamma of at least 1, not {min(gammas)}.")
-    if repeats < 1:
-        raise ValueError(f"Timing needs at least 1 repeat, not {repeats}.")
-    needed = ITERATIONS + max(gammas) + 2
-    if cache_length < needed:
-        raise ValueError(
-            f"Timing gamma = {max(gammas)} needs a cache of {needed} positions, not {cache_length}."
+
+    def __init__(
+        self,
+        pair: Pair,
+        sampling: Sampling,
+        gammas: Sequence[int],
+        source_length: int,
+        cache_length: int,
+    ) -> None:
+        """Compiles what will be timed.
+
+        Args:
+            pair: whose costs.
+            sampling: the choice of a token, and the verification, are part of a step.
+            gammas: numbers of guesses, each at least 1.
+            source_length: tokens S of the source.
+            cache_length: positions T of the caches.
+
+        Raises:
+            ValueError: a gamma below 1, or a cache too short for the timed loop.
+        """
+        if min(gammas) < 1:
+            raise ValueError(f"Costs are timed for gamma of at least 1, not {min(gammas)}.")
+        needed = ITERATIONS + max(gammas) + 2
+        if cache_length < needed:
+            raise ValueError(
+                f"Timing gamma = {max(gammas)} needs a cache of {needed} positions, not "
+                f"{cache_length}."
+            )
+        self._gammas = gammas
+        source = jnp.full((1, source_length), pair.vocabulary.size - 1, jnp.int32)
+        self._kinds = _kinds(pair, sampling, gammas, source, cache_length)
+        self._seconds: dict[tuple[str, int], list[float]] = {kind: [] for kind in self._kinds}
+        self._order = itertools.cycle(self._kinds)
+        with ThreadPoolExecutor() as pool:  # What is compiled here, is compiled side by side.
+            list(pool.map(lambda run: jax.block_until_ready(run()), self._kinds.values()))
+
+    def turn(self) -> None:
+        """Times each kind once."""
+        for _ in self._kinds:
+            self.tick()
+
+    def tick(self) -> None:
+        """Times the next kind once."""
+        kind = next(self._order)
+        began = time.perf_counter()
+        jax.block_until_ready(self._kinds[kind]())
+        self._seconds[kind].append(time.perf_counter() - began)
+
+    def costs(self) -> Costs:
+        """The medians of all times so far; each kind must have been timed."""
+        ms = {kind: 1e3 * statistics.median(values) for kind, values in self._seconds.items()}
+        verify = {gamma: ms["verify", gamma] / ITERATIONS for gamma in self._gammas}
+        step = {gamma: ms["step", gamma] / ITERATIONS for gamma in self._gammas}
+        return Costs(
+            ms_prefill_target=ms["prefill target", 0],
+            ms_prefill_draft=ms["prefill draft", 0],
+            ms_target_step=ms["verify", 0] / ITERATIONS,
+            ms_verify=verify,
+            # A draft that costs next to nothing may seem to cost less than that.
+            ms_proposal={gamma: max(0.0, step[gamma] - verify[gamma]) for gamma in self._gammas},
         )
-    source = jnp.full((1, source_length), pair.vocabulary.size - 1, jnp.int32)
-    kinds = _kinds(pair, sampling, gammas, source, cache_length)
-    with ThreadPoolExecutor() as pool:  # What is compiled here, is compiled side by side.
-        first = pool.map(lambda run: jax.block_until_ready(run()), kinds.values())
-        for done, _ in enumerate(first, 1):
-            on_progress(0.5 * done / len(kinds))
-    seconds: dict[tuple[str, int], list[float]] = {kind: [] for kind in kinds}
-    for turn in range(1, repeats + 1):
-        for kind, run in kinds.items():
-            began = time.perf_counter()
-            jax.block_until_ready(run())
-            seconds[kind].append(time.perf_counter() - began)
-        on_progress(0.5 + 0.5 * turn / repeats)
-    ms = {kind: 1e3 * statistics.median(values) for kind, values in seconds.items()}
-    verify = {gamma: ms["verify", gamma] / ITERATIONS for gamma in gammas}
-    step = {gamma: ms["step", gamma] / ITERATIONS for gamma in gammas}
-    return Costs(
-        ms_prefill_target=ms["prefill target", 0],
-        ms_prefill_draft=ms["prefill draft", 0],
-        ms_target_step=ms["verify", 0] / ITERATIONS,
-        ms_verify=verify,
-        # A draft that costs next to nothing may seem to cost less than that.
-        ms_proposal={gamma: max(0.0, step[gamma] - verify[gamma]) for gamma in gammas},
-    )
 
 
 def _kinds(

@@ -1,4 +1,5 @@
-// What decoding computes on CPU, as XLA calls: products with a few positions, and attention.
+// What decoding computes on CPU, as XLA calls: products with a few positions, gated layers, and
+// attention.
 //
 // Every result has one order of summation, whatever the number of positions, of threads and of
 // masked keys: a position's result does not depend on what stands beside it, to the last bit.
@@ -68,19 +69,17 @@ inline void Store(float* to, Vector v) { std::memcpy(to, &v, sizeof(v)); }
 inline Vector All(float value) { return value - Vector{}; }
 
 // The sum of the lanes: halves add up in a tree.
-template <int kCount = kLanes, typename V = Vector>
-inline float Sum(V v) {
-  if constexpr (kCount == 1) {
-    float sum;
-    std::memcpy(&sum, &v, sizeof(sum));
-    return sum;
-  } else {
-    typedef float Half __attribute__((vector_size(kCount / 2 * sizeof(float))));
-    Half low, high;
-    std::memcpy(&low, &v, sizeof(low));
-    std::memcpy(&high, reinterpret_cast<const char*>(&v) + sizeof(low), sizeof(high));
-    return Sum<kCount / 2, Half>(low + high);
+inline float Sum(Vector v) {
+#if defined(__AVX512F__)
+  return _mm512_reduce_add_ps(reinterpret_cast<__m512>(v));  // A loop would go through memory.
+#else
+  float lanes[kLanes];
+  Store(lanes, v);
+  for (int half = kLanes / 2; half > 0; half /= 2) {
+    for (int i = 0; i < half; ++i) lanes[i] += lanes[i + half];
   }
+  return lanes[0];
+#endif
 }
 
 // exp(x) for x <= 0, within 2 units in the last place; exactly 0 below -87.
@@ -223,9 +222,14 @@ void Parallel(const ffi::ThreadPool& pool, int64_t items, int64_t floats, const 
 //
 //   y[l, o] = add[l, o] + sum_i kernel[i, o] norm(x)[l, i]      x [L, I], y [L, O]
 //
-// An int8 kernel has a scale for each output, which multiplies the sum. The product costs what reading the kernel from memory costs, if that is read once, front to back. The
-// kernel is therefore stored as panels [O / 32, I, 32]: a panel's 32 outputs for up to 8
-// positions stay in registers while it streams past, and no sum runs across a register.
+// An int8 kernel has a scale for each output, which multiplies the sum. The product costs what
+// reading the kernel from memory costs, if that is read once, front to back. The kernel is
+// therefore stored as panels [O / 32, I, 32]: a panel's 32 outputs for up to 8 positions stay in
+// registers while it streams past, and no sum runs across a register.
+//
+// Two kernels of a gated layer take turns in their panels, and
+//
+//   y[l, o] = first(sum_i kernel_0[i, o] norm(x)[l, i]) second(sum_i kernel_1[i, o] norm(x)[l, i])
 
 constexpr int kPanel = 32;
 
@@ -259,7 +263,26 @@ inline void Tile(const Weight* panel, const float* x, int64_t inputs, float (*y)
   }
 }
 
-template <typename Weight>
+// What a gated layer does to its products; the order is that of `ACTIVATIONS` in Python.
+enum class Activation : int64_t { kGelu, kRelu, kLinear };
+
+// With GELU's tanh written as 2 / (1 + exp(-2z)) - 1.
+inline Vector Activated(Activation activation, Vector x) {
+  if (activation == Activation::kLinear) return x;
+  const Whole positive = x > Vector{};
+  if (activation == Activation::kRelu) {
+    const Whole keep = positive | (x != x);
+    return reinterpret_cast<Vector>(keep & reinterpret_cast<Whole>(x));
+  }
+  const Vector z = x * (x * x * 0.0713548162f + 1.59576912f);
+  const Vector e = Exp(reinterpret_cast<Vector>(reinterpret_cast<Whole>(z) | INT32_MIN));
+  const Vector one = All(1.0f);
+  const Whole top =
+      (positive & reinterpret_cast<Whole>(one)) | (~positive & reinterpret_cast<Whole>(e));
+  return x * reinterpret_cast<Vector>(top) / (e + one);
+}
+
+template <typename Weight, bool kGated>
 struct Product {
   const Weight* panels;
   const float* scales;  // Of the outputs of int8 panels.
@@ -267,8 +290,9 @@ struct Product {
   const float* add;  // Null where there is nothing to add.
   float* y;
   int64_t positions, inputs, outputs;
+  Activation gates[2];  // Where gated.
 
-  // Panels [begin, end).
+  // Panels of y [begin, end).
   void operator()(int64_t begin, int64_t end) const {
     for (int64_t first = 0; first < positions; first += kPositionsAtATime) {
       const int64_t last = std::min(first + kPositionsAtATime, positions);
@@ -290,18 +314,37 @@ struct Product {
 
   template <int kPositions>
   void Panel(int64_t p, int64_t l) const {
-    float results[kPositions][kPanel];
-    const Weight* panel = panels + p * inputs * kPanel;
-    for (int o = 0; o < kPanel; o += 2 * kLanes) {
-      Tile<kPositions>(panel + o, x + l * inputs, inputs,
-                       reinterpret_cast<float (*)[kPanel]>(&results[0][o]));
+    float sums[kPositions][kPanel];
+    if constexpr (kGated) {
+      float others[kPositions][kPanel];
+      Sums<kPositions>(2 * p, l, sums);
+      Sums<kPositions>(2 * p + 1, l, others);
+      for (int k = 0; k < kPositions; ++k) {
+        for (int o = 0; o < kPanel; o += kLanes) {
+          const Vector v = Activated(gates[0], Load(sums[k] + o));
+          Store(sums[k] + o, v * Activated(gates[1], Load(others[k] + o)));
+        }
+      }
+    } else {
+      Sums<kPositions>(p, l, sums);
     }
     const int64_t first = p * kPanel, count = std::min<int64_t>(kPanel, outputs - first);
     for (int k = 0; k < kPositions; ++k) {
       const int64_t at = (l + k) * outputs + first;
-      for (int64_t o = 0; o < count; ++o) {
-        if constexpr (sizeof(Weight) < sizeof(float)) results[k][o] *= scales[first + o];
-        y[at + o] = results[k][o] + (add ? add[at + o] : 0.0f);
+      for (int64_t o = 0; o < count; ++o) y[at + o] = sums[k][o] + (add ? add[at + o] : 0.0f);
+    }
+  }
+
+  template <int kPositions>
+  void Sums(int64_t p, int64_t l, float (*sums)[kPanel]) const {
+    const Weight* panel = panels + p * inputs * kPanel;
+    for (int o = 0; o < kPanel; o += 2 * kLanes) {
+      Tile<kPositions>(panel + o, x + l * inputs, inputs,
+                       reinterpret_cast<float (*)[kPanel]>(&sums[0][o]));
+    }
+    if constexpr (sizeof(Weight) < sizeof(float)) {
+      for (int k = 0; k < kPositions; ++k) {
+        for (int o = 0; o < kPanel; ++o) sums[k][o] *= scales[p * kPanel + o];
       }
     }
   }
@@ -327,11 +370,11 @@ using Rank1 = ffi::Buffer<ffi::F32, 1>;
 using Rank2 = ffi::Buffer<ffi::F32, 2>;
 using Rank3 = ffi::Buffer<ffi::F32, 3>;
 using Rank4 = ffi::Buffer<ffi::F32, 4>;
+using Starts = ffi::Buffer<ffi::S32, 1>;
 
-// `norm` [I] and `add` [L, O] may be empty: no norm, nothing added; `scales` is [O] for int8.
-template <ffi::DataType kType>
-ffi::Error Multiply(ffi::ThreadPool pool, ffi::Buffer<kType, 3> kernel, Rank1 scales, Rank2 x,
-                    Rank1 norm, Rank2 add, ffi::Result<Rank2> y) {
+template <bool kGated, ffi::DataType kType>
+ffi::Error Run(ffi::ThreadPool pool, ffi::Buffer<kType, 3> kernel, Rank2 scales, Rank2 x,
+               Rank1 norm, const float* add, Rank2 y, Activation first, Activation second) {
   using Weight = std::remove_pointer_t<decltype(kernel.typed_data())>;
   const int64_t panels = kernel.dimensions()[0], inputs = kernel.dimensions()[1];
   const int64_t positions = x.dimensions()[0];
@@ -341,17 +384,28 @@ ffi::Error Multiply(ffi::ThreadPool pool, ffi::Buffer<kType, 3> kernel, Rank1 sc
     normed = Normed(from, norm.typed_data(), positions, inputs);
     from = normed.data();
   }
-  const Product<Weight> product{kernel.typed_data(),
-                                scales.typed_data(),
-                                from,
-                                add.element_count() ? add.typed_data() : nullptr,
-                                y->typed_data(),
-                                positions,
-                                inputs,
-                                y->dimensions()[1]};
-  const int64_t bytes = inputs * kPanel * sizeof(Weight);
-  Parallel(pool, panels, bytes / sizeof(float), product);
+  const Product<Weight, kGated> product{kernel.typed_data(), scales.typed_data(), from,
+                                        add,                 y.typed_data(),      positions,
+                                        inputs,              y.dimensions()[1],   {first, second}};
+  const int64_t items = kGated ? panels / 2 : panels;
+  Parallel(pool, items, panels / items * inputs * kPanel * sizeof(Weight) / sizeof(float), product);
   return ffi::Error::Success();
+}
+
+// `norm` [I] and `add` [L, O] may be empty: no norm, nothing added. `scales` are [panels, 32] for
+// int8.
+template <ffi::DataType kType>
+ffi::Error Multiply(ffi::ThreadPool pool, ffi::Buffer<kType, 3> kernel, Rank2 scales, Rank2 x,
+                    Rank1 norm, Rank2 add, ffi::Result<Rank2> y) {
+  const float* added = add.element_count() ? add.typed_data() : nullptr;
+  return Run<false>(pool, kernel, scales, x, norm, added, *y, {}, {});
+}
+
+template <ffi::DataType kType>
+ffi::Error MultiplyGated(ffi::ThreadPool pool, ffi::Buffer<kType, 3> kernel, Rank2 scales, Rank2 x,
+                         Rank1 norm, ffi::Result<Rank2> y, int64_t first, int64_t second) {
+  return Run<true>(pool, kernel, scales, x, norm, nullptr, *y, Activation{first},
+                   Activation{second});
 }
 
 // ---- Attention --------------------------------------------------------------------------
@@ -365,19 +419,19 @@ struct Attention {
   const float *query, *keys, *values, *bias;
   float* y;
   int64_t length, heads, seen, size;             // L, N, K, H.
+  int64_t stride;                                // Between the queries of two positions.
   int64_t bias_batch, bias_heads, bias_queries;  // Strides of the bias; 0 where it is shared.
 
   // Heads [begin, end), numbered through all rows.
   void operator()(int64_t begin, int64_t end) const {
-    const int64_t width = (seen + kLanes - 1) / kLanes * kLanes;
-    std::vector<float> weights(width);
+    std::vector<float> weights((seen + kLanes - 1) / kLanes * kLanes);
     for (int64_t at = begin; at < end; ++at) {
       const int64_t b = at / heads, n = at % heads;
       for (int64_t l = 0; l < length; ++l) {
-        const int64_t place = ((b * length + l) * heads + n) * size;
+        const int64_t position = b * length + l;
         const float* shift = bias + b * bias_batch + n * bias_heads + l * bias_queries;
-        Query(query + place, keys + at * seen * size, values + at * seen * size, shift,
-              weights.data(), y + place);
+        Query(query + position * stride + n * size, keys + at * seen * size,
+              values + at * seen * size, shift, weights.data(), y + (position * heads + n) * size);
       }
     }
   }
@@ -388,13 +442,9 @@ struct Attention {
     while (count > 0 && shift[count - 1] < kMasked) --count;
     if (count == 0) count = seen;
     const int64_t width = (count + kLanes - 1) / kLanes * kLanes;
-    float peak = -std::numeric_limits<float>::infinity();
-    for (int64_t t = 0; t < count; ++t) {
-      weights[t] = Dot(q, k + t * size) + shift[t];
-      // Once it is no number it stays none.
-      if (weights[t] > peak || std::isnan(weights[t])) peak = weights[t];
-    }
+    for (int64_t t = 0; t < count; ++t) weights[t] = Dot(q, k + t * size) + shift[t];
     std::fill(weights + count, weights + width, -std::numeric_limits<float>::infinity());
+    const float peak = Peak(weights, width);
     Vector sums = {};
     for (int64_t t = 0; t < width; t += kLanes) {
       const Vector w = Exp(Load(weights + t) - peak);
@@ -410,6 +460,25 @@ struct Attention {
       for (int64_t t = 0; t < count; ++t) sum += weights[t] * v[t * size + h];
       out[h] = sum * factor;
     }
+  }
+
+  // The largest of them, or no number where one is none.
+  static float Peak(const float* weights, int64_t width) {
+    Vector peaks = Load(weights);
+    Whole none = peaks != peaks;
+    for (int64_t t = kLanes; t < width; t += kLanes) {
+      const Vector w = Load(weights + t);
+      const Whole above = w > peaks;
+      peaks = reinterpret_cast<Vector>((above & reinterpret_cast<Whole>(w)) |
+                                       (~above & reinterpret_cast<Whole>(peaks)));
+      none |= w != w;
+    }
+    float peak = peaks[0];
+    for (int i = 0; i < kLanes; ++i) {
+      peak = std::max(peak, peaks[i]);
+      if (none[i]) return std::numeric_limits<float>::quiet_NaN();
+    }
+    return peak;
   }
 
   float Dot(const float* q, const float* k) const {
@@ -432,39 +501,88 @@ struct Attention {
   }
 };
 
+// The attention of heads side by side in rows [B, L] of so many floats.
+Attention Attending(const float* query, int64_t stride, Rank3 keys, Rank3 values, Rank4 bias,
+                    Rank4 y) {
+  const auto q = y.dimensions(), b = bias.dimensions();
+  const int64_t seen = keys.dimensions()[1];
+  return {query,
+          keys.typed_data(),
+          values.typed_data(),
+          bias.typed_data(),
+          y.typed_data(),
+          q[1],
+          q[2],
+          seen,
+          q[3],
+          stride,
+          b[0] > 1 ? b[1] * b[2] * seen : 0,
+          b[1] > 1 ? b[2] * seen : 0,
+          b[2] > 1 ? seen : 0};
+}
+
 // query [B, L, N, H]; keys and values [B * N, K, H]; bias [B or 1, N or 1, L or 1, K].
 ffi::Error Attend(ffi::ThreadPool pool, Rank4 query, Rank3 keys, Rank3 values, Rank4 bias,
                   ffi::Result<Rank4> y) {
-  const auto q = query.dimensions(), b = bias.dimensions();
-  const int64_t seen = keys.dimensions()[1];
-  const Attention attention{query.typed_data(),
-                            keys.typed_data(),
-                            values.typed_data(),
-                            bias.typed_data(),
-                            y->typed_data(),
-                            q[1],
-                            q[2],
-                            seen,
-                            q[3],
-                            b[0] > 1 ? b[1] * b[2] * seen : 0,
-                            b[1] > 1 ? b[2] * seen : 0,
-                            b[2] > 1 ? seen : 0};
-  Parallel(pool, q[0] * q[2], 2 * q[1] * seen * q[3], attention);
+  const auto q = query.dimensions();
+  Parallel(pool, q[0] * q[2], 2 * q[1] * keys.dimensions()[1] * q[3],
+           Attending(query.typed_data(), q[2] * q[3], keys, values, bias, *y));
+  return ffi::Error::Success();
+}
+
+// projected [B, L, 3 * N * H]: queries, keys and values of new positions. Their keys and values
+// enter the caches [B * N, K, H], which are results in place, at starts [B]; then as above.
+ffi::Error AttendCached(ffi::ThreadPool pool, Rank3 projected, Rank3 keys, Rank3 values, Rank4 bias,
+                        Starts starts, ffi::Result<Rank4> y,
+                        ffi::Result<Rank3> new_keys, ffi::Result<Rank3> new_values) {
+  const auto q = y->dimensions();
+  const int64_t length = q[1], heads = q[2], size = q[3], seen = keys.dimensions()[1];
+  const int64_t width = heads * size;
+  const float* from = projected.typed_data();
+  const Attention attention =
+      Attending(from, 3 * width, *new_keys, *new_values, bias, *y);
+  const auto work = [&](int64_t begin, int64_t end) {
+    for (int64_t at = begin; at < end; ++at) {
+      const int64_t b = at / heads, n = at % heads;
+      // As XLA has it, a start too near the end is shifted back.
+      const int64_t last = seen - length;
+      const int64_t start = std::clamp<int64_t>(starts.typed_data()[b], 0, last);
+      for (int64_t l = 0; l < length; ++l) {
+        const float* row = from + (b * length + l) * 3 * width + n * size;
+        const int64_t to = (at * seen + start + l) * size;
+        std::memcpy(new_keys->typed_data() + to, row + width, size * sizeof(float));
+        std::memcpy(new_values->typed_data() + to, row + 2 * width, size * sizeof(float));
+      }
+    }
+    attention(begin, end);
+  };
+  Parallel(pool, q[0] * heads, 2 * length * seen * size, work);
   return ffi::Error::Success();
 }
 
 }  // namespace
 
 template <ffi::DataType kType>
-auto MultiplyBinding() {
+auto Operands() {
   return ffi::Ffi::Bind()
       .Ctx<ffi::ThreadPool>()
       .template Arg<ffi::Buffer<kType, 3>>()
-      .template Arg<Rank1>()
       .template Arg<Rank2>()
-      .template Arg<Rank1>()
       .template Arg<Rank2>()
-      .template Ret<Rank2>();
+      .template Arg<Rank1>();
+}
+
+template <ffi::DataType kType>
+auto MultiplyBinding() {
+  return Operands<kType>().template Arg<Rank2>().template Ret<Rank2>();
+}
+
+template <ffi::DataType kType>
+auto GatedBinding() {
+  return Operands<kType>()
+      .template Ret<Rank2>()
+      .template Attr<int64_t>("first")
+      .template Attr<int64_t>("second");
 }
 
 XLA_FFI_DEFINE_HANDLER_SYMBOL(speculative_product, Multiply<ffi::F32>,
@@ -472,6 +590,12 @@ XLA_FFI_DEFINE_HANDLER_SYMBOL(speculative_product, Multiply<ffi::F32>,
 
 XLA_FFI_DEFINE_HANDLER_SYMBOL(speculative_product_int8, Multiply<ffi::S8>,
                               MultiplyBinding<ffi::S8>());
+
+XLA_FFI_DEFINE_HANDLER_SYMBOL(speculative_gated, MultiplyGated<ffi::F32>,
+                              GatedBinding<ffi::F32>());
+
+XLA_FFI_DEFINE_HANDLER_SYMBOL(speculative_gated_int8, MultiplyGated<ffi::S8>,
+                              GatedBinding<ffi::S8>());
 
 XLA_FFI_DEFINE_HANDLER_SYMBOL(speculative_attend, Attend,
                               ffi::Ffi::Bind()
@@ -481,3 +605,15 @@ XLA_FFI_DEFINE_HANDLER_SYMBOL(speculative_attend, Attend,
                                   .Arg<Rank3>()
                                   .Arg<Rank4>()
                                   .Ret<Rank4>());
+
+XLA_FFI_DEFINE_HANDLER_SYMBOL(speculative_attend_cached, AttendCached,
+                              ffi::Ffi::Bind()
+                                  .Ctx<ffi::ThreadPool>()
+                                  .Arg<Rank3>()
+                                  .Arg<Rank3>()
+                                  .Arg<Rank3>()
+                                  .Arg<Rank4>()
+                                  .Arg<Starts>()
+                                  .Ret<Rank4>()
+                                  .Ret<Rank3>()
+                                  .Ret<Rank3>());

@@ -18,15 +18,22 @@ from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from absl import logging
 from jax import Array
 
 SOURCE = pathlib.Path(__file__).with_name("kernels.cc")
-TARGETS = ("speculative_product", "speculative_product_int8", "speculative_attend")
+TARGETS = tuple(
+    "speculative_" + name
+    for name in ("product", "product_int8", "gated", "gated_int8", "attend", "attend_cached")
+)
 FLAGS = ("-O3", "-march=native", "-std=c++17", "-pthread")
 
 PANEL = 32
 """Outputs that the product sums side by side; `kPanel` in the source."""
+
+ACTIVATIONS = ("gelu", "relu", "linear")
+"""What a gated layer may do to its products; `Activation` in the source."""
 
 
 def cache_folder() -> pathlib.Path:
@@ -83,7 +90,7 @@ class Panels(NamedTuple):
 
     Attributes:
         values: [O / 32, I, 32], filled up with zeros; float32 or int8.
-        scales: [O] what int8 values are multiples of; empty for float32.
+        scales: [O / 32, 32] what int8 values are multiples of; empty for float32.
     """
 
     values: Array
@@ -93,13 +100,34 @@ class Panels(NamedTuple):
 def panels(kernel: Array, rounded: bool = False) -> Panels:
     """Lays a kernel [I, O] out; rounded to int8 with a scale for each output, if asked for."""
     kernel = kernel.astype(jnp.float32)
-    scales = jnp.zeros(0)
+    kernel = jnp.pad(kernel, ((0, 0), (0, -kernel.shape[1] % PANEL)))
+    scales = jnp.zeros((0, PANEL))
     if rounded:
         scales = jnp.abs(kernel).max(axis=0) / 127
         scales = jnp.where(scales > 0, scales, 1)
         kernel = jnp.rint(kernel / scales).astype(jnp.int8)
-    padded = jnp.pad(kernel, ((0, 0), (0, -kernel.shape[1] % PANEL)))
-    return Panels(padded.reshape(kernel.shape[0], -1, PANEL).swapaxes(0, 1), scales)
+        scales = scales.reshape(-1, PANEL)
+    return Panels(kernel.reshape(kernel.shape[0], -1, PANEL).swapaxes(0, 1), scales)
+
+
+class Gated(NamedTuple):
+    """The two kernels [I, O] of a gated layer as `gated` reads them.
+
+    Attributes:
+        panels: of both, taking turns.
+    """
+
+    panels: Panels
+
+
+def gated_panels(first: Array, second: Array, rounded: bool = False) -> Gated:
+    """Lays the two kernels [I, O] of a gated layer out; see `panels`."""
+
+    def take_turns(one: Array, other: Array) -> Array:
+        return jnp.stack([one, other], axis=1).reshape(-1, *one.shape[1:])
+
+    both = panels(first, rounded), panels(second, rounded)
+    return Gated(Panels(*map(take_turns, *both)))
 
 
 def product(
@@ -114,12 +142,39 @@ def product(
     `norm` [I] is the scale of a T5 layer norm of x before the product; `add` [..., features] is
     added to the product.
     """
+    add = jnp.zeros((0, 0)) if add is None else add.reshape(-1, features).astype(jnp.float32)
+    return _multiply("product", kernel, x, features, norm, add)
+
+
+def gated(
+    kernels: Gated,
+    x: Array,
+    features: int,
+    activations: tuple[str, ...],
+    norm: Array | None = None,
+) -> Array:
+    """A gated layer of x [..., I]: the activated products, multiplied, [..., features], float32.
+
+    `norm` is as in `product`; activations are two of `ACTIVATIONS`.
+    """
+    first, second = (np.int64(ACTIVATIONS.index(name)) for name in activations)
+    return _multiply("gated", kernels.panels, x, features, norm, first=first, second=second)
+
+
+def _multiply(
+    name: str,
+    kernel: Panels,
+    x: Array,
+    features: int,
+    norm: Array | None,
+    *add: Array,
+    **attributes: np.int64,
+) -> Array:
     rows = x.reshape(-1, x.shape[-1]).astype(jnp.float32)
     norm = jnp.zeros(0) if norm is None else norm.astype(jnp.float32)
-    add = jnp.zeros((0, 0)) if add is None else add.reshape(-1, features).astype(jnp.float32)
     shape = jax.ShapeDtypeStruct((rows.shape[0], features), jnp.float32)
-    name = "speculative_product" + ("_int8" if kernel.scales.size else "")
-    y = jax.ffi.ffi_call(name, shape)(kernel.values, kernel.scales, rows, norm, add)
+    call = jax.ffi.ffi_call(f"speculative_{name}" + ("_int8" if kernel.scales.size else ""), shape)
+    y = call(kernel.values, kernel.scales, rows, norm, *add, **attributes)
     return y.reshape(*x.shape[:-1], features)
 
 
@@ -131,3 +186,29 @@ def attend(query: Array, keys: Array, values: Array, bias: Array) -> Array:
     shape = jax.ShapeDtypeStruct(query.shape, jnp.float32)
     arguments = (x.astype(jnp.float32) for x in (query, keys, values, bias))
     return jax.ffi.ffi_call("speculative_attend", shape)(*arguments)
+
+
+def attend_cached(
+    projected: Array, keys: Array, values: Array, bias: Array, starts: Array
+) -> tuple[Array, Array, Array]:
+    """Self-attention of new positions, whose keys and values enter the caches first, in place.
+
+    Args:
+        projected: [B, L, 3 * N * H] queries, keys and values of the new positions.
+        keys: [B * N, K, H] float32, as are the values.
+        values: [B * N, K, H].
+        bias: as in `attend`.
+        starts: [B] where each row's new positions enter.
+
+    Returns:
+        [B, L, N, H], float32, and the new caches.
+    """
+    heads, size = keys.shape[0] // starts.shape[0], keys.shape[2]
+    cache = jax.ShapeDtypeStruct(keys.shape, jnp.float32)
+    shape = jax.ShapeDtypeStruct((*projected.shape[:2], heads, size), jnp.float32)
+    call = jax.ffi.ffi_call(
+        "speculative_attend_cached", (shape, cache, cache), input_output_aliases={1: 1, 2: 2}
+    )
+    arguments = projected.astype(jnp.float32), keys, values, bias.astype(jnp.float32), starts
+    mixed, new_keys, new_values = call(*arguments)
+    return mixed, new_keys, new_values

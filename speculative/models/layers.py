@@ -281,6 +281,12 @@ class Attention(nn.Module):
 
         The chunk's keys and values are written at `starts` [B] first, then attended to.
         """
+        if self.out.in_panels and keys.dtype == jnp.float32:
+            kernel, width = self.get_variable(PACKED, "query_key_value"), self.query.features
+            projected = packed_product(kernel, x, 3 * width, self.query.dtype, norm=norm)
+            mixed, keys, values = kernels.attend_cached(projected, keys, values, bias, starts)
+            mixed = mixed.reshape(*x.shape[:2], width)
+            return self.out(mixed, add=x), keys, values
         query, *written = project(self, *self._query_key_value, x, norm)
         key, value = (split_heads(y, self.config.num_heads) for y in written)
         keys = write_rows(keys, key.reshape(-1, *key.shape[2:]), starts, axis=1)
@@ -333,11 +339,20 @@ class Mlp(nn.Module):
 
     def __call__(self, x: Array, norm: LayerNorm, dropout: Dropout | None = None) -> Array:
         """Of normed x [B, L, D], added to x; `dropout` in training alone."""
-        if len(self.config.mlp_activations) > 1:
-            hidden = project(self, "wi_0_wi_1", [self.wi_0, self.wi_1], x, norm)
-        else:
-            hidden = [self.wi(x, norm)]
-        activate = {"gelu": nn.gelu, "relu": nn.relu, "linear": lambda h: h}
-        active = [activate[a](h) for a, h in zip(self.config.mlp_activations, hidden, strict=True)]
-        y = self.dropout(functools.reduce(jnp.multiply, active), dropout is None)
+        y = self.dropout(self._hidden(x, norm), dropout is None)
         return self.wo(y, add=x, dropout=dropout)
+
+    def _hidden(self, x: Array, norm: LayerNorm) -> Array:
+        """[B, L, mlp_dim]: the activations, multiplied where there are two."""
+        config = self.config
+        activations = config.mlp_activations
+        if len(activations) == 1:
+            hidden = [self.wi(x, norm)]
+        elif isinstance(packed := self.get_variable(PACKED, "wi_0_wi_1"), kernels.Gated):
+            y = kernels.gated(packed, x, config.mlp_dim, activations, norm.scale)
+            return y.astype(config.dtype)
+        else:
+            hidden = project(self, "wi_0_wi_1", [self.wi_0, self.wi_1], x, norm)
+        activate = {"gelu": nn.gelu, "relu": nn.relu, "linear": lambda h: h}
+        active = [activate[a](h) for a, h in zip(activations, hidden, strict=True)]
+        return functools.reduce(jnp.multiply, active)

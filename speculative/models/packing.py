@@ -17,9 +17,10 @@ from speculative.models import kernels
 from speculative.models.layers import PACKED
 from speculative.types import PyTree
 
-LaidOut = Array | kernels.Panels
+LaidOut = Array | kernels.Panels | kernels.Gated
 
-FUSED = (("query", "key", "value"), ("key", "value"), ("wi_0", "wi_1"))
+GATED = ("wi_0", "wi_1")
+FUSED = (("query", "key", "value"), ("key", "value"), GATED)
 """Kernels that share their input, and so become one product; the first match wins."""
 
 
@@ -31,7 +32,8 @@ def pack(params: PyTree, rounded: bool = False) -> PyTree:
     lay_out = functools.partial(_laid_out, rounded=rounded)
     rest, packed = jax.jit(functools.partial(_pack, lay_out=lay_out))(params)
     if "logits_dense" not in params["decoder"]:
-        packed["logits"] = jax.jit(lay_out)(params["token_embedder"]["embedding"].T)
+        embedding = params["token_embedder"]["embedding"]
+        packed["logits"] = jax.jit(lambda kernel: lay_out((), kernel))(embedding.T)
     return {"params": rest, PACKED: packed}
 
 
@@ -41,7 +43,7 @@ def for_decoding(params: PyTree, rounded: bool = False) -> PyTree:
 
 
 def _pack(
-    tree: dict[str, Any], lay_out: Callable[[Array], LaidOut], name: str = ""
+    tree: dict[str, Any], lay_out: Callable[..., LaidOut], name: str = ""
 ) -> tuple[dict[str, Any], dict[str, Any]]:
     rest: dict[str, Any] = {}
     packed: dict[str, Any] = {}
@@ -56,13 +58,12 @@ def _pack(
         (),
     )
     if fused:
-        group = [tree[part]["kernel"] for part in fused]
-        packed["_".join(fused)] = lay_out(jnp.concatenate(group, axis=1))
+        packed["_".join(fused)] = lay_out(fused, *(tree[part]["kernel"] for part in fused))
     for part, value in tree.items():
         if part in fused:
             continue
         if _is_kernel(value):
-            packed[part] = {"kernel": lay_out(value["kernel"])}
+            packed[part] = {"kernel": lay_out((), value["kernel"])}
         elif isinstance(value, dict):
             inner_rest, inner_packed = _pack(value, lay_out, part)
             rest |= {part: inner_rest} if inner_rest else {}
@@ -72,8 +73,11 @@ def _pack(
     return rest, packed
 
 
-def _laid_out(kernel: Array, rounded: bool) -> LaidOut:
-    """A kernel [in, out] as panels for `kernels`, or [out, in] for XLA's products."""
+def _laid_out(fused: tuple[str, ...], *group: Array, rounded: bool) -> LaidOut:
+    """Kernels [in, out] as panels for `kernels`, or as one [out, in] for XLA's products."""
+    if kernels.native() and fused == GATED:
+        return kernels.gated_panels(*group, rounded=rounded)
+    kernel = jnp.concatenate(group, axis=1)
     return kernels.panels(kernel, rounded) if kernels.native() else kernel.T
 
 
