@@ -24,8 +24,9 @@ CORE = [
 ]
 
 # seqio brings tensorflow-text, and that the one release of TensorFlow it accepts. Asking for
-# tensorflow-cpu as well would install a second TensorFlow over the first.
-TASKS = ["seqio==0.0.20.*"]
+# tensorflow-cpu as well would install a second TensorFlow over the first. TFDS imports
+# importlib_resources where it prepares a dataset, but asks for it on old Pythons only.
+TASKS = ["importlib_resources>=6", "seqio==0.0.20.*"]
 
 DEV = [
     "pyright[nodejs]>=1.1.400",

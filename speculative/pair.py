@@ -13,11 +13,11 @@ from speculative.decoding import Decoding, Output, Params, autoregressive, rando
 from speculative.decoding import speculative as speculative_decoding
 from speculative.decoding.speculative import Step, stream
 from speculative.drafts import BigramDraft, Draft, TransformerDraft, UniformDraft, bigram_params
-from speculative.models import T5, for_decoding
+from speculative.models import T5, T5Config, for_decoding, named, random_params
 from speculative.models.kernels import cache_folder
 from speculative.sampling import Sampling
 from speculative.types import PyTree
-from speculative.vocabulary import EXTRA_IDS, Vocabulary
+from speculative.vocabulary import EXTRA_IDS, Numbers, Vocabulary
 
 SOURCE_LENGTHS = (32, 64, 128, 256, 512)
 """A source is padded to the next of these, for each is a compiled program."""
@@ -174,6 +174,7 @@ def load(
     draft: str | None = None,
     dtype: str | None = None,
     vocabulary_file: str | None = None,
+    beside: Pair | None = None,
 ) -> Pair:
     """Loads a target and its draft; without arguments, the pair that ships with the package.
 
@@ -183,6 +184,7 @@ def load(
         dtype: "float32" or "bfloat16"; by default as the checkpoints say.
         vocabulary_file: a SentencePiece model for checkpoints that come without one, as T5X's
             do; T5's 100 sentinels follow its pieces where the embedding has room for them.
+        beside: a pair whose target is taken, if it is the same one, instead of loading it again.
 
     Raises:
         ValueError: a checkpoint is missing or damaged, the name is unknown, or the two do not
@@ -195,7 +197,11 @@ def load(
             f"There is no draft {draft!r}: it is neither a checkpoint nor one of "
             f"{', '.join([*checkpoints.SHIPPED, *MODEL_FREE])}."
         )
-    model, target_params, vocabulary = _load_model(target, dtype, vocabulary_file)
+    if beside and beside.names[0] == target and dtype in (None, beside.target.config.dtype):
+        model, target_params = beside.target, beside.params.target
+        vocabulary = beside.vocabulary
+    else:
+        model, target_params, vocabulary = _load_model(target, dtype, vocabulary_file)
     drafter: Draft
     draft_params: PyTree = ()
     if draft == "uniform":
@@ -218,6 +224,40 @@ def load(
     return Pair(model, drafter, Params(target_params, draft_params), vocabulary, (target, draft))
 
 
+def load_random(
+    target: str, draft: str, dtype: str | None = None, vocabulary_file: str | None = None
+) -> Pair:
+    """A pair of true sizes and random weights, for the time that it takes.
+
+    Args:
+        target: a name of `models.SIZES`.
+        draft: likewise, or one of `MODEL_FREE`.
+        dtype: "float32" or "bfloat16"; by default the latter on accelerators.
+        vocabulary_file: as in `load`; without one, tokens are but numbers.
+
+    Raises:
+        ValueError: a name is unknown, or the vocabulary is larger than the models'.
+    """
+    enable_compilation_cache()
+    dtype = dtype or ("float32" if jax.default_backend() == "cpu" else "bfloat16")
+    config = named(target, dtype=dtype)
+    vocabulary: Vocabulary = Numbers(config.vocab_size)
+    if vocabulary_file is not None:
+        vocabulary = _vocabulary(target, config, vocabulary_file)
+    params = for_decoding(random_params(config))
+    drafter: Draft
+    draft_params: PyTree = ()
+    if draft == "uniform":
+        drafter = UniformDraft()
+    elif draft == "bigram":
+        raise ValueError("Random weights have no bigrams to count; take another draft.")
+    else:
+        small = named(draft, dtype=dtype)
+        drafter, draft_params = TransformerDraft(T5(small)), random_params(small)
+        draft_params = for_decoding(draft_params, rounded=True)
+    return Pair(T5(config), drafter, Params(params, draft_params), vocabulary, (target, draft))
+
+
 def _load_model(
     name: str, dtype: str | None, vocabulary_file: str | None, rounded: bool = False
 ) -> tuple[T5, PyTree, Vocabulary]:
@@ -226,17 +266,28 @@ def _load_model(
     if checkpoint.vocabulary is not None:
         vocabulary = Vocabulary(checkpoint.vocabulary, checkpoint.extra_ids)
     elif vocabulary_file is not None:
-        vocabulary = Vocabulary(vocabulary_file)
-        if vocabulary.size + EXTRA_IDS <= config.vocab_size:
-            vocabulary = Vocabulary(vocabulary_file, EXTRA_IDS)
+        vocabulary = _vocabulary(name, config, vocabulary_file)
     else:
         raise ValueError(f"{name} comes without a vocabulary; give one (--vocabulary).")
+    _require_room(name, config, vocabulary)
+    return T5(config), for_decoding(checkpoint.load(config.dtype), rounded), vocabulary
+
+
+def _vocabulary(name: str, config: T5Config, file: str) -> Vocabulary:
+    """A vocabulary from elsewhere, with T5's sentinels where there is room for them."""
+    vocabulary = Vocabulary(file)
+    if vocabulary.size + EXTRA_IDS <= config.vocab_size:
+        vocabulary = Vocabulary(file, EXTRA_IDS)
+    _require_room(name, config, vocabulary)
+    return vocabulary
+
+
+def _require_room(name: str, config: T5Config, vocabulary: Vocabulary) -> None:
     if vocabulary.size > config.vocab_size:
         raise ValueError(
             f"{name} has {config.vocab_size} embeddings, fewer than the {vocabulary.size} pieces "
             f"of its vocabulary {vocabulary.path}."
         )
-    return T5(config), for_decoding(checkpoint.load(config.dtype), rounded), vocabulary
 
 
 def _shipped_bigrams(vocabulary: Vocabulary) -> dict[str, np.ndarray]:

@@ -67,3 +67,29 @@ class Vocabulary:
                 f"Target and draft must share a vocabulary, but {self.path} has {self.size} "
                 f"pieces and {other.path} has {other.size}."
             )
+
+
+class Numbers(Vocabulary):
+    """What stands for a vocabulary where there is none: tokens are written as their numbers."""
+
+    def __init__(self, size: int):
+        """For tokens 0 to `size` - 1."""
+        self.path, self.extra_ids, self._size = pathlib.Path("numbers"), 0, size
+
+    @property
+    def size(self) -> int:
+        """Tokens V."""
+        return self._size
+
+    @functools.cached_property
+    def pieces(self) -> tuple[str, ...]:
+        """Every number, by id."""
+        return tuple(f"▁{number}" for number in range(self.size))
+
+    def encode(self, text: str) -> np.ndarray:
+        """Raises ValueError: there are no words."""
+        raise ValueError("There is no vocabulary to encode text with; give one (--vocabulary).")
+
+    def decode(self, tokens: np.ndarray | list[int]) -> str:
+        """The tokens as numbers, a space between."""
+        return " ".join(str(int(token)) for token in tokens)

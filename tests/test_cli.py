@@ -20,6 +20,7 @@ import pytest
 import speculative
 from speculative import cli
 from speculative.checkpoints import native
+from speculative.commands import decode
 from speculative.decoding.speculative import Step
 from speculative.models import T5
 from speculative.vocabulary import Vocabulary
@@ -120,7 +121,7 @@ def test_streaming_never_shows_half_a_character() -> None:
     vocabulary = Vocabulary(VOCABULARY)
     text = "Größe: 日本 €"
     tokens = vocabulary.encode(text).tolist()
-    parts = list(cli._as_it_grows(vocabulary, steps_of(tokens)))
+    parts = list(decode._as_it_grows(vocabulary, steps_of(tokens)))
     assert len(tokens) > len(text) // 2
     assert "\N{REPLACEMENT CHARACTER}" not in "".join(parts)
     assert "".join(parts) == text
@@ -129,7 +130,7 @@ def test_streaming_never_shows_half_a_character() -> None:
 def test_streaming_shows_bytes_that_stay_broken() -> None:
     vocabulary = Vocabulary(VOCABULARY)
     first_byte = vocabulary.pieces.index("<0xE2>")
-    parts = list(cli._as_it_grows(vocabulary, steps_of([first_byte])))
+    parts = list(decode._as_it_grows(vocabulary, steps_of([first_byte])))
     assert parts == ["", "\N{REPLACEMENT CHARACTER}"]
 
 
@@ -302,10 +303,10 @@ def test_help_and_version(option: str, capsys) -> None:
 
 RUN = """
 import sys, time
-from speculative import cli
+from speculative import cli, commands
 def work(options):
     {body}
-cli.COMMANDS["demo"] = cli.Command("", lambda parser: None, work)
+cli.COMMANDS["demo"] = commands.Command("", lambda parser: None, work)
 sys.exit(cli.main(["demo"]))
 """
 

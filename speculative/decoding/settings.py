@@ -26,6 +26,8 @@ class Decoding:
         gamma: guesses a step; 0 is autoregressive decoding, one token a target call.
         max_length: tokens after which a row ends without an end-of-sequence token.
         eos_id: the token that ends a row; it is the row's last token.
+        simulated_alpha: accept each guess with this chance, whatever target and draft say: all
+            is computed as ever, and what comes out is not the target's. For timing alone.
     """
 
     vocab_size: int
@@ -33,6 +35,7 @@ class Decoding:
     gamma: int = 0
     max_length: int = 128
     eos_id: int = EOS_ID
+    simulated_alpha: float | None = None
 
     def __post_init__(self) -> None:
         if self.vocab_size < 1:

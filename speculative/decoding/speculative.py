@@ -20,7 +20,7 @@ from speculative.drafts.base import Draft
 from speculative.models.cache import grow, read_rows, write_rows
 from speculative.sampling import argmax, standardise
 from speculative.types import PAD_ID, Flags, Inputs, Logits, PyTree, Rows, Tokens
-from speculative.verification import verify, verify_greedy
+from speculative.verification import leading, verify, verify_greedy
 
 
 class Model(Protocol):
@@ -161,6 +161,8 @@ def step(
         accepted, next_token = verify(
             guesses, p, q, uniforms[:, :gamma, ACCEPT], uniforms[..., CORRECT]
         )
+    if config.simulated_alpha is not None:
+        accepted = leading(uniforms[:, :gamma, ACCEPT] < config.simulated_alpha)
 
     places = jnp.arange(gamma + 1)
     block = jnp.where(

@@ -1,22 +1,23 @@
 """The demo: both tasks at temperature 0 and 1, measured, traced and reported."""
 
-import functools
 import itertools
 import pathlib
 
 from rich.console import Console
-from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 
-from speculative.experiments import records, report, traces
+from speculative.experiments import progress, records, report, traces
 from speculative.experiments.run import Row, run_row
-from speculative.measurement.prompts import load_prompts
+from speculative.experiments.settings import RowConfig
 from speculative.pair import load
-from speculative.sampling import Sampling
+from speculative.tasks.prompts import load_prompts
 
 TASKS = ("debian_ende", "debian_synopsis")
 TEMPERATURES = (0.0, 1.0)
 ROUNDS = 2
 """Of timing each example: the demo is to be short, and has many examples."""
+
+PAPER_DRAFTS = {"bigram": "bigram", "uniform": None}
+"""The paper's draft that stands beside ours; beside a model it is T5-small."""
 
 
 def run(
@@ -54,25 +55,29 @@ def run(
         old.unlink(missing_ok=True)
     rows: list[Row] = []
     try:
-        with _progress() as progress:
+        with progress.bar() as bar:
             total = len(TASKS) * len(TEMPERATURES)
-            bar = progress.add_task("", total=total)
+            shown = bar.add_task("", total=total)
             for task, temperature in itertools.product(TASKS, TEMPERATURES):
                 setting = f"{task}, T = {temperature:g}"
-                row = run_row(
-                    pair,
-                    task,
-                    prompts[task],
-                    Sampling(temperature),
-                    seed=seed,
+                config = RowConfig(
+                    task=task,
+                    target=target,
+                    draft=draft or "debian_draft",
+                    temperature=temperature,
+                    dtype=dtype,
                     max_length=max_length,
-                    experiment="demo",
+                    num_examples=limit,
                     rounds=ROUNDS,
-                    on_progress=functools.partial(_advance, progress, bar, len(rows), setting),
+                    seed=seed,
+                    paper_draft=PAPER_DRAFTS.get(draft or "", "small"),
+                    vocabulary=vocabulary_file,
                 )
+                told = progress.row(bar, shown, len(rows), setting)
+                row = run_row(pair, config, prompts[task], "demo", on_progress=told)
                 records.append(file, row.record)
                 rows.append(row)
-            progress.update(bar, description="traces", completed=total)
+            bar.update(shown, description="traces", completed=total)
             traced = [
                 traces.trace(
                     pair,
@@ -89,23 +94,3 @@ def run(
     written.write_text(report.markdown(rows, traced), encoding="utf-8")
     report.show(rows, traced, console)
     console.print(f"Written: {file} and {written}.", soft_wrap=True)
-
-
-def _advance(
-    progress: Progress, bar: TaskID, rows: int, setting: str, what: str, share: float
-) -> None:
-    progress.update(bar, description=f"{setting}: {what}", completed=rows + share)
-
-
-def _progress() -> Progress:
-    """A bar on standard error, where that is a terminal; nothing of it stays."""
-    console = Console(stderr=True)
-    return Progress(
-        TextColumn("{task.description:36}"),
-        BarColumn(),
-        TextColumn("{task.percentage:3.0f}%"),
-        TimeElapsedColumn(),
-        console=console,
-        transient=True,
-        disable=not console.is_terminal,
-    )

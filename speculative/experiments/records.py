@@ -3,9 +3,11 @@
 import dataclasses
 import json
 import math
-import os
 import pathlib
 import typing
+
+from speculative import theory
+from speculative.experiments import lines
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -17,7 +19,8 @@ class Record:
     the guesses tested; `speedup` is autoregressive over speculative time a token,
     `speedup_expected` is Theorem 3.8's, `speedup_predicted` the measured cost model with
     prefill and the examples' lengths, and `speedup_long` its limit for long outputs, which is
-    Eq. 1 / (gamma c + v).
+    Eq. 1 / (gamma c + v). Where `simulated_alpha` is a number, guesses were accepted with that
+    chance whatever the models said: only the times are real.
 
     Raises:
         ValueError: a value of the wrong type, or a number that is not finite.
@@ -73,6 +76,7 @@ class Record:
     speedup_long: float
     tested: int
     accepted: int
+    simulated_alpha: float | None = None
 
     def __post_init__(self) -> None:
         for name, kind in typing.get_type_hints(type(self)).items():
@@ -85,32 +89,30 @@ class Record:
             if isinstance(value, float) and not math.isfinite(value):
                 raise ValueError(f"A record's {name} must be finite, not {value}.")
 
+    @property
+    def above_ceiling(self) -> bool:
+        """Whether the speed-up exceeds Eq. 1, which no draft could, were it free.
+
+        Then the baseline is slower than the target step that speculation uses, as three of the
+        paper's rows have it (A.3).
+        """
+        return self.speedup_low > theory.expected_tokens(self.alpha_high, self.gamma)
+
 
 def append(path: str | pathlib.Path, record: Record) -> None:
-    """Adds a record to a file as one line, on disk when this returns.
-
-    An interrupt leaves the lines before it as they were.
-    """
-    path = pathlib.Path(path)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    line = json.dumps(dataclasses.asdict(record), ensure_ascii=False, allow_nan=False) + "\n"
-    # Unbuffered: a line is one write, never a part now and the rest later.
-    with path.open("ab", buffering=0) as file:
-        file.write(line.encode())
-        os.fsync(file.fileno())
+    """Adds a record to a file as one line, on disk when this returns."""
+    fields = dataclasses.asdict(record)
+    lines.append(pathlib.Path(path), json.dumps(fields, ensure_ascii=False, allow_nan=False))
 
 
 def read(path: str | pathlib.Path) -> list[Record]:
-    """The records of a file, in order.
+    """The records of a file, in order; none where there is no file.
 
     Raises:
-        ValueError: there is no such file, or a line is no record; the message names the line.
+        ValueError: a line is no record; the message names the line.
     """
-    path = pathlib.Path(path)
-    if not path.is_file():
-        raise ValueError(f"There are no records at {path}.")
     records = []
-    for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1):
+    for number, line in enumerate(lines.read(pathlib.Path(path)), 1):
         try:
             records.append(Record(**json.loads(line)))
         except (TypeError, ValueError) as error:

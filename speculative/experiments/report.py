@@ -5,29 +5,36 @@ The terminal's tables and the report's Markdown come from the same columns.
 
 import dataclasses
 from collections.abc import Callable, Sequence
+from typing import Any, Generic, TypeVar
 
 from rich.console import Console
 from rich.table import Table
 
 from speculative.experiments import traces
+from speculative.experiments.figures import TheoryCheck
 from speculative.experiments.records import Record
 from speculative.experiments.run import Row
 from speculative.experiments.traces import PromptTrace
+from speculative.experiments.tuning import Tuning
+from speculative.theory import expected_tokens
+
+Entry = TypeVar("Entry")
+"""What a line of a table shows: a record, or a row of theory."""
 
 
 @dataclasses.dataclass(frozen=True)
-class Column:
+class Column(Generic[Entry]):
     """A column of a table: its head, a record's entry, and what it means."""
 
     head: str
-    entry: Callable[[Record], str]
+    entry: Callable[[Entry], str]
     meaning: str
 
 
-def _number(name: str, digits: int) -> Callable[[Record], str]:
+def _number(name: str, digits: int) -> Callable[[Any], str]:
     """The entry of a field; a dash where it was not measured."""
 
-    def entry(record: Record) -> str:
+    def entry(record: Any) -> str:
         value = getattr(record, name)
         return "–" if value is None else f"{value:.{digits}f}"
 
@@ -38,9 +45,20 @@ def _measured(record: Record) -> str:
     return f"{record.speedup:.2f}\n{record.speedup_low:.2f}–{record.speedup_high:.2f}"
 
 
+def _interval(record: Record) -> str:
+    return f"{record.speedup_low:.2f}–{record.speedup_high:.2f}"
+
+
+def _quality(record: Record) -> str:
+    plain, guessed = record.quality_autoregressive, record.quality_speculative
+    if plain is None or guessed is None:
+        return "–"
+    return f"{record.metric} {plain:.1f} / {guessed:.1f}"
+
+
 TITLE = "Tables 2 and 4 of the paper for this pair, batch size 1"
 
-SPEEDUPS = (
+SPEEDUPS: tuple[Column[Record], ...] = (
     Column("task", lambda r: r.task, "what is decoded"),
     Column("T", _number("temperature", 0), "temperature; 0 is argmax"),
     Column("γ", _number("gamma", 0), "guesses a step, chosen for the measured α, c and v"),
@@ -57,7 +75,7 @@ SPEEDUPS = (
     Column("paper", _number("paper_speedup", 1), "their measured speed-up, on a TPU-v4"),
 )
 
-QUALITY = (
+QUALITY: tuple[Column[Record], ...] = (
     Column("task", lambda r: r.task, "what is decoded"),
     Column("T", _number("temperature", 0), "temperature"),
     Column("metric", lambda r: r.metric or "–", "against the references, in percent"),
@@ -65,8 +83,47 @@ QUALITY = (
     Column("speculative", _number("quality_speculative", 1), "of the speculative outputs"),
 )
 
+THEORY: tuple[Column[TheoryCheck], ...] = (
+    Column("α", _number("alpha", 1), "acceptance rate"),
+    Column("γ", _number("gamma", 0), "guesses a step"),
+    Column("operations", _number("operations", 2), "growth by Theorem 3.11, draft free"),
+    Column("paper", _number("operations_printed", 2), "the same, as printed"),
+    Column("speed-up", _number("speedup", 2), "by Theorem 3.8, draft free"),
+    Column("paper", _number("speedup_printed", 2), "the same, as printed"),
+)
+"""Of Table 1, whose rows `figures.table_1` computes."""
 
-def table(columns: Sequence[Column], records: Sequence[Record], title: str) -> Table:
+
+def _place(record: Record) -> str:
+    return record.experiment.rpartition("/")[2]
+
+
+def _with_flag(record: Record) -> str:
+    return f"{record.speedup:.2f}" + (" !" if record.above_ceiling else "")
+
+
+ROWS: tuple[Column[Record], ...] = (
+    Column("row", _place, "its gin file"),
+    Column("γ", _number("gamma", 0), "guesses a step"),
+    Column("α", _number("alpha", 2), "acceptance rate on the target's own text"),
+    Column("paper", _number("paper_alpha", 2), "the paper's α"),
+    Column("accepted", _number("alpha_accepted", 2), "guesses accepted over guesses tested"),
+    Column("c", _number("c", 3), "time of a guess over that of a target step"),
+    Column("v", _number("verify_cost", 2), "time of verifying over that of a target step"),
+    Column("per\ncall", _number("tokens_per_call", 2), "tokens that a target pass yielded"),
+    Column("expected", _number("speedup_expected", 2), "speed-up by Theorem 3.8"),
+    Column("predicted", _number("speedup_predicted", 2), "speed-up from all measured costs"),
+    Column("measured", _with_flag, "speed-up; ! is above Eq. 1's ceiling: a slow baseline"),
+    Column("95%", _interval, "its interval over the examples"),
+    Column("paper", _number("paper_speedup", 1), "the paper's measured speed-up"),
+    Column("quality", _quality, "of plain and of speculative outputs, in percent"),
+)
+"""Of a table of the paper, rerun: ours beside the paper's."""
+
+SIMULATED = "simulated acceptance: only the times are real, outputs mean nothing"
+
+
+def table(columns: Sequence[Column[Entry]], records: Sequence[Entry], title: str) -> Table:
     """Records as a table for the terminal."""
     shown = Table(
         title=title, title_justify="left", box=None, pad_edge=False, collapse_padding=True
@@ -78,7 +135,7 @@ def table(columns: Sequence[Column], records: Sequence[Record], title: str) -> T
     return shown
 
 
-def markdown_table(columns: Sequence[Column], records: Sequence[Record]) -> str:
+def markdown_table(columns: Sequence[Column[Entry]], records: Sequence[Entry]) -> str:
     """Records as a table in Markdown, and what its columns mean."""
     rows = [[column.head for column in columns]]
     rows.append([":--" if number == 0 else "--:" for number in range(len(columns))])
@@ -87,7 +144,7 @@ def markdown_table(columns: Sequence[Column], records: Sequence[Record]) -> str:
     return "\n".join([*lines, "", meanings(columns)])
 
 
-def meanings(columns: Sequence[Column]) -> str:
+def meanings(columns: Sequence[Column[Any]]) -> str:
     """A list of what columns mean, in Markdown."""
     heads = [column.head.replace("\n", " ") for column in columns]
     pairs = zip(heads, columns, strict=True)
@@ -176,3 +233,58 @@ ENVIRONMENT = ("target", "draft", "device", "dtype", "jax_version", "commit", "s
 def environment(record: Record) -> str:
     """Where and with what a record was measured, as a list in Markdown."""
     return "\n".join(f"- {name}: {getattr(record, name)}" for name in ENVIRONMENT)
+
+
+def show_records(records: Sequence[Record], console: Console) -> None:
+    """Prints rows beside the paper's."""
+    title = "Measured at batch size 1, beside the paper"
+    if any(record.simulated_alpha is not None for record in records):
+        title += f" ({SIMULATED})"
+    console.print(table(ROWS, records, title))
+    console.print(meanings(ROWS[1:]), style="dim", highlight=False)
+    for record in records:
+        if record.outputs_identical is not None:
+            console.print(
+                f"{record.experiment}: {record.outputs_identical} of {record.num_examples} greedy "
+                f"outputs are identical, {record.near_ties} part at a near tie.",
+                highlight=False,
+            )
+
+
+def show_tuning(tuning: Tuning, console: Console) -> None:
+    """Prints the speed-up over gamma, and what is best or why nothing is."""
+    costs = tuning.costs
+    console.print(
+        f"α = {tuning.alpha:.3f} on {len(tuning.lengths)} outputs of "
+        f"{sum(tuning.lengths) / len(tuning.lengths):.0f} tokens; a target step takes "
+        f"{costs.ms_target_step:.2f} ms, prefill {costs.ms_prefill_target:.1f} + "
+        f"{costs.ms_prefill_draft:.1f} ms.",
+        highlight=False,
+    )
+    shown = Table(box=None, pad_edge=False)
+    for head in ("γ", "c", "v", "Theorem 3.8", "predicted"):
+        shown.add_column(head, justify="right")
+    for gamma in tuning.gammas:
+        best = "bold" if gamma == tuning.gamma else None
+        numbers = (costs.c(gamma), costs.verify_cost(gamma))
+        speedups = (tuning.expected(gamma), tuning.predicted(gamma))
+        cells = [f"{numbers[0]:.3f}", *(f"{value:.2f}" for value in (numbers[1], *speedups))]
+        shown.add_row(str(gamma), *cells, style=best)
+    console.print(shown)
+    reason = tuning.why_not()
+    if reason is None:
+        console.print(
+            f"Best: γ = {tuning.gamma}, {tuning.predicted(tuning.gamma):.2f} times as fast as "
+            f"plain decoding. The target's weights are read "
+            f"{expected_tokens(tuning.alpha, tuning.gamma):.2f} times less often, operations grow "
+            f"{tuning.operations:.2f} times (Theorem 3.11).",
+            highlight=False,
+        )
+    else:
+        console.print(f"Speculation will not pay here. {reason}", highlight=False)
+
+
+def show_theory(checks: Sequence[TheoryCheck], console: Console) -> None:
+    """Prints Table 1, computed and as the paper has it."""
+    console.print(table(THEORY, checks, "Table 1, computed and printed"))
+    console.print(meanings(THEORY), style="dim", highlight=False)

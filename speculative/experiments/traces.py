@@ -1,6 +1,7 @@
 """Figure 1 of the paper for a prompt: what each step of Algorithm 1 accepted and corrected."""
 
 import dataclasses
+from html import escape
 
 import numpy as np
 from rich.text import Text
@@ -83,14 +84,23 @@ LEGEND = {
 """How a part of a line shows: its style where there is colour, else the marks around it."""
 
 
+MEANINGS = {
+    "accepted": "accepted guess",
+    "rejected": "rejected guess",
+    "corrected": "the target's own token",
+}
+
+HTML = {
+    "accepted": ("span", "color: #1a7f37"),
+    "rejected": ("del", "color: #b3261e"),
+    "corrected": ("ins", "color: #0b57d0; font-weight: bold"),
+}
+"""A part's element and style: a browser strikes `del` and underlines `ins`, colour or none."""
+
+
 def legend(coloured: bool) -> Text:
     """What colours or marks stand for."""
-    words = {
-        "accepted": "accepted guess",
-        "rejected": "rejected guess",
-        "corrected": "the target's own token",
-    }
-    return Text(", ").join(_part(part, words[part], coloured) for part in LEGEND)
+    return Text(", ").join(_part(part, MEANINGS[part], coloured) for part in LEGEND)
 
 
 def render(lines: list[Line], gamma: int, coloured: bool) -> Text:
@@ -109,3 +119,26 @@ def _part(part: str, text: str, coloured: bool) -> Text:
     if coloured or not text:
         return Text(text, style)
     return Text(before + text + after)
+
+
+def html(trace: PromptTrace, gamma: int) -> str:
+    """A fragment for any page, with its own styles: the prompt, the legend and a line a step."""
+    # Its own background too: on a dark page these colours would not show.
+    page = "background: #fff; color: #222; padding: 1em; margin: 1em 0; font-family: monospace"
+    words = ", ".join(_element(part, MEANINGS[part]) for part in HTML)
+    shown = [
+        f'<figure style="{page}">',
+        f"<figcaption>{escape(trace.source)}<br/><small>{words}</small></figcaption>",
+        "<ol>",
+    ]
+    for step in trace.lines:
+        text = "".join(_element(part, getattr(step, part)) for part in HTML)
+        # A token may begin with several spaces, of which a browser would show one.
+        style = "white-space: pre-wrap"
+        shown.append(f'<li style="{style}"><small>{step.count}/{gamma}</small> │{text}</li>')
+    return "\n".join([*shown, "</ol>", "</figure>"]) + "\n"
+
+
+def _element(part: str, text: str) -> str:
+    name, style = HTML[part]
+    return f'<{name} style="{style}">{escape(text)}</{name}>' if text else ""

@@ -24,6 +24,7 @@ def alpha_on_target_text(
     sources: Sequence[Array],
     tokens: Sequence[Sequence[int]],
     sampling: Sampling,
+    max_length: int,
 ) -> list[NDArray[np.float32]]:
     """beta, the sum of min(p, q), at every token of texts that the target generated.
 
@@ -35,6 +36,7 @@ def alpha_on_target_text(
         sources: of each example, [1, S] as `Pair.encode` gives it.
         tokens: what the target generated for it, the end of sequence included.
         sampling: adjusts p and q alike.
+        max_length: tokens to which every text is padded, for each width is a compiled program.
 
     Returns:
         Of each example, beta [length] at each of its tokens.
@@ -42,12 +44,10 @@ def alpha_on_target_text(
     Raises:
         ValueError: the probabilities of target or draft are not finite.
     """
-    # One width for all texts, for each width is a compiled program.
-    length = -(-max(map(len, tokens)) // 32) * 32
     models = Models(pair.target, pair.draft)
     found = []
     for source, text in zip(sources, tokens, strict=True):
-        row = forcing.padded(text, length)
+        row = forcing.padded(text, max_length)
         beta = _betas(models, pair.params, source, row, sampling, pair.vocabulary.size)
         found.append(np.asarray(beta)[0, : len(text)])
         if not np.isfinite(found[-1]).all():

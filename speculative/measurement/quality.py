@@ -1,9 +1,9 @@
 """Quality of decoded text: BLEU for translation, ROUGE for summaries, set up as T5's metrics are.
 
-Both functions take plain strings and return percentages, and serve as a seqio task's metrics.
+`bleu` and `rouge` take plain strings and return percentages, and serve as a seqio task's metrics.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 import sacrebleu
@@ -56,6 +56,23 @@ def rouge(targets: Sequence[str], predictions: Sequence[str]) -> dict[str, float
         kind: 100 * float(np.mean([score[kind].fmeasure for score in scores]))
         for kind in ROUGE_TYPES
     }
+
+
+Metric = Callable[[Sequence[str], Sequence[str]], dict[str, float]]
+
+METRICS: Mapping[str, Metric] = {"bleu": bleu, "rougeL": rouge, "rougeLsum": rouge}
+"""The scores that a table may show, by name, and what computes them."""
+
+
+def measure(metric: str, targets: Sequence[str], predictions: Sequence[str]) -> float:
+    """One score of `METRICS`, in percent.
+
+    Raises:
+        ValueError: if there is no such score, no example, or not one prediction for each target.
+    """
+    if metric not in METRICS:
+        raise ValueError(f"There is no metric {metric!r}; the metrics are {', '.join(METRICS)}.")
+    return METRICS[metric](targets, predictions)[metric]
 
 
 def _check(targets: Sequence[str], predictions: Sequence[str]) -> None:

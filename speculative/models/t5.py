@@ -363,3 +363,21 @@ class T5:
 def abstract_params(config: T5Config) -> PyTree:
     """Shapes of a configuration's parameters, with nothing allocated."""
     return jax.eval_shape(T5(config).init, jax.random.key(0))
+
+
+def random_params(config: T5Config, seed: int = 0) -> PyTree:
+    """Random parameters in the configuration's dtype, a tensor at a time, as large as they come.
+
+    They keep activations about 1, as trained ones do; `T5.init` is for training.
+    """
+    leaves, tree = jax.tree.flatten(abstract_params(config))
+    keys = jax.random.split(jax.random.key(seed), len(leaves))
+    made = [_random(key, leaf.shape, config.dtype) for key, leaf in zip(keys, leaves, strict=True)]
+    return jax.tree.unflatten(tree, made)
+
+
+@functools.partial(jax.jit, static_argnums=(1, 2))
+def _random(key: Array, shape: tuple[int, ...], dtype: str) -> Array:
+    if len(shape) == 1:
+        return jnp.ones(shape, dtype)
+    return jax.random.normal(key, shape, dtype) * shape[0] ** -0.5

@@ -5,18 +5,17 @@ environment variable `SPECULATIVE_DATA` names, else in `data`. Importing this mo
 the tasks; their files are read when a dataset is asked for.
 """
 
-import functools
 import json
 import os
 import pathlib
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 import seqio
 import tensorflow as tf
 
-from speculative.measurement import quality
+from speculative.tasks.registration import register
 
 VOCABULARY = pathlib.Path(__file__).parent.parent / "assets" / "debian.model"
 # Training on translations also reads the translated manuals and programs, where they were built.
@@ -65,17 +64,7 @@ def read_examples(task: str, split: str) -> list[tuple[str, str]]:
     return examples
 
 
-def _add_prefix(dataset: tf.data.Dataset, prefix: str) -> tf.data.Dataset:
-    return dataset.map(
-        lambda example: {**example, "inputs": tf.strings.join([prefix, example["inputs"]])},
-        num_parallel_calls=tf.data.AUTOTUNE,
-    )
-
-
-def _register(name: str, prefix: str, metric: Callable[..., dict[str, float]]) -> None:
-    vocabulary = seqio.SentencePieceVocabulary(str(VOCABULARY), extra_ids=0)
-    feature = seqio.Feature(vocabulary, add_eos=True, dtype=tf.int32)
-
+def _source(name: str) -> seqio.FunctionDataSource:
     def load(split: str, shuffle_files: bool, seed: int | None = None) -> tf.data.Dataset:
         # One file a split: seqio shuffles examples, and there are no shards to shuffle.
         del shuffle_files, seed
@@ -84,23 +73,12 @@ def _register(name: str, prefix: str, metric: Callable[..., dict[str, float]]) -
         dataset = tf.data.Dataset.from_tensor_slices((inputs, targets))
         return dataset.map(lambda inputs, targets: {"inputs": inputs, "targets": targets})
 
-    # Any, because seqio declares its sources more narrowly than its registry wants them.
-    source: Any = seqio.FunctionDataSource(load, splits=tuple(FILES), caching_permitted=False)
-    seqio.TaskRegistry.add(
-        name,
-        source=source,
-        preprocessors=[
-            functools.partial(_add_prefix, prefix=prefix),
-            seqio.preprocessors.tokenize,
-            seqio.preprocessors.append_eos_after_trim,
-        ],
-        output_features={"inputs": feature, "targets": feature},
-        metric_fns=[metric],
-    )
+    return seqio.FunctionDataSource(load, splits=tuple(FILES), caching_permitted=False)
 
 
-_register("debian_ende", "translate English to German: ", quality.bleu)
-_register("debian_synopsis", "summarize: ", quality.rouge)
+_PIECES = seqio.SentencePieceVocabulary(str(VOCABULARY), extra_ids=0)
+for _name in ("debian_ende", "debian_synopsis"):
+    register(_name, _source(_name), _PIECES, inputs="inputs", targets="targets")
 
 
 def batches(

@@ -2,6 +2,7 @@
 
 from typing import Any
 
+from speculative.experiments.examples import Example
 from speculative.experiments.records import Record
 from speculative.experiments.run import Row
 from speculative.measurement.exactness import Difference
@@ -64,5 +65,23 @@ def record(**changes: Any) -> Record:
     return Record(**(fields | changes))
 
 
+def example(difference: Difference | None = None, number: int = 0) -> Example:
+    return Example(
+        number=number,
+        source="a text",
+        reference="a word",
+        autoregressive="one",
+        speculative="one",
+        lengths=(4, 4),
+        seconds=(0.02, 0.01),
+        target_calls=2,
+        tested=4,
+        accepted=2,
+        betas=[0.5, 0.75],
+        difference=difference,
+    )
+
+
 def row(differences: list[Difference | None] | None = None, **changes: Any) -> Row:
-    return Row(record(**changes), [], differences or [])
+    examples = [example(found, number) for number, found in enumerate(differences or [])]
+    return Row(record(**changes), examples)

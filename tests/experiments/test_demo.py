@@ -20,15 +20,15 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
     """Replaces what takes long, measuring and tracing; holds what each row was asked with."""
     calls: list[dict[str, Any]] = []
 
-    def run_row(pair, task, prompts, sampling, **settings) -> Row:
-        calls.append({"task": task, "prompts": prompts, "sampling": sampling, **settings})
-        settings["on_progress"]("timing", 0.5)
-        greedy = sampling.greedy
+    def run_row(pair, config, prompts, experiment, on_progress) -> Row:
+        calls.append({"config": config, "prompts": prompts})
+        on_progress("timing", 0.5)
+        greedy = config.sampling.greedy
         return made.row(
-            task=task,
-            temperature=sampling.temperature,
+            task=config.task,
+            temperature=config.temperature,
             gamma=len(calls),
-            seed=settings["seed"],
+            seed=config.seed,
             speedup=len(calls) + 0.25,
             outputs_identical=len(prompts) if greedy else None,
             near_ties=0 if greedy else None,
@@ -36,8 +36,9 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
 
     def trace(pair, source, gamma, temperature, max_length, seed) -> PromptTrace:
         call = calls[gamma - 1]
-        assert (source, temperature) == (call["prompts"][0].source, call["sampling"].temperature)
-        assert (max_length, seed) == (call["max_length"], call["seed"])
+        config = call["config"]
+        assert (source, temperature) == (call["prompts"][0].source, config.temperature)
+        assert (max_length, seed) == (config.max_length, config.seed)
         return PromptTrace(source, [Line(" a", "", " b", 1)], Result("a b", [7, 8], 1, 1, 1), True)
 
     monkeypatch.setattr(demo, "run_row", run_row)
@@ -56,11 +57,11 @@ def test_both_tasks_at_both_temperatures(
     asked: list[dict[str, Any]], arguments: list[str], tmp_path: pathlib.Path, capsys
 ) -> None:
     assert cli.main(arguments) == 0
-    assert [(call["task"], call["sampling"].temperature) for call in asked] == ROWS
+    assert [(call["config"].task, call["config"].temperature) for call in asked] == ROWS
     for call in asked:
         assert len(call["prompts"]) == 2
-        assert (call["seed"], call["max_length"]) == (3, 6)
-        assert call.get("gamma") is None  # The program chooses.
+        assert (call["config"].seed, call["config"].max_length) == (3, 6)
+        assert call["config"].gamma is None  # The program chooses.
     kept = records.read(tmp_path / "d" / "records.jsonl")
     assert [(record.task, record.temperature) for record in kept] == ROWS
     out = capsys.readouterr().out

@@ -12,13 +12,15 @@ import numpy as np
 import pytest
 
 import speculative
-from speculative import Pair, Sampling
+from speculative import Pair
 from speculative.decoding import Output, Params
-from speculative.experiments import run
+from speculative.experiments import run, tuning, workload
+from speculative.experiments.examples import Examples
 from speculative.experiments.run import Row, run_row
+from speculative.experiments.settings import RowConfig
 from speculative.measurement import timing
-from speculative.measurement.prompts import Prompt
 from speculative.measurement.timing import Costs
+from speculative.tasks.prompts import Prompt
 
 PROMPTS = [
     Prompt("summarize: a library for reading old files", "library for old files"),
@@ -29,6 +31,18 @@ LENGTH = 12
 VERIFY = {2: 2.4, 3: 2.5, 4: 2.6, 5: 2.7, 7: 3.0}
 COSTS = Costs(8.0, 2.0, 2.0, VERIFY, {2: 0.5, 3: 0.7, 4: 0.9, 5: 1.1, 7: 1.5})
 """Milliseconds that a measurement is told to have found."""
+
+
+def config(temperature: float = 0.0, **changes: Any) -> RowConfig:
+    fields: dict[str, Any] = {
+        "task": "debian_ende",
+        "target": "the_target",
+        "draft": "the_draft",
+        "temperature": temperature,
+        "max_length": LENGTH,
+        "rounds": 1,
+    }
+    return RowConfig(**(fields | changes))
 
 
 @pytest.fixture(scope="module")
@@ -45,9 +59,7 @@ def no_timing(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, ...]]:
     class Meter:
         """Has timed what it is asked for."""
 
-        def __init__(
-            self, pair: Pair, sampling: Sampling, gammas: tuple[int, ...], *_: Any
-        ) -> None:
+        def __init__(self, pair: Pair, sampling: Any, gammas: tuple[int, ...], *_: Any) -> None:
             self.gammas = tuple(gammas)
             asked.append(self.gammas)
 
@@ -57,11 +69,10 @@ def no_timing(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, ...]]:
         tick = turn
 
         def costs(self) -> Costs:
-            return dataclasses.replace(
-                COSTS, ms_verify={g: COSTS.ms_verify[g] for g in self.gammas}
-            )
+            verify = {gamma: COSTS.ms_verify[gamma] for gamma in self.gammas}
+            return dataclasses.replace(COSTS, ms_verify=verify)
 
-    monkeypatch.setattr(run, "CostMeter", Meter)
+    monkeypatch.setattr(workload, "CostMeter", Meter)
     return asked
 
 
@@ -88,38 +99,38 @@ def check_consistent(row: Row) -> None:
 @pytest.mark.usefixtures("no_timing")
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 def test_a_row_of_a_draft_that_knows_nothing(pair: Pair, temperature: float) -> None:
-    sampling = Sampling(temperature)
-    row = run_row(
-        pair, "debian_synopsis", PROMPTS, sampling, 2, seed=7, max_length=LENGTH, rounds=1
-    )
+    asked = config(temperature, task="debian_synopsis", gamma=2, seed=7, paper_draft="small")
+    row = run_row(pair, asked, PROMPTS)
     check_consistent(row)
     r = row.record
     assert (r.gamma, r.num_examples, r.batch_size, r.seed) == (2, 3, 1, 7)
-    assert (r.target, r.draft) == pair.names
+    assert (r.target, r.draft) == ("the_target", "the_draft")
     assert r.metric == "rougeL"
     assert r.dtype == "float32"
     assert r.jax_version == jax.__version__
+    assert r.paper_alpha == (0.65 if temperature == 0 else 0.53)
+    assert r.simulated_alpha is None
     settings = dict(line.split(" = ", 1) for line in r.gin.splitlines())
-    assert (settings["gamma"], settings["max_length"]) == ("2", "12")
+    assert (settings["RowConfig.gamma"], settings["RowConfig.max_length"]) == ("2", "12")
 
     calls = 0
-    for example, (prompt, texts) in enumerate(zip(PROMPTS, row.texts, strict=True)):
-        asked: dict[str, Any] = {
+    for number, (prompt, found) in enumerate(zip(PROMPTS, row.examples, strict=True)):
+        same: dict[str, Any] = {
             "seed": 7,
-            "example": example,
+            "example": number,
             "temperature": temperature,
             "max_length": LENGTH,
         }
-        guessed = pair.generate(prompt.source, gamma=2, **asked)
-        assert texts.speculative == guessed.text
-        assert texts.autoregressive == pair.generate(prompt.source, gamma=0, **asked).text
-        assert (texts.source, texts.reference) == (prompt.source, prompt.reference)
+        guessed = pair.generate(prompt.source, gamma=2, **same)
+        assert found.speculative == guessed.text
+        assert found.autoregressive == pair.generate(prompt.source, gamma=0, **same).text
+        assert (found.source, found.reference) == (prompt.source, prompt.reference)
         calls += guessed.target_calls
     assert r.num_target_calls == calls
     if temperature == 0:
         assert (r.outputs_identical, r.near_ties, row.differences) == (3, 0, [None] * 3)
     else:
-        assert (r.outputs_identical, r.near_ties, row.differences) == (None, None, [])
+        assert (r.outputs_identical, r.near_ties) == (None, None)
         assert 0 < r.alpha < 1
 
 
@@ -131,16 +142,13 @@ def test_a_row_of_a_draft_that_is_the_target(pair: Pair, no_timing: list[tuple[i
     heard: list[float] = []
     row = run_row(
         same,
-        "debian_ende",
+        config(max_length=16),
         PROMPTS,
-        Sampling(0.0),
-        max_length=16,
         on_progress=lambda what, share: heard.append(share),
-        rounds=2,
     )
     check_consistent(row)
     r = row.record
-    assert no_timing == [run.GAMMAS]
+    assert no_timing == [run.GAMMAS, (7,)]
     assert r.alpha == r.alpha_accepted == 1
     assert r.gamma == 7
     assert r.num_target_calls == 3 * 2
@@ -148,7 +156,6 @@ def test_a_row_of_a_draft_that_is_the_target(pair: Pair, no_timing: list[tuple[i
     # 16 tokens take 2 calls, each 1.5 ms of guesses and 3 ms of verification.
     predicted = (8 + 16 * 2) / (8 + 2 + 2 * (1.5 + 3.0))
     assert r.speedup_predicted == pytest.approx(predicted)
-    assert heard == sorted(heard)
     assert heard[-1] == 1
 
 
@@ -160,31 +167,79 @@ def test_the_clock_measures_whole_generations(
     timed: list[int] = []
     decode = Pair.run
 
-    def slow(self: Pair, source: jax.Array, draws: jax.Array, config: Any) -> Output:
+    def slow(self: Pair, source: jax.Array, draws: jax.Array, decoding: Any) -> Output:
         nonlocal now
-        timed.append(config.gamma)
-        # Three calls of one way and one of the other compile; the second round of three is slow.
-        timed_before = timed.count(config.gamma) - (1 if config.gamma else 3)
-        late = 3 < timed_before <= 6
-        now += (0.01 if config.gamma else 0.03) * (5 if late else 1)
-        return decode(self, source, draws, config)
+        timed.append(decoding.gamma)
+        # The first call of each way compiles; of three rounds of an example the second is slow.
+        late = timed.count(decoding.gamma) % 3 == 0
+        now += (0.01 if decoding.gamma else 0.03) * (5 if late else 1)
+        return decode(self, source, draws, decoding)
 
     monkeypatch.setattr(Pair, "run", slow)
-    monkeypatch.setattr(run.time, "perf_counter", lambda: now)
-    row = run_row(pair, "debian_ende", PROMPTS, Sampling(0.0), 4, max_length=LENGTH, rounds=3)
+    monkeypatch.setattr(workload.time, "perf_counter", lambda: now)
+    row = run_row(pair, config(gamma=4, rounds=3), PROMPTS)
     tokens = row.record.num_tokens
     assert row.record.ms_per_token_autoregressive == pytest.approx(3 * 30 / tokens)
     assert row.record.ms_per_token_speculative == pytest.approx(3 * 10 / tokens)
     assert row.record.speedup == pytest.approx(3.0)
     # Both ways of an example take turns in going first.
-    assert timed[4:] == [0, 4, 4, 0, 0, 4, 4, 0, 0, 4, 4, 0, 0, 4, 4, 0, 0, 4]
+    assert timed[2:] == [0, 4, 4, 0, 0, 4, 4, 0, 0, 4, 4, 0, 0, 4, 4, 0, 0, 4]
     assert no_timing == [(4,)]
+
+
+@pytest.mark.usefixtures("no_timing")
+def test_a_row_goes_on_where_it_stopped(pair: Pair, tmp_path: pathlib.Path) -> None:
+    asked = config(1.0, gamma=3)
+    whole = run_row(pair, asked, PROMPTS)
+
+    class Killed(BaseException):
+        pass
+
+    def kill(what: str, share: float) -> None:
+        if what == "examples" and share > 0.5:
+            raise Killed
+
+    with pytest.raises(Killed):
+        run_row(pair, asked, PROMPTS, "row", Examples(tmp_path, asked.gin()), kill)
+    lines = (tmp_path / "examples.jsonl").read_text().splitlines()
+    assert len(lines) == 2
+    again = run_row(pair, asked, PROMPTS, "row", Examples(tmp_path, asked.gin()))
+    assert (tmp_path / "examples.jsonl").read_text().splitlines()[:2] == lines
+    assert again.record.alpha == whole.record.alpha
+    assert again.record.num_target_calls == whole.record.num_target_calls
+    for one, other in zip(whole.examples, again.examples, strict=True):
+        assert dataclasses.replace(one, seconds=other.seconds) == other
+
+
+@pytest.mark.usefixtures("no_timing")
+def test_alpha_is_measured_on_so_many_tokens_alone(pair: Pair) -> None:
+    row = run_row(pair, config(1.0, gamma=2, alpha_tokens=LENGTH + 1), PROMPTS)
+    assert [len(example.betas) > 0 for example in row.examples] == [True, True, False]
+    betas = np.concatenate([example.betas for example in row.examples])
+    assert row.record.alpha == pytest.approx(betas.mean())
+
+
+@pytest.mark.usefixtures("no_timing")
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_simulated_acceptance(pair: Pair, temperature: float) -> None:
+    """Guesses stand with the chance that was asked for, whatever the models say."""
+    asked = config(
+        temperature, gamma=3, max_length=60, simulated_alpha=0.7, num_examples=20, source_length=9
+    )
+    row = run_row(pair, asked, None)
+    r = row.record
+    assert (r.alpha, r.simulated_alpha, r.num_tokens) == (0.7, 0.7, 20 * 60)
+    assert (r.metric, r.outputs_identical) == (None, None)
+    # Of 20 texts of 60 tokens; four standard deviations of Eq. 1's mean are 0.3.
+    expected = (1 - 0.7**4) / 0.3
+    assert r.tokens_per_call == pytest.approx(expected, abs=0.3)
+    assert r.alpha_accepted == pytest.approx(0.7, abs=0.07)
 
 
 def test_a_whole_row_with_its_costs(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(timing, "ITERATIONS", 4)
-    monkeypatch.setattr(run, "ITERATIONS", 4)
-    row = run_row(pair, "debian_ende", PROMPTS[:1], Sampling(0.0), 2, max_length=LENGTH, rounds=1)
+    monkeypatch.setattr(workload, "ITERATIONS", 4)
+    row = run_row(pair, config(gamma=2), PROMPTS[:1])
     check_consistent(row)
     assert row.record.ms_target_step > 0
     assert row.record.ms_verify > 0
@@ -206,40 +261,35 @@ def test_gamma_is_the_best_for_such_texts(alpha: float, lengths: list[int], gamm
             stand = rng.random((len(held), candidate)) < alpha
             held += np.cumprod(stand, axis=1).sum(axis=1) + 1
         times[candidate] = calls * (COSTS.ms_verify[candidate] + COSTS.ms_proposal[candidate])
-    assert run.best_gamma(alpha, COSTS, lengths) == gamma == min(times, key=times.__getitem__)
+    found = tuning.Tuning(alpha, lengths, COSTS, 0.1)
+    assert found.gamma == gamma == min(times, key=times.__getitem__)
 
 
 def test_the_papers_numbers_for_a_row_of_the_same_kind() -> None:
-    argmax = Sampling(0.0)
-    assert run.paper_numbers("debian_ende", "debian_draft", argmax) == (0.75, 3.4)
-    assert run.paper_numbers("debian_ende", "/a/folder", Sampling(1.0)) == (0.62, 2.6)
-    assert run.paper_numbers("debian_synopsis", "debian_draft", argmax) == (0.65, 3.1)
-    assert run.paper_numbers("debian_synopsis", "debian_draft", Sampling(1.0)) == (0.53, 2.3)
-    assert run.paper_numbers("debian_ende", "bigram", argmax) == (0.20, None)
-    assert run.paper_numbers("debian_ende", "uniform", argmax) == (None, None)
-    assert run.paper_numbers("debian_ende", "debian_draft", Sampling(0.5)) == (None, None)
-    assert run.paper_numbers("debian_ende", "debian_draft", Sampling(1.0, top_k=9)) == (None, None)
-    assert run.paper_numbers("other", "debian_draft", argmax) == (None, None)
+    def numbers(**changes: Any) -> tuple[float | None, float | None]:
+        fields: dict[str, Any] = {"paper_draft": "small"}
+        return run.paper_numbers(config(**(fields | changes)))
+
+    assert numbers() == (0.75, 3.4)
+    assert numbers(temperature=1.0) == (0.62, 2.6)
+    assert numbers(task="debian_synopsis") == (0.65, 3.1)
+    assert numbers(task="wmt_t2t_ende_v003") == (0.75, 3.4)
+    assert numbers(paper_draft="bigram") == (0.20, None)
+    assert numbers(paper_draft=None) == (None, None)
+    assert numbers(temperature=0.5) == (None, None)
+    assert numbers(temperature=1.0, top_k=9) == (None, None)
 
 
 @pytest.mark.parametrize(
-    ("settings", "message"),
-    [
-        ({"prompts": []}, "at least one prompt"),
-        ({"gamma": 0}, "gamma must be at least 1 .* not 0"),
-        ({"rounds": 0}, "at least 1 round, not 0"),
-        ({"max_length": 0}, "max_length must be at least 1 token, not 0"),
-        ({"prompts": [Prompt(" ", "")]}, "prompt is empty"),
-    ],
+    ("prompts", "message"), [([], "at least one prompt"), ([Prompt(" ", "")], "prompt is empty")]
 )
-def test_settings_that_make_no_row(pair: Pair, settings: dict[str, Any], message: str) -> None:
-    given: dict[str, Any] = {"prompts": PROMPTS, "sampling": Sampling(0.0)} | settings
+def test_prompts_that_make_no_row(pair: Pair, prompts: list[Prompt], message: str) -> None:
     with pytest.raises(ValueError, match=message):
-        run_row(pair, "debian_ende", **given)
+        run_row(pair, config(gamma=2), prompts)
 
 
 def test_damaged_weights_end_the_row(pair: Pair) -> None:
     broken = jax.tree.map(lambda x: jnp.full_like(x, math.nan), pair.params.target)
     damaged = dataclasses.replace(pair, params=Params(broken, pair.params.draft))
     with pytest.raises(ValueError, match=r"logits of .*target are not finite"):
-        run_row(damaged, "debian_ende", PROMPTS, Sampling(0.0), 2, max_length=4)
+        run_row(damaged, config(gamma=2, max_length=4), PROMPTS)

@@ -2,6 +2,7 @@
 
 import io
 import pathlib
+from xml.etree import ElementTree
 
 import numpy as np
 import pytest
@@ -11,7 +12,8 @@ import speculative
 from speculative.decoding import reference
 from speculative.decoding.reference import Trace, TraceStep
 from speculative.experiments import traces
-from speculative.experiments.traces import Line
+from speculative.experiments.traces import Line, PromptTrace
+from speculative.pair import Result
 from speculative.vocabulary import Vocabulary
 from tests.saved import VOCABULARY
 
@@ -81,10 +83,56 @@ def test_colours_are_the_papers() -> None:
     )
 
 
+def page(lines: list[Line], source: str = "a text") -> ElementTree.Element:
+    """The fragment, read by a parser that accepts no stray or open element."""
+    trace = PromptTrace(source, lines, Result("", [], 1, 0, 0), same_tokens=True)
+    return ElementTree.fromstring(traces.html(trace, 3))
+
+
+def test_html_has_an_item_a_step() -> None:
+    first, second = page(LINES).findall("./ol/li")
+    assert ["".join(item.itertext()) for item in (first, second)] == ["2/3 │ a[b c d", "3/3 │e f"]
+    parts = [(part.tag, part.text, part.get("style")) for part in first]
+    assert [part[:2] for part in parts] == [
+        ("small", "2/3"),
+        ("span", " a[b"),
+        ("del", " c"),
+        ("ins", " d"),
+    ]
+    assert [part.tag for part in second] == ["small", "span", "ins"]
+    assert first.get("style") == "white-space: pre-wrap"
+
+
+def test_html_has_colours_of_its_own_and_a_legend_of_them() -> None:
+    found = page(LINES)
+    legend = found.findall("./figcaption/small/*")
+    assert [(part.tag, part.text) for part in legend] == [
+        ("span", "accepted guess"),
+        ("del", "rejected guess"),
+        ("ins", "the target's own token"),
+    ]
+    styles = [part.get("style") or "" for part in legend]
+    assert styles == [part.get("style") for part in found[1][0][1:]]
+    for strongest, style in zip("GRB", styles, strict=True):
+        digits = style.partition("#")[2][:6]
+        light = dict(zip("RGB", bytes.fromhex(digits), strict=True))
+        assert max(light, key=lambda channel: light[channel]) == strongest
+    assert "background: #fff" in (found.get("style") or "")
+
+
+def test_html_shows_text_and_obeys_none() -> None:
+    hostile = """<script>&amp;"'</li>"""
+    found = page([Line(hostile, hostile, hostile, 1)], hostile)
+    assert found.findtext("./figcaption") == hostile
+    assert [part.text for part in found[1][0][1:]] == [hostile] * 3
+    assert not found.findall(".//script")
+
+
 def test_a_trace_spells_the_fast_paths_output(
     saved_pair: tuple[pathlib.Path, pathlib.Path],
 ) -> None:
-    pair = speculative.load(*map(str, saved_pair))
+    target, draft = map(str, saved_pair)
+    pair = speculative.load(target, draft)
     found = traces.trace(pair, "A small editor.", 2, 1.0, 12, 5)
     assert found.same_tokens
     expected = pair.generate("A small editor.", seed=5, gamma=2, temperature=1.0, max_length=12)
@@ -97,7 +145,8 @@ def test_a_trace_spells_the_fast_paths_output(
 def test_a_trace_that_differs_says_so(
     saved_pair: tuple[pathlib.Path, pathlib.Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    pair = speculative.load(*map(str, saved_pair))
+    target, draft = map(str, saved_pair)
+    pair = speculative.load(target, draft)
     whole = reference.generate
 
     def cut_short(*arguments) -> Trace:

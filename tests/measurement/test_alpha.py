@@ -43,7 +43,7 @@ def test_beta_is_the_overlap_of_tables(draft: str, sampling: Sampling) -> None:
     }
     drafter, params, q = pairs[draft]
     pair = toy_pair(drafter, params)
-    found = alpha_on_target_text(pair, [SOURCE] * len(TEXTS), TEXTS, sampling)
+    found = alpha_on_target_text(pair, [SOURCE] * len(TEXTS), TEXTS, sampling, 32)
     p = toy.distribution(toy.target_table(), sampling)
     q = toy.certain_distribution() if q is None else q
     for beta, text in zip(found, TEXTS, strict=True):
@@ -62,7 +62,7 @@ def test_beta_of_a_transformer_is_the_reference_loops() -> None:
     source = tiny.sources(1)
     draws = np.asarray(random_draws(5, np.array([0]), config.capacity))[0]
     trace = reference.generate(tiny.TARGET, draft, pair.params, source[0], draws, config)
-    (beta,) = alpha_on_target_text(pair, [jnp.asarray(source)], [trace.tokens], config.sampling)
+    (beta,) = alpha_on_target_text(pair, [jnp.asarray(source)], [trace.tokens], config.sampling, 40)
     position, checked = 0, 0
     for step in trace.steps:
         # The guess after a rejected one follows a text that was not generated.
@@ -81,10 +81,10 @@ def test_a_damaged_draft_is_named() -> None:
     table[2, 3] = np.nan
     pair = toy_pair(MODEL_DRAFT, toy.params(table))
     with pytest.raises(ValueError, match="toy draft are not finite"):
-        alpha_on_target_text(pair, [SOURCE], [[2, 3, 2]], Sampling())
+        alpha_on_target_text(pair, [SOURCE], [[2, 3, 2]], Sampling(), 3)
 
 
 def test_a_draft_equal_to_the_target_is_always_accepted() -> None:
     pair = toy_pair(MODEL_DRAFT, toy.params(toy.target_table()))
-    (beta,) = alpha_on_target_text(pair, [SOURCE], TEXTS[:1], Sampling(1.0))
+    (beta,) = alpha_on_target_text(pair, [SOURCE], TEXTS[:1], Sampling(1.0), 32)
     np.testing.assert_allclose(beta, 1.0, atol=1e-6)

@@ -56,3 +56,17 @@ def test_counts_must_agree(metric, targets: list[str], predictions: list[str]) -
     message = f"{len(predictions)} predictions for {len(targets)} targets"
     with pytest.raises(ValueError, match=message):
         metric(targets, predictions)
+
+
+def test_a_score_by_name() -> None:
+    # Of six words, three are in order over the whole text, and three and two line by line.
+    texts = ["one two three four . five six"], ["five six . one two four three"]
+    assert quality.measure("rougeL", *texts) == pytest.approx(f1(3, 6, 6))
+    assert quality.measure("rougeLsum", *texts) == pytest.approx(f1(5, 6, 6))
+    texts = ["das ist ein langer Satz"], ["das ist ein langer"]
+    assert quality.measure("bleu", *texts) == pytest.approx(100 * math.exp(1 - 5 / 4))
+
+
+def test_an_unknown_score_lists_the_names() -> None:
+    with pytest.raises(ValueError, match="'rouge'; the metrics are bleu, rougeL, rougeLsum"):
+        quality.measure("rouge", ["a"], ["a"])

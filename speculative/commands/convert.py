@@ -1,0 +1,45 @@
+"""`convert` and `inspect`: checkpoints."""
+
+import argparse
+
+from speculative.commands import DTYPES, Command
+
+
+def _add_convert(parser: argparse.ArgumentParser) -> None:
+    add = parser.add_argument
+    add("source", help="checkpoint folder, gs://bucket/folder, name, or Hugging Face id")
+    add("destination", help="the folder to make")
+    add("--to", required=True, choices=["native", "t5x", "huggingface"], help="its format")
+    add("--dtype", choices=DTYPES, help="of its tensors (what loses nothing)")
+    add("--vocabulary", metavar="FILE", help="SentencePiece model to store with the weights")
+
+
+def _convert(options: argparse.Namespace) -> None:
+    from speculative import checkpoints
+
+    made = checkpoints.convert(
+        options.source, options.destination, options.to, options.dtype, options.vocabulary
+    )
+    print(f"Written: {made.place} ({made.format}, {made.parameters / 1e6:.1f} M parameters).")
+
+
+def _add_inspect(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("path", help="checkpoint folder, gs://bucket/folder, name, or hub id")
+
+
+def _inspect(options: argparse.Namespace) -> None:
+    from rich.console import Console
+    from rich.table import Table
+
+    from speculative import checkpoints
+
+    table = Table(show_header=False, box=None)
+    for name, value in checkpoints.describe(checkpoints.open(options.path)).items():
+        table.add_row(name, value)
+    Console().print(table, soft_wrap=True)
+
+
+COMMANDS = {
+    "convert": Command("write a checkpoint in another format", _add_convert, _convert),
+    "inspect": Command("tell what a checkpoint holds", _add_inspect, _inspect),
+}

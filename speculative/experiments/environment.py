@@ -1,0 +1,40 @@
+"""Where a measurement was made: the checkout and the machine, for people."""
+
+import os
+import pathlib
+import platform
+import subprocess
+
+import jax
+
+import speculative
+
+
+def commit() -> str:
+    """The checkout's commit, marked where files differ from it, or else the version."""
+    root = pathlib.Path(speculative.__file__).parent.parent
+    if (root / ".git").exists():
+        command = ["git", "-C", str(root), "describe", "--always", "--dirty"]
+        try:
+            return subprocess.run(
+                command, capture_output=True, text=True, check=True
+            ).stdout.strip()
+        except (OSError, subprocess.CalledProcessError):
+            pass
+    return speculative.__version__
+
+
+def device() -> str:
+    """What computes, for people: an accelerator's kind, or the processor's name and cores."""
+    kind = jax.devices()[0]
+    if kind.platform != "cpu":
+        return kind.device_kind
+    name = platform.processor() or platform.machine()
+    information = pathlib.Path("/proc/cpuinfo")
+    if information.is_file():
+        for line in information.read_text().splitlines():
+            if line.startswith("model name"):
+                name = line.partition(":")[2].strip()
+                break
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    return f"{name}, {cores} cores"

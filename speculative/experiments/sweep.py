@@ -1,0 +1,167 @@
+"""The rows of a table, from their gin files, resumably: what is measured is not measured again."""
+
+import pathlib
+from collections.abc import Mapping
+
+from speculative import checkpoints
+from speculative.experiments import certificate, plan, progress, records, settings, weights
+from speculative.experiments.certificate import Certificate
+from speculative.experiments.examples import Examples
+from speculative.experiments.records import Record
+from speculative.experiments.run import run_row
+from speculative.experiments.settings import RowConfig
+from speculative.experiments.tuning import OnProgress, Tuning, tune
+from speculative.experiments.workload import Workload, workload
+from speculative.pair import Pair
+from speculative.tasks.prompts import Prompt, load_prompts
+
+GAMMA = 5
+"""Guesses a step with which a pair is certified, where its row names none."""
+
+
+def rows(table: str) -> list[pathlib.Path]:
+    """The gin files of a table's rows, in order.
+
+    Raises:
+        ValueError: there is no such table; the message lists those there are.
+    """
+    folder = settings.CONFIGS / "runs"
+    files = list((folder / f"table{table}").glob("*.gin"))
+    if not files:
+        known = sorted(path.name.removeprefix("table") for path in folder.glob("table*"))
+        raise ValueError(
+            f"There is no table {table!r} in {folder}; the tables are 1, {', '.join(known)}."
+        )
+    return sorted(files, key=_place_in_paper)
+
+
+def _place_in_paper(file: pathlib.Path) -> tuple[int, str]:
+    """The paper's order: tasks, then temperatures, then drafts by size; other rows come last."""
+    tasks, drafts = ("ende", "cnndm"), ("unigram", "bigram", "small", "base", "large")
+    order = [f"{task}_{draft}_t{t}" for task in tasks for t in (0, 1) for draft in drafts]
+    return (order.index(file.stem) if file.stem in order else len(order)), file.stem
+
+
+def experiment(file: pathlib.Path) -> str:
+    """A row's name: its table's folder and its file."""
+    return f"{file.parent.name}/{file.stem}"
+
+
+def shipped(config: RowConfig) -> bool:
+    """Whether a row is of the pair that ships with the package."""
+    return config.target in checkpoints.SHIPPED
+
+
+def require(name: str, config: RowConfig) -> None:
+    """Raises ValueError where a row cannot be run, before anything is loaded."""
+    if config.gamma is None:
+        raise ValueError(
+            f"{name} has no gamma; set RowConfig.gamma (speculative tune finds the best one)."
+        )
+    weights.require(config)
+    plan.require_room(config)
+
+
+def measure(
+    config: RowConfig,
+    name: str,
+    output_dir: pathlib.Path,
+    beside: Pair | None,
+    on_progress: OnProgress,
+) -> tuple[Record, Pair]:
+    """Measures a row, or goes on with it, and writes its record.
+
+    Raises:
+        ValueError: `output_dir` holds the row with other settings, or as `weights.load_pair` and
+            `run_row`.
+    """
+    kept = Examples(output_dir / "rows" / name, config.gin())
+    prompts = _prompts(config)
+    pair = weights.load_pair(config, beside)
+    record = run_row(pair, config, prompts, name, kept, on_progress).record
+    records.append(output_dir / "records.jsonl", record)
+    return record, pair
+
+
+def run(configs: Mapping[str, RowConfig], output_dir: pathlib.Path) -> list[Record]:
+    """Measures the rows that have no record yet, and gives the records of all.
+
+    Args:
+        configs: of the rows, by name.
+        output_dir: of `records.jsonl` and, in `rows`, the examples of each row.
+
+    Raises:
+        ValueError: a row has a record with other settings, or as `require` and `measure`.
+        KeyboardInterrupt: says what is kept.
+    """
+    path = output_dir / "records.jsonl"
+    done = {record.experiment: record for record in records.read(path)}
+    for name, config in configs.items():
+        if name in done and done[name].gin != config.gin():
+            raise ValueError(
+                f"{path} has a record of {name} with other settings; give another --output_dir, "
+                "or delete that record's line to measure anew."
+            )
+        require(name, config)
+    pair = None
+    try:
+        with progress.bar() as bar:
+            task = bar.add_task("", total=len(configs))
+            for finished, (name, config) in enumerate(configs.items()):
+                if name not in done:
+                    told = progress.row(bar, task, finished, name)
+                    done[name], pair = measure(config, name, output_dir, pair, told)
+    except KeyboardInterrupt:
+        finished = sum(name in done for name in configs)
+        raise KeyboardInterrupt(
+            f"; {finished} finished rows are in {path}, the examples of the one under way in "
+            f"{output_dir / 'rows'}; the same command goes on"
+        ) from None
+    return [done[name] for name in configs]
+
+
+TUNED = (1, 2, 3, 4, 5, 6, 7, 8, 10)
+"""Numbers of guesses that `tune` compares."""
+
+
+def tuning(config: RowConfig) -> Tuning:
+    """Measures what decides about gamma for a row's pair, on its texts.
+
+    Raises:
+        ValueError: acceptance is simulated, or as `weights.load_pair` and `workload`.
+    """
+    if config.simulated_alpha is not None:
+        raise ValueError("A simulated alpha is nothing to tune by; give real models.")
+    work = _work(config)
+    with progress.bar() as bar:
+        task = bar.add_task("", total=1)
+        return tune(work, TUNED, progress.row(bar, task, 0, config.task))
+
+
+def certify(config: RowConfig, samples: int, false_alarm: float) -> Certificate:
+    """Checks that a row's speculative outputs are the target's own.
+
+    Raises:
+        ValueError: acceptance is simulated, or as `weights.load_pair` and `workload`.
+    """
+    if config.simulated_alpha is not None:
+        raise ValueError("Where acceptance is simulated, outputs are not exact; give real models.")
+    work = _work(config)
+    with progress.bar() as bar:
+        task = bar.add_task("", total=1)
+        told = progress.row(bar, task, 0, config.task)
+        return certificate.certify(work, config.gamma or GAMMA, samples, false_alarm, told)
+
+
+def _work(config: RowConfig) -> Workload:
+    weights.require(config)
+    plan.require_room(config)
+    prompts = _prompts(config)
+    return workload(weights.load_pair(config), config, prompts)
+
+
+def _prompts(config: RowConfig) -> list[Prompt] | None:
+    """A row's texts; None where there is no vocabulary to read them with."""
+    if config.checkpoints == weights.RANDOM and config.vocabulary is None:
+        return None
+    return load_prompts(config.task, config.num_examples, config.data_file)

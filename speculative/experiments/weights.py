@@ -1,0 +1,74 @@
+"""Where the models of a row come from: a folder, the package, or random numbers."""
+
+import pathlib
+
+from speculative import checkpoints
+from speculative.experiments.settings import RowConfig
+from speculative.models import SIZES, T5Config
+from speculative.pair import MODEL_FREE, Pair, load, load_random
+
+RANDOM = "random"
+"""In place of a folder of checkpoints: true sizes, no checkpoint."""
+
+
+def load_pair(config: RowConfig, beside: Pair | None = None) -> Pair:
+    """The models of a row; the target of the pair `beside` is kept where it is the same.
+
+    Raises:
+        ValueError: a checkpoint is missing or damaged, or the two do not go together.
+    """
+    if config.checkpoints == RANDOM:
+        return load_random(config.target, config.draft, config.dtype, config.vocabulary)
+    target, draft = (place(config, name) for name in (config.target, config.draft))
+    return load(target, draft, config.dtype, config.vocabulary, beside)
+
+
+def place(config: RowConfig, name: str) -> str:
+    """Where a row's model is.
+
+    Raises:
+        ValueError: it is nowhere in the folder of checkpoints.
+    """
+    if name in (*MODEL_FREE, *checkpoints.SHIPPED):
+        return name
+    if config.checkpoints is None:
+        if not checkpoints.known(name):
+            raise ValueError(
+                f"The row is of {name}; say where its checkpoint is (--checkpoints=DIR), or time "
+                "it with random weights (--weights=random --simulated_alpha=A)."
+            )
+        return name
+    if config.checkpoints.startswith("gs://"):
+        return f"{config.checkpoints.rstrip('/')}/{name}"
+    folder = pathlib.Path(config.checkpoints)
+    places = [folder / config.task / name, folder / name]
+    for place in places:
+        if place.is_dir():
+            return str(place)
+    there = ", ".join(sorted(path.name for path in folder.glob("*"))) or "nothing"
+    raise ValueError(
+        f"There is no checkpoint of {name} in {folder}, neither as {config.task}/{name} nor as "
+        f"{name}; that folder holds {there}."
+    )
+
+
+def require(config: RowConfig) -> None:
+    """Raises ValueError unless the models of a row are where they should be, without loading."""
+    for name in (config.target, config.draft):
+        if config.checkpoints == RANDOM:
+            if name not in (*SIZES, *MODEL_FREE):
+                raise ValueError(
+                    f"Random weights are for the sizes {', '.join(SIZES)}, not for {name!r}."
+                )
+        elif name not in MODEL_FREE:
+            checkpoints.open(place(config, name))
+
+
+def sizes(config: RowConfig, name: str) -> T5Config:
+    """The sizes of a row's model: by its name, or else its checkpoint's.
+
+    Raises:
+        ValueError: there is no such checkpoint.
+    """
+    found = SIZES.get(name) or checkpoints.open(place(config, name)).config
+    return found.replace(dtype=config.dtype or found.dtype)

@@ -1,0 +1,172 @@
+"""Tables rerun from their gin files: resumed, shown beside the paper, and refused where wrong."""
+
+import json
+import os
+import pathlib
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+
+from speculative import cli
+from speculative.experiments import records, settings, sweep, weights
+
+ROW = """
+RowConfig.task = "debian_ende"
+RowConfig.target = "target"
+RowConfig.draft = "draft"
+RowConfig.temperature = 1.0
+RowConfig.gamma = 2
+RowConfig.max_length = 12
+RowConfig.rounds = 1
+RowConfig.paper_draft = "small"
+"""
+
+
+@pytest.fixture
+def row(tmp_path: pathlib.Path) -> pathlib.Path:
+    file = tmp_path / "table2" / "small.gin"
+    file.parent.mkdir()
+    file.write_text(ROW)
+    return file
+
+
+@pytest.fixture
+def arguments(
+    row: pathlib.Path, tmp_path: pathlib.Path, saved_pair: tuple[pathlib.Path, pathlib.Path]
+) -> list[str]:
+    folder = str(saved_pair[0].parent)
+    output = str(tmp_path / "out")
+    return ["run", "--gin_file", str(row), "--checkpoints", folder, "--output_dir", output]
+
+
+def examples(folder: pathlib.Path) -> list[dict]:
+    text = (folder / "rows" / "table2" / "small" / "examples.jsonl").read_text()
+    # What a run writes but its times is the same in every run.
+    return [json.loads(line) | {"seconds": None} for line in text.splitlines()]
+
+
+def test_a_row_killed_on_its_way_goes_on(
+    arguments: list[str], tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Killed outright, the same command ends with the same numbers, and measures nothing twice."""
+    whole = [*arguments[:-1], str(tmp_path / "whole"), "--limit", "12"]
+    assert cli.main(whole) == 0
+    arguments += ["--limit", "12"]
+    kept = tmp_path / "out" / "rows" / "table2" / "small" / "examples.jsonl"
+    process = subprocess.Popen([sys.executable, "-m", "speculative.cli", *arguments])
+    deadline = time.monotonic() + 200
+    while not kept.exists() or kept.read_bytes().count(b"\n") < 3:
+        assert time.monotonic() < deadline and process.poll() is None
+        time.sleep(0.01)
+    os.kill(process.pid, signal.SIGKILL)
+    process.wait()
+    before = kept.read_bytes()
+    before = before[: before.rfind(b"\n") + 1]
+    done = before.count(b"\n")
+    assert 3 <= done
+    assert cli.main(arguments) == 0
+    assert kept.read_bytes().startswith(before)
+    assert examples(tmp_path / "out") == examples(tmp_path / "whole")
+    (one,) = records.read(tmp_path / "out" / "records.jsonl")
+    (other,) = records.read(tmp_path / "whole" / "records.jsonl")
+    assert (one.alpha, one.num_target_calls) == (other.alpha, other.num_target_calls)
+    # Once more: it is done, and stays as it is.
+    assert cli.main(arguments) == 0
+    assert records.read(tmp_path / "out" / "records.jsonl") == [one]
+    assert "table2/small" in one.experiment
+    assert "0.62" in capsys.readouterr().out  # The paper's alpha.
+
+
+def test_another_configuration_is_refused(
+    arguments: list[str], tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    arguments += ["--limit", "1"]
+    assert cli.main(arguments) == 0
+    assert cli.main([*arguments, "--seed", "1"]) == 2
+    said = capsys.readouterr().err
+    assert "record of table2/small with other settings" in said
+    assert "--output_dir" in said
+    (tmp_path / "out" / "records.jsonl").unlink()
+    assert cli.main([*arguments, "--seed", "1"]) == 2
+    assert "(RowConfig.seed = 0)" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("more", "said"),
+    [
+        (["--gin", "RowConfig.gama = 1"], "gama"),
+        (["--gin", "RowConfig.gamma = None"], "has no gamma"),
+        (["--gin", 'RowConfig.draft = "other"'], "There is no checkpoint of other in"),
+        (["--gin", 'RowConfig.draft = "t5_1_1_small"'], "There is no checkpoint of t5_1_1_small"),
+        (["--simulated_alpha", "2"], "simulated_alpha must lie in"),
+        (["--data_file", "none.tsv"], "none.tsv"),
+        (["--limit", "0"], "from 1"),
+    ],
+)
+def test_wrong_input_ends_before_anything_is_loaded(
+    arguments: list[str],
+    more: list[str],
+    said: str,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(weights, "load", lambda *_: pytest.fail("loaded"))
+    assert cli.main([*arguments, *more]) == 2
+    assert said in capsys.readouterr().err
+
+
+def test_tables_that_are_not_there(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["table", "9"]) == 2
+    assert "There is no table '9'" in capsys.readouterr().err
+    assert cli.main(["table", "2"]) == 2
+    assert "say where its checkpoint is (--checkpoints=DIR)" in capsys.readouterr().err
+    assert cli.main(["table", "3", "--weights=random", "--simulated_alpha=0.5"]) == 2
+    assert "not for 'unigram'" in capsys.readouterr().err
+
+
+def test_table_1(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["table", "1"]) == 0
+    assert "6.86  6.86" in capsys.readouterr().out
+
+
+def test_a_data_file_for_one_task(
+    arguments: list[str], tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "texts.tsv"
+    file.write_text("a map\teine Karte\nan editor\tein Editor\n")
+    assert cli.main([*arguments, "--data_file", f"debian_ende={file}"]) == 0
+    (record,) = records.read(tmp_path / "out" / "records.jsonl")
+    assert record.num_examples == 2
+    assert [e["source"] for e in examples(tmp_path / "out")] == [
+        "translate English to German: a map",
+        "translate English to German: an editor",
+    ]
+
+
+def test_random_weights_at_true_sizes(
+    tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A row of the paper with smaller models: every output says what was simulated."""
+    from speculative.models import SIZES, T5Config
+
+    tiny = T5Config(64, 8, 2, 4, 16, 1, 1)
+    monkeypatch.setitem(SIZES, "t5_1_1_xxl", tiny)
+    monkeypatch.setitem(SIZES, "t5_1_1_small", tiny)
+    file = settings.CONFIGS / "runs" / "table2" / "ende_small_t0.gin"
+    arguments = ["run", "--gin_file", str(file), "--weights=random", "--simulated_alpha=0.75"]
+    arguments += ["--limit=2", "--dtype=float32", "--output_dir", str(tmp_path)]
+    assert cli.main(arguments) == 0
+    assert "simulated acceptance" in capsys.readouterr().out
+    (record,) = records.read(tmp_path / "records.jsonl")
+    assert record.simulated_alpha == 0.75
+    assert (record.gamma, record.num_tokens, record.paper_speedup) == (7, 2 * 128, 3.4)
+
+
+def test_the_papers_order() -> None:
+    names = [sweep.experiment(file) for file in sweep.rows("2")]
+    assert names[:3] == ["table2/ende_small_t0", "table2/ende_base_t0", "table2/ende_large_t0"]
+    assert names[11] == "table2/cnndm_large_t1"
+    assert len(names) == 16

@@ -1,0 +1,216 @@
+"""Prompts from the package, from seqio and from local files, against strings written by hand."""
+
+import json
+import pathlib
+import re
+
+import pytest
+
+from speculative import tasks
+from speculative.tasks.prompts import Prompt, load_prompts
+
+GERMAN = "translate English to German: "
+SHARED = pathlib.Path(__file__).parents[3] / "shared" / "data"
+"""Real text that may lie beside a checkout."""
+
+needs_shared = pytest.mark.skipif(
+    not SHARED.is_dir(), reason="there is no text beside the checkout"
+)
+
+
+@pytest.mark.parametrize(
+    ("task", "least", "prefix"),
+    [("debian_ende", 40, GERMAN), ("debian_synopsis", 20, "summarize: ")],
+)
+def test_the_shipped_prompts(task: str, least: int, prefix: str) -> None:
+    prompts = load_prompts(task)
+    assert len(prompts) >= least
+    assert len({prompt.source for prompt in prompts}) == len(prompts)
+    for prompt in prompts:
+        assert prompt.source.startswith(prefix)
+        assert len(prompt.source) > len(prefix) + 20
+        assert prompt.reference.strip()
+
+
+def test_a_limit_keeps_the_first() -> None:
+    assert load_prompts("debian_ende", 3) == load_prompts("debian_ende")[:3]
+
+
+@pytest.fixture
+def write(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch):
+    """Writes a file into the current folder and returns its name."""
+    monkeypatch.chdir(tmp_path)
+
+    def call(name: str, content: str | bytes) -> str:
+        raw = content.encode() if isinstance(content, str) else content
+        pathlib.Path(name).write_bytes(raw)
+        return name
+
+    return call
+
+
+# Characters that are no line's end: U+2028, a vertical tab, a form feed, U+0085.
+ODD = "one\u2028two\x0bthree\x0cfour\x85five"
+
+
+def test_tab_separated_text(write) -> None:
+    file = write("ende.tsv", f"Go on.\tWeiter.\n{ODD}\tÜbung\r\nno end\t")
+    expected = [
+        Prompt(GERMAN + "Go on.", "Weiter."),
+        Prompt(GERMAN + ODD, "Übung"),
+        Prompt(GERMAN + "no end", ""),
+    ]
+    assert load_prompts("wmt_t2t_ende_v003", data_file=file) == expected
+    assert load_prompts("wmt_t2t_ende_v003", 2, pathlib.Path(file)) == expected[:2]
+
+
+def test_parallel_text(write) -> None:
+    # As editors on Windows write it: a mark at the beginning, two characters at a line's end.
+    sources = write("news.en", b"\xef\xbb\xbfGo on.\r\n" + ODD.encode() + b"\r\n")
+    references = write("news.de", "Weiter.\n\n")
+    assert load_prompts("debian_ende", data_file=f"{sources},{references}") == [
+        Prompt(GERMAN + "Go on.", "Weiter."),
+        Prompt(GERMAN + ODD, ""),
+    ]
+
+
+def test_lines_of_json(write) -> None:
+    rows = [
+        {"id": 1, "article": "(CNN)Rain .\nMore", "highlights": "It rains .\nStill ."},
+        {"inputs": "a", "targets": "b", "article": "without highlights"},
+        {"reference": ODD, "source": "c"},
+    ]
+    file = write("a.jsonl", "\n".join(json.dumps(row, ensure_ascii=False) for row in rows))
+    assert load_prompts("cnn_dailymail_v002", data_file=file) == [
+        Prompt("summarize: (CNN)Rain .\nMore", "It rains .\nStill ."),
+        Prompt("summarize: a", "b"),
+        Prompt("summarize: c", ODD),
+    ]
+
+
+def test_a_task_without_sources(write) -> None:
+    file = write("lm1b.tsv", "\tThe boat sank .\n")
+    assert load_prompts("lm1b", data_file=file) == [Prompt("", "The boat sank .")]
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [
+        ("a.tsv", "", "a.tsv is empty"),
+        ("a.tsv", " \n", "a.tsv is empty"),
+        ("a.tsv", "a\tb\n \tc\n", "Line 2 of a.tsv has an empty source"),
+        ("a.tsv", "a\tb\nc\n", "Line 2 of a.tsv has 1 column, not 2; .* one tab"),
+        ("a.tsv", "a\tb\tc\n", "Line 1 of a.tsv has 3 columns, not 2"),
+        ("a.tsv", b"a\tb\nc\tgr\xfcn\n", "Line 2 of a.tsv is not UTF-8"),
+        ("a.jsonl", '{"source": "a", "reference": "b"}\n\n', "Line 2 of a.jsonl is no JSON .*"),
+        ("a.jsonl", '["a", "b"]', r"Line 1 of a.jsonl is no JSON object but '\[\"a\", \"b\"\]'"),
+        (
+            "a.jsonl",
+            '{"article": "a", "targets": "b"}',
+            "Line 1 of a.jsonl has the columns article, targets; it needs article and "
+            "highlights, or inputs and targets, or source and reference",
+        ),
+        ("a.jsonl", "{}", "Line 1 of a.jsonl has the columns none; it needs"),
+        ("a.jsonl", '{"source": 3, "reference": "b"}', "Line 1 of a.jsonl has 3 as source"),
+        ("a.jsonl", '{"inputs": "", "targets": "b"}', "Line 1 of a.jsonl has an empty source"),
+        (
+            "a.txt",
+            "a\tb\n",
+            "'a.txt' is no known kind .*FILE.tsv .*FILE.jsonl .*SOURCES,REFERENCES",
+        ),
+        ("a.en,a.de", "a\n", "There is no file 'a.en'"),
+    ],
+)
+def test_malformed_files_are_placed(name: str, content: str | bytes, message: str, write) -> None:
+    with pytest.raises(ValueError, match=message):
+        load_prompts("debian_synopsis", data_file=write(name, content))
+
+
+def test_parallel_files_of_unequal_length(write) -> None:
+    write("a.en", "a\nb\nc\n")
+    write("a.de", "x\ny")
+    expected = "a.en has 3 lines and a.de has 2, but they must be parallel; a.de lacks line 3"
+    with pytest.raises(ValueError, match=expected):
+        load_prompts("debian_ende", data_file="a.en,a.de")
+    with pytest.raises(ValueError, match="a.de lacks line 3"):
+        load_prompts("debian_ende", data_file="a.de,a.en")
+
+
+@pytest.mark.parametrize(
+    ("file", "message"),
+    [
+        ("none.tsv", "There is no file 'none.tsv'"),
+        ("folder.jsonl", "There is no file 'folder.jsonl'"),
+        ("a.tsv,b,c", "There is no file 'b,c'"),
+        (",a.tsv", "There is no file ''"),
+        ("", "'' is no known kind of data file"),
+    ],
+)
+def test_missing_files(file: str, message: str, write) -> None:
+    write("a.tsv", "a\tb\n")
+    pathlib.Path("folder.jsonl").mkdir()
+    with pytest.raises(ValueError, match=message):
+        load_prompts("debian_ende", data_file=file)
+
+
+def test_wrong_settings(write) -> None:
+    file = write("a.tsv", "a\tb\n")
+    with pytest.raises(ValueError) as error:
+        load_prompts("wmt_ende", data_file=file)
+    assert "'wmt_ende'" in str(error.value)
+    assert all(name in str(error.value) for name in tasks.TASKS)
+    for limit in (0, -1):
+        with pytest.raises(ValueError, match=f"at least 1, not {limit}"):
+            load_prompts("debian_ende", limit)
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_prompts_of_a_task_in_tfds(stored) -> None:
+    found = load_prompts("cnn_dailymail_v002")
+    assert sorted(found, key=lambda prompt: prompt.source) == [
+        Prompt("summarize: A man – bit\na dog . Twice.", "Man bites dog .\nTwice ."),
+        Prompt("summarize: Rain", "It rains ."),
+    ]
+    assert load_prompts("cnn_dailymail_v002", 1) == found[:1]
+    assert {prompt.source for prompt in load_prompts("lm1b")} == {""}
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_no_more_of_a_split_is_read_than_asked_for(stored, monkeypatch) -> None:
+    import tensorflow as tf
+
+    rows = tf.data.Dataset.range(10**15).map(lambda i: {"text": tf.strings.as_string(i)})
+    source = tasks.get_task("lm1b").source
+    monkeypatch.setattr(source, "get_dataset", lambda split, **_: {"test": rows}[split])
+    references = [prompt.reference for prompt in load_prompts("lm1b", 600)]
+    assert references == [str(i) for i in range(600)]
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_a_split_that_cannot_be_read(stored, monkeypatch) -> None:
+    def fail(*_, **__):
+        raise ConnectionError("no route to host")
+
+    monkeypatch.setattr(tasks.get_task("lm1b").source, "get_dataset", fail)
+    message = r"test split of task 'lm1b' .*ConnectionError: no route.*TFDS_DATA_DIR.*FILE.tsv"
+    with pytest.raises(ValueError, match=message):
+        load_prompts("lm1b")
+
+
+@needs_shared
+def test_real_translations() -> None:
+    sources, references = SHARED / "wmt/newstest2015.en", SHARED / "wmt/newstest2015.de"
+    prompts = load_prompts("wmt_t2t_ende_v003", data_file=f"{sources},{references}")
+    assert len(prompts) == 500
+    assert prompts[0] == Prompt(
+        GERMAN + "India and Japan prime ministers meet in Tokyo",
+        "Die Premierminister Indiens und Japans trafen sich in Tokio.",
+    )
+
+
+@needs_shared
+def test_real_summaries() -> None:
+    prompts = load_prompts("cnn_dailymail_v002", data_file=SHARED / "cnndm/validation_100.jsonl")
+    assert len(prompts) == 100
+    assert prompts[0].source.startswith("summarize: (CNN)Share, and your gift will be multiplied.")
+    assert re.match(r"Zully Broussard .* stranger \.\nA new computer ", prompts[0].reference)
