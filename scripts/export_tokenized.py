@@ -1,6 +1,7 @@
-"""Writes the token ids of both Debian tasks as .npz files, for training without TensorFlow.
+"""Writes the token ids of tasks, by default both of Debian, for training without TensorFlow.
 
 SPECULATIVE_DATA=data python scripts/export_tokenized.py --output_dir=data/tokenized
+python scripts/export_tokenized.py --tasks=wmt_t2t_ende_v003 --output_dir=data/tokenized
 """
 
 import argparse

@@ -17,7 +17,7 @@ from speculative.models import T5, T5Config, for_decoding, named, random_params
 from speculative.models.kernels import cache_folder
 from speculative.sampling import Sampling
 from speculative.types import PyTree
-from speculative.vocabulary import EXTRA_IDS, Numbers, Vocabulary
+from speculative.vocabulary import Numbers, Vocabulary, from_elsewhere
 
 SOURCE_LENGTHS = (32, 64, 128, 256, 512)
 """A source is padded to the next of these, for each is a compiled program."""
@@ -274,10 +274,7 @@ def _load_model(
 
 
 def _vocabulary(name: str, config: T5Config, file: str) -> Vocabulary:
-    """A vocabulary from elsewhere, with T5's sentinels where there is room for them."""
-    vocabulary = Vocabulary(file)
-    if vocabulary.size + EXTRA_IDS <= config.vocab_size:
-        vocabulary = Vocabulary(file, EXTRA_IDS)
+    vocabulary = from_elsewhere(file, config.vocab_size)
     _require_room(name, config, vocabulary)
     return vocabulary
 

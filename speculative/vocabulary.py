@@ -69,6 +69,20 @@ class Vocabulary:
             )
 
 
+def from_elsewhere(path: str | pathlib.Path, rows: int) -> Vocabulary:
+    """A vocabulary that did not come with its model: T5's sentinels follow where there is room.
+
+    Args:
+        path: the SentencePiece model.
+        rows: of the model's embedding.
+
+    Raises:
+        ValueError: as `Vocabulary`.
+    """
+    vocabulary = Vocabulary(path)
+    return Vocabulary(path, EXTRA_IDS) if vocabulary.size + EXTRA_IDS <= rows else vocabulary
+
+
 class Numbers(Vocabulary):
     """What stands for a vocabulary where there is none: tokens are written as their numbers."""
 

@@ -166,7 +166,11 @@ def _located(name: str) -> str:
         ) from error
     patterns = ["*.json", "*.safetensors", huggingface.VOCABULARY]
     try:
-        return huggingface_hub.snapshot_download(name, allow_patterns=patterns)
+        place = huggingface_hub.snapshot_download(name, allow_patterns=patterns)
+        if not list(pathlib.Path(place).glob("*.safetensors")):  # Older uploads.
+            patterns.append("pytorch_model*.bin")
+            place = huggingface_hub.snapshot_download(name, allow_patterns=patterns)
+        return place
     except (errors.HfHubHTTPError, errors.LocalEntryNotFoundError, OSError) as error:
         said = str(error).strip().partition("\n")[0]
         raise ValueError(

@@ -28,6 +28,8 @@ from speculative.checkpoints.checkpoint import (
 from speculative.models import T5Config
 from speculative.types import PyTree
 
+Storage = Literal["float32", "bfloat16", "int8"]
+"""The number formats in which parameters are saved."""
 FORMAT, VERSION = "speculative-t5", 1
 KEYS = ("model", "sha256", "vocabulary")
 """What a description must hold besides."""
@@ -58,10 +60,18 @@ def save(
     config: T5Config,
     params: PyTree,
     vocabulary: str | pathlib.Path | None = None,
-    quantisation: Literal["int8"] | None = None,
-    dtype: Literal["float32", "bfloat16"] = "float32",
+    storage: Storage = "float32",
+    extra_ids: int = 0,
 ) -> None:
     """Writes parameters that are in memory; see `write`.
+
+    Args:
+        folder: must not exist yet.
+        config: the sizes.
+        params: the parameters.
+        vocabulary: a SentencePiece file to store with them.
+        storage: the number format; int8 is for kernels and embeddings.
+        extra_ids: sentinels after the vocabulary's pieces.
 
     Raises:
         ValueError: as `write`, or the vocabulary does not exist.
@@ -69,7 +79,11 @@ def save(
     path = pathlib.Path(vocabulary) if vocabulary is not None else None
     if path is not None and not path.is_file():
         raise ValueError(f"There is no vocabulary at {path}.")
-    write(folder, in_memory(str(folder), config, params, path), dtype, quantisation)
+    checkpoint = in_memory(str(folder), config, params, path, extra_ids)
+    if storage == "int8":
+        write(folder, checkpoint, quantisation="int8")
+    else:
+        write(folder, checkpoint, storage)
 
 
 def write(

@@ -144,7 +144,7 @@ def _tune(options: argparse.Namespace) -> None:
 
     from speculative.experiments import report, sweep
 
-    report.show_tuning(sweep.tuning(_row(options)), Console())
+    report.show_tuning(*sweep.tuning(_row(options)), Console())
 
 
 def _add_verify(parser: argparse.ArgumentParser) -> None:
@@ -218,11 +218,27 @@ def _figure(options: argparse.Namespace) -> None:
     print(f"Written: {output}.")
 
 
+def _add_report(parser: argparse.ArgumentParser) -> None:
+    add = parser.add_argument
+    add("folders", nargs="+", metavar="PATH", help="a folder that demo, run or table wrote")
+    add("--output", metavar="FILE", help="(report.html in the first folder)")
+
+
+def _report(options: argparse.Namespace) -> None:
+    from speculative.experiments import page
+
+    folders = [pathlib.Path(folder) for folder in options.folders]
+    output = pathlib.Path(options.output or folders[0] / "report.html")
+    page.write(folders, output)
+    print(f"Written: {output}.")
+
+
 COMMANDS = {
     "run": Command("measure a row of a table, or go on with it", _add_run, _run),
     "table": Command("measure all rows of a table of the paper", _add_table, _table),
     "tune": Command("find the best gamma for a pair on a task", _add_tune, _tune),
     "figure": Command("draw a figure of the paper, with measured points", _add_figure, _figure),
+    "report": Command("write what was measured as one HTML page", _add_report, _report),
     "verify": Command("prove on a pair and a task that outputs are exact", _add_verify, _verify),
     "plan": Command("tell what a row needs of a device's memory", _add_plan, _plan),
 }

@@ -107,6 +107,22 @@ class Certificate:
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(json.dumps(fields, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
 
+    @classmethod
+    def read(cls, path: pathlib.Path) -> "Certificate":
+        """The certificate that `save` wrote; its verdict is worked out anew.
+
+        Raises:
+            ValueError: the file holds none.
+        """
+        try:
+            fields = json.loads(path.read_text(encoding="utf-8"))
+            differences = {int(k): Difference(**v) for k, v in fields["differences"].items()}
+            tests = [GTest(**test) for test in fields["tests"]]
+            own = {field.name: fields[field.name] for field in dataclasses.fields(cls)}
+            return cls(**(own | {"differences": differences, "tests": tests}))
+        except (TypeError, KeyError, AttributeError, ValueError) as error:
+            raise ValueError(f"{path} is no certificate: {error!r}") from error
+
 
 def certify(
     work: Workload, gamma: int, samples: int, false_alarm: float, on_progress: OnProgress

@@ -1,12 +1,11 @@
 """A figure of the paper, drawn from theory, from records, or from a pair at work."""
 
-import html
 import pathlib
 from collections.abc import Sequence
 
 from rich.console import Console
 
-from speculative.experiments import figures, plan, records, sweep, traces, weights
+from speculative.experiments import figures, page, plan, records, sweep, traces, weights
 from speculative.experiments.settings import RowConfig
 from speculative.experiments.tuning import TURNS
 from speculative.experiments.workload import workload
@@ -14,15 +13,6 @@ from speculative.tasks.prompts import Prompt, load_prompts
 
 TIMED = (3, 7)
 """Gammas of Figure 5, beside standard decoding."""
-
-PAGE = """<!doctype html>
-<html lang="en">
-<meta charset="utf-8">
-<meta name="viewport" content="width=device-width, initial-scale=1">
-<title>{title}</title>
-{body}
-</html>
-"""
 
 
 def draw(
@@ -78,8 +68,8 @@ def _figure_1(config: RowConfig, text: str | None, output: pathlib.Path, console
     console.print(trace.source, style="dim", highlight=False, markup=False)
     console.print(traces.legend(coloured))
     console.print(traces.render(trace.lines, gamma, coloured))
-    title = html.escape(f"Figure 1: {trace.source}")
-    output.write_text(PAGE.format(title=title, body=traces.html(trace, gamma)), encoding="utf-8")
+    shown = page.shell(f"Figure 1: {trace.source}", traces.html(trace, gamma))
+    output.write_text(shown, encoding="utf-8")
 
 
 def _figure_5(config: RowConfig, text: str | None) -> figures.Figure:

@@ -16,6 +16,7 @@ from speculative.experiments.records import Record
 from speculative.experiments.run import Row
 from speculative.experiments.traces import PromptTrace
 from speculative.experiments.tuning import Tuning
+from speculative.measurement.independence import Independence
 from speculative.theory import expected_tokens
 
 Entry = TypeVar("Entry")
@@ -102,23 +103,29 @@ def _with_flag(record: Record) -> str:
     return f"{record.speedup:.2f}" + (" !" if record.above_ceiling else "")
 
 
-ROWS: tuple[Column[Record], ...] = (
-    Column("row", _place, "its gin file"),
+ROW = Column[Record]("row", _place, "its gin file")
+
+ACCEPTANCE: tuple[Column[Record], ...] = (
     Column("γ", _number("gamma", 0), "guesses a step"),
     Column("α", _number("alpha", 2), "acceptance rate on the target's own text"),
     Column("paper", _number("paper_alpha", 2), "the paper's α"),
     Column("accepted", _number("alpha_accepted", 2), "guesses accepted over guesses tested"),
     Column("c", _number("c", 3), "time of a guess over that of a target step"),
     Column("v", _number("verify_cost", 2), "time of verifying over that of a target step"),
-    Column("per\ncall", _number("tokens_per_call", 2), "tokens that a target pass yielded"),
+    Column("per call", _number("tokens_per_call", 2), "tokens that a target pass yielded"),
+)
+SPEED: tuple[Column[Record], ...] = (
     Column("expected", _number("speedup_expected", 2), "speed-up by Theorem 3.8"),
     Column("predicted", _number("speedup_predicted", 2), "speed-up from all measured costs"),
     Column("measured", _with_flag, "speed-up; ! is above Eq. 1's ceiling: a slow baseline"),
     Column("95%", _interval, "its interval over the examples"),
     Column("paper", _number("paper_speedup", 1), "the paper's measured speed-up"),
-    Column("quality", _quality, "of plain and of speculative outputs, in percent"),
 )
+RATED = Column[Record]("quality", _quality, "of plain and of speculative outputs, in percent")
 """Of a table of the paper, rerun: ours beside the paper's."""
+
+UNLIKELY = 0.01
+"""A p-value below which acceptances are said not to be independent and alike."""
 
 SIMULATED = "simulated acceptance: only the times are real, outputs mean nothing"
 
@@ -126,7 +133,7 @@ SIMULATED = "simulated acceptance: only the times are real, outputs mean nothing
 def table(columns: Sequence[Column[Entry]], records: Sequence[Entry], title: str) -> Table:
     """Records as a table for the terminal."""
     shown = Table(
-        title=title, title_justify="left", box=None, pad_edge=False, collapse_padding=True
+        title=title or None, title_justify="left", box=None, pad_edge=False, collapse_padding=True
     )
     for number, column in enumerate(columns):
         shown.add_column(column.head, justify="right" if number else "left")
@@ -237,11 +244,12 @@ def environment(record: Record) -> str:
 
 def show_records(records: Sequence[Record], console: Console) -> None:
     """Prints rows beside the paper's."""
-    title = "Measured at batch size 1, beside the paper"
     if any(record.simulated_alpha is not None for record in records):
-        title += f" ({SIMULATED})"
-    console.print(table(ROWS, records, title))
-    console.print(meanings(ROWS[1:]), style="dim", highlight=False)
+        console.print(f"This is {SIMULATED}.", style="bold", soft_wrap=True)
+    console.print(table((ROW, *ACCEPTANCE), records, "Batch size 1, beside the paper"))
+    console.print()
+    console.print(table((ROW, *SPEED, RATED), records, ""))
+    console.print(meanings((*ACCEPTANCE, *SPEED, RATED)), style="dim", highlight=False)
     for record in records:
         if record.outputs_identical is not None:
             console.print(
@@ -251,8 +259,8 @@ def show_records(records: Sequence[Record], console: Console) -> None:
             )
 
 
-def show_tuning(tuning: Tuning, console: Console) -> None:
-    """Prints the speed-up over gamma, and what is best or why nothing is."""
+def show_tuning(tuning: Tuning, steps: Independence, console: Console) -> None:
+    """Prints the speed-up over gamma, what is best or why nothing is, and what a gamma could be."""
     costs = tuning.costs
     console.print(
         f"α = {tuning.alpha:.3f} on {len(tuning.lengths)} outputs of "
@@ -282,6 +290,15 @@ def show_tuning(tuning: Tuning, console: Console) -> None:
         )
     else:
         console.print(f"Speculation will not pay here. {reason}", highlight=False)
+    fit = ""
+    if steps.p_value is not None:
+        holds = "fit one rate" if steps.p_value >= UNLIKELY else "do not fit one rate"
+        fit = f"Acceptances {holds} at every place of a step (p = {steps.p_value:.2g}). "
+    console.print(
+        f"{fit}An oracle's gamma would yield {steps.oracle_tokens:.2f} tokens a target pass, "
+        f"{steps.oracle_headroom:.2f} times what gamma = {tuning.gamma} does (section 3.5).",
+        highlight=False,
+    )
 
 
 def show_theory(checks: Sequence[TheoryCheck], console: Console) -> None:

@@ -12,6 +12,7 @@ from speculative.experiments.run import run_row
 from speculative.experiments.settings import RowConfig
 from speculative.experiments.tuning import OnProgress, Tuning, tune
 from speculative.experiments.workload import Workload, workload
+from speculative.measurement.independence import Independence, independence
 from speculative.pair import Pair
 from speculative.tasks.prompts import Prompt, load_prompts
 
@@ -124,8 +125,8 @@ TUNED = (1, 2, 3, 4, 5, 6, 7, 8, 10)
 """Numbers of guesses that `tune` compares."""
 
 
-def tuning(config: RowConfig) -> Tuning:
-    """Measures what decides about gamma for a row's pair, on its texts.
+def tuning(config: RowConfig) -> tuple[Tuning, Independence]:
+    """Measures what decides about gamma for a row's pair, and how its guesses fared at the best.
 
     Raises:
         ValueError: acceptance is simulated, or as `weights.load_pair` and `workload`.
@@ -134,8 +135,15 @@ def tuning(config: RowConfig) -> Tuning:
         raise ValueError("A simulated alpha is nothing to tune by; give real models.")
     work = _work(config)
     with progress.bar() as bar:
-        task = bar.add_task("", total=1)
-        return tune(work, TUNED, progress.row(bar, task, 0, config.task))
+        told = progress.row(bar, bar.add_task("", total=1), 0, config.task)
+        found = tune(work, TUNED, told)
+        steps = []
+        for number in range(len(work.sources)):
+            steps += work.steps(number, found.gamma)
+            told("acceptances", (number + 1) / len(work.sources))
+    accepted = [int(step.accepted[0]) for step in steps]
+    emitted = [int(step.count[0]) for step in steps]
+    return found, independence(accepted, emitted, found.gamma)
 
 
 def certify(config: RowConfig, samples: int, false_alarm: float) -> Certificate:

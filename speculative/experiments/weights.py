@@ -38,18 +38,26 @@ def place(config: RowConfig, name: str) -> str:
                 "it with random weights (--weights=random --simulated_alpha=A)."
             )
         return name
-    if config.checkpoints.startswith("gs://"):
-        return f"{config.checkpoints.rstrip('/')}/{name}"
-    folder = pathlib.Path(config.checkpoints)
-    places = [folder / config.task / name, folder / name]
+    remote, folder = config.checkpoints.startswith("gs://"), config.checkpoints.rstrip("/")
+    places = [f"{folder}/{config.task}/{name}", f"{folder}/{name}"]
     for place in places:
-        if place.is_dir():
-            return str(place)
-    there = ", ".join(sorted(path.name for path in folder.glob("*"))) or "nothing"
+        if _exists(place) if remote else pathlib.Path(place).is_dir():
+            return place
+    listed = [] if remote else sorted(path.name for path in pathlib.Path(folder).glob("*"))
+    there = "" if remote else f"; that folder holds {', '.join(listed) or 'nothing'}"
     raise ValueError(
         f"There is no checkpoint of {name} in {folder}, neither as {config.task}/{name} nor as "
-        f"{name}; that folder holds {there}."
+        f"{name}{there}."
     )
+
+
+def _exists(place: str) -> bool:
+    """Whether a bucket holds a checkpoint there."""
+    try:
+        checkpoints.open(place)
+    except ValueError:
+        return False
+    return True
 
 
 def require(config: RowConfig) -> None:

@@ -126,7 +126,7 @@ def distil(
         work_dir: where written text, training checkpoints and log go.
         out_dir: the folder of the draft to come.
         vocabulary: stored with the draft.
-        init_from: a native checkpoint of the draft's sizes to start from; None starts at random.
+        init_from: a checkpoint of the draft's sizes to start from; None starts at random.
         max_minutes: save and stop after so many minutes; None is no limit.
         references: files whose own targets are learnt from too, each with its passes an epoch:
             the target's distribution after another's words, which costs no writing.

@@ -28,10 +28,11 @@ def main(recipe: Callable[..., bool], documentation: str | None, target_dir: boo
     parser.add_argument("--data_dir", required=True, help="where the tokenised files are")
     parser.add_argument("--work_dir", required=True, help="checkpoints, log, written text")
     parser.add_argument("--out_dir", required=True, help="the checkpoint to make")
-    parser.add_argument("--vocabulary", default="speculative/assets/debian.model")
+    parser.add_argument("--vocabulary", help="SentencePiece model of the files (as configured)")
     parser.add_argument("--init_from", help="start from this checkpoint, not from random weights")
     parser.add_argument("--max_minutes", type=float, help="then save and stop; exit code 75")
-    arguments = vars(parser.parse_args())
+    # What is not given is left to the gin file.
+    arguments = {k: v for k, v in vars(parser.parse_args()).items() if v is not None}
     config, bindings = arguments.pop("config"), arguments.pop("gin")
     # A resumed run compiles the same programs again; this keeps them.
     cache = os.path.join(arguments["work_dir"], os.pardir, "compiled")

@@ -40,13 +40,16 @@ class TrainConfig:
     """How long, how fast and on what batches.
 
     Attributes:
-        steps: of the whole run; the learning rate reaches zero there.
+        steps: of the whole run.
         batch_size: B rows.
+        microbatches: equal parts of a batch that are computed one after the other, where the
+            whole has no room in memory; their gradients add up to the batch's.
         source_length: S tokens a row, filled with several examples.
         target_length: L tokens a row.
         learning_rate: the peak. Adafactor scales it by each parameter's own size, so 0.01 is
             a step of 1% (T5's constant).
         warmup_steps: of linear warm-up to the peak; a cosine follows.
+        final_share: of the peak, at which the cosine ends; 1 stays at the peak.
         clip_norm: the gradient's largest global norm.
         seed: of initialisation, order and dropout.
         log_every: steps between log lines; checkpoints and stops fall on them.
@@ -56,10 +59,12 @@ class TrainConfig:
 
     steps: int
     batch_size: int = 64
+    microbatches: int = 1
     source_length: int = 256
     target_length: int = 160
     learning_rate: float = 0.01
     warmup_steps: int = 1000
+    final_share: float = 0.0
     clip_norm: float = 1.0
     seed: int = 0
     log_every: int = 50
@@ -72,12 +77,17 @@ class TrainConfig:
             whole = field.type in (int, "int")
             if (whole and not isinstance(value, int)) or value < 0 or not math.isfinite(value):
                 raise ValueError(f"TrainConfig.{field.name} cannot be {value!r}.")
-            if value == 0 and field.name not in ("seed", "warmup_steps"):
+            if value == 0 and field.name not in ("seed", "warmup_steps", "final_share"):
                 raise ValueError(f"TrainConfig.{field.name} must be positive.")
         if self.warmup_steps >= self.steps:
             raise ValueError(
                 f"TrainConfig.warmup_steps ({self.warmup_steps}) must be below steps "
                 f"({self.steps})."
+            )
+        if self.batch_size % self.microbatches:
+            raise ValueError(
+                f"TrainConfig.batch_size ({self.batch_size}) must be a multiple of microbatches "
+                f"({self.microbatches})."
             )
         for name in ("evaluate_every", "checkpoint_every"):
             if getattr(self, name) % self.log_every:
@@ -89,7 +99,11 @@ class TrainConfig:
     def schedule(self) -> optax.Schedule:
         """The learning rate at a step."""
         return optax.warmup_cosine_decay_schedule(
-            0.0, self.learning_rate, self.warmup_steps, self.steps
+            0.0,
+            self.learning_rate,
+            self.warmup_steps,
+            self.steps,
+            end_value=self.final_share * self.learning_rate,
         )
 
     def optimizer(self) -> optax.GradientTransformation:
@@ -112,6 +126,41 @@ class TrainState:
     step: Array
     params: PyTree
     optimizer: PyTree
+
+
+def mean_gradient(
+    objective: Objective,
+    params: PyTree,
+    frozen: PyTree,
+    batch: Mapping[str, Array],
+    dropout_key: Array,
+    microbatches: int,
+) -> tuple[PyTree, Metrics]:
+    """The gradient of the batch's mean loss a target token, and its metrics, summed.
+
+    Args:
+        objective: the loss.
+        params: where the gradient is taken.
+        frozen: see `Objective`.
+        batch: B rows.
+        dropout_key: of all masks.
+        microbatches: see `TrainConfig`; a divisor of B.
+    """
+    tokens = jnp.maximum(batch["decoder_loss_weights"].sum(), 1)
+
+    def mean(params: PyTree, part: dict[str, Array], key: Array) -> tuple[Array, Metrics]:
+        loss, metrics = objective(params, frozen, part, key)
+        return loss / tokens, metrics
+
+    def add(total: PyTree, part: tuple[dict[str, Array], Array]) -> tuple[PyTree, Metrics]:
+        gradient, metrics = jax.grad(mean, has_aux=True)(params, *part)
+        return jax.tree.map(jnp.add, total, gradient), metrics
+
+    parts = {name: x.reshape(microbatches, -1, *x.shape[1:]) for name, x in batch.items()}
+    keys = jax.random.split(dropout_key, microbatches)
+    zeros = jax.tree.map(jnp.zeros_like, params)
+    gradient, metrics = jax.lax.scan(add, zeros, (parts, keys))
+    return gradient, {name: x.sum(0) for name, x in metrics.items()}
 
 
 def fit(
@@ -153,13 +202,9 @@ def fit(
     def step(state: TrainState, frozen: PyTree, batch: dict[str, Array]):
         # "rbg" keys make dropout masks several times faster than the default generator's.
         key = jax.random.fold_in(jax.random.key(config.seed, impl="rbg"), state.step)
-        tokens = jnp.maximum(batch["decoder_loss_weights"].sum(), 1)
-
-        def mean(params: PyTree) -> tuple[Array, Metrics]:
-            loss, metrics = objective(params, frozen, batch, key)
-            return loss / tokens, metrics
-
-        gradient, metrics = jax.grad(mean, has_aux=True)(state.params)
+        gradient, metrics = mean_gradient(
+            objective, state.params, frozen, batch, key, config.microbatches
+        )
         updates, moments = optimizer.update(gradient, state.optimizer, state.params)
         params = optax.apply_updates(state.params, updates)
         return TrainState(state.step + 1, params, moments), _with_counts(metrics, batch)

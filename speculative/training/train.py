@@ -5,12 +5,13 @@ import json
 import pathlib
 import time
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, get_args
 
 import jax
 import jax.numpy as jnp
 from jax import Array
 
+from speculative import checkpoints
 from speculative.checkpoints import native
 from speculative.decoding import Decoding
 from speculative.models import T5, T5Config
@@ -19,7 +20,7 @@ from speculative.training import data, outputs
 from speculative.training.examples import Examples, load
 from speculative.training.loop import Metrics, TrainConfig, fit
 from speculative.types import Logits, PyTree
-from speculative.vocabulary import Vocabulary
+from speculative.vocabulary import Vocabulary, from_elsewhere
 
 
 def teacher_forced(
@@ -71,19 +72,20 @@ def initial(model: T5, seed: int, init_from: str | pathlib.Path | None) -> PyTre
     """A run's first parameters: random, or a checkpoint's, deepened where it is shallower.
 
     Raises:
-        ValueError: the checkpoint has other sizes, or more layers.
+        ValueError: as `checkpoints.open`, or the checkpoint has other sizes, or more layers.
     """
     fresh = jax.jit(model.init)(jax.random.key(seed))
     if init_from is None:
         return fresh
-    sizes, params = native.load(init_from)
+    checkpoint = checkpoints.open(init_from)
+    sizes = checkpoint.config
     depths = ("num_encoder_layers", "num_decoder_layers")
     free = ("dropout_rate", "dtype", *depths)
     deep_enough = all(getattr(sizes, d) <= getattr(model.config, d) for d in depths)
     same = sizes.replace(**{name: getattr(model.config, name) for name in free})
     if same != model.config or not deep_enough:
         raise ValueError(f"{init_from} holds {sizes}, but the run is of {model.config}.")
-    return {name: deepened(fresh[name], tree) for name, tree in params.items()}
+    return {name: deepened(fresh[name], tree) for name, tree in checkpoint.numpy().items()}
 
 
 def deepened(stack: PyTree, shallower: PyTree) -> PyTree:
@@ -101,6 +103,32 @@ def deepened(stack: PyTree, shallower: PyTree) -> PyTree:
     return shallower | jax.tree_util.tree_map_with_path(identity, added)
 
 
+def vocabulary_of(
+    model: T5Config, file: str | pathlib.Path | None, init_from: str | pathlib.Path | None
+) -> Vocabulary:
+    """The vocabulary of a run: a file's, or that of the checkpoint from which it starts.
+
+    Raises:
+        ValueError: there is none, or the model has no room for it.
+    """
+    start = None if file or not init_from else checkpoints.open(init_from)
+    if file:
+        pieces = from_elsewhere(file, model.vocab_size)
+    elif start and start.vocabulary:
+        pieces = Vocabulary(start.vocabulary, start.extra_ids)
+    else:
+        raise ValueError(
+            f"{init_from or 'A run from random weights'} brings no vocabulary; give the "
+            "SentencePiece model of the token files (--vocabulary)."
+        )
+    if pieces.size > model.vocab_size:
+        raise ValueError(
+            f"{pieces.path} has {pieces.size} pieces, the model room for {model.vocab_size}; "
+            "raise T5Config.vocab_size."
+        )
+    return pieces
+
+
 @dataclasses.dataclass(frozen=True)
 class Files:
     """The tokenised files of a run, named without `.npz`.
@@ -115,21 +143,22 @@ class Files:
 
     def mixture(self, folder: str | pathlib.Path, config: TrainConfig) -> data.Mixture:
         """The training batches."""
-        return _mixture(folder, self.train, config)
+        return _mixture(folder, self.train, config, config.batch_size)
 
     def held_out_batches(
         self, folder: str | pathlib.Path, config: TrainConfig
     ) -> dict[str, list[data.Batch]]:
-        """Each held-out file's examples once."""
-        return {name: _mixture(folder, {name: 1.0}, config).once() for name in self.held_out}
+        """Each held-out file's examples once, as many rows at a time as are trained on."""
+        rows = config.batch_size // config.microbatches
+        return {name: _mixture(folder, {name: 1.0}, config, rows).once() for name in self.held_out}
 
 
 def _mixture(
-    folder: str | pathlib.Path, weights: Mapping[str, float], config: TrainConfig
+    folder: str | pathlib.Path, weights: Mapping[str, float], config: TrainConfig, rows: int
 ) -> data.Mixture:
     folder = pathlib.Path(folder)
     sources = [(load(folder / f"{name}.npz"), weight) for name, weight in weights.items()]
-    return data.Mixture(sources, config.batch_size, config.source_length, config.target_length)
+    return data.Mixture(sources, rows, config.source_length, config.target_length)
 
 
 def train(
@@ -140,14 +169,15 @@ def train(
     data_dir: str | pathlib.Path,
     work_dir: str | pathlib.Path,
     out_dir: str | pathlib.Path,
-    vocabulary: str | pathlib.Path,
+    vocabulary: str | pathlib.Path | None = None,
     init_from: str | pathlib.Path | None = None,
     max_minutes: float | None = None,
+    storage: native.Storage = "int8",
     z_loss: float = 1e-4,
     max_length: int = 128,
     generation_batch: int = 1024,
 ) -> bool:
-    """Trains a T5 from scratch, saves it in int8, and tests what was saved.
+    """Trains a T5, saves it, and tests what was saved.
 
     Called again, it goes on where it stopped; what is done is not done again.
 
@@ -159,9 +189,12 @@ def train(
         data_dir: where the files are.
         work_dir: where training checkpoints, log, test outputs and scores go.
         out_dir: the folder of the checkpoint to come.
-        vocabulary: stored with the checkpoint.
-        init_from: a native checkpoint of these sizes to start from; None starts at random.
+        vocabulary: the SentencePiece model of the token files, stored with the checkpoint; None
+            is that of `init_from`.
+        init_from: a checkpoint of any format and of these sizes to start from; None starts at
+            random.
         max_minutes: save and stop after so many minutes; None is no limit.
+        storage: the number format of the checkpoint to come.
         z_loss: see `CrossEntropy`.
         max_length: tokens written at most in a test.
         generation_batch: examples decoded at a time.
@@ -172,15 +205,14 @@ def train(
     Raises:
         ValueError: a file is missing or unfit, or the loss stopped being finite.
     """
+    if storage not in get_args(native.Storage):
+        raise ValueError(
+            f"train.storage must be one of {', '.join(get_args(native.Storage))}, not {storage!r}."
+        )
     deadline = None if max_minutes is None else time.monotonic() + 60 * max_minutes
     data_dir, work_dir = pathlib.Path(data_dir), pathlib.Path(work_dir)
     references = {name: load(data_dir / f"{name}.npz") for name in tests}
-    pieces = Vocabulary(vocabulary)
-    if pieces.size > model.vocab_size:
-        raise ValueError(
-            f"{vocabulary} has {pieces.size} pieces, the model room for {model.vocab_size}; "
-            "raise T5Config.vocab_size."
-        )
+    pieces = vocabulary_of(model, vocabulary, init_from)
     if not pathlib.Path(out_dir).exists():
         t5 = T5(model)
         params, finished = fit(
@@ -194,7 +226,8 @@ def train(
         )
         if not finished:
             return False
-        native.save(out_dir, model.replace(dtype="float32"), params, vocabulary, "int8")
+        stored = model.replace(dtype="float32", dropout_rate=0.0)  # Both are of training alone.
+        native.save(out_dir, stored, params, pieces.path, storage, pieces.extra_ids)
     saved, params = native.load(out_dir)
     decoding = Decoding(pieces.size, Sampling(0.0), max_length=max_length)
     for name, examples in references.items():

@@ -5,7 +5,9 @@ import json
 import os
 import pathlib
 import shutil
+import sys
 import tempfile
+import types
 from collections.abc import Iterator
 from typing import Any
 
@@ -383,7 +385,7 @@ def test_a_full_disk_leaves_nothing(
 def test_names_that_are_none(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(ValueError, match="no checkpoint 'nowhere': .* debian_target"):
         checkpoints.open("nowhere")
-    monkeypatch.setitem(__import__("sys").modules, "huggingface_hub", None)
+    monkeypatch.setitem(sys.modules, "huggingface_hub", None)
     with pytest.raises(ValueError, match="no folder google/t5-nano; .* pip install"):
         checkpoints.open("google/t5-nano")
 
@@ -394,3 +396,27 @@ def test_a_model_without_encoder_stays_ours(tmp_path: pathlib.Path) -> None:
     for to in ("t5x", "huggingface"):
         with pytest.raises(ValueError, match="without an encoder"):
             checkpoints.FORMATS[to].write(tmp_path / "copy", source)
+
+
+@pytest.mark.parametrize("safe", [True, False], ids=["safetensors", "torch's format alone"])
+def test_an_id_of_the_hub(
+    safe: bool, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The weights come as safetensors where there are any, and only then in torch's format."""
+    wanted: list[list[str]] = []
+
+    def snapshot_download(name: str, allow_patterns: list[str]) -> str:
+        wanted.append(list(allow_patterns))
+        assert name == "google/some-t5"
+        if safe:
+            (tmp_path / "model.safetensors").touch()
+        return str(tmp_path)
+
+    errors = types.SimpleNamespace(HfHubHTTPError=KeyError, LocalEntryNotFoundError=IndexError)
+    hub = types.SimpleNamespace(snapshot_download=snapshot_download, errors=errors)
+    monkeypatch.setitem(sys.modules, "huggingface_hub", hub)
+    monkeypatch.setitem(sys.modules, "huggingface_hub.errors", errors)
+    assert checkpoints._located("google/some-t5") == str(tmp_path)
+    assert len(wanted) == (1 if safe else 2)
+    assert not any("bin" in pattern for pattern in wanted[0])
+    assert safe or "pytorch_model*.bin" in wanted[1]

@@ -35,7 +35,7 @@ def test_float32_returns_every_bit(tmp_path: pathlib.Path, params: dict) -> None
 
 
 def test_int8_is_within_half_a_step_of_each_output(tmp_path: pathlib.Path, params: dict) -> None:
-    native.save(tmp_path / "model", CONFIG, params, quantisation="int8")
+    native.save(tmp_path / "model", CONFIG, params, storage="int8")
     _, loaded = native.load(tmp_path / "model")
     for name, value in flat(params).items():
         got = flat(loaded)[name]
@@ -52,15 +52,15 @@ def test_int8_is_within_half_a_step_of_each_output(tmp_path: pathlib.Path, param
 
 
 def test_saving_what_int8_gave_changes_nothing(tmp_path: pathlib.Path, params: dict) -> None:
-    native.save(tmp_path / "a", CONFIG, params, quantisation="int8")
+    native.save(tmp_path / "a", CONFIG, params, storage="int8")
     once = native.load(tmp_path / "a")[1]
-    native.save(tmp_path / "b", CONFIG, once, quantisation="int8")
+    native.save(tmp_path / "b", CONFIG, once, storage="int8")
     for name, value in flat(native.load(tmp_path / "b")[1]).items():
         np.testing.assert_allclose(value, flat(once)[name], rtol=1e-6)
 
 
 def test_bfloat16_keeps_eight_bits(tmp_path: pathlib.Path, params: dict) -> None:
-    native.save(tmp_path / "model", CONFIG, params, dtype="bfloat16")
+    native.save(tmp_path / "model", CONFIG, params, storage="bfloat16")
     for name, value in flat(native.load(tmp_path / "model")[1]).items():
         np.testing.assert_allclose(value, flat(params)[name], rtol=2**-8)
 

@@ -170,3 +170,51 @@ def test_the_papers_order() -> None:
     assert names[:3] == ["table2/ende_small_t0", "table2/ende_base_t0", "table2/ende_large_t0"]
     assert names[11] == "table2/cnndm_large_t1"
     assert len(names) == 16
+
+
+def about(arguments: list[str], command: str, *more: str) -> list[str]:
+    """The arguments of `run` for another command."""
+    return [command, *arguments[1:5], *more]
+
+
+def test_tune_tells_the_best_gamma(
+    arguments: list[str], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sweep, "TUNED", (1, 2))
+    assert cli.main(about(arguments, "tune", "--limit=2")) == 0
+    said = " ".join(capsys.readouterr().out.split())
+    assert "Theorem 3.8" in said
+    assert "Best: γ =" in said or "Speculation will not pay here." in said
+    assert "An oracle's gamma would yield" in said
+    assert cli.main(about(arguments, "tune", "--simulated_alpha=0.5")) == 2
+    assert "nothing to tune by" in capsys.readouterr().err
+
+
+def test_verify_writes_its_certificate(
+    arguments: list[str], tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "certificate.json"
+    more = ("--limit=3", "--samples=100", "--output", str(file))
+    assert cli.main(about(arguments, "verify", *more)) == 0
+    assert capsys.readouterr().out.startswith("EXACT: first tokens p = ")
+    said = json.loads(file.read_text())
+    assert (said["passed"], said["examples"]) == (True, 3)
+    assert cli.main(about(arguments, "verify", "--false_alarm=1")) == 2
+    assert "must lie in (0, 1)" in capsys.readouterr().err
+
+
+def test_figures_are_written(
+    arguments: list[str], tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert cli.main([*arguments, "--limit=1"]) == 0
+    kept = str(tmp_path / "out" / "records.jsonl")
+    image = str(tmp_path / "two.svg")
+    assert cli.main(["figure", "2", "--records", kept, "--output", image]) == 0
+    assert "<svg" in pathlib.Path(image).read_text()
+    page = tmp_path / "one.html"
+    more = ("--output", str(page), "--text", "a <map> & more")
+    assert cli.main(about(arguments, "figure", "1", *more)) == 0
+    assert "a &lt;map&gt; &amp; more" in page.read_text()
+    capsys.readouterr()
+    assert cli.main(["figure", "2", "--records", "none.jsonl", "--output", image]) == 2
+    assert "There are no records at none.jsonl" in capsys.readouterr().err

@@ -5,7 +5,7 @@ import pytest
 
 from speculative import checkpoints, tasks
 
-# Two examples of each dataset of TFDS, with all the columns it has.
+# Two examples of each dataset of TFDS, with all the columns it has; all splits hold the same.
 ROWS: dict[str, Any] = {
     "wmt_t2t_ende_v003": {"en": ["That is good.", "Go"], "de": ["Das ist gut.", "Los, Übung"]},
     "cnn_dailymail_v002": {
@@ -20,7 +20,7 @@ ROWS: dict[str, Any] = {
 
 @pytest.fixture
 def stored(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch):
-    """Has TFDS hold `ROWS` as the test split, and a vocabulary stand in for T5's."""
+    """Has TFDS hold `ROWS`, and a vocabulary stand in for T5's."""
     tfds = pytest.importorskip("tensorflow_datasets", exc_type=ImportError)
     import tensorflow as tf
 
@@ -35,7 +35,10 @@ def stored(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch):
             config=config or None,
             version=version,
             data_dir=tmp_path,
-            split_datasets={"test": tf.data.Dataset.from_tensor_slices(rows)},
+            split_datasets={
+                split: tf.data.Dataset.from_tensor_slices(rows)
+                for split in tasks.get_task(task).splits
+            },
             features=tfds.features.FeaturesDict({key: tfds.features.Text() for key in rows}),
         )
         loader.override_data_dir(str(tmp_path))

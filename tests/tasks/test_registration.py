@@ -1,6 +1,7 @@
 """Tasks on TFDS: strings written by hand, SentencePiece itself, and no network."""
 
 import functools
+import pathlib
 from typing import Any
 
 import pytest
@@ -8,6 +9,8 @@ import sentencepiece
 
 from speculative import checkpoints, tasks
 from speculative.measurement import quality
+from speculative.training import examples
+from speculative.vocabulary import Vocabulary
 
 pytest.importorskip("seqio", exc_type=ImportError)
 
@@ -61,6 +64,30 @@ def test_what_seqio_knows_of_a_task(task: str, stored) -> None:
     for feature in registered.output_features.values():
         assert feature.add_eos and feature.dtype.name == "int32"
         assert feature.vocabulary.extra_ids == 100
+
+
+@pytest.mark.parametrize("split", ["train", "test"])
+def test_t5s_own_tasks_are_exported_cut(
+    split: str, stored, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In training too, where T5 cuts articles; a task of ours would leave them out."""
+    from speculative.tasks import debian
+
+    monkeypatch.setattr(debian, "T5_LENGTHS", {"inputs": 8, "targets": 500})
+    path = tmp_path / "articles.npz"
+    counts = debian.export_tokenized("cnn_dailymail_v002", split, path)
+    assert counts == {"examples": 2, "dropped": 0}
+    exported = examples.load(path)
+    vocabulary = Vocabulary(checkpoints.ASSETS / "debian.model")
+    found = {
+        (tuple(exported.input(i).tolist()), tuple(exported.target(i).tolist())) for i in range(2)
+    }
+    expected = set()
+    for source, target in TEXTS["cnn_dailymail_v002"]:
+        tokens = vocabulary.encode(source).tolist()
+        tokens = tokens if len(tokens) <= 8 else [*tokens[:7], 1]
+        expected.add((tuple(tokens), tuple(vocabulary.encode(target).tolist())))
+    assert found == expected
 
 
 def test_columns_become_text() -> None:

@@ -10,6 +10,7 @@ import jax
 import numpy as np
 import pytest
 
+from speculative.models import T5
 from speculative.training import data, loop
 from speculative.training.train import CrossEntropy
 from tests.training import tiny
@@ -115,6 +116,49 @@ def test_the_held_out_loss_is_the_mean_over_all_tokens(
     assert log(straight[0])[-1]["held/loss"] == pytest.approx(loss / tokens, rel=1e-5)
 
 
+def test_a_constant_learning_rate() -> None:
+    changes = {"warmup_steps": 0, "final_share": 1.0, "learning_rate": 1e-3}
+    schedule = dataclasses.replace(tiny.CONFIG, **changes).schedule()
+    assert [np.asarray(schedule(step)) for step in range(13)] == pytest.approx([1e-3] * 13)
+    changes |= {"warmup_steps": 2, "final_share": 0.25}
+    schedule = dataclasses.replace(tiny.CONFIG, **changes).schedule()
+    found = [np.asarray(schedule(step)) for step in (0, 1, 2, 7, 12)]
+    assert found == pytest.approx([0, 0.5e-3, 1e-3, 0.625e-3, 0.25e-3])
+
+
+@pytest.mark.parametrize("microbatches", [2, 8])
+def test_the_parts_of_a_batch_add_up_to_its_gradient(microbatches: int) -> None:
+    """Rows differ in their tokens, so a mean of the parts' means would be another gradient."""
+    model = T5(tiny.MODEL.config.replace(dropout_rate=0.0))
+    objective, params, key = CrossEntropy(model), initial(), jax.random.key(1)
+    (batch, *_) = tiny.on_device([next(tiny.mixture().batches(0))])
+    batch["decoder_loss_weights"] = batch["decoder_loss_weights"].at[1:].set(0).at[2, :2].set(1)
+
+    def mean(params: dict) -> jax.Array:
+        total, _ = objective(params, (), batch, None)
+        return total / batch["decoder_loss_weights"].sum()
+
+    gradient, metrics = loop.mean_gradient(objective, params, (), batch, key, microbatches)
+    jax.tree.map(
+        lambda one, other: np.testing.assert_allclose(one, other, rtol=1e-4, atol=1e-6),
+        gradient,
+        jax.grad(mean)(params),
+    )
+    whole = objective(params, (), batch, None)[1]
+    for name, value in metrics.items():
+        assert float(value) == pytest.approx(float(whole[name]), rel=1e-5)
+
+
+def test_parts_of_a_batch_drop_out_differently() -> None:
+    """A batch of one row, eight times: as many masks, so another gradient than that of one."""
+    (batch, *_) = tiny.on_device([next(tiny.mixture().batches(0))])
+    batch = {name: jax.numpy.repeat(x[:1], 8, axis=0) for name, x in batch.items()}
+    one = {name: x[:1] for name, x in batch.items()}
+    parts = loop.mean_gradient(OBJECTIVE, initial(), (), batch, jax.random.key(1), 8)[1]
+    alone = loop.mean_gradient(OBJECTIVE, initial(), (), one, jax.random.key(1), 1)[1]
+    assert float(parts["loss"]) != pytest.approx(8 * float(alone["loss"]), rel=1e-3)
+
+
 def test_training_learns(tmp_path: pathlib.Path) -> None:
     config = dataclasses.replace(
         tiny.CONFIG, steps=200, warmup_steps=20, log_every=100, evaluate_every=200,
@@ -139,6 +183,7 @@ def test_a_loss_that_is_not_finite_stops_the_run(tmp_path: pathlib.Path) -> None
         ({"steps": 2.5}, r"steps cannot be 2\.5"),
         ({"learning_rate": float("nan")}, "learning_rate cannot be nan"),
         ({"warmup_steps": 12}, r"warmup_steps \(12\) must be below steps \(12\)"),
+        ({"microbatches": 3}, r"batch_size \(8\) must be a multiple of microbatches \(3\)"),
         ({"checkpoint_every": 5}, r"checkpoint_every \(5\) must be a multiple of log_every \(2\)"),
     ],
 )

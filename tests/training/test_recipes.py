@@ -3,6 +3,7 @@
 import json
 import pathlib
 import re
+import runpy
 import sys
 
 import gin
@@ -11,10 +12,12 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from speculative import checkpoints
 from speculative.checkpoints import native
 from speculative.checkpoints.checkpoint import read_settings
 from speculative.decoding import Decoding
-from speculative.models import T5, T5Config
+from speculative.experiments import settings, sweep, weights
+from speculative.models import T5, T5Config, named
 from speculative.sampling import Sampling
 from speculative.training import data, distil, launch, outputs
 from speculative.training import examples as examples_lib
@@ -155,22 +158,32 @@ SMALL = {
 }
 
 
-def run(monkeypatch: pytest.MonkeyPatch, folder: pathlib.Path, bindings: dict, *flags: str) -> int:
+def run(
+    monkeypatch: pytest.MonkeyPatch,
+    folder: pathlib.Path,
+    bindings: dict,
+    *flags: str,
+    config: str = "target",
+) -> int:
+    """The exit code of scripts/train.py."""
     monkeypatch.setattr(
         sys,
         "argv",
         [
             "train.py",
-            f"--config={ROOT / 'configs' / 'training' / 'target.gin'}",
+            f"--config=configs/training/{config}.gin",
             f"--data_dir={folder}",
             f"--work_dir={folder / 'work'}",
             f"--out_dir={folder / 'out'}",
-            f"--vocabulary={VOCABULARY}",
             *(f"--gin={key}={value}" for key, value in bindings.items()),
             *flags,
         ],
     )
-    return launch.main(train_lib.train, "Trains.")
+    monkeypatch.chdir(ROOT)  # From where gin files name one another, and the vocabulary.
+    with pytest.raises(SystemExit) as ended:
+        runpy.run_path(str(ROOT / "scripts" / "train.py"), run_name="__main__")
+    assert isinstance(ended.value.code, int)
+    return ended.value.code
 
 
 def test_the_target_config_trains_saves_and_scores(
@@ -194,6 +207,7 @@ def test_the_target_config_trains_saves_and_scores(
         ({}, r"debian_ende_test\.npz does not exist"),
         ({"loop.TrainConfig.stepz": 3}, "doesn't have a parameter named 'stepz'"),
         ({"loop.TrainConfig.steps": -3}, "steps cannot be -3"),
+        ({"train.train.storage": "'int4'"}, "must be one of float32, bfloat16, int8, not 'int4'"),
     ],
 )
 def test_an_error_is_one_line_and_exit_code_2(
@@ -209,16 +223,116 @@ def test_an_error_is_one_line_and_exit_code_2(
     assert re.search(message, error)
 
 
-@pytest.mark.parametrize("path", sorted((ROOT / "configs" / "training").glob("*.gin")), ids=str)
-def test_configs_name_only_what_exists(path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
+SHARED = "finetune"
+"""What other gin files include; no recipe by itself."""
+RECIPES = sorted(path.stem for path in (ROOT / "configs" / "training").glob("*.gin"))
+
+
+@pytest.mark.parametrize("name", [name for name in RECIPES if name != SHARED])
+def test_configs_name_only_what_exists(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(ROOT)  # What they include is named from there.
-    gin.parse_config_file(str(path))
-    recipe = distil.distil if path.stem.startswith("draft") else train_lib.train
+    gin.parse_config_file(f"configs/training/{name}.gin")
+    recipe = distil.distil if name.startswith("draft") else train_lib.train
     parameters = gin.get_bindings(recipe)
-    model = parameters["model"]
     assert parameters["config"].warmup_steps < parameters["config"].steps
-    assert model.vocab_size == 8192
     assert parameters["files"].train
+    if not name.startswith(SHARED):
+        assert parameters["model"].vocab_size == 8192
+        assert parameters["vocabulary"] == "speculative/assets/debian.model"
+
+
+FINETUNED = {"finetune_ende": "wmt_t2t_ende_v003", "finetune_cnndm": "cnn_dailymail_v002"}
+
+
+@pytest.mark.parametrize("size", ["t5_1_1_small", "t5_1_1_large"])
+@pytest.mark.parametrize("name", FINETUNED)
+def test_fine_tuning_is_t5s_at_any_size(
+    name: str, size: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(ROOT)
+    gin.parse_config_files_and_bindings(
+        [f"configs/training/{name}.gin"], [f"config.named.size = '{size}'"]
+    )
+    parameters = gin.get_bindings(train_lib.train)
+    assert parameters["model"] == named(size, dropout_rate=0.1, dtype="bfloat16")
+    config = parameters["config"]
+    assert config.batch_size * config.source_length == 2**16
+    rates = [np.asarray(config.schedule()(step)) for step in (0, 1, 999, config.steps)]
+    assert rates == pytest.approx([1e-3] * 4)
+    files, task = parameters["files"], FINETUNED[name]
+    made = [*files.train, *files.held_out, *parameters["tests"]]
+    assert made == [f"{task}_{split}" for split in ("train", "validation", "test")]
+
+
+TINY = tiny.MODEL.config.replace(vocab_size=8320, dropout_rate=0.0)
+"""Room for the pieces of `VOCABULARY`, for T5's sentinels, and for rows of neither."""
+
+SIZES = ("vocab_size", "emb_dim", "mlp_dim", "num_heads", "head_dim")
+DEPTHS = ("num_encoder_layers", "num_decoder_layers")
+TINY_FINETUNING = {
+    **{f"config.named.{size}": getattr(TINY, size) for size in (*SIZES, *DEPTHS)},
+    "loop.TrainConfig.steps": 6,
+    "loop.TrainConfig.batch_size": 4,
+    "loop.TrainConfig.microbatches": 2,
+    "loop.TrainConfig.source_length": 24,
+    "loop.TrainConfig.target_length": 24,
+    "loop.TrainConfig.log_every": 2,
+    "loop.TrainConfig.evaluate_every": 2,
+    "loop.TrainConfig.checkpoint_every": 6,
+    "train.train.generation_batch": 8,
+    "train.train.max_length": 8,
+}
+
+
+@pytest.mark.parametrize(
+    ("name", "start"), [("finetune_ende", "huggingface"), ("finetune_cnndm", "t5x")]
+)
+def test_fine_tuning_starts_from_a_public_format_and_serves_a_table(
+    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch, name: str, start: str
+) -> None:
+    """scripts/train.py from a checkpoint, to the place where `speculative table` looks."""
+    task = FINETUNED[name]
+    for split, count in (("train", 60), ("validation", 9), ("test", 5)):
+        tiny.examples(count, count).save(tmp_path / f"{task}_{split}.npz")
+    first = T5(TINY).init(jax.random.key(5))
+    native.save(tmp_path / "made", TINY, first, VOCABULARY, extra_ids=100)
+    checkpoints.convert(tmp_path / "made", tmp_path / "start", start)
+    given = [f"--init_from={tmp_path / 'start'}"]
+    out = tmp_path / "checkpoints" / task / "t5_1_1_small"
+    given += [f"--out_dir={out}", "--gin=config.named.size='t5_1_1_small'"]
+    if start == "t5x":
+        assert run(monkeypatch, tmp_path, TINY_FINETUNING, *given, config=name) == 2
+        gin.clear_config()
+        given += [f"--vocabulary={VOCABULARY}"]
+    assert run(monkeypatch, tmp_path, TINY_FINETUNING, *given, config=name) == 0
+    stem = f"{name.removeprefix('finetune_')}_small_t0"
+    (file,) = [file for file in sweep.rows("2") if file.stem == stem]
+    row = settings.parse(file, [f"RowConfig.checkpoints = '{tmp_path / 'checkpoints'}'"])
+    found = checkpoints.open(weights.place(row, row.draft))
+    assert found.config == TINY
+    assert found.dtype == "bfloat16" and read_settings(out)["quantisation"] is None
+    assert found.vocabulary and found.extra_ids == 100
+    # It was the checkpoint that was trained: at 1e-3 six steps change each tensor, by little.
+    lines = [json.loads(x) for x in (tmp_path / "work" / "log.jsonl").read_text().splitlines()]
+    assert [line["learning_rate"] for line in lines] == [pytest.approx(1e-3)] * 3
+    assert lines[-1][f"{task}_validation/loss"] < lines[0][f"{task}_validation/loss"]
+    begun = checkpoints.open(tmp_path / "made")
+    for tensor in found.tensors:
+        moved = found.read(tensor).astype(np.float32) - begun.read(tensor)
+        size = np.sqrt(np.mean(np.square(begun.read(tensor))))
+        assert 0 < np.sqrt(np.mean(np.square(moved))) < 0.03 * max(size, 0.1)
+
+
+def test_a_run_without_a_vocabulary_is_refused(tmp_path: pathlib.Path) -> None:
+    with pytest.raises(ValueError, match=r"random weights brings no vocabulary.*--vocabulary"):
+        train_lib.vocabulary_of(TINY, None, None)
+    native.save(tmp_path / "start", TINY, T5(TINY).init(jax.random.key(5)))
+    with pytest.raises(ValueError, match=r"start brings no vocabulary.*--vocabulary"):
+        train_lib.vocabulary_of(TINY, None, tmp_path / "start")
+    with pytest.raises(ValueError, match="8192 pieces, the model room for 8000"):
+        train_lib.vocabulary_of(TINY.replace(vocab_size=8000), VOCABULARY, None)
+    assert train_lib.vocabulary_of(TINY, VOCABULARY, None).size == 8292
+    assert train_lib.vocabulary_of(TINY.replace(vocab_size=8192), VOCABULARY, None).size == 8192
 
 
 def test_a_run_may_start_from_a_checkpoint_of_its_sizes(tmp_path: pathlib.Path) -> None:
