@@ -41,6 +41,6 @@ cp -rn "$WORK/draft/texts" "$WORK/draft_again/"
 
 # At last on what the deepest target writes.
 "$PYTHON" scripts/distil.py --config=configs/training/draft.gin --target_dir="$OUT/target" $LIMIT \
-  --gin=loop.TrainConfig.steps=3000 --gin=loop.TrainConfig.learning_rate=0.01 \
+  --gin=loop.TrainConfig.steps=3500 --gin=loop.TrainConfig.learning_rate=0.01 \
   --gin=loop.TrainConfig.seed=2 --init_from="$WORK/pair/draft_again" \
   --data_dir="$DATA" --work_dir="$WORK/draft_last" --out_dir="$OUT/draft"

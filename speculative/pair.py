@@ -225,7 +225,11 @@ def load(
 
 
 def load_random(
-    target: str, draft: str, dtype: str | None = None, vocabulary_file: str | None = None
+    target: str,
+    draft: str,
+    dtype: str | None = None,
+    vocabulary_file: str | None = None,
+    beside: Pair | None = None,
 ) -> Pair:
     """A pair of true sizes and random weights, for the time that it takes.
 
@@ -234,6 +238,7 @@ def load_random(
         draft: likewise, or one of `MODEL_FREE`.
         dtype: "float32" or "bfloat16"; by default the latter on accelerators.
         vocabulary_file: as in `load`; without one, tokens are but numbers.
+        beside: as in `load`.
 
     Raises:
         ValueError: a name is unknown, or the vocabulary is larger than the models'.
@@ -241,10 +246,13 @@ def load_random(
     enable_compilation_cache()
     dtype = dtype or ("float32" if jax.default_backend() == "cpu" else "bfloat16")
     config = named(target, dtype=dtype)
-    vocabulary: Vocabulary = Numbers(config.vocab_size)
-    if vocabulary_file is not None:
-        vocabulary = _vocabulary(target, config, vocabulary_file)
-    params = for_decoding(random_params(config))
+    if beside and beside.names[0] == target and dtype == beside.target.config.dtype:
+        vocabulary, params = beside.vocabulary, beside.params.target
+    else:
+        vocabulary = Numbers(config.vocab_size)
+        if vocabulary_file is not None:
+            vocabulary = _vocabulary(target, config, vocabulary_file)
+        params = for_decoding(random_params(config))
     drafter: Draft
     draft_params: PyTree = ()
     if draft == "uniform":

@@ -14,12 +14,14 @@ if TYPE_CHECKING:
 DEMO = "demo"
 """In place of a folder of checkpoints: the pair that ships."""
 
-SHIPPED_ROW = "configs/runs/table2/debian_ende_t0.gin"
+ROWS = pathlib.Path(__file__).parents[2] / "configs" / "runs"
+SHIPPED_ROW = str(ROWS / "table2" / "debian_ende_t0.gin")
 
 
-def _add_changes(parser: argparse.ArgumentParser) -> None:
-    """What a command may change of a row's configuration."""
+def _add_models(parser: argparse.ArgumentParser) -> None:
+    """What a command may change of a row's models."""
     add = parser.add_argument
+    parser.set_defaults(data_file=[], limit=None, seed=None)
     models = parser.add_mutually_exclusive_group()
     models.add_argument("--checkpoints", metavar="DIR", help="folder of checkpoints, or demo")
     models.add_argument("--weights", choices=["random"], help="true sizes, no checkpoints")
@@ -30,24 +32,30 @@ def _add_changes(parser: argparse.ArgumentParser) -> None:
         help="accept guesses with this chance: times alone are real",
     )
     add("--vocabulary", metavar="FILE", help="SentencePiece model, where a checkpoint has none")
+    add("--dtype", choices=DTYPES, help="of weights and products (as configured)")
+
+
+def _add_texts(parser: argparse.ArgumentParser) -> None:
+    """What a command may change of a row's texts."""
+    add = parser.add_argument
     add(
         "--data_file",
         action="append",
-        default=[],
         metavar="[TASK=]FILE",
         help="texts of a task: .tsv, .jsonl, or two parallel files with a comma between",
     )
     add("--limit", type=whole(1, 10**6), metavar="N", help="examples a row (as configured)")
-    add("--dtype", choices=DTYPES, help="of weights and products (as configured)")
     add("--seed", type=whole(0, MAX_SEED), help="of all random numbers (as configured)")
 
 
 def _changes(options: argparse.Namespace, task: str) -> dict[str, Any]:
     """Fields of a task's `RowConfig` that the options change."""
+    from speculative.tasks import TASKS
+
     files: dict[str, str] = {}
     for given in options.data_file:
-        name, separator, file = given.rpartition("=")
-        files[name if separator else task] = file
+        name, _, file = given.partition("=")
+        files.update({name: file} if name in TASKS else {task: given})
     changes = {
         "checkpoints": options.weights or options.checkpoints,
         "simulated_alpha": options.simulated_alpha,
@@ -74,7 +82,7 @@ def _add_row(parser: argparse.ArgumentParser, default: str | None = SHIPPED_ROW)
         metavar="BINDING",
         help="a binding that overrides it, like 'RowConfig.gamma = 3'",
     )
-    _add_changes(parser)
+    _add_models(parser)
 
 
 def _row(options: argparse.Namespace) -> "RowConfig":
@@ -86,6 +94,7 @@ def _row(options: argparse.Namespace) -> "RowConfig":
 
 def _add_run(parser: argparse.ArgumentParser) -> None:
     _add_row(parser, None)
+    _add_texts(parser)
     parser.add_argument("--output_dir", default="results/run", metavar="DIR", help="(%(default)s)")
 
 
@@ -98,8 +107,9 @@ def _run(options: argparse.Namespace) -> None:
 
 
 def _add_table(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("table", help="of the paper: 1, 2, 3 or 5; 4 has the rows of 2")
-    _add_changes(parser)
+    parser.add_argument("table", help="of the paper: 1, 2 or 3; 4 has the rows of 2")
+    _add_models(parser)
+    _add_texts(parser)
     parser.add_argument("--output_dir", metavar="DIR", help="(results/tableN)")
 
 
@@ -112,12 +122,12 @@ def _table(options: argparse.Namespace) -> None:
         report.show_theory(figures.table_1(), Console())
         return
     table = "2" if options.table == "4" else options.table
-    configs = {}
-    for file in sweep.rows(table):
-        config = settings.parse(file)
-        if sweep.shipped(config) == (options.checkpoints == DEMO):
-            changed = dataclasses.replace(config, **_changes(options, config.task))
-            configs[sweep.experiment(file)] = changed
+    configs = {sweep.experiment(file): settings.parse(file) for file in sweep.rows(table)}
+    demo = options.checkpoints == DEMO
+    configs = {name: config for name, config in configs.items() if sweep.shipped(config) == demo}
+    _require_task_of_files(options, {config.task for config in configs.values()})
+    for name, config in configs.items():
+        configs[name] = dataclasses.replace(config, **_changes(options, config.task))
     if not configs:
         raise ValueError(
             f"Table {table} has no row for these checkpoints; give a folder of checkpoints, or "
@@ -125,6 +135,16 @@ def _table(options: argparse.Namespace) -> None:
         )
     folder = pathlib.Path(options.output_dir or f"results/table{options.table}")
     _show(sweep.run(configs, folder))
+
+
+def _require_task_of_files(options: argparse.Namespace, tasks: set[str]) -> None:
+    """Raises ValueError where it is not said which of several tasks a file is of."""
+    for given in options.data_file:
+        if len(tasks) > 1 and given.partition("=")[0] not in tasks:
+            raise ValueError(
+                f"--data_file {given} does not say of which task it is; put one of "
+                f"{', '.join(sorted(tasks))} and = before the file."
+            )
 
 
 def _show(records: "list[Record]") -> None:
@@ -137,6 +157,7 @@ def _show(records: "list[Record]") -> None:
 
 def _add_tune(parser: argparse.ArgumentParser) -> None:
     _add_row(parser)
+    _add_texts(parser)
 
 
 def _tune(options: argparse.Namespace) -> None:
@@ -149,6 +170,7 @@ def _tune(options: argparse.Namespace) -> None:
 
 def _add_verify(parser: argparse.ArgumentParser) -> None:
     _add_row(parser)
+    _add_texts(parser)
     add = parser.add_argument
     add("--samples", type=whole(1, 10**6), default=1024, help="first tokens a prompt (1024)")
     add("--false_alarm", type=float, default=0.001, metavar="P", help="(0.001)")
@@ -202,6 +224,7 @@ def _add_figure(parser: argparse.ArgumentParser) -> None:
     )
     add("--output", metavar="FILE", help="(results/figures/figure_N.png, .html for Figure 1)")
     _add_row(parser)
+    _add_texts(parser)
 
 
 def _figure(options: argparse.Namespace) -> None:

@@ -32,7 +32,7 @@ FALSE_ALARM = 0.001
 
 CELLS = 20
 BATCH = 128
-"""First tokens that are drawn at a time."""
+"""First tokens that are drawn at a time, where there is room for so many rows."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -125,9 +125,22 @@ class Certificate:
 
 
 def certify(
-    work: Workload, gamma: int, samples: int, false_alarm: float, on_progress: OnProgress
+    work: Workload,
+    gamma: int,
+    samples: int,
+    batch: int,
+    false_alarm: float,
+    on_progress: OnProgress,
 ) -> Certificate:
-    """Checks all prompts of a workload; `samples` first tokens are drawn for each.
+    """Checks all prompts of a workload.
+
+    Args:
+        work: pair, settings and texts.
+        gamma: guesses a step.
+        samples: first tokens drawn for each prompt.
+        batch: how many of them are drawn at a time.
+        false_alarm: the chance with which an exact decoder may be refused.
+        on_progress: told what is being done.
 
     Raises:
         ValueError: logits are not finite.
@@ -140,7 +153,7 @@ def certify(
         texts.append(guessed)
         if work.config.sampling.greedy:
             plain = work.pair.result(work.decode(number, 0)[0]).tokens
-            difference = compare_greedy(work.pair, source, plain, guessed)
+            difference = compare_greedy(work.pair, source, plain, guessed, work.dtype)
             if difference is not None:
                 differences[number] = difference
         on_progress("texts", (number + 1) / count)
@@ -149,30 +162,32 @@ def certify(
         identical = count - len(differences)
     else:
         tests = [
-            _first_tokens(work, gamma, samples, on_progress),
+            _first_tokens(work, gamma, samples, batch, on_progress),
             _whole_texts(work, texts),
         ]
     return Certificate(work.config.gin(), gamma, count, identical, differences, tests, false_alarm)
 
 
-def _first_tokens(work: Workload, gamma: int, samples: int, on_progress: OnProgress) -> GTest:
+def _first_tokens(
+    work: Workload, gamma: int, samples: int, batch: int, on_progress: OnProgress
+) -> GTest:
     """The G-test of first tokens, summed over the prompts."""
     statistic, degrees, size = 0.0, 0, work.pair.vocabulary.size
     config = dataclasses.replace(work.decoding(gamma), max_length=1)
-    rounds = -(-samples // BATCH)
+    rounds = -(-samples // batch)
     for number, source in enumerate(work.sources):
         observed = np.zeros(size)
         for turn in range(rounds):
             # Numbers that no text of the workload uses.
-            examples = np.arange(BATCH) + BATCH * (turn + rounds * (number + 1)) + 2**20
+            examples = np.arange(batch) + batch * (turn + rounds * (number + 1)) + 2**20
             draws = random_draws(work.config.seed, examples, config.capacity)
-            output = work.pair.run(jnp.repeat(source, BATCH, axis=0), draws, config)
+            output = work.pair.run(jnp.repeat(source, batch, axis=0), draws, config)
             observed += np.bincount(np.asarray(output.tokens)[:, 0], minlength=size)
         p = _probabilities(work, number, [0])[0]
         g, d = g_statistic(observed, p * observed.sum())
         statistic, degrees = statistic + g, degrees + d
         on_progress("first tokens", (number + 1) / len(work.sources))
-    count = rounds * BATCH * len(work.sources)
+    count = rounds * batch * len(work.sources)
     return _g_test("first tokens", count, statistic, degrees)
 
 
@@ -211,7 +226,9 @@ def _g_test(name: str, count: int, statistic: float, degrees: int) -> GTest:
 def g_statistic(observed: NDArray[np.float64], expected: NDArray[np.float64]) -> tuple[float, int]:
     """G and its degrees of freedom; cells of which few are expected are taken together.
 
-    A token that cannot be but was drawn makes G infinite.
+    G is divided by Williams' correction, which takes its mean to that of its law: summed over
+    hundreds of prompts the excess of a few percent would count for a difference. A token that
+    cannot be but was drawn makes G infinite.
     """
     if observed[expected == 0].any():
         return np.inf, 1
@@ -223,5 +240,10 @@ def g_statistic(observed: NDArray[np.float64], expected: NDArray[np.float64]) ->
     if expected[-1] < EXPECTED and len(expected) > 1:  # Too few even together: into the last cell.
         observed = np.append(observed[:-2], observed[-2:].sum())
         expected = np.append(expected[:-2], expected[-2:].sum())
-    logs = np.log(np.where(observed > 0, observed / np.maximum(expected, 1e-300), 1.0))
-    return max(0.0, float(2 * (observed * logs).sum())), len(expected) - 1
+    degrees = len(expected) - 1
+    if degrees == 0:
+        return 0.0, 0
+    logs = np.log(np.where(observed > 0, observed / expected, 1.0))
+    count = expected.sum()
+    correction = 1 + ((count / expected).sum() - 1) / (6 * count * degrees)
+    return max(0.0, float(2 * (observed * logs).sum() / correction)), degrees

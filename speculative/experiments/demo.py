@@ -9,6 +9,7 @@ from speculative.experiments import progress, records, report, traces
 from speculative.experiments.run import Row, run_row
 from speculative.experiments.settings import RowConfig
 from speculative.pair import load
+from speculative.sampling import Sampling
 from speculative.tasks.prompts import load_prompts
 
 TASKS = ("debian_ende", "debian_synopsis")
@@ -83,7 +84,7 @@ def run(
                     pair,
                     prompts[row.record.task][0].source,
                     row.record.gamma,
-                    row.record.temperature,
+                    Sampling(row.record.temperature),
                     max_length,
                     seed,
                 )

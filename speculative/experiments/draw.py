@@ -30,12 +30,22 @@ def draw(
         config: whose pair is at work in Figures 1 and 5.
         text: what it decodes; None is the first of the row's own.
         files: of the records that Figures 2 to 4 lay over the theory.
-        output: .html for Figure 1, else what matplotlib writes: .png, .svg, .pdf.
+        output: .html for Figure 1, else .png, .svg or .pdf.
         console: where Figure 1 is shown.
 
     Raises:
-        ValueError: a file of records is missing, or as `weights.load_pair`.
+        ValueError: a file of records is missing, the output is of another kind, Figure 5 is asked
+            for at a temperature above 0, or as `weights.Loader`.
     """
+    kinds = (".html",) if number == 1 else (".png", ".svg", ".pdf")
+    if output.suffix not in kinds:
+        raise ValueError(
+            f"Figure {number} is written as {' or '.join(kinds)}, not as {output.name}."
+        )
+    if number == 5 and config.temperature > 0:
+        raise ValueError(
+            "Figure 5 compares ways of decoding one text; set RowConfig.temperature = 0.0."
+        )
     output.parent.mkdir(parents=True, exist_ok=True)
     if number == 1:
         _figure_1(config, text, output, console)
@@ -61,9 +71,9 @@ def _prompt(config: RowConfig, text: str | None) -> Prompt:
 def _figure_1(config: RowConfig, text: str | None, output: pathlib.Path, console: Console) -> None:
     weights.require(config)
     plan.require_room(config)
-    pair, gamma = weights.load_pair(config), config.gamma or sweep.GAMMA
+    pair, gamma = weights.Loader()(config), config.gamma or sweep.GAMMA
     source = _prompt(config, text).source
-    trace = traces.trace(pair, source, gamma, config.temperature, config.max_length, config.seed)
+    trace = traces.trace(pair, source, gamma, config.sampling, config.max_length, config.seed)
     coloured = console.color_system is not None and not console.no_color
     console.print(trace.source, style="dim", highlight=False, markup=False)
     console.print(traces.legend(coloured))
@@ -76,7 +86,7 @@ def _figure_5(config: RowConfig, text: str | None) -> figures.Figure:
     weights.require(config)
     plan.require_room(config)
     prompts = [_prompt(config, text)]
-    work = workload(weights.load_pair(config), config, prompts)
+    work = workload(weights.Loader()(config), config, prompts)
     emitted = {gamma: [int(s.count[0]) for s in work.steps(0, gamma)] for gamma in (0, *TIMED)}
     meter = work.meter(TIMED, [sum(emitted[0])])
     for _ in range(TURNS):

@@ -24,6 +24,12 @@ def commit() -> str:
     return speculative.__version__
 
 
+def gin() -> str:
+    """What a row's examples share beside its configuration, as lines of a gin file."""
+    here = {"commit": commit(), "device": device(), "jax_version": jax.__version__}
+    return "".join(f"{name} = {value!r}\n" for name, value in here.items())
+
+
 def device() -> str:
     """What computes, for people: an accelerator's kind, or the processor's name and cores."""
     kind = jax.devices()[0]

@@ -83,9 +83,21 @@ def device_bytes() -> tuple[str, int]:
     return device.device_kind, stats.get("bytes_limit", 2**63)
 
 
+def batch(config: RowConfig, most: int) -> int:
+    """How many rows, up to `most`, have room beside the weights on the present device."""
+    found = needs(config)
+    row = sum(need.caches + need.activations for need in found)
+    free = device_bytes()[1] - sum(need.weights for need in found)
+    return max(1, min(most, int(0.5 * free) // row))
+
+
 def require_room(config: RowConfig) -> None:
     """Raises ValueError unless the present device holds both models of a row."""
-    needed = sum(need.total for need in needs(config))
+    found = needs(config)
+    needed = sum(need.total for need in found)
+    if jax.default_backend() == "cpu":
+        # Kernels are laid out anew there, in float32, while the checkpoint's are still held.
+        needed += sum(4 * need.parameters for need in found)
     name, there = device_bytes()
     if needed > there:
         raise ValueError(

@@ -96,7 +96,9 @@ THEORY: tuple[Column[TheoryCheck], ...] = (
 
 
 def _place(record: Record) -> str:
-    return record.experiment.rpartition("/")[2]
+    """A row's file, and its target where that is no trained one."""
+    name = record.experiment.rpartition("/")[2]
+    return f"{name}, random weights" if "random weights" in record.target else name
 
 
 def _with_flag(record: Record) -> str:

@@ -16,6 +16,7 @@ from speculative.experiments.examples import Example, Examples
 from speculative.experiments.records import Record
 from speculative.experiments.settings import RowConfig
 from speculative.experiments.tuning import TURNS, OnProgress, predict, tune
+from speculative.experiments.weights import RANDOM
 from speculative.experiments.workload import Workload, workload
 from speculative.measurement import quality
 from speculative.measurement.alpha import alpha_on_target_text
@@ -87,7 +88,7 @@ def run_row(
     assert gamma is not None
     on_progress("compilation", tuning_share)
     lengths = [example.lengths[0] for example in kept]
-    lengths.append(int(work.decode(0, 0)[0].lengths[0]))
+    lengths += [int(work.decode(i, 0)[0].lengths[0]) for i in range(min(4, len(work.sources)))]
     work.decode(0, gamma)
     meter = work.meter((gamma,), lengths)
     for _ in range(TURNS):
@@ -124,7 +125,8 @@ def _measure(
         )[0].tolist()
     difference = None
     if config.sampling.greedy and real:
-        difference = compare_greedy(pair, source, plain.tokens, guessed.tokens)
+        dtype = pair.target.config.dtype
+        difference = compare_greedy(pair, source, plain.tokens, guessed.tokens, dtype)
     return Example(
         number=number,
         source=prompt.source,
@@ -180,10 +182,11 @@ def _record(
     differences = [example.difference for example in examples]
     metric, qualities = _qualities(config, examples)
     paper_alpha, paper_speedup = paper_numbers(config)
+    random = " (random weights)" if config.checkpoints == RANDOM else ""
     return Record(
         experiment=experiment,
         task=config.task,
-        target=config.target,
+        target=config.target + random,
         draft=config.draft,
         temperature=sampling.temperature,
         top_k=sampling.top_k,
@@ -251,6 +254,8 @@ def _qualities(
 def paper_numbers(config: RowConfig) -> tuple[float | None, float | None]:
     """Alpha and speed-up that the paper prints for the row of the same kind, if there is one."""
     sampling, task = config.sampling, TASKS[config.task].paper
+    if config.checkpoints == RANDOM and config.simulated_alpha is None:
+        return None, None
     if config.paper_draft is None or (sampling.top_k, sampling.top_p) != (0, 1.0):
         return None, None
     row = paper.alpha_row(task, config.paper_draft, sampling.temperature)

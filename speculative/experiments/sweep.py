@@ -4,16 +4,23 @@ import pathlib
 from collections.abc import Mapping
 
 from speculative import checkpoints
-from speculative.experiments import certificate, plan, progress, records, settings, weights
+from speculative.experiments import (
+    certificate,
+    environment,
+    plan,
+    progress,
+    records,
+    settings,
+    weights,
+)
 from speculative.experiments.certificate import Certificate
 from speculative.experiments.examples import Examples
 from speculative.experiments.records import Record
 from speculative.experiments.run import run_row
 from speculative.experiments.settings import RowConfig
-from speculative.experiments.tuning import OnProgress, Tuning, tune
+from speculative.experiments.tuning import Tuning, tune
 from speculative.experiments.workload import Workload, workload
 from speculative.measurement.independence import Independence, independence
-from speculative.pair import Pair
 from speculative.tasks.prompts import Prompt, load_prompts
 
 GAMMA = 5
@@ -63,27 +70,6 @@ def require(name: str, config: RowConfig) -> None:
     plan.require_room(config)
 
 
-def measure(
-    config: RowConfig,
-    name: str,
-    output_dir: pathlib.Path,
-    beside: Pair | None,
-    on_progress: OnProgress,
-) -> tuple[Record, Pair]:
-    """Measures a row, or goes on with it, and writes its record.
-
-    Raises:
-        ValueError: `output_dir` holds the row with other settings, or as `weights.load_pair` and
-            `run_row`.
-    """
-    kept = Examples(output_dir / "rows" / name, config.gin())
-    prompts = _prompts(config)
-    pair = weights.load_pair(config, beside)
-    record = run_row(pair, config, prompts, name, kept, on_progress).record
-    records.append(output_dir / "records.jsonl", record)
-    return record, pair
-
-
 def run(configs: Mapping[str, RowConfig], output_dir: pathlib.Path) -> list[Record]:
     """Measures the rows that have no record yet, and gives the records of all.
 
@@ -92,31 +78,38 @@ def run(configs: Mapping[str, RowConfig], output_dir: pathlib.Path) -> list[Reco
         output_dir: of `records.jsonl` and, in `rows`, the examples of each row.
 
     Raises:
-        ValueError: a row has a record with other settings, or as `require` and `measure`.
+        ValueError: a row has a record or examples with other settings, its texts cannot be read,
+            or as `require`, `weights.Loader` and `run_row`.
         KeyboardInterrupt: says what is kept.
     """
-    path = output_dir / "records.jsonl"
+    path, folder = output_dir / "records.jsonl", output_dir / "rows"
     done = {record.experiment: record for record in records.read(path)}
+    kept, texts = {}, {}
     for name, config in configs.items():
         if name in done and done[name].gin != config.gin():
             raise ValueError(
                 f"{path} has a record of {name} with other settings; give another --output_dir, "
                 "or delete that record's line to measure anew."
             )
-        require(name, config)
-    pair = None
+        if name not in done:
+            require(name, config)
+            texts[name] = _prompts(config)
+            kept[name] = Examples(folder / name, config.gin() + environment.gin())
+    load = weights.Loader()
     try:
         with progress.bar() as bar:
             task = bar.add_task("", total=len(configs))
             for finished, (name, config) in enumerate(configs.items()):
                 if name not in done:
                     told = progress.row(bar, task, finished, name)
-                    done[name], pair = measure(config, name, output_dir, pair, told)
+                    row = run_row(load(config), config, texts[name], name, kept[name], told)
+                    done[name] = row.record
+                    records.append(path, row.record)
     except KeyboardInterrupt:
         finished = sum(name in done for name in configs)
         raise KeyboardInterrupt(
             f"; {finished} finished rows are in {path}, the examples of the one under way in "
-            f"{output_dir / 'rows'}; the same command goes on"
+            f"{folder}; the same command goes on"
         ) from None
     return [done[name] for name in configs]
 
@@ -129,7 +122,7 @@ def tuning(config: RowConfig) -> tuple[Tuning, Independence]:
     """Measures what decides about gamma for a row's pair, and how its guesses fared at the best.
 
     Raises:
-        ValueError: acceptance is simulated, or as `weights.load_pair` and `workload`.
+        ValueError: acceptance is simulated, or as `weights.Loader` and `workload`.
     """
     if config.simulated_alpha is not None:
         raise ValueError("A simulated alpha is nothing to tune by; give real models.")
@@ -150,7 +143,7 @@ def certify(config: RowConfig, samples: int, false_alarm: float) -> Certificate:
     """Checks that a row's speculative outputs are the target's own.
 
     Raises:
-        ValueError: acceptance is simulated, or as `weights.load_pair` and `workload`.
+        ValueError: acceptance is simulated, or as `weights.Loader` and `workload`.
     """
     if config.simulated_alpha is not None:
         raise ValueError("Where acceptance is simulated, outputs are not exact; give real models.")
@@ -158,14 +151,16 @@ def certify(config: RowConfig, samples: int, false_alarm: float) -> Certificate:
     with progress.bar() as bar:
         task = bar.add_task("", total=1)
         told = progress.row(bar, task, 0, config.task)
-        return certificate.certify(work, config.gamma or GAMMA, samples, false_alarm, told)
+        batch = plan.batch(config, certificate.BATCH)
+        gamma = config.gamma or GAMMA
+        return certificate.certify(work, gamma, samples, batch, false_alarm, told)
 
 
 def _work(config: RowConfig) -> Workload:
     weights.require(config)
     plan.require_room(config)
     prompts = _prompts(config)
-    return workload(weights.load_pair(config), config, prompts)
+    return workload(weights.Loader()(config), config, prompts)
 
 
 def _prompts(config: RowConfig) -> list[Prompt] | None:

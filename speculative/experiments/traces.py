@@ -6,9 +6,10 @@ from html import escape
 import numpy as np
 from rich.text import Text
 
-from speculative.decoding import random_draws, reference
+from speculative.decoding import Decoding, random_draws, reference
 from speculative.decoding.reference import TraceStep
 from speculative.pair import Pair, Result
+from speculative.sampling import Sampling
 from speculative.vocabulary import Vocabulary
 
 
@@ -47,15 +48,15 @@ class PromptTrace:
 
 
 def trace(
-    pair: Pair, source: str, gamma: int, temperature: float, max_length: int, seed: int
+    pair: Pair, source: str, gamma: int, sampling: Sampling, max_length: int, seed: int
 ) -> PromptTrace:
     """Decodes a task's first source by both paths.
 
     Raises:
-        ValueError: the source is empty or too long, or a setting is out of range.
+        ValueError: the source is empty, or a setting is out of range.
     """
-    config = pair.decoding(gamma=gamma, temperature=temperature, max_length=max_length)
-    inputs = pair.encode(source)
+    config = Decoding(pair.vocabulary.size, sampling, gamma, max_length)
+    inputs = pair.encode(source, truncate=True)
     draws = random_draws(seed, np.array([0]), config.capacity)
     result = pair.result(pair.run(inputs, draws, config))
     steps = reference.generate(

@@ -11,16 +11,30 @@ RANDOM = "random"
 """In place of a folder of checkpoints: true sizes, no checkpoint."""
 
 
-def load_pair(config: RowConfig, beside: Pair | None = None) -> Pair:
-    """The models of a row; the target of the pair `beside` is kept where it is the same.
+class Loader:
+    """Loads the models of one row after the other; a target that stays is loaded once.
 
-    Raises:
-        ValueError: a checkpoint is missing or damaged, or the two do not go together.
+    There is never more than one target in memory.
     """
-    if config.checkpoints == RANDOM:
-        return load_random(config.target, config.draft, config.dtype, config.vocabulary)
-    target, draft = (place(config, name) for name in (config.target, config.draft))
-    return load(target, draft, config.dtype, config.vocabulary, beside)
+
+    def __init__(self) -> None:
+        """Nothing is loaded yet."""
+        self._pair: Pair | None = None
+
+    def __call__(self, config: RowConfig) -> Pair:
+        """The models of a row.
+
+        Raises:
+            ValueError: a checkpoint is missing or damaged, or the two do not go together.
+        """
+        random = config.checkpoints == RANDOM
+        names = (config.target, config.draft)
+        target, draft = names if random else (place(config, name) for name in names)
+        if self._pair is not None and self._pair.names[0] != target:
+            self._pair = None
+        read = load_random if random else load
+        self._pair = read(target, draft, config.dtype, config.vocabulary, self._pair)
+        return self._pair
 
 
 def place(config: RowConfig, name: str) -> str:

@@ -33,6 +33,11 @@ class Workload:
     prompts: list[Prompt]
     sources: list[jax.Array]
 
+    @property
+    def dtype(self) -> str:
+        """Of the target's products."""
+        return self.config.dtype or self.pair.target.config.dtype
+
     def decoding(self, gamma: int) -> Decoding:
         """The settings of a generation; gamma 0 decodes plainly."""
         return self.config.decoding(self.pair.vocabulary.size, gamma)

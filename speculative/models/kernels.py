@@ -202,7 +202,14 @@ def attend_cached(
 
     Returns:
         [B, L, N, H], float32, and the new caches.
+
+    Raises:
+        ValueError: there are more new positions than the caches have.
     """
+    if projected.shape[1] > keys.shape[1]:
+        raise ValueError(
+            f"A chunk of {projected.shape[1]} positions does not fit a cache of {keys.shape[1]}."
+        )
     heads, size = keys.shape[0] // starts.shape[0], keys.shape[2]
     cache = jax.ShapeDtypeStruct(keys.shape, jnp.float32)
     shape = jax.ShapeDtypeStruct((*projected.shape[:2], heads, size), jnp.float32)

@@ -43,16 +43,17 @@ def work(temperature: float, draft: np.ndarray | None = None) -> Workload:
         draft="toy",
         temperature=temperature,
         max_length=24,
+        dtype="float32",
     )
     count = 40
     return Workload(pair, config, [Prompt("x", "y")] * count, [SOURCE] * count)
 
 
 def test_an_exact_decoder_passes_at_both_temperatures(tmp_path: pathlib.Path) -> None:
-    found = certify(work(0.0), 3, 128, 0.001, NOTHING)
+    found = certify(work(0.0), 3, 128, 128, 0.001, NOTHING)
     assert (found.identical, found.differences, found.tests) == (40, {}, [])
     assert found.verdict() == "EXACT: 40 of 40 greedy outputs are equal."
-    found = certify(work(1.0), 3, 256, 0.001, NOTHING)
+    found = certify(work(1.0), 3, 256, 128, 0.001, NOTHING)
     assert found.passed
     assert [test.name for test in found.tests] == ["first tokens", "whole texts"]
     assert found.tests[0].count == 40 * 256
@@ -86,7 +87,7 @@ def test_a_wrong_decoder_is_refused(fault: str, monkeypatch: pytest.MonkeyPatch)
         monkeypatch.setattr(verification, "residual", residual_from_p)
     else:
         monkeypatch.setattr(speculative, "verify", never_reject)
-    found = certify(work(1.0, draft=toy.far_table()), 3, 1024, 0.001, NOTHING)
+    found = certify(work(1.0, draft=toy.far_table()), 3, 1024, 128, 0.001, NOTHING)
     assert not found.passed
     assert found.verdict().startswith("NOT EXACT")
 
@@ -109,7 +110,21 @@ def test_g_against_its_law() -> None:
         statistic, degrees = g_statistic(rng.multinomial(500, p).astype(float), 500 * p)
         assert degrees == 5  # Five cells of their own, the rest together.
         above += statistic > 11.0705
-    assert 0.03 < above / 2000 < 0.075
+    assert 0.035 < above / 2000 < 0.065
+
+
+def test_the_sum_over_many_prompts_keeps_its_law() -> None:
+    """A thousand prompts of 25 cells, some with but five expected: G's mean is its degrees."""
+    rng = np.random.default_rng(2)
+    p = np.sort(rng.dirichlet(np.full(25, 0.7)))[::-1]
+    p = np.maximum(p, 5.5 / 1024)
+    p /= p.sum()
+    total, degrees = 0.0, 0
+    for _ in range(1000):
+        g, d = g_statistic(rng.multinomial(1024, p).astype(float), 1024 * p)
+        total, degrees = total + g, degrees + d
+    # Within three standard deviations of the sum's law; without the correction it is 4 above.
+    assert abs(total - degrees) < 3 * np.sqrt(2 * degrees)
 
 
 def test_a_token_that_cannot_be() -> None:

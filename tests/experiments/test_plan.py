@@ -57,8 +57,22 @@ def test_what_fits_is_said(capsys: pytest.CaptureFixture[str]) -> None:
 
 def test_a_run_that_does_not_fit_ends_before_it_loads(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(plan, "device_bytes", lambda: ("a small device", 2**34))
+    config = dataclasses.replace(XXL, checkpoints=RANDOM)
+    # On CPU another 4 bytes a parameter: 21 and 42 GiB.
+    with pytest.raises(ValueError, match=r"needs 63\.\d GiB, but a small device has 16.0 GiB"):
+        plan.require_room(config)
+    monkeypatch.setattr(plan.jax, "default_backend", lambda: "tpu")
     with pytest.raises(ValueError, match=r"needs 21\.\d GiB, but a small device has 16.0 GiB"):
-        plan.require_room(dataclasses.replace(XXL, checkpoints=RANDOM))
+        plan.require_room(config)
+
+
+def test_as_many_rows_as_have_room(monkeypatch: pytest.MonkeyPatch) -> None:
+    found = plan.needs(XXL)
+    row = sum(need.caches + need.activations for need in found)
+    there = sum(need.weights for need in found) + 20 * row
+    monkeypatch.setattr(plan, "device_bytes", lambda: ("a device", there))
+    assert plan.batch(XXL, 128) == 10
+    assert plan.batch(XXL, 4) == 4
 
 
 def test_a_model_that_is_nowhere(tmp_path: pathlib.Path) -> None:

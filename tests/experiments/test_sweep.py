@@ -113,7 +113,7 @@ def test_wrong_input_ends_before_anything_is_loaded(
     capsys: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(weights, "load", lambda *_: pytest.fail("loaded"))
+    monkeypatch.setattr(weights, "load", lambda *_, **__: pytest.fail("loaded"))
     assert cli.main([*arguments, *more]) == 2
     assert said in capsys.readouterr().err
 
@@ -123,8 +123,12 @@ def test_tables_that_are_not_there(capsys: pytest.CaptureFixture[str]) -> None:
     assert "There is no table '9'" in capsys.readouterr().err
     assert cli.main(["table", "2"]) == 2
     assert "say where its checkpoint is (--checkpoints=DIR)" in capsys.readouterr().err
-    assert cli.main(["table", "3", "--weights=random", "--simulated_alpha=0.5"]) == 2
-    assert "not for 'unigram'" in capsys.readouterr().err
+    assert cli.main(["table", "2", "--weights=random", "--data_file=a.tsv"]) == 2
+    assert "does not say of which task it is; put one of cnn_dailymail" in capsys.readouterr().err
+    assert cli.main(["figure", "2", "--output=a.doc"]) == 2
+    assert "Figure 2 is written as .png or .svg or .pdf" in capsys.readouterr().err
+    assert cli.main(["figure", "5", "--gin=RowConfig.temperature = 1.0"]) == 2
+    assert "set RowConfig.temperature = 0.0" in capsys.readouterr().err
 
 
 def test_table_1(capsys: pytest.CaptureFixture[str]) -> None:

@@ -9,6 +9,7 @@ import pytest
 from rich.console import Console
 
 import speculative
+from speculative import Sampling
 from speculative.decoding import reference
 from speculative.decoding.reference import Trace, TraceStep
 from speculative.experiments import traces
@@ -133,7 +134,7 @@ def test_a_trace_spells_the_fast_paths_output(
 ) -> None:
     target, draft = map(str, saved_pair)
     pair = speculative.load(target, draft)
-    found = traces.trace(pair, "A small editor.", 2, 1.0, 12, 5)
+    found = traces.trace(pair, "A small editor.", 2, Sampling(1.0), 12, 5)
     assert found.same_tokens
     expected = pair.generate("A small editor.", seed=5, gamma=2, temperature=1.0, max_length=12)
     spelled = "".join(pair.vocabulary.pieces[token] for token in expected.tokens)
@@ -153,4 +154,4 @@ def test_a_trace_that_differs_says_so(
         return Trace(whole(*arguments).steps[:-1])
 
     monkeypatch.setattr(reference, "generate", cut_short)
-    assert not traces.trace(pair, "A small editor.", 2, 1.0, 12, 5).same_tokens
+    assert not traces.trace(pair, "A small editor.", 2, Sampling(1.0), 12, 5).same_tokens
