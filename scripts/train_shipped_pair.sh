@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Trains the shipped pair: the target, deepened twice, and its tests, then the draft, on text that
-# the targets write.
+# Trains the shipped pair: the target, the deeper target and its tests, then the draft, on text
+# that the target writes.
 #   DATA=data/tokenized WORK=work OUT=work/pair scripts/train_shipped_pair.sh
 # Every stage goes on where it stopped and is skipped when done. With MINUTES set, a stage that
 # runs out of time is saved and the script exits with 75: the same command goes on.
@@ -18,29 +18,15 @@ LIMIT=${MINUTES:+--max_minutes="$MINUTES"}
 
 "$PYTHON" scripts/train.py --config=configs/training/target_deeper.gin $LIMIT \
   --init_from="$WORK/pair/shallow" \
-  --data_dir="$DATA" --work_dir="$WORK/middle" --out_dir="$WORK/pair/middle"
-
-"$PYTHON" scripts/train.py --config=configs/training/target_deeper.gin $LIMIT \
-  --gin=config.T5Config.num_decoder_layers=12 --gin=loop.TrainConfig.steps=2000 \
-  --gin=loop.TrainConfig.learning_rate=0.01 --gin=loop.TrainConfig.seed=1 \
-  --init_from="$WORK/pair/middle" \
   --data_dir="$DATA" --work_dir="$WORK/target" --out_dir="$OUT/target"
 
-"$PYTHON" scripts/distil.py --config=configs/training/draft.gin $LIMIT \
-  --target_dir="$WORK/pair/middle" \
+"$PYTHON" scripts/distil.py --config=configs/training/draft.gin --target_dir="$OUT/target" $LIMIT \
   --data_dir="$DATA" --work_dir="$WORK/draft" --out_dir="$WORK/pair/draft_once"
 
 # Once more over the same text, in another order and from a lower peak.
 mkdir -p "$WORK/draft_again"
 cp -rn "$WORK/draft/texts" "$WORK/draft_again/"
-"$PYTHON" scripts/distil.py --config=configs/training/draft.gin $LIMIT \
-  --target_dir="$WORK/pair/middle" \
+"$PYTHON" scripts/distil.py --config=configs/training/draft.gin --target_dir="$OUT/target" $LIMIT \
   --gin=loop.TrainConfig.steps=8000 --gin=loop.TrainConfig.learning_rate=0.01 \
   --gin=loop.TrainConfig.seed=1 --init_from="$WORK/pair/draft_once" \
-  --data_dir="$DATA" --work_dir="$WORK/draft_again" --out_dir="$WORK/pair/draft_again"
-
-# At last on what the deepest target writes.
-"$PYTHON" scripts/distil.py --config=configs/training/draft.gin --target_dir="$OUT/target" $LIMIT \
-  --gin=loop.TrainConfig.steps=3500 --gin=loop.TrainConfig.learning_rate=0.01 \
-  --gin=loop.TrainConfig.seed=2 --init_from="$WORK/pair/draft_again" \
-  --data_dir="$DATA" --work_dir="$WORK/draft_last" --out_dir="$OUT/draft"
+  --data_dir="$DATA" --work_dir="$WORK/draft_again" --out_dir="$OUT/draft"
