@@ -31,7 +31,7 @@ GAMMAS = (3, 5, 7)
 """Numbers of guesses that the program chooses from, those of the paper's tables. The speed-up is
 flat about its largest value, and timing each takes two compiled loops."""
 
-TUNED_ON = 16
+TUNED_ON = 8
 """Examples on which gamma is chosen."""
 
 
@@ -91,14 +91,14 @@ def run_row(
     lengths += [int(work.decode(i, 0)[0].lengths[0]) for i in range(min(4, len(work.sources)))]
     work.decode(0, gamma)
     meter = work.meter((gamma,), lengths)
-    for _ in range(TURNS):
-        meter.turn()
     count = len(work.sources)
     for number in range(count):
         if number not in kept:
             enough = sum(len(example.betas) for example in kept) >= config.alpha_tokens
             kept.add(_measure(work, gamma, number, not enough, meter))
         on_progress("examples", 1 - (1 - tuning_share) * (count - number - 1) / count)
+    while meter.turns < TURNS:  # There were few examples left.
+        meter.turn()
     return Row(_record(work, gamma, list(kept), meter.costs(), experiment, started_at), list(kept))
 
 

@@ -163,6 +163,11 @@ class CostMeter:
         jax.block_until_ready(self._kinds[kind]())
         self._seconds[kind].append(time.perf_counter() - began)
 
+    @property
+    def turns(self) -> int:
+        """How often every kind has been timed."""
+        return min(map(len, self._seconds.values()))
+
     def costs(self) -> Costs:
         """The medians of all times so far; each kind must have been timed."""
         ms = {kind: 1e3 * statistics.median(values) for kind, values in self._seconds.items()}

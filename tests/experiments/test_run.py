@@ -63,6 +63,8 @@ def no_timing(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, ...]]:
             self.gammas = tuple(gammas)
             asked.append(self.gammas)
 
+        turns = tuning.TURNS
+
         def turn(self) -> None:
             pass
 

@@ -24,6 +24,7 @@ def measure(draft_params: Any, sampling: Sampling, gammas: tuple[int, ...], turn
     meter = CostMeter(toy_pair(MODEL_DRAFT, draft_params), sampling, gammas, 1, CACHE)
     for _ in range(turns):
         meter.turn()
+    assert meter.turns == turns
     return meter.costs()
 
 
