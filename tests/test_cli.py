@@ -302,8 +302,10 @@ def test_help_and_version(option: str, capsys) -> None:
 
 
 RUN = """
-import sys, time
+import signal, sys, time
 from speculative import cli, commands
+# A shell starts what runs in the background with interrupts ignored.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 def work(options):
     {body}
 cli.COMMANDS["demo"] = commands.Command("", lambda parser: None, work)

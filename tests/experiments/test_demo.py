@@ -34,10 +34,10 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
             near_ties=0 if greedy else None,
         )
 
-    def trace(pair, source, gamma, temperature, max_length, seed) -> PromptTrace:
+    def trace(pair, source, gamma, sampling, max_length, seed) -> PromptTrace:
         call = calls[gamma - 1]
         config = call["config"]
-        assert (source, temperature) == (call["prompts"][0].source, config.temperature)
+        assert (source, sampling) == (call["prompts"][0].source, config.sampling)
         assert (max_length, seed) == (config.max_length, config.seed)
         return PromptTrace(source, [Line(" a", "", " b", 1)], Result("a b", [7, 8], 1, 1, 1), True)
 
