@@ -82,12 +82,7 @@ class Examples:
         folder.mkdir(parents=True, exist_ok=True)
         self._require_same(folder / "config.gin", config)
         self._path = folder / "examples.jsonl"
-        for number, line in enumerate(lines.read(self._path), 1):
-            try:
-                example = Example.from_json(line)
-            except ValueError as error:
-                raise ValueError(f"Line {number} of {self._path} is {error}.") from error
-            self._examples[example.number] = example
+        self._examples = {example.number: example for example in read(folder)}
 
     @staticmethod
     def _require_same(path: pathlib.Path, config: str) -> None:
@@ -115,3 +110,18 @@ class Examples:
         self._examples[example.number] = example
         if self._folder is not None:
             lines.append(self._path, example.to_json())
+
+
+def read(folder: pathlib.Path) -> list[Example]:
+    """The examples in a row's folder, as they were written; none where there is no file.
+
+    Raises:
+        ValueError: a line is damaged.
+    """
+    found, path = [], folder / "examples.jsonl"
+    for number, line in enumerate(lines.read(path), 1):
+        try:
+            found.append(Example.from_json(line))
+        except ValueError as error:
+            raise ValueError(f"Line {number} of {path} is {error}.") from error
+    return found

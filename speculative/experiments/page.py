@@ -13,9 +13,9 @@ from html import escape
 import matplotlib
 from matplotlib.figure import Figure
 
-from speculative.experiments import figures, records, report
+from speculative.experiments import examples, figures, records, report
 from speculative.experiments.certificate import Certificate
-from speculative.experiments.examples import Example, Examples
+from speculative.experiments.examples import Example
 from speculative.experiments.records import Record
 from speculative.experiments.report import Column
 
@@ -195,8 +195,8 @@ def _rows(folder: pathlib.Path, several: bool) -> list[_Row]:
         if "/" not in name:  # No gin file's, but the demo's, whose rows share one.
             name = f"{record.task}, T\N{NO-BREAK SPACE}=\N{NO-BREAK SPACE}{record.temperature:g}"
         kept = folder / "rows" / record.experiment
-        measured = Examples(kept, record.gin) if (kept / "examples.jsonl").is_file() else ()
-        rows.append(_Row(f"{folder}: {name}" if several else name, record, list(measured)))
+        measured = examples.read(kept)
+        rows.append(_Row(f"{folder}: {name}" if several else name, record, measured))
     return rows
 
 
