@@ -24,11 +24,8 @@ from speculative.experiments.tuning import OnProgress
 from speculative.experiments.workload import Workload
 from speculative.measurement import forcing
 from speculative.measurement.exactness import Difference, compare_greedy
-from speculative.measurement.independence import EXPECTED, chi_square_tail
+from speculative.measurement.independence import EXPECTED, chi_square_tail, likelihood_ratio
 from speculative.sampling import standardise
-
-FALSE_ALARM = 0.001
-"""The chance that a certificate is refused to a decoder that is exact, by default."""
 
 CELLS = 20
 BATCH = 128
@@ -243,7 +240,6 @@ def g_statistic(observed: NDArray[np.float64], expected: NDArray[np.float64]) ->
     degrees = len(expected) - 1
     if degrees == 0:
         return 0.0, 0
-    logs = np.log(np.where(observed > 0, observed / expected, 1.0))
     count = expected.sum()
     correction = 1 + ((count / expected).sum() - 1) / (6 * count * degrees)
-    return max(0.0, float(2 * (observed * logs).sum() / correction)), degrees
+    return likelihood_ratio(observed, expected) / correction, degrees

@@ -69,8 +69,7 @@ def _prompt(config: RowConfig, text: str | None) -> Prompt:
 
 
 def _figure_1(config: RowConfig, text: str | None, output: pathlib.Path, console: Console) -> None:
-    weights.require(config)
-    plan.require_room(config)
+    plan.require(config)
     pair, gamma = weights.Loader()(config), config.gamma or sweep.GAMMA
     source = _prompt(config, text).source
     trace = traces.trace(pair, source, gamma, config.sampling, config.max_length, config.seed)
@@ -83,8 +82,7 @@ def _figure_1(config: RowConfig, text: str | None, output: pathlib.Path, console
 
 
 def _figure_5(config: RowConfig, text: str | None) -> figures.Figure:
-    weights.require(config)
-    plan.require_room(config)
+    plan.require(config)
     prompts = [_prompt(config, text)]
     work = workload(weights.Loader()(config), config, prompts)
     emitted = {gamma: [int(s.count[0]) for s in work.steps(0, gamma)] for gamma in (0, *TIMED)}

@@ -8,8 +8,8 @@ import jax.numpy as jnp
 from rich.console import Console
 from rich.table import Table
 
+from speculative.experiments import weights
 from speculative.experiments.settings import RowConfig
-from speculative.experiments.weights import sizes
 from speculative.models import T5Config
 from speculative.models.t5 import abstract_params
 from speculative.pair import MODEL_FREE
@@ -52,7 +52,7 @@ def needs(config: RowConfig, source_length: int = 512) -> list[Need]:
         ValueError: a model's sizes cannot be told from its name or checkpoint.
     """
     names = [config.target, *([] if config.draft in MODEL_FREE else [config.draft])]
-    return [_need(config, name, sizes(config, name), source_length) for name in names]
+    return [_need(config, name, weights.sizes(config, name), source_length) for name in names]
 
 
 def _need(config: RowConfig, name: str, model: T5Config, source_length: int) -> Need:
@@ -91,8 +91,9 @@ def batch(config: RowConfig, most: int) -> int:
     return max(1, min(most, int(0.5 * free) // row))
 
 
-def require_room(config: RowConfig) -> None:
-    """Raises ValueError unless the present device holds both models of a row."""
+def require(config: RowConfig) -> None:
+    """Raises ValueError unless both models of a row exist and the present device holds them."""
+    weights.require(config)
     found = needs(config)
     needed = sum(need.total for need in found)
     if jax.default_backend() == "cpu":

@@ -1,5 +1,8 @@
 """The bar that long work shows on standard error, where that is a terminal."""
 
+import contextlib
+from collections.abc import Iterator
+
 from rich.console import Console
 from rich.progress import (
     BarColumn,
@@ -27,6 +30,13 @@ def bar() -> Progress:
         transient=True,
         disable=not console.is_terminal,
     )
+
+
+@contextlib.contextmanager
+def alone(setting: str) -> Iterator[OnProgress]:
+    """A bar for one row's work."""
+    with bar() as progress:
+        yield row(progress, progress.add_task("", total=1), 0, setting)
 
 
 def row(progress: Progress, task: TaskID, done: int, setting: str) -> OnProgress:

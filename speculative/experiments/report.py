@@ -43,7 +43,7 @@ def _number(name: str, digits: int) -> Callable[[Any], str]:
 
 
 def _measured(record: Record) -> str:
-    return f"{record.speedup:.2f}\n{record.speedup_low:.2f}–{record.speedup_high:.2f}"
+    return f"{record.speedup:.2f}\n{_interval(record)}"
 
 
 def _interval(record: Record) -> str:

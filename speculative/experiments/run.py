@@ -77,6 +77,7 @@ def run_row(
     started_at = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
     kept = Examples() if kept is None else kept
     work = workload(pair, config, prompts)
+    lengths = [example.lengths[0] for example in kept]
     tuning_share = 0.0
     if config.gamma is None:
         tuning_share = 0.2
@@ -84,11 +85,13 @@ def run_row(
         tuning = tune(few, GAMMAS, lambda what, part: on_progress(what, tuning_share * part))
         config = dataclasses.replace(config, gamma=tuning.gamma)
         work = dataclasses.replace(work, config=config)
+        lengths += tuning.lengths
     gamma = config.gamma
     assert gamma is not None
     on_progress("compilation", tuning_share)
-    lengths = [example.lengths[0] for example in kept]
-    lengths += [int(work.decode(i, 0)[0].lengths[0]) for i in range(min(4, len(work.sources)))]
+    if not tuning_share:  # Else plain decoding is compiled, and its lengths are known.
+        some = range(min(4, len(work.sources)))
+        lengths += [int(work.decode(number, 0)[0].lengths[0]) for number in some]
     work.decode(0, gamma)
     meter = work.meter((gamma,), lengths)
     count = len(work.sources)
@@ -125,8 +128,7 @@ def _measure(
         )[0].tolist()
     difference = None
     if config.sampling.greedy and real:
-        dtype = pair.target.config.dtype
-        difference = compare_greedy(pair, source, plain.tokens, guessed.tokens, dtype)
+        difference = compare_greedy(pair, source, plain.tokens, guessed.tokens, work.dtype)
     return Example(
         number=number,
         source=prompt.source,
@@ -152,7 +154,7 @@ def _record(
     started_at: str,
 ) -> Record:
     """What a row's examples and costs amount to."""
-    config, pair, count = work.config, work.pair, len(examples)
+    config, count = work.config, len(examples)
     sampling, simulated = config.sampling, config.simulated_alpha
     seconds = np.array([example.seconds for example in examples]).T
     tokens = np.array([example.lengths for example in examples]).T
@@ -196,7 +198,7 @@ def _record(
         batch_size=1,
         num_examples=count,
         seed=config.seed,
-        dtype=pair.target.config.dtype,
+        dtype=work.dtype,
         num_tokens=int(tokens[1].sum()),
         num_target_calls=calls,
         tokens_per_call=float(tokens[1].sum() / calls),

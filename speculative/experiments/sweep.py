@@ -45,7 +45,7 @@ def rows(table: str) -> list[pathlib.Path]:
 
 def _place_in_paper(file: pathlib.Path) -> tuple[int, str]:
     """The paper's order: tasks, then temperatures, then drafts by size; other rows come last."""
-    tasks, drafts = ("ende", "cnndm"), ("unigram", "bigram", "small", "base", "large")
+    tasks, drafts = ("ende", "cnndm"), ("small", "base", "large")
     order = [f"{task}_{draft}_t{t}" for task in tasks for t in (0, 1) for draft in drafts]
     return (order.index(file.stem) if file.stem in order else len(order)), file.stem
 
@@ -66,8 +66,7 @@ def require(name: str, config: RowConfig) -> None:
         raise ValueError(
             f"{name} has no gamma; set RowConfig.gamma (speculative tune finds the best one)."
         )
-    weights.require(config)
-    plan.require_room(config)
+    plan.require(config)
 
 
 def run(configs: Mapping[str, RowConfig], output_dir: pathlib.Path) -> list[Record]:
@@ -84,7 +83,7 @@ def run(configs: Mapping[str, RowConfig], output_dir: pathlib.Path) -> list[Reco
     """
     path, folder = output_dir / "records.jsonl", output_dir / "rows"
     done = {record.experiment: record for record in records.read(path)}
-    kept, texts = {}, {}
+    kept, texts, here = {}, {}, environment.gin()
     for name, config in configs.items():
         if name in done and done[name].gin != config.gin():
             raise ValueError(
@@ -94,7 +93,7 @@ def run(configs: Mapping[str, RowConfig], output_dir: pathlib.Path) -> list[Reco
         if name not in done:
             require(name, config)
             texts[name] = _prompts(config)
-            kept[name] = Examples(folder / name, config.gin() + environment.gin())
+            kept[name] = Examples(folder / name, config.gin() + here)
     load = weights.Loader()
     try:
         with progress.bar() as bar:
@@ -127,8 +126,7 @@ def tuning(config: RowConfig) -> tuple[Tuning, Independence]:
     if config.simulated_alpha is not None:
         raise ValueError("A simulated alpha is nothing to tune by; give real models.")
     work = _work(config)
-    with progress.bar() as bar:
-        told = progress.row(bar, bar.add_task("", total=1), 0, config.task)
+    with progress.alone(config.task) as told:
         found = tune(work, TUNED, told)
         steps = []
         for number in range(len(work.sources)):
@@ -148,17 +146,14 @@ def certify(config: RowConfig, samples: int, false_alarm: float) -> Certificate:
     if config.simulated_alpha is not None:
         raise ValueError("Where acceptance is simulated, outputs are not exact; give real models.")
     work = _work(config)
-    with progress.bar() as bar:
-        task = bar.add_task("", total=1)
-        told = progress.row(bar, task, 0, config.task)
+    with progress.alone(config.task) as told:
         batch = plan.batch(config, certificate.BATCH)
         gamma = config.gamma or GAMMA
         return certificate.certify(work, gamma, samples, batch, false_alarm, told)
 
 
 def _work(config: RowConfig) -> Workload:
-    weights.require(config)
-    plan.require_room(config)
+    plan.require(config)
     prompts = _prompts(config)
     return workload(weights.Loader()(config), config, prompts)
 

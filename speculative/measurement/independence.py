@@ -91,7 +91,7 @@ def independence(accepted: ArrayLike, emitted: ArrayLike, gamma: int) -> Indepen
     # What was verified after the end of a text is no part of it.
     tested = (np.minimum(accepted + 1, emitted) >= place).sum(axis=1)
     stood = (np.minimum(accepted, emitted) >= place).sum(axis=1)
-    statistic, degrees = _likelihood_ratio(tested, stood)
+    statistic, degrees = _by_place(tested, stood)
     return Independence(
         tuple(tested.tolist()),
         tuple(stood.tolist()),
@@ -122,7 +122,14 @@ def chi_square_tail(statistic: float, degrees: int) -> float:
     return tail
 
 
-def _likelihood_ratio(tested: NDArray[np.int_], accepted: NDArray[np.int_]) -> tuple[float, int]:
+def likelihood_ratio(observed: NDArray[np.float64], expected: NDArray[np.float64]) -> float:
+    """G = 2 sum O ln(O / E) of counts against what was expected of them, all above 0."""
+    # 0 ln 0 is 0. Equal counts may come out a rounding below nothing.
+    logs = np.log(np.where(observed > 0, observed / expected, 1.0))
+    return max(0.0, float(2 * (observed * logs).sum()))
+
+
+def _by_place(tested: NDArray[np.int_], accepted: NDArray[np.int_]) -> tuple[float, int]:
     """G and its degrees of freedom for counts [gamma] by place, after pooling."""
     rates = np.array([accepted.sum(), (tested - accepted).sum()]) / tested.sum()
     cells, pool = [], np.zeros(2)
@@ -136,6 +143,4 @@ def _likelihood_ratio(tested: NDArray[np.int_], accepted: NDArray[np.int_]) -> t
     cells[-1] = cells[-1] + pool
     observed = np.array(cells)
     expected = observed.sum(axis=1, keepdims=True) * rates
-    # 0 ln 0 is 0. Equal counts may come out a rounding below nothing.
-    logs = np.log(np.where(observed > 0, observed / expected, 1.0))
-    return max(0.0, float(2 * (observed * logs).sum())), len(cells) - 1
+    return likelihood_ratio(observed, expected), len(cells) - 1

@@ -263,7 +263,7 @@ inline void Tile(const Weight* panel, const float* x, int64_t inputs, float (*y)
   }
 }
 
-// What a gated layer does to its products; the order is that of `ACTIVATIONS` in Python.
+// What a gated layer does to its products; the order is that of `ACTIVATIONS` in config.py.
 enum class Activation : int64_t { kGelu, kRelu, kLinear };
 
 // With GELU's tanh written as 2 / (1 + exp(-2z)) - 1.

@@ -22,6 +22,8 @@ import numpy as np
 from absl import logging
 from jax import Array
 
+from speculative.models.config import ACTIVATIONS
+
 SOURCE = pathlib.Path(__file__).with_name("kernels.cc")
 TARGETS = tuple(
     "speculative_" + name
@@ -31,9 +33,6 @@ FLAGS = ("-O3", "-march=native", "-std=c++17", "-pthread")
 
 PANEL = 32
 """Outputs that the product sums side by side; `kPanel` in the source."""
-
-ACTIVATIONS = ("gelu", "relu", "linear")
-"""What a gated layer may do to its products; `Activation` in the source."""
 
 
 def cache_folder() -> pathlib.Path:
@@ -155,7 +154,7 @@ def gated(
 ) -> Array:
     """A gated layer of x [..., I]: the activated products, multiplied, [..., features], float32.
 
-    `norm` is as in `product`; activations are two of `ACTIVATIONS`.
+    `norm` is as in `product`; activations are two of `config.ACTIVATIONS`.
     """
     first, second = (np.int64(ACTIVATIONS.index(name)) for name in activations)
     return _multiply("gated", kernels.panels, x, features, norm, first=first, second=second)

@@ -5,22 +5,12 @@ import pathlib
 
 import pytest
 
-from speculative.experiments.examples import Example, Examples
+from speculative.experiments.examples import Examples
 from speculative.measurement.exactness import Difference
+from tests.experiments import made
 
-ONE = Example(
-    number=2,
-    source="translate: ä",
-    reference="b",
-    autoregressive="c",
-    speculative="d",
-    lengths=(3, 4),
-    seconds=(0.25, 0.125),
-    target_calls=2,
-    tested=5,
-    accepted=1,
-    betas=[0.5, 0.25],
-    difference=Difference(1, 7, None, 0.5),
+ONE = dataclasses.replace(
+    made.example(Difference(1, 7, None, 0.5), number=2), source="translate: ä", lengths=(3, 4)
 )
 OTHER = dataclasses.replace(ONE, number=0, difference=None, betas=[])
 

@@ -60,10 +60,10 @@ def test_a_run_that_does_not_fit_ends_before_it_loads(monkeypatch: pytest.Monkey
     config = dataclasses.replace(XXL, checkpoints=RANDOM)
     # On CPU another 4 bytes a parameter: 21 and 42 GiB.
     with pytest.raises(ValueError, match=r"needs 63\.\d GiB, but a small device has 16.0 GiB"):
-        plan.require_room(config)
+        plan.require(config)
     monkeypatch.setattr(plan.jax, "default_backend", lambda: "tpu")
     with pytest.raises(ValueError, match=r"needs 21\.\d GiB, but a small device has 16.0 GiB"):
-        plan.require_room(config)
+        plan.require(config)
 
 
 def test_as_many_rows_as_have_room(monkeypatch: pytest.MonkeyPatch) -> None:

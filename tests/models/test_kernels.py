@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from speculative.models import kernels
+from speculative.models.config import ACTIVATIONS
 from speculative.models.layers import FEW, LayerNorm, packed_product
 
 WIDTHS = (1, 2, 3, 4, 5, 6, 7, 8, 9, FEW, FEW + 1, 70, 150)
@@ -100,7 +101,7 @@ def activated(name: str, x: np.ndarray) -> np.ndarray:
 
 @needs_compiler
 @pytest.mark.parametrize("rounded", [False, True], ids=["float32", "int8"])
-@pytest.mark.parametrize("first", kernels.ACTIVATIONS)
+@pytest.mark.parametrize("first", ACTIVATIONS)
 @pytest.mark.parametrize("second", ["linear", "relu"])
 def test_gated_products(first: str, second: str, rounded: bool) -> None:
     """Products between -30 and 30, where activations reach their limits, in float64."""
@@ -123,7 +124,7 @@ def test_gated_products(first: str, second: str, rounded: bool) -> None:
 
 
 @needs_compiler
-@pytest.mark.parametrize("first", kernels.ACTIVATIONS)
+@pytest.mark.parametrize("first", ACTIVATIONS)
 def test_what_is_no_number_stays_none_through_a_gated_product(first: str) -> None:
     eye = jnp.eye(32)
     both = kernels.gated_panels(eye, eye)
