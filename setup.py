@@ -28,12 +28,16 @@ CORE = [
 # importlib_resources where it prepares a dataset, but asks for it on old Pythons only.
 TASKS = ["importlib_resources>=6", "seqio==0.0.20.*"]
 
+# Reads GPT-2's vocabulary, and brings huggingface_hub.
+TOKENIZERS = "tokenizers>=0.20"
+
 DEV = [
     "pyright[nodejs]>=1.1.400",
     "pytest>=8.3",
     "pytest-timeout>=2.3",
     "ruff>=0.9",
     "scipy>=1.14",
+    TOKENIZERS,
 ]
 
 # What the package is compared with; never needed to run it.
@@ -56,7 +60,7 @@ setup(
         "tasks": TASKS,
         "dev": DEV,
         "peers": PEERS,
-        "hub": ["huggingface_hub>=0.30"],
+        "hub": ["huggingface_hub>=0.30", TOKENIZERS],
         "tpu": ["jax[tpu]>=0.7,<0.12"],
         "cuda": ["jax[cuda12]>=0.7,<0.12"],
     },

@@ -1,9 +1,10 @@
-"""Small T5s of the transformers package, with what it computes for them: golden files for tests.
+"""Small models of the transformers package, with what it computes for them: golden files for tests.
 
     python scripts/make_transformers_golden.py --output_dir=tests/data
 
 Needs torch and transformers (the extra `peers`). A folder for each version: `config.json`,
-`model.safetensors`, and `expected.npz` with inputs, logits and greedy continuations.
+`model.safetensors`, and `expected.npz` with inputs, logits and greedy continuations. T5's inputs
+are filled up with 0, GPT-2's with -1.
 """
 
 import argparse
@@ -27,6 +28,8 @@ SIZES = {
     "num_heads": 3,
     "decoder_start_token_id": 0,
 }
+GPT2 = "transformers_gpt2"
+GPT2_SIZES = {"vocab_size": 96, "n_embd": 24, "n_head": 3, "n_layer": 2, "n_positions": 64}
 GREEDY = 24
 
 
@@ -72,17 +75,66 @@ def expected(model: transformers.T5ForConditionalGeneration) -> dict[str, np.nda
     }
 
 
+def make_gpt2() -> transformers.GPT2LMHeadModel:
+    """A random GPT-2 in which no norm and no bias is at its initial value."""
+    torch.manual_seed(8)
+    ends = {"bos_token_id": None, "eos_token_id": None}
+    model = transformers.GPT2LMHeadModel(transformers.GPT2Config(**GPT2_SIZES, **ends)).eval()
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if name.endswith("bias"):
+                parameter.normal_(0.0, 0.1)
+            elif "ln_" in name:
+                parameter.uniform_(0.5, 1.5)
+            else:
+                parameter.normal_(0.0, 0.5)
+    return model
+
+
+def expected_gpt2(model: transformers.GPT2LMHeadModel) -> dict[str, np.ndarray]:
+    """Prompts of different lengths, logits of whole texts, and greedy tokens behind each prompt."""
+    rng = np.random.default_rng(4)
+    prompts = [rng.integers(0, GPT2_SIZES["vocab_size"], length) for length in (14, 1, 6)]
+    inputs = np.full((3, 14), -1)
+    for row, prompt in zip(inputs, prompts, strict=True):
+        row[: len(prompt)] = prompt
+    texts = rng.integers(0, GPT2_SIZES["vocab_size"], (3, 40))
+    greedy = []
+    with torch.no_grad():
+        logits = model(torch.tensor(texts)).logits
+        for prompt in prompts:
+            tokens = torch.tensor(prompt)[None]
+            for _ in range(GREEDY):
+                tokens = torch.cat([tokens, model(tokens).logits[:, -1:].argmax(-1)], dim=1)
+            greedy.append(tokens[0, len(prompt) :].numpy())
+    return {
+        "inputs": inputs.astype(np.int32),
+        "texts": texts.astype(np.int32),
+        "logits": logits.numpy(),
+        "greedy": np.stack(greedy).astype(np.int32),
+    }
+
+
+def save(
+    folder: pathlib.Path, model: transformers.PreTrainedModel, computed: dict[str, np.ndarray]
+) -> None:
+    """Writes a model's folder."""
+    model.save_pretrained(folder, safe_serialization=True)
+    (folder / "generation_config.json").unlink(missing_ok=True)
+    (folder / "model.safetensors").chmod(0o644)
+    np.savez_compressed(folder / "expected.npz", **computed)  # pyright: ignore[reportArgumentType]
+    print(f"Written: {folder}.")
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
     parser.add_argument("--output_dir", type=pathlib.Path, required=True)
     folder = parser.parse_args().output_dir
     for version in VERSIONS:
         model = make(version)
-        model.save_pretrained(folder / version, safe_serialization=True)
-        (folder / version / "generation_config.json").unlink(missing_ok=True)
-        (folder / version / "model.safetensors").chmod(0o644)
-        np.savez_compressed(folder / version / "expected.npz", **expected(model))  # pyright: ignore[reportArgumentType]
-        print(f"Written: {folder / version}.")
+        save(folder / version, model, expected(model))
+    model = make_gpt2()
+    save(folder / GPT2, model, expected_gpt2(model))
 
 
 if __name__ == "__main__":

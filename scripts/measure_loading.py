@@ -17,7 +17,7 @@ import numpy as np
 from speculative import checkpoints
 from speculative.checkpoints.checkpoint import Checkpoint, Tensor, by_name
 from speculative.models import T5Config, named
-from speculative.models.t5 import abstract_params
+from speculative.models import abstract_params
 
 MIB = 2**20
 

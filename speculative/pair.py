@@ -1,7 +1,9 @@
 """A target and its draft, ready to decode text: the package's front door."""
 
 import dataclasses
+import pathlib
 from collections.abc import Iterator
+from itertools import zip_longest
 from typing import Any
 
 import jax
@@ -9,21 +11,23 @@ import jax.numpy as jnp
 import numpy as np
 
 from speculative import checkpoints
-from speculative.decoding import Decoding, Output, Params, autoregressive, random_draws
+from speculative.decoding import Decoding, Output, Params, autoregressive, random_draws, reference
 from speculative.decoding import speculative as speculative_decoding
+from speculative.decoding.reference import Trace
 from speculative.decoding.speculative import Step, stream
-from speculative.drafts import BigramDraft, Draft, TransformerDraft, UniformDraft, bigram_params
-from speculative.models import T5, T5Config, for_decoding, named, random_params
+from speculative.drafts import Draft, TransformerDraft
+from speculative.drafts.named import MODEL_FREE, TABLES, model_free
+from speculative.models import Config, FlaxModel, for_decoding, model_of, named, random_params
 from speculative.models.kernels import cache_folder
 from speculative.sampling import Sampling
 from speculative.types import PyTree
-from speculative.vocabulary import Numbers, Vocabulary, from_elsewhere
+from speculative.vocabulary import Numbers, Vocabulary, from_elsewhere, open_vocabulary
 
 SOURCE_LENGTHS = (32, 64, 128, 256, 512)
 """A source is padded to the next of these, for each is a compiled program."""
 
-MODEL_FREE = ("uniform", "bigram")
-"""Drafts without a checkpoint."""
+DRAFTS = {"debian_target": "debian_draft", "debian_lm": "debian_lm_draft"}
+"""The draft that goes with a shipped target, where none is named."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -62,30 +66,34 @@ class Pair:
         names: of target and draft, as they were asked for.
     """
 
-    target: T5
+    target: FlaxModel
     draft: Draft
     params: Params
     vocabulary: Vocabulary
     names: tuple[str, str]
 
     def encode(self, text: str, truncate: bool = False) -> jax.Array:
-        """The source [1, S] of a text, padded to one of `SOURCE_LENGTHS`.
+        """The source or prompt [1, S] of a text, padded to one of `SOURCE_LENGTHS`.
 
         Raises:
-            ValueError: the text is empty, or longer than the limit and not to be truncated.
+            ValueError: the text is empty, and the target no language model that may begin with
+                nothing; or it is longer than the limit and not to be truncated.
         """
-        if not text.strip():
+        continues, limit = self.target.continues, SOURCE_LENGTHS[-1]
+        if not continues and not text.strip():
             raise ValueError("The prompt is empty; give a text to decode.")
-        tokens, limit = self.vocabulary.encode(text), SOURCE_LENGTHS[-1]
+        tokens = self.vocabulary.prompt(text) if continues else self.vocabulary.encode(text)
         if len(tokens) > limit:
             if not truncate:
                 raise ValueError(
                     f"The prompt has {len(tokens)} tokens, the limit is {limit}; shorten it or "
                     "ask for truncation."
                 )
-            tokens = np.append(tokens[: limit - 1], tokens[-1])
+            # What is nearest to the text to come is kept of a prompt, and the end of a source.
+            tokens = tokens[-limit:] if continues else np.append(tokens[: limit - 1], tokens[-1])
         size = next(length for length in SOURCE_LENGTHS if len(tokens) <= length)
-        return jnp.asarray(np.pad(tokens, (0, size - len(tokens)))[None])
+        padding = (0, size - len(tokens))
+        return jnp.asarray(np.pad(tokens, padding, constant_values=self.target.pad_id)[None])
 
     def decoding(
         self,
@@ -94,14 +102,22 @@ class Pair:
         top_k: int = 0,
         top_p: float = 1.0,
         max_length: int = 128,
+        lenience: float = 1.0,
     ) -> Decoding:
-        """The settings of a generation, checked.
+        """The settings of a generation, checked; below 1, lenience gives up exactness (A.5).
 
         Raises:
             ValueError: a value outside its range.
         """
         sampling = Sampling(float(temperature), top_k, float(top_p))
-        return Decoding(self.vocabulary.size, sampling, gamma, max_length)
+        return Decoding(
+            self.vocabulary.size,
+            sampling,
+            gamma,
+            max_length,
+            self.vocabulary.eos_id,
+            lenience=lenience,
+        )
 
     def generate(
         self, text: str, seed: int = 0, example: int = 0, truncate: bool = False, **settings: Any
@@ -121,7 +137,12 @@ class Pair:
         return self.result(output)
 
     def run(self, source: jax.Array, draws: jax.Array, config: Decoding) -> Output:
-        """One dispatch: sources [B, S] decoded speculatively, or plainly where gamma is 0."""
+        """One dispatch: sources [B, S] decoded speculatively, or plainly where gamma is 0.
+
+        Raises:
+            ValueError: target or draft has too few positions for it.
+        """
+        self._require_positions(source, config)
         if config.gamma == 0:
             return autoregressive.generate(self.target, self.params.target, source, draws, config)
         return speculative_decoding.generate(
@@ -145,6 +166,17 @@ class Pair:
             int(output.accepted[0]),
         )
 
+    def _require_positions(self, source: jax.Array, config: Decoding) -> None:
+        models = [self.target, getattr(self.draft, "model", None)]
+        for name, model in zip(self.names, models, strict=True):
+            most = getattr(getattr(model, "config", None), "max_positions", 0)
+            if 0 < most < source.shape[1] + config.capacity:
+                raise ValueError(
+                    f"{name} has {most} positions, but a prompt of up to {source.shape[1]} tokens "
+                    f"with max_length = {config.max_length} and gamma = {config.gamma} needs "
+                    f"{source.shape[1] + config.capacity}; shorten one of them."
+                )
+
     def _require_finite(self, result: Output | Step) -> None:
         if not np.all(result.finite):
             raise ValueError(
@@ -152,12 +184,46 @@ class Pair:
                 "dtype is too narrow for it."
             )
 
+    def check(
+        self, text: str, seed: int = 0, example: int = 0, truncate: bool = False, **settings: Any
+    ) -> Trace:
+        """Decodes with the reference loop, Algorithm 1 on the host in float64, step by step.
+
+        It is slow, and looks at everything that the draft proposes: for drafts of one's own.
+
+        Raises:
+            ValueError: a proposal breaks the draft's contract, in the step that is named, or the
+                fast path gives other tokens from the same random numbers.
+        """
+        config = self.decoding(**settings)
+        source = self.encode(text, truncate)
+        draws = random_draws(seed, np.array([example]), config.capacity)
+        found = reference.generate(
+            self.target,
+            self.draft,
+            self.params,
+            np.asarray(source)[0],
+            np.asarray(draws)[0],
+            config,
+        )
+        fast = self.result(self.run(source, draws, config)).tokens
+        if fast != found.tokens:
+            place = next(
+                i for i, pair in enumerate(zip_longest(fast, found.tokens)) if len(set(pair)) > 1
+            )
+            raise ValueError(
+                f"Token {place + 1} of the fast path is not that of the reference loop: the draft "
+                "proposes otherwise when it is compiled into the loop, or rounding decided a tie."
+            )
+        return found
+
     def stream(
         self, text: str, seed: int = 0, example: int = 0, truncate: bool = False, **settings: Any
     ) -> Iterator[Step]:
         """Like `generate`, a step at a time: see `decoding.Step`."""
         config = self.decoding(**settings)
         source = self.encode(text, truncate)
+        self._require_positions(source, config)
         draws = random_draws(seed, np.array([example]), config.capacity)
         draft = self.draft if config.gamma else None
 
@@ -180,7 +246,7 @@ def load(
 
     Args:
         target: a checkpoint of any format, as `checkpoints.open` finds it.
-        draft: likewise, or one of `MODEL_FREE`; by default the shipped draft.
+        draft: likewise, or one of `MODEL_FREE`; by default the shipped draft of that target.
         dtype: "float32" or "bfloat16"; by default as the checkpoints say.
         vocabulary_file: a SentencePiece model for checkpoints that come without one, as T5X's
             do; T5's 100 sentinels follow its pieces where the embedding has room for them.
@@ -188,10 +254,10 @@ def load(
 
     Raises:
         ValueError: a checkpoint is missing or damaged, the name is unknown, or the two do not
-            share a vocabulary.
+            go together.
     """
     enable_compilation_cache()
-    draft = draft or "debian_draft"
+    draft = draft or DRAFTS.get(target, "debian_draft")
     if draft not in MODEL_FREE and not checkpoints.known(draft):
         raise ValueError(
             f"There is no draft {draft!r}: it is neither a checkpoint nor one of "
@@ -202,25 +268,14 @@ def load(
         vocabulary = beside.vocabulary
     else:
         model, target_params, vocabulary = _load_model(target, dtype, vocabulary_file)
-    drafter: Draft
-    draft_params: PyTree = ()
-    if draft == "uniform":
-        drafter = UniformDraft()
-    elif draft == "bigram":
-        drafter = BigramDraft()
-        counts = _shipped_bigrams(vocabulary)
-        draft_params = bigram_params(counts, model.vocab_size)
+    if draft in MODEL_FREE:
+        folder = pathlib.Path(checkpoints.SHIPPED.get(target, target))
+        drafter, draft_params = model_free(draft, model.continues, folder, vocabulary)
     else:
         # Whatever a draft guesses is verified, so its kernels may be rounded; the target's not.
         small, draft_params, theirs = _load_model(draft, dtype, vocabulary_file, rounded=True)
         vocabulary.require_equal(theirs)
-        if small.config.source_dim not in (0, model.config.emb_dim):
-            raise ValueError(
-                f"The draft {draft} reads an encoder of {small.config.source_dim} features, but "
-                f"that of {target} has {model.config.emb_dim}; load it with the target that it "
-                "was made for."
-            )
-        drafter = TransformerDraft(small, reads_target=small.config.source_dim > 0)
+        drafter = _transformer_draft(small, model, (target, draft))
     return Pair(model, drafter, Params(target_params, draft_params), vocabulary, (target, draft))
 
 
@@ -253,52 +308,67 @@ def load_random(
         if vocabulary_file is not None:
             vocabulary = _vocabulary(target, config, vocabulary_file)
         params = for_decoding(random_params(config))
-    drafter: Draft
-    draft_params: PyTree = ()
-    if draft == "uniform":
-        drafter = UniformDraft()
-    elif draft == "bigram":
-        raise ValueError("Random weights have no bigrams to count; take another draft.")
+    model = model_of(config)
+    if draft in TABLES:
+        raise ValueError(f"Random weights have no text to count for {draft}; take another draft.")
+    if draft in MODEL_FREE:
+        drafter, draft_params = model_free(draft, model.continues, pathlib.Path(), vocabulary)
     else:
         small = named(draft, dtype=dtype)
-        drafter, draft_params = TransformerDraft(T5(small)), random_params(small)
-        draft_params = for_decoding(draft_params, rounded=True)
-    return Pair(T5(config), drafter, Params(params, draft_params), vocabulary, (target, draft))
+        drafter = _transformer_draft(model_of(small), model, (target, draft))
+        draft_params = for_decoding(random_params(small), rounded=True)
+    return Pair(model, drafter, Params(params, draft_params), vocabulary, (target, draft))
+
+
+def _transformer_draft(
+    small: FlaxModel, model: FlaxModel, names: tuple[str, str]
+) -> TransformerDraft:
+    """A draft of a model, which must be of its target's kind."""
+    target, draft = names
+    if small.continues != model.continues:
+        kinds = [
+            "a decoder-only model" if m.continues else "an encoder-decoder" for m in (small, model)
+        ]
+        raise ValueError(
+            f"The draft {draft} is {kinds[0]}, but its target {target} is {kinds[1]}; they must "
+            "be of one kind."
+        )
+    read = small.config.source_dim
+    if read not in (0, model.config.emb_dim):
+        raise ValueError(
+            f"The draft {draft} reads an encoder of {read} features, but that of {target} has "
+            f"{model.config.emb_dim}; load it with the target that it was made for."
+        )
+    return TransformerDraft(small, reads_target=read > 0)
 
 
 def _load_model(
     name: str, dtype: str | None, vocabulary_file: str | None, rounded: bool = False
-) -> tuple[T5, PyTree, Vocabulary]:
+) -> tuple[FlaxModel, PyTree, Vocabulary]:
     checkpoint = checkpoints.open(name)
     config = checkpoint.config.replace(dtype=dtype or checkpoint.config.dtype)
     if checkpoint.vocabulary is not None:
-        vocabulary = Vocabulary(checkpoint.vocabulary, checkpoint.extra_ids)
+        vocabulary = open_vocabulary(checkpoint.vocabulary, checkpoint.extra_ids)
     elif vocabulary_file is not None:
         vocabulary = _vocabulary(name, config, vocabulary_file)
     else:
         raise ValueError(f"{name} comes without a vocabulary; give one (--vocabulary).")
     _require_room(name, config, vocabulary)
-    return T5(config), for_decoding(checkpoint.load(config.dtype), rounded), vocabulary
+    return model_of(config), for_decoding(checkpoint.load(config.dtype), rounded), vocabulary
 
 
-def _vocabulary(name: str, config: T5Config, file: str) -> Vocabulary:
+def _vocabulary(name: str, config: Config, file: str) -> Vocabulary:
     vocabulary = from_elsewhere(file, config.vocab_size)
     _require_room(name, config, vocabulary)
     return vocabulary
 
 
-def _require_room(name: str, config: T5Config, vocabulary: Vocabulary) -> None:
+def _require_room(name: str, config: Config, vocabulary: Vocabulary) -> None:
     if vocabulary.size > config.vocab_size:
         raise ValueError(
             f"{name} has {config.vocab_size} embeddings, fewer than the {vocabulary.size} pieces "
             f"of its vocabulary {vocabulary.path}."
         )
-
-
-def _shipped_bigrams(vocabulary: Vocabulary) -> dict[str, np.ndarray]:
-    shipped = Vocabulary(checkpoints.ASSETS / "debian.model")
-    vocabulary.require_equal(shipped)
-    return dict(np.load(checkpoints.ASSETS / "bigrams.npz"))
 
 
 def enable_compilation_cache() -> None:

@@ -53,6 +53,8 @@ def give_input(monkeypatch: pytest.MonkeyPatch, raw: bytes) -> None:
 def test_text_is_what_one_dispatch_decodes(pair: list[str], capsys) -> None:
     assert generate(pair, TEXT, "--temperature", "1", "--seed", "7") == 0
     assert capsys.readouterr().out == expected(pair, TEXT, temperature=1.0, seed=7).text + "\n"
+    assert generate(pair, TEXT, "--lenience", "0.1") == 0
+    assert capsys.readouterr().out == expected(pair, TEXT, lenience=0.1).text + "\n"
 
 
 def test_a_line_of_json_for_each_line_of_a_file(
@@ -161,6 +163,8 @@ def fails(capsys, arguments: list[str], *fragments: str) -> None:
         (["generate", TEXT, "--top_p", "1.01"], ["top_p", "(0, 1]", "1.01"]),
         (["generate", TEXT, "--top_p", "nan"], ["top_p", "nan"]),
         (["generate", TEXT, "--top_k", "-1"], ["top_k", "-1"]),
+        (["generate", TEXT, "--lenience", "0"], ["lenience", "(0, 1]", "0.0"]),
+        (["generate", TEXT, "--lenience", "nan"], ["lenience", "nan"]),
         (["generate", TEXT, "--max_length", "0"], ["--max_length", "from 1 to 1024", "'0'"]),
         (["generate", TEXT, "--max_length", "1025"], ["--max_length", "from 1 to 1024", "'1025'"]),
         (["generate", TEXT, "--seed", "-1"], ["--seed", "'-1'"]),
@@ -211,8 +215,8 @@ def test_unknown_models_are_listed(pair: list[str], capsys) -> None:
     fails(capsys, ["generate", TEXT, "--target", "t5_xxl"], "'t5_xxl'", *names)
     fails(
         capsys,
-        ["generate", TEXT, *pair[:2], "--draft", "trigram"],
-        *["'trigram'", *names, "uniform", "bigram"],
+        ["generate", TEXT, *pair[:2], "--draft", "tetragram"],
+        *["'tetragram'", *names, "uniform", "trigram", "copy", "suffix"],
     )
     fails(capsys, ["demo", "--target", "t5_xxl"], "'t5_xxl'", *names)
 

@@ -1,4 +1,4 @@
-"""The README's quick start, run as printed."""
+"""The code in the documentation, run as printed."""
 
 import pathlib
 import re
@@ -16,6 +16,13 @@ def test_quick_start_runs_as_printed(capsys):
     fast, plain = names["fast"], names["plain"]
     assert fast.tokens == plain.tokens  # type: ignore[attr-defined]
     assert "tokens a target call" in capsys.readouterr().out
+
+
+def test_the_documented_draft_runs_as_printed(capsys):
+    page = README.parent / "docs" / "drafts.md"
+    [code] = re.findall(r"```python\n(.*?)```", page.read_text(encoding="utf-8"), re.DOTALL)
+    exec(compile(code, str(page), "exec"), {"__name__": "documented"})  # noqa: S102
+    assert "target_calls" in capsys.readouterr().out
 
 
 def test_the_shipped_pair_fits_its_budget():

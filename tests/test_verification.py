@@ -6,25 +6,38 @@ import numpy as np
 import pytest
 from jax import Array
 
-from speculative.verification import acceptance, leading, residual, verify, verify_greedy
+from speculative.verification import (
+    acceptance,
+    leading,
+    lenient_best,
+    residual,
+    verify,
+    verify_greedy,
+)
 
 VOCABULARY = 6
-verified = jax.jit(verify)
+verified = jax.jit(verify, static_argnames="lenience")
 
 
 def algorithm_1(
-    guesses: np.ndarray, p: np.ndarray, q: np.ndarray, r: np.ndarray, u: np.ndarray
+    guesses: np.ndarray,
+    p: np.ndarray,
+    q: np.ndarray,
+    r: np.ndarray,
+    u: np.ndarray,
+    lenience: float,
 ) -> tuple[int, int]:
     """One row: [G], [G + 1, V], [G, V], [G], [G + 1] -> accepted, next token."""
     gamma = len(guesses)
-    # n = min({i - 1 | r_i > p_i(x) / q_i(x)} and gamma)
+    q = lenience * q
+    # n = min({i - 1 | r_i > p_i(x) / (l q_i(x))} and gamma)
     rejected = [
         i
         for i in range(gamma)
         if q[i, guesses[i]] > 0 and r[i] >= p[i, guesses[i]] / q[i, guesses[i]]
     ]
     n = min([*rejected, gamma])
-    # p' = norm(max(0, p_{n+1} - q_{n+1})), or p_{n+1} itself beyond the last guess.
+    # p' = norm(max(0, p_{n+1} - l q_{n+1})), or p_{n+1} itself beyond the last guess.
     weights = np.maximum(0, p[n] - q[n]) if n < gamma else p[n]
     weights = weights / weights.sum()
     return n, int(np.searchsorted(np.cumsum(weights), u[n], side="right"))
@@ -48,16 +61,51 @@ def random_case(seed: int, rows: int, gamma: int) -> tuple[np.ndarray, ...]:
     return (guesses.astype(np.int32), *(x.astype(np.float32) for x in (p, q, r, u)))
 
 
+@pytest.mark.parametrize("lenience", [1.0, 0.5, 0.3, 0.1])
 @pytest.mark.parametrize("gamma", [1, 4, 7])
-def test_verify_is_algorithm_1(gamma: int) -> None:
+def test_verify_is_algorithm_1(gamma: int, lenience: float) -> None:
     case = random_case(gamma, 2000, gamma)
-    accepted, token = (np.asarray(x) for x in verified(*case))
+    accepted, token = (np.asarray(x) for x in verified(*case, lenience=lenience))
     wide = [x.astype(np.float64) if x.dtype == np.float32 else x for x in case]
-    expected = np.array([algorithm_1(*row) for row in zip(*wide, strict=True)])
+    expected = np.array([algorithm_1(*row, lenience=lenience) for row in zip(*wide, strict=True)])
     np.testing.assert_array_equal(accepted, expected[:, 0])
     np.testing.assert_array_equal(token, expected[:, 1])
     # All the ways to go were taken.
     assert set(accepted.tolist()) == set(range(gamma + 1))
+
+
+@pytest.mark.parametrize("lenience", [1.0, 0.7, 0.3, 0.05])
+def test_a_tested_guess_emits_the_law_of_appendix_a5(lenience: float) -> None:
+    """min(q, p / l) + (1 - beta) / (1 - l beta) max(0, p - l q), over a grid of random numbers."""
+    _, p, q, _, _ = random_case(5, 8, 1)
+    grid = ((np.arange(4096) + 0.5) / 4096).astype(np.float32)
+
+    def shares(p: np.ndarray, q: np.ndarray, r: np.ndarray, u: np.ndarray, guess: int) -> tuple:
+        """Of a grid [N]: the share accepted, and the shares [V] of the next tokens."""
+        rows = [np.broadcast_to(x, (len(grid), *x.shape)) for x in (p, q)]
+        guesses = np.full((len(grid), 1), guess, np.int32)
+        two = np.stack([u, u], axis=1)
+        accepted, token = verified(guesses, *rows, r[:, None], two, lenience=lenience)
+        counts = np.bincount(np.asarray(token), minlength=VOCABULARY)
+        return np.asarray(accepted).mean(), counts / len(grid)
+
+    never, half = np.full_like(grid, 1 - 2**-24), np.full_like(grid, 0.5)
+    for p_row, q_row in zip(p, q, strict=True):
+        law = np.zeros(VOCABULARY)
+        for guess in np.flatnonzero(q_row[0]).tolist():
+            accepted, _ = shares(p_row, q_row, grid, half, guess)
+            rejected, correction = shares(p_row, q_row, never, grid, guess)
+            law[guess] += q_row[0, guess] * accepted
+            if accepted < 1:
+                assert rejected == 0
+                law += q_row[0, guess] * (1 - accepted) * correction
+        p_here, q_here = p_row[0].astype(np.float64), q_row[0].astype(np.float64)
+        beta = np.minimum(p_here / lenience, q_here).sum()
+        left = np.maximum(0, p_here - lenience * q_here)
+        closed = np.minimum(q_here, p_here / lenience) + (1 - beta) / (1 - lenience * beta) * left
+        np.testing.assert_allclose(law, closed, atol=2e-3)
+        assert (closed <= p_here / lenience + 1e-9).all()
+        np.testing.assert_allclose(acceptance(p_here, q_here, lenience), beta, rtol=1e-5)
 
 
 def uniform_rows(*rows: list[float]) -> Array:
@@ -144,3 +192,25 @@ def test_verify_greedy_is_verify_on_one_hots(gamma: int) -> None:
     for got, want in zip(got_pair, expected, strict=True):
         np.testing.assert_array_equal(got, want)
     assert set(np.asarray(expected[0]).tolist()) == set(range(gamma + 1))
+
+
+@pytest.mark.parametrize("lenience", [0.5, 0.1])
+def test_lenient_argmax(lenience: float) -> None:
+    """A guess stands while p(x) >= l max p; then the argmax follows."""
+    rng = np.random.default_rng(6)
+    logits = rng.normal(0.0, 1.5, (500, 4, VOCABULARY)).astype(np.float32)
+    logits[::7, :, 2] = -np.inf
+    guesses = rng.integers(0, VOCABULARY, (500, 3)).astype(np.int32)
+    guesses = np.where(rng.random((500, 3)) < 0.5, logits[:, :-1].argmax(axis=-1), guesses)
+    best = logits.argmax(axis=-1)
+    lenient = lenient_best(jnp.asarray(guesses), jnp.asarray(best), jnp.asarray(logits), lenience)
+    exact = verify_greedy(jnp.asarray(guesses), jnp.asarray(best))
+    accepted, token = verify_greedy(jnp.asarray(guesses), lenient)
+    p = np.exp(logits.astype(np.float64))
+    p /= p.sum(axis=-1, keepdims=True)
+    for row in range(500):
+        n = 0
+        while n < 3 and p[row, n, guesses[row, n]] >= lenience * p[row, n].max():
+            n += 1
+        assert (accepted[row], token[row]) == (n, best[row, n])
+    assert (np.asarray(accepted) > exact[0]).any()

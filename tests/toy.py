@@ -48,6 +48,9 @@ class MarkovModel:
     A state that kept a rejected token, or missed an accepted one, shows in the second index.
     """
 
+    def first(self, inputs: Inputs) -> Rows:
+        return jnp.zeros(inputs.shape[0], jnp.int32)
+
     def start(self, params: PyTree, inputs: Inputs, cache_length: int) -> MarkovState:
         batch = inputs.shape[0]
         # Stale from the start, so that nothing leans on a cache of zeros.
@@ -195,6 +198,47 @@ def sequence_law(p: np.ndarray, length: int) -> Law:
                 (law if done else grown)[(*prefix, int(token))] = chance * p[before, last, token]
         open_prefixes = grown
     return law
+
+
+def tested(p: np.ndarray, q: np.ndarray, lenience: float) -> tuple[np.ndarray, np.ndarray]:
+    """What a tested guess emits, [V] both: as an accepted guess and as a correction (A.5).
+
+    Together they are one: beta = sum min(p / l, q) is accepted, and max(0, p - l q), whose sum is
+    1 - l beta, shares the rest.
+    """
+    accepted = np.minimum(p / lenience, q)
+    beta, left = accepted.sum(), np.maximum(p - lenience * q, 0.0)
+    return accepted, left * ((1 - beta) / (1 - lenience * beta)) if beta < 1 else 0 * left
+
+
+def lenient_law(
+    p: np.ndarray, q: np.ndarray, lenience: float, gamma: int, length: int
+) -> tuple[Law, Law]:
+    """The laws of whole outputs and of the number of target calls; at l = 1 the first is p's own.
+
+    What comes next depends on the text and on how many guesses of the step stand already.
+    """
+    outputs: Law = defaultdict(float)
+    calls: Law = defaultdict(float)
+    states: dict[tuple[tuple[int, ...], int, int], float] = {((), 0, 1): 1.0}
+    while states:
+        grown: dict[tuple[tuple[int, ...], int, int], float] = defaultdict(float)
+        for (prefix, stand, call), chance in states.items():
+            here = (0, 0, *prefix)[-2:]
+            ways = [(p[here], 0, call + 1)]  # The bonus token.
+            if stand < gamma:
+                accepted, corrected = tested(p[here], q[here], lenience)
+                ways = [(accepted, stand + 1, call), (corrected, 0, call + 1)]
+            for weights, stands, at_call in ways:
+                for token in np.flatnonzero(weights):
+                    text, mass = (*prefix, int(token)), chance * weights[token]
+                    if token == EOS or len(text) == length:
+                        outputs[text] += mass
+                        calls[(call,)] += mass
+                    else:
+                        grown[text, stands, at_call] += mass
+        states = grown
+    return dict(outputs), dict(calls)
 
 
 def calls_law(p: np.ndarray, q: np.ndarray, gamma: int, length: int) -> Law:

@@ -11,12 +11,19 @@ from types import ModuleType
 
 from speculative.checkpoints import huggingface, native, t5x
 from speculative.checkpoints.checkpoint import Checkpoint
-from speculative.models import SIZES
-from speculative.vocabulary import EXTRA_IDS, Vocabulary
+from speculative.models import SIZES, Config, DecoderOnlyConfig
+from speculative.vocabulary import from_elsewhere, open_vocabulary
 
 ASSETS = pathlib.Path(__file__).parent.parent / "assets"
-SHIPPED = {"debian_target": ASSETS / "target", "debian_draft": ASSETS / "draft"}
-"""The pair that ships with the package, by name."""
+SHIPPED = {
+    "debian_target": ASSETS / "target",
+    "debian_draft": ASSETS / "draft",
+    "debian_draft_smaller": ASSETS / "draft_smaller",
+    "debian_lm": ASSETS / "lm",
+    "debian_lm_draft": ASSETS / "lm_draft",
+    "debian_lm_draft_smaller": ASSETS / "lm_draft_smaller",
+}
+"""What ships with the package, by name: a target and a language model, each with its drafts."""
 
 FORMATS: Mapping[str, ModuleType] = {"native": native, "t5x": t5x, "huggingface": huggingface}
 
@@ -61,15 +68,43 @@ def open(name: str | os.PathLike[str]) -> Checkpoint:
 def describe(checkpoint: Checkpoint) -> dict[str, str]:
     """What there is to know of a checkpoint without reading its tensors, for people."""
     config, place = checkpoint.config, pathlib.Path(checkpoint.place)
-    gated = len(config.mlp_activations) == 2
-    tied = "tied" if config.logits_via_embedding else "untied"
     named = [name for name, sizes in SIZES.items() if sizes == config.replace(dtype=sizes.dtype)]
     kinds = collections.Counter(tensor.dtype for tensor in checkpoint.tensors.values())
     vocabulary = "none beside the weights"
     if checkpoint.vocabulary is not None:
-        pieces = Vocabulary(checkpoint.vocabulary)
-        vocabulary = f"{checkpoint.vocabulary.name}, {pieces.size:,} pieces"
-        vocabulary += f" and {checkpoint.extra_ids} sentinels" if checkpoint.extra_ids else ""
+        pieces = open_vocabulary(checkpoint.vocabulary, checkpoint.extra_ids)
+        vocabulary = f"{checkpoint.vocabulary.name}, {pieces.size - pieces.extra_ids:,} pieces"
+        vocabulary += f" and {pieces.extra_ids} sentinels" if pieces.extra_ids else ""
+    family, layers = _kind(config)
+    checksums = hashlib.sha256()
+    if place.is_dir():
+        for path in sorted(path for path in place.rglob("*") if path.is_file()):
+            with path.open("rb") as file:
+                checksums.update(hashlib.file_digest(file, "sha256").digest())
+    return {
+        "checkpoint": checkpoint.place,
+        "format": checkpoint.format,
+        "family": family + (f", the sizes of {named[0]}" if named else ""),
+        "layers": layers,
+        "sizes": f"{config.emb_dim} features, {config.num_heads} heads of {config.head_dim}, "
+        f"feed-forward {config.mlp_dim:,}, {config.vocab_size:,} embeddings",
+        "parameters": f"{checkpoint.parameters:,}",
+        "stored as": ", ".join(f"{kind} ({count} tensors)" for kind, count in kinds.items()),
+        "vocabulary": vocabulary,
+        "sha256": checksums.hexdigest() if place.is_dir() else "not of a remote folder",
+    }
+
+
+def _kind(config: Config) -> tuple[str, str]:
+    """The family of a model and its layers, for people."""
+    tied = "tied" if config.logits_via_embedding else "untied"
+    gated = len(config.mlp_activations) == 2
+    if isinstance(config, DecoderOnlyConfig):
+        layers = f"{config.num_layers} decoder layer{'s' * (config.num_layers != 1)}"
+        if config.gpt:
+            return f"GPT ({tied} logits)", f"{layers}, {config.max_positions:,} positions"
+        said = "gated " * gated + config.mlp_activations[0].upper()
+        return f"LaMDA-like ({said}, {tied} logits)", f"{layers}, relative positions"
     encoder, decoder = (
         f"{count} {kind} layer{'s' * (count != 1)}"
         for kind, count in (
@@ -79,24 +114,8 @@ def describe(checkpoint: Checkpoint) -> dict[str, str]:
     )
     if config.source_dim:
         encoder = f"reads its target's encoder of {config.source_dim} features"
-    checksums = hashlib.sha256()
-    if place.is_dir():
-        for path in sorted(path for path in place.rglob("*") if path.is_file()):
-            with path.open("rb") as file:
-                checksums.update(hashlib.file_digest(file, "sha256").digest())
-    return {
-        "checkpoint": checkpoint.place,
-        "format": checkpoint.format,
-        "family": f"T5 {'v1.1 (gated GELU' if gated else 'v1.0 (ReLU'}, {tied} logits)"
-        + (f", the sizes of {named[0]}" if named else ""),
-        "layers": f"{encoder}, {decoder}",
-        "sizes": f"{config.emb_dim} features, {config.num_heads} heads of {config.head_dim}, "
-        f"feed-forward {config.mlp_dim:,}, {config.vocab_size:,} embeddings",
-        "parameters": f"{checkpoint.parameters:,}",
-        "stored as": ", ".join(f"{kind} ({count} tensors)" for kind, count in kinds.items()),
-        "vocabulary": vocabulary,
-        "sha256": checksums.hexdigest() if place.is_dir() else "not of a remote folder",
-    }
+    version = "v1.1 (gated GELU" if gated else "v1.0 (ReLU"
+    return f"T5 {version}, {tied} logits)", f"{encoder}, {decoder}"
 
 
 def known(name: str) -> bool:
@@ -121,9 +140,10 @@ def convert(
         destination: a folder that does not exist yet.
         to: a name of `FORMATS`.
         dtype: "float32" or "bfloat16"; by default what loses nothing.
-        vocabulary: a SentencePiece file to store with the weights in place of the source's; T5X's
+        vocabulary: a file to store with the weights in place of the source's vocabulary; T5X's
             checkpoints come without one, and T5X's format has no room for it.
-        extra_ids: sentinels after that vocabulary's pieces; by default T5's 100.
+        extra_ids: sentinels after that vocabulary's pieces; by default T5's 100 where there is
+            room.
 
     Returns:
         The new checkpoint, opened.
@@ -133,13 +153,11 @@ def convert(
     """
     checkpoint = open(source)
     if vocabulary is not None:
-        path = pathlib.Path(vocabulary)
-        if not path.is_file():
-            raise ValueError(f"There is no vocabulary at {path}.")
+        pieces = from_elsewhere(pathlib.Path(vocabulary), checkpoint.config.vocab_size)
         checkpoint = dataclasses.replace(
             checkpoint,
-            vocabulary=path,
-            extra_ids=EXTRA_IDS if extra_ids is None else extra_ids,
+            vocabulary=pieces.path,
+            extra_ids=pieces.extra_ids if extra_ids is None else extra_ids,
         )
     FORMATS[to].write(destination, checkpoint, dtype)
     return FORMATS[to].open(destination)
@@ -164,7 +182,7 @@ def _located(name: str) -> str:
             f"There is no folder {name}; to fetch the Hugging Face model of that name, install "
             "huggingface_hub: pip install huggingface_hub."
         ) from error
-    patterns = ["*.json", "*.safetensors", huggingface.VOCABULARY]
+    patterns = ["*.json", "*.safetensors", *huggingface.VOCABULARIES]
     try:
         place = huggingface_hub.snapshot_download(name, allow_patterns=patterns)
         if not list(pathlib.Path(place).glob("*.safetensors")):  # Older uploads.

@@ -16,8 +16,7 @@ import numpy as np
 from flax import traverse_util
 from jax import Array
 
-from speculative.models import T5Config
-from speculative.models.t5 import abstract_params
+from speculative.models import Config, abstract_params
 from speculative.types import PyTree
 
 CONFIG = "config.json"
@@ -67,7 +66,7 @@ class Checkpoint:
         format: "native", "t5x" or "huggingface".
         config: the sizes.
         tensors: by T5X's names, "/" between their parts.
-        vocabulary: the SentencePiece file beside the weights, if there is one.
+        vocabulary: the vocabulary's file beside the weights, if there is one.
         extra_ids: sentinel tokens after the vocabulary's pieces; T5's own has 100.
         notes: what was assumed when it was opened.
 
@@ -77,7 +76,7 @@ class Checkpoint:
 
     place: str
     format: str
-    config: T5Config
+    config: Config
     tensors: Mapping[str, Tensor]
     vocabulary: pathlib.Path | None = None
     extra_ids: int = 0
@@ -144,7 +143,7 @@ class Checkpoint:
 
 def in_memory(
     place: str,
-    config: T5Config,
+    config: Config,
     params: PyTree,
     vocabulary: pathlib.Path | None = None,
     extra_ids: int = 0,

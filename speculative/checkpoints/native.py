@@ -7,7 +7,6 @@ approximation to be hidden: target and draft are both used as read.
 import hashlib
 import json
 import pathlib
-import shutil
 from collections.abc import Callable
 from typing import Any, Literal
 
@@ -25,12 +24,15 @@ from speculative.checkpoints.checkpoint import (
     read_settings,
     written,
 )
-from speculative.models import T5Config
+from speculative.models import Config, DecoderOnlyConfig, T5Config
 from speculative.types import PyTree
+from speculative.vocabulary import store
 
 Storage = Literal["float32", "bfloat16", "int8"]
 """The number formats in which parameters are saved."""
-FORMAT, VERSION = "speculative-t5", 1
+FORMATS = {"speculative-t5": T5Config, "speculative-decoder-only": DecoderOnlyConfig}
+"""The kinds of models, by the name of their format."""
+VERSION = 1
 KEYS = ("model", "sha256", "vocabulary")
 """What a description must hold besides."""
 SCALE = ".scale"
@@ -57,7 +59,7 @@ def quantise(name: str, value: np.ndarray) -> dict[str, np.ndarray]:
 
 def save(
     folder: str | pathlib.Path,
-    config: T5Config,
+    config: Config,
     params: PyTree,
     vocabulary: str | pathlib.Path | None = None,
     storage: Storage = "float32",
@@ -69,7 +71,7 @@ def save(
         folder: must not exist yet.
         config: the sizes.
         params: the parameters.
-        vocabulary: a SentencePiece file to store with them.
+        vocabulary: the file of a vocabulary to store with them.
         storage: the number format; int8 is for kernels and embeddings.
         extra_ids: sentinels after the vocabulary's pieces.
 
@@ -125,13 +127,12 @@ def write(
             path = unfinished / f"{name}.safetensors"
             save_file(tensors, path)
             path.chmod(0o644)  # safetensors makes files that only their owner can read.
-        if checkpoint.vocabulary is not None:
-            shutil.copy(checkpoint.vocabulary, unfinished / checkpoint.vocabulary.name)
+        file = checkpoint.vocabulary and store(checkpoint.vocabulary, unfinished)
         description = {
-            "format": FORMAT,
+            "format": _format(checkpoint.config),
             "format_version": VERSION,
             "quantisation": quantisation,
-            "vocabulary": checkpoint.vocabulary.name if checkpoint.vocabulary else None,
+            "vocabulary": file,
             "extra_ids": checkpoint.extra_ids,
             "model": checkpoint.config.to_json(),
             "sha256": {path.name: _sha256(path) for path in sorted(unfinished.iterdir())},
@@ -139,7 +140,7 @@ def write(
         (unfinished / CONFIG).write_text(json.dumps(description, indent=2) + "\n")
 
 
-def load(folder: str | pathlib.Path) -> tuple[T5Config, PyTree]:
+def load(folder: str | pathlib.Path) -> tuple[Config, PyTree]:
     """The configuration, and float32 parameters as NumPy arrays; raises as `open`."""
     checkpoint = open(folder)
     return checkpoint.config, checkpoint.numpy()
@@ -160,7 +161,7 @@ def open(folder: str | pathlib.Path) -> Checkpoint:
     folder = pathlib.Path(folder)
     description = _description(folder)
     try:
-        config = T5Config(**description["model"])
+        config = FORMATS[description["format"]](**description["model"])
     except TypeError as error:
         raise ValueError(f"{folder / CONFIG} has a model of other fields: {error}.") from error
     stored: dict[str, Tensor] = {}
@@ -203,7 +204,7 @@ def read_safetensors(path: pathlib.Path) -> dict[str, Tensor]:
     """Every tensor of a safetensors file, by name.
 
     Raises:
-        ValueError: the file is damaged, or a tensor is of a type that no T5 has.
+        ValueError: the file is damaged, or a tensor is of a type that no model here has.
     """
     kinds = {"F32": "float32", "BF16": "bfloat16", "F16": "float16", "I8": "int8"}
 
@@ -237,14 +238,19 @@ def _description(folder: pathlib.Path) -> dict[str, Any]:
     description = read_settings(folder)
     if not description:
         raise ValueError(f"{folder} is no checkpoint folder: it has no {CONFIG}.")
-    found = (description.get("format"), description.get("format_version"))
-    if found != (FORMAT, VERSION):
+    kind, version = description.get("format"), description.get("format_version")
+    if kind not in FORMATS or version != VERSION:
         raise ValueError(
-            f"{folder / CONFIG} is of format {found}; this version reads {(FORMAT, VERSION)}."
+            f"{folder / CONFIG} is of format {kind!r}, version {version}; this program reads "
+            f"version {VERSION} of {', '.join(FORMATS)}."
         )
     if missing := [key for key in KEYS if key not in description]:
         raise ValueError(f"{folder / CONFIG} lacks {missing[0]!r}; fetch the checkpoint again.")
     return description
+
+
+def _format(config: Config) -> str:
+    return next(name for name, kind in FORMATS.items() if isinstance(config, kind))
 
 
 def _files(sizes: dict[str, int], limit: int) -> list[list[str]]:

@@ -101,7 +101,14 @@ def write(
         checkpoint: what to write.
         dtype: "float32" or "bfloat16"; by default what loses nothing.
         step: of training, as the index tells it.
+
+    Raises:
+        ValueError: the folder exists, the disk is full, or the model is no encoder-decoder.
     """
+    if not isinstance(checkpoint.config, T5Config):
+        raise ValueError(
+            f"In T5X's format there are encoder-decoders alone; {checkpoint.place} is decoder-only."
+        )
     if checkpoint.config.source_dim:
         raise ValueError(f"T5X knows no model without an encoder, as {checkpoint.place} is.")
     kind = dtype or checkpoint.dtype

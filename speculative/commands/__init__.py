@@ -47,7 +47,11 @@ def add_pair(parser: argparse.ArgumentParser) -> None:
     """The options that the commands that decode have."""
     add = parser.add_argument
     add("--target", default="debian_target", help="checkpoint folder or name (%(default)s)")
-    add("--draft", help="checkpoint folder, name, uniform or bigram (debian_draft)")
+    add(
+        "--draft",
+        help="checkpoint folder or name; uniform, unigram, bigram, trigram, copy or suffix (the "
+        "shipped one of the target)",
+    )
     add("--vocabulary", metavar="FILE", help="SentencePiece model, where a checkpoint has none")
     add("--dtype", choices=DTYPES, help="of weights and products (as the checkpoints say)")
     add("--seed", type=whole(0, MAX_SEED), default=0, help="of all random numbers (0)")

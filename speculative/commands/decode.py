@@ -47,24 +47,31 @@ def _add_generate(parser: argparse.ArgumentParser) -> None:
     add("--temperature", type=float, default=0.0, metavar="T", help="0 is argmax (0)")
     add("--top_k", type=int, default=0, metavar="K", help="the K likeliest tokens; 0 is all (0)")
     add("--top_p", type=float, default=1.0, metavar="P", help="nucleus, in (0, 1] (1)")
+    add(
+        "--lenience",
+        type=float,
+        default=1.0,
+        metavar="L",
+        help="in (0, 1]; below 1 more guesses stand, and outputs are not the target's own (1)",
+    )
     add("--truncate", action="store_true", help="cut a prompt that is too long")
     add("--json", action="store_true", help="a line {text, tokens, target_calls, accepted} each")
 
 
 def _generate(options: argparse.Namespace) -> None:
+    from speculative.decoding import Decoding
     from speculative.pair import load
     from speculative.sampling import Sampling
 
-    Sampling(options.temperature, options.top_k, options.top_p)  # Wrong values end here.
+    sampling = Sampling(options.temperature, options.top_k, options.top_p)
+    Decoding(1, sampling, lenience=options.lenience)  # Wrong values end here.
     prefix = _prefix(options.task)
     prompts = [prefix + prompt for prompt in _prompts(options)]
     pair = load(options.target, options.draft, options.dtype, options.vocabulary)
     for prompt in prompts:
         pair.encode(prompt, options.truncate)  # As do prompts that are too long.
-    settings = {
-        name: getattr(options, name)
-        for name in ("seed", "truncate", "gamma", "temperature", "top_k", "top_p", "max_length")
-    }
+    names = ("seed", "truncate", "gamma", "temperature", "top_k", "top_p", "max_length", "lenience")
+    settings = {name: getattr(options, name) for name in names}
     for example, prompt in enumerate(prompts):
         if options.json:
             result = pair.generate(prompt, example=example, **settings)

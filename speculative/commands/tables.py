@@ -107,7 +107,7 @@ def _run(options: argparse.Namespace) -> None:
 
 
 def _add_table(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("table", help="of the paper: 1, 2 or 3; 4 has the rows of 2")
+    parser.add_argument("table", help="of the paper: 1, 2, 3 or 5; 4 has the rows of 2")
     _add_models(parser)
     _add_texts(parser)
     parser.add_argument("--output_dir", metavar="DIR", help="(results/tableN)")
@@ -166,6 +166,23 @@ def _tune(options: argparse.Namespace) -> None:
     from speculative.experiments import report, sweep
 
     report.show_tuning(*sweep.tuning(_row(options)), Console())
+
+
+def _add_adapt(parser: argparse.ArgumentParser) -> None:
+    _add_row(parser)
+    _add_texts(parser)
+    add = parser.add_argument
+    add("--output", metavar="FILE", default="results/adaptive.jsonl", help="(%(default)s)")
+
+
+def _adapt(options: argparse.Namespace) -> None:
+    from rich.console import Console
+
+    from speculative.experiments import adaptation, sweep
+
+    found = sweep.adaptation(_row(options), pathlib.Path(options.output))
+    adaptation.show(found, Console())
+    print(f"Written: {options.output}.")
 
 
 def _add_verify(parser: argparse.ArgumentParser) -> None:
@@ -260,6 +277,7 @@ COMMANDS = {
     "run": Command("measure a row of a table, or go on with it", _add_run, _run),
     "table": Command("measure all rows of a table of the paper", _add_table, _table),
     "tune": Command("find the best gamma for a pair on a task", _add_tune, _tune),
+    "adapt": Command("compare an adaptive gamma with fixed ones", _add_adapt, _adapt),
     "figure": Command("draw a figure of the paper, with measured points", _add_figure, _figure),
     "report": Command("write what was measured as one HTML page", _add_report, _report),
     "verify": Command("prove on a pair and a task that outputs are exact", _add_verify, _verify),

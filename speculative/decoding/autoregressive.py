@@ -25,7 +25,7 @@ def generate(
         draws: [B, capacity, 3] from `random_draws`, at least of this generation's capacity.
         config: sampling and lengths; gamma is ignored.
     """
-    config = dataclasses.replace(config, gamma=0)
+    config = dataclasses.replace(config, gamma=0, adaptive=None)
     speculative.check_draws(draws, config)
     models = speculative.Models(target, None)
     return speculative._generate(

@@ -17,9 +17,12 @@ from jax import Array
 
 from speculative.decoding.settings import ACCEPT, CORRECT, DRAFT, Decoding
 from speculative.decoding.speculative import Model, Params
-from speculative.drafts.base import Draft, Proposal
+from speculative.drafts.base import Draft, Proposal, require_shapes
 from speculative.sampling import Sampling
-from speculative.types import PAD_ID, PyTree
+from speculative.types import PyTree
+
+SUM_TOLERANCE = 1e-3
+"""How far from 1 a draft's probabilities may sum up, which float32 over a vocabulary needs."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -96,9 +99,18 @@ def draw(weights: np.ndarray, uniform: float) -> int:
 
 
 def algorithm_1(
-    guesses: list[int], p: np.ndarray, q: np.ndarray, r: np.ndarray, correct: np.ndarray
+    guesses: list[int],
+    p: np.ndarray,
+    q: np.ndarray,
+    r: np.ndarray,
+    correct: np.ndarray,
+    lenience: float = 1.0,
 ) -> tuple[int, int]:
-    """Lines 3 to 5 of Algorithm 1: how many guesses stand, and the token after them."""
+    """Lines 3 to 5 of Algorithm 1: how many guesses stand, and the token after them.
+
+    Lenience puts l q in the place of q (A.5).
+    """
+    q = lenience * q
     n = 0
     while n < len(guesses) and r[n] * q[n, guesses[n]] < p[n, guesses[n]]:
         n += 1
@@ -107,6 +119,17 @@ def algorithm_1(
         left = np.maximum(p[n] - q[n], 0.0)
         weights = left if left.sum() > 0 else p[n]
     return n, draw(weights, correct[n])
+
+
+def lenient_argmax(guesses: list[int], p: np.ndarray, lenience: float) -> tuple[int, int]:
+    """Like `algorithm_1` at temperature 0: a guess stands if p(x) >= l max p (A.5).
+
+    Here p [gamma + 1, V] is the target's own distribution, the softmax of its logits.
+    """
+    n = 0
+    while n < len(guesses) and p[n, guesses[n]] >= lenience * p[n].max():
+        n += 1
+    return n, int(p[n].argmax())
 
 
 @functools.partial(jax.jit, static_argnums=(0, 3))
@@ -134,6 +157,32 @@ def _propose(
     return draft.propose(params, state, last, uniforms, sampling, vocab_size)
 
 
+def _require_proper(proposal: Proposal, vocab_size: int, number: int) -> None:
+    """Raises ValueError unless guesses are tokens, and q are distributions that hold them."""
+    guesses = np.asarray(proposal.guesses)[0]
+    if guesses.min() < 0 or guesses.max() >= vocab_size:
+        raise ValueError(
+            f"In step {number} the draft guessed {guesses.tolist()}; tokens are 0 to "
+            f"{vocab_size - 1}."
+        )
+    if proposal.q is None:
+        return
+    q = np.asarray(proposal.q[0], np.float64)
+    at = f"In step {number} the draft's q"
+    if not np.isfinite(q).all() or q.min() < 0:
+        raise ValueError(f"{at} has a probability of {q.min()}; they must be finite, from 0 on.")
+    sums = q.sum(axis=-1)
+    place = int(np.abs(sums - 1).argmax())
+    if abs(sums[place] - 1) > SUM_TOLERANCE:
+        raise ValueError(f"{at} of guess {place + 1} sums to {sums[place]:.6g}; it must be 1.")
+    of_guesses = q[np.arange(len(guesses)), guesses]
+    if of_guesses.min() == 0:
+        raise ValueError(
+            f"{at} of guess {int(of_guesses.argmin()) + 1} is 0 for the token guessed; a guess "
+            "must be drawn from the q that is reported."
+        )
+
+
 def generate(
     target: Model,
     draft: Draft,
@@ -151,6 +200,10 @@ def generate(
         inputs: [S] source tokens.
         draws: [capacity, 3], one row's random numbers from `random_draws`.
         config: gamma (at least 1), sampling, lengths.
+
+    Raises:
+        ValueError: gamma is 0, or the draft's proposal is no guess with the distribution that it
+            was drawn from; the message names the step.
     """
     if config.gamma < 1:
         raise ValueError(f"The reference loop needs gamma of at least 1, not {config.gamma}.")
@@ -160,7 +213,7 @@ def generate(
     size = config.cache_lengths()[-1]
     target_state = _start(target, params.target, source, size)
     draft_state = _start(draft, params.draft, source, size, target_state)
-    output, last, steps = [], PAD_ID, []
+    output, last, steps = [], int(target.first(source)[0]), []
     while len(output) < config.max_length and config.eos_id not in output:
         here = draws[len(output) : len(output) + gamma + 1]
         began = time.perf_counter()
@@ -173,16 +226,24 @@ def generate(
             config.sampling,
             vocab_size,
         )
+        require_shapes(proposal, 1, gamma, vocab_size)
         guesses = [int(token) for token in np.asarray(proposal.guesses)[0]]
         drafted = time.perf_counter()
+        _require_proper(proposal, vocab_size, len(steps) + 1)
         chunk = jnp.array([[last, *guesses]], jnp.int32)
         logits, target_state = _extend(target, params.target, target_state, chunk)
-        p = standardise(np.asarray(logits)[0, :, :vocab_size], config.sampling)
+        rows = np.asarray(logits)[0, :, :vocab_size]
+        p = standardise(rows, config.sampling)
         verified = time.perf_counter()
         one_hot = np.eye(vocab_size)[guesses]
         q = one_hot if proposal.q is None else np.asarray(proposal.q[0], np.float64)
 
-        n, next_token = algorithm_1(guesses, p, q, here[:gamma, ACCEPT], here[:, CORRECT])
+        if config.sampling.greedy and config.lenience < 1:
+            own = standardise(rows, Sampling())
+            n, next_token = lenient_argmax(guesses, own, config.lenience)
+        else:
+            r, correct = here[:gamma, ACCEPT], here[:, CORRECT]
+            n, next_token = algorithm_1(guesses, p, q, r, correct, config.lenience)
         block = [*guesses[:n], next_token][: config.max_length - len(output)]
         if config.eos_id in block:
             block = block[: block.index(config.eos_id) + 1]

@@ -9,6 +9,7 @@ import numpy as np
 from flax import struct
 from jax import Array
 
+from speculative.decoding.adaptive import Adaptive
 from speculative.sampling import Sampling
 from speculative.types import EOS_ID, Flags, Rows, Tokens
 
@@ -28,6 +29,9 @@ class Decoding:
         eos_id: the token that ends a row; it is the row's last token.
         simulated_alpha: accept each guess with this chance, whatever target and draft say: all
             is computed as ever, and what comes out is not the target's. For timing alone.
+        lenience: l in (0, 1] of appendix A.5. Below 1 more guesses stand and outputs are no longer
+            the target's own, but no token is likelier than p / l.
+        adaptive: picks the guesses of each step; gamma is then the most it may pick.
     """
 
     vocab_size: int
@@ -36,6 +40,8 @@ class Decoding:
     max_length: int = 128
     eos_id: int = EOS_ID
     simulated_alpha: float | None = None
+    lenience: float = 1.0
+    adaptive: Adaptive | None = None
 
     def __post_init__(self) -> None:
         if self.vocab_size < 1:
@@ -44,6 +50,16 @@ class Decoding:
             raise ValueError(f"gamma must be a whole number of guesses, not {self.gamma}.")
         if not isinstance(self.max_length, int) or self.max_length < 1:
             raise ValueError(f"max_length must be at least 1 token, not {self.max_length}.")
+        if not (isinstance(self.lenience, int | float) and 0 < self.lenience <= 1):
+            raise ValueError(
+                f"lenience must be a number in (0, 1], not {self.lenience}; 1 keeps decoding exact."
+            )
+
+        if self.adaptive and self.gamma != max(self.adaptive.gammas):
+            raise ValueError(
+                f"gamma must be the most that Adaptive.gammas {self.adaptive.gammas} may pick, not "
+                f"{self.gamma}."
+            )
 
     @property
     def room(self) -> int:

@@ -6,7 +6,7 @@ the next one already runs. Rows of a batch advance raggedly: every length is per
 """
 
 import functools
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple, Protocol
 
 import jax
@@ -16,15 +16,19 @@ from flax import struct
 from jax import Array, lax
 
 from speculative.decoding.settings import ACCEPT, CORRECT, DRAFT, Decoding, Output
-from speculative.drafts.base import Draft
+from speculative.drafts.base import Draft, require_shapes
 from speculative.models.cache import grow, read_rows, write_rows
 from speculative.sampling import argmax, standardise
 from speculative.types import PAD_ID, Flags, Inputs, Logits, PyTree, Rows, Tokens
-from speculative.verification import leading, verify, verify_greedy
+from speculative.verification import leading, lenient_best, verify, verify_greedy
 
 
 class Model(Protocol):
-    """The three verbs by which decoding knows a model; hashable."""
+    """The verbs by which decoding knows a model; hashable."""
+
+    def first(self, inputs: Inputs) -> Rows:
+        """The token that is fed first: a start token, or the last of a prompt."""
+        ...
 
     def start(self, params: PyTree, inputs: Inputs, cache_length: int) -> Any:
         """The state before the first token."""
@@ -57,8 +61,8 @@ class Params(NamedTuple):
 class Progress:
     """A generation under way.
 
-    The target's cache holds the start token and all emitted tokens but the newest, which is
-    `last`; that is `lengths` tokens.
+    The target's cache holds the first token and all emitted tokens but the newest, which is
+    `last`; that is `lengths` tokens, beside a prompt. `counts` [B, 2] are what `Adaptive` keeps.
     """
 
     target: Any
@@ -71,6 +75,7 @@ class Progress:
     tested: Rows
     accepted: Rows
     finite: Flags
+    counts: Array
 
 
 @struct.dataclass
@@ -97,7 +102,7 @@ class Step:
 def start(
     models: Models, params: Params, inputs: Inputs, config: Decoding, cache_length: int
 ) -> Progress:
-    """Encodes the sources [B, S] for both models."""
+    """Both models' states before the first token, for inputs [B, S]."""
     batch = inputs.shape[0]
     zeros = jnp.zeros(batch, jnp.int32)
     target, draft = models.target.start(params.target, inputs, cache_length), ()
@@ -106,7 +111,7 @@ def start(
     return Progress(
         target=target,
         draft=draft,
-        last=jnp.full(batch, PAD_ID, jnp.int32),
+        last=models.target.first(inputs),
         tokens=jnp.full((batch, config.capacity), PAD_ID, jnp.int32),
         lengths=zeros,
         finished=jnp.zeros(batch, bool),
@@ -114,14 +119,21 @@ def start(
         tested=zeros,
         accepted=zeros,
         finite=jnp.ones(batch, bool),
+        counts=jnp.zeros((batch, 2)),
     )
 
 
 def step(
-    models: Models, params: Params, progress: Progress, draws: Array, config: Decoding
+    models: Models,
+    params: Params,
+    progress: Progress,
+    draws: Array,
+    config: Decoding,
+    gamma: int | None = None,
 ) -> tuple[Progress, Step]:
-    """One step of Algorithm 1 for every row; draws is [B, capacity, 3]."""
-    gamma, sampling, vocab_size = config.gamma, config.sampling, config.vocab_size
+    """One step of Algorithm 1 for every row; draws is [B, capacity, 3], gamma as configured."""
+    gamma = config.gamma if gamma is None else gamma
+    sampling, vocab_size = config.sampling, config.vocab_size
     uniforms = read_rows(draws, progress.lengths, gamma + 1)
     chunk = progress.last[:, None]
     guesses = chunk[:, :0]
@@ -136,6 +148,7 @@ def step(
             sampling,
             vocab_size,
         )
+        require_shapes(proposal, chunk.shape[0], gamma, vocab_size)
         guesses = proposal.guesses
         chunk = jnp.concatenate([chunk, guesses], axis=1)
 
@@ -148,6 +161,8 @@ def step(
     if sampling.greedy:
         best = argmax(logits)
         peak = jnp.take_along_axis(logits, best[..., None], axis=-1)[..., 0]
+        if config.lenience < 1:
+            best = lenient_best(guesses, best, logits, config.lenience)
         accepted, next_token = verify_greedy(guesses, best)
     else:
         peak = jnp.max(logits, axis=-1)
@@ -159,7 +174,7 @@ def step(
         else:
             q = proposal.q
         accepted, next_token = verify(
-            guesses, p, q, uniforms[:, :gamma, ACCEPT], uniforms[..., CORRECT]
+            guesses, p, q, uniforms[:, :gamma, ACCEPT], uniforms[..., CORRECT], config.lenience
         )
     if config.simulated_alpha is not None:
         accepted = leading(uniforms[:, :gamma, ACCEPT] < config.simulated_alpha)
@@ -178,6 +193,11 @@ def step(
     live = ~progress.finished
     finished = progress.finished | ends.any(axis=1) | (lengths >= config.max_length)
     finite = progress.finite & (jnp.isfinite(peak).all(axis=1) | progress.finished)
+    tested = jnp.minimum(jnp.minimum(accepted + 1, gamma), count)
+    stood = jnp.minimum(accepted, count)
+    counts = progress.counts
+    if config.adaptive:
+        counts = config.adaptive.count(counts, tested, stood)
     progress = Progress(
         target=models.target.rewind(target, lengths),
         draft=models.draft.commit(proposal, accepted) if models.draft and proposal else (),
@@ -186,9 +206,10 @@ def step(
         lengths=lengths,
         finished=finished,
         target_calls=progress.target_calls + live,
-        tested=progress.tested + jnp.minimum(jnp.minimum(accepted + 1, gamma), count),
-        accepted=progress.accepted + jnp.minimum(accepted, count),
+        tested=progress.tested + tested,
+        accepted=progress.accepted + stood,
         finite=finite,
+        counts=counts,
     )
     return progress, Step(block, count, guesses, accepted, finished, finite)
 
@@ -214,6 +235,37 @@ def _grown(
     return grow(progress, larger)
 
 
+def _steps(
+    models: Models,
+    params: Params,
+    draws: Array,
+    config: Decoding,
+    runs: Callable[[Progress], Array],
+) -> Callable[[Progress], Progress]:
+    """What a device loop repeats: a step or, where gamma is picked, steps of each gamma in turn.
+
+    Loops within the loop, for a branch for each gamma would copy the caches.
+    """
+    adaptive = config.adaptive
+    if adaptive is None:
+        return lambda progress: step(models, params, progress, draws, config)[0]
+
+    def of_each(progress: Progress) -> Progress:
+        for place, gamma in enumerate(adaptive.gammas):
+
+            def picked(progress: Progress, place: int = place) -> Array:
+                choice = adaptive.choose(progress.counts, ~progress.finished)
+                return runs(progress) & (choice == place)
+
+            def body(progress: Progress, gamma: int = gamma) -> Progress:
+                return step(models, params, progress, draws, config, gamma)[0]
+
+            progress = lax.while_loop(picked, body, progress)
+        return progress
+
+    return of_each
+
+
 @functools.partial(jax.jit, static_argnames=("models", "config"))
 def _generate(
     models: Models, params: Params, inputs: Array, draws: Array, config: Decoding
@@ -226,11 +278,8 @@ def _generate(
             live = ~progress.finished
             return jnp.any(live) & jnp.all(progress.lengths * live + config.room <= size)
 
-        def body(progress: Progress) -> Progress:
-            return step(models, params, progress, draws, config)[0]
-
         progress = _grown(models, params, inputs, progress, config, size)
-        progress = lax.while_loop(runs, body, progress)
+        progress = lax.while_loop(runs, _steps(models, params, draws, config, runs), progress)
     kept = jnp.arange(config.max_length) < progress.lengths[:, None]
     return Output(
         tokens=jnp.where(kept, progress.tokens[:, : config.max_length], PAD_ID),
@@ -253,7 +302,7 @@ def generate(
     """Decodes a batch speculatively, in one dispatch.
 
     The outputs are distributed as the target's own (Leviathan et al., A.1); at temperature 0
-    they are its greedy ones.
+    they are its greedy ones. Not so of lenient decoding (A.5).
 
     Args:
         target: the model that is sampled from.
@@ -299,6 +348,8 @@ def stream(
     Step i is handed out while step i + 1 runs.
     """
     check_draws(draws, config)
+    if config.adaptive:
+        raise ValueError("Streaming decodes with a fixed gamma; set Decoding.adaptive to None.")
     models = Models(target, draft)
     inputs = jnp.asarray(inputs)
     size, *larger = config.cache_lengths()

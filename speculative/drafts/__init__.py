@@ -1,16 +1,21 @@
 """Drafts: what guesses the next tokens, behind one face."""
 
 from speculative.drafts.base import Draft, Proposal
-from speculative.drafts.ngram import BigramDraft, bigram_params, count_bigrams
+from speculative.drafts.copying import CopyDraft
+from speculative.drafts.ngram import NgramDraft, NgramParams, count_ngrams, ngram_params
+from speculative.drafts.suffix import SuffixDraft
 from speculative.drafts.transformer import TransformerDraft
 from speculative.drafts.uniform import UniformDraft
 
 __all__ = [
-    "BigramDraft",
+    "CopyDraft",
     "Draft",
+    "NgramDraft",
+    "NgramParams",
     "Proposal",
+    "SuffixDraft",
     "TransformerDraft",
     "UniformDraft",
-    "bigram_params",
-    "count_bigrams",
+    "count_ngrams",
+    "ngram_params",
 ]

@@ -2,6 +2,7 @@
 
 from typing import Any, NamedTuple, Protocol
 
+import jax.numpy as jnp
 from jax import Array
 
 from speculative.sampling import Sampling
@@ -23,11 +24,27 @@ class Proposal(NamedTuple):
     state: Any
 
 
+def require_shapes(proposal: Proposal, batch: int, gamma: int, vocab_size: int) -> None:
+    """Raises ValueError unless guesses are integers [B, G], and q, if there is one, [B, G, V]."""
+    guesses, q = proposal.guesses, proposal.q
+    if guesses.shape != (batch, gamma) or not jnp.issubdtype(guesses.dtype, jnp.integer):
+        raise ValueError(
+            f"The draft proposed guesses of shape {guesses.shape} and type {guesses.dtype}; they "
+            f"must be whole numbers of shape {(batch, gamma)}, a row's batch by gamma."
+        )
+    if q is not None and q.shape != (batch, gamma, vocab_size):
+        raise ValueError(
+            f"The draft proposed a q of shape {q.shape}; it must be {(batch, gamma, vocab_size)}: "
+            "a probability of each token for each guess, or None where guesses are certain."
+        )
+
+
 class Draft(Protocol):
     """Anything that guesses the next tokens; hashable, so that it can be a static argument.
 
     A draft is exact whatever it guesses, as long as each guess was drawn from the q it
-    reports, given what it has seen; better guesses only make decoding faster.
+    reports, given what it has seen; better guesses only make decoding faster. `Pair.check` tells
+    where a draft breaks this.
     """
 
     def start(self, params: PyTree, inputs: Inputs, cache_length: int, target: Any) -> Any:

@@ -1,97 +1,384 @@
-"""A bigram table as a draft: c is next to nothing, alpha modest (section 3.6)."""
+"""N-gram tables as drafts: c is next to nothing, alpha modest (section 3.6)."""
 
 import dataclasses
+import pathlib
+import zipfile
+from collections.abc import Sequence
 from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
-from jax import Array
+from flax import struct
+from jax import Array, lax
 
 from speculative.drafts.base import Proposal
-from speculative.sampling import Sampling, categorical, standardise
-from speculative.types import PAD_ID, Inputs, PyTree, Rows
+from speculative.models.cache import read_rows
+from speculative.sampling import Sampling, argmax, categorical, standardise
+from speculative.types import PAD_ID, Inputs, Rows
+from speculative.vocabulary import Vocabulary
+
+WIDTH = 64
+"""Followers that a context keeps."""
+
+_COLUMNS = ("unigram", "children", "token", "total", "distinct", "kept", "follower", "count")
+
+
+@struct.dataclass
+class NgramParams:
+    """Parameters of an `NgramDraft`: a trie of contexts, each with what followed it.
+
+    Node 0 is the empty context, and a child's context has one more token to the left. Children
+    of a node are neighbours, sorted by that token. The last node stands for all contexts that
+    were not kept: it has neither children nor followers.
+
+    Attributes:
+        unigram: [V] float32, q after the empty context.
+        token: [M] int32, the leftmost token of each node's context.
+        child: [M + 1] int32, where the children of each node begin; they end with the next's.
+        backoff: [M] float32, the weight of the shorter context.
+        first: [M + 1] int32, where the followers of each node begin, likewise.
+        follower: [E] int32 tokens.
+        share: [E] float32, what a follower has of its own, c(h, w) / (c(h) + T(h)).
+        width: the most followers of a node.
+    """
+
+    unigram: Array
+    token: Array
+    child: Array
+    backoff: Array
+    first: Array
+    follower: Array
+    share: Array
+    width: int = struct.field(pytree_node=False)
 
 
 @dataclasses.dataclass(frozen=True)
-class BigramDraft:
-    """Guesses from the frequencies of what followed the last token in a corpus.
+class NgramDraft:
+    """Guesses from the frequencies of what followed the last tokens in a corpus.
 
-    Its parameters are {"log_counts": [V, V]}, a row for each previous token; see `bigram_params`.
+    Its state is the `order` - 2 tokens before the last one, [B, order - 2], -1 where there is
+    none. Its parameters are those of `load`, of the same order or a higher one.
+
+    Attributes:
+        order: tokens of an n-gram: 1 guesses without context, 2 from the last token.
+        continues: whether the text goes on from its inputs (decoder-only models), -1 being their
+            padding, at the right, and their last token the first `last`. Otherwise they are the
+            source of a text that begins with the start token.
+
+    Raises:
+        ValueError: the order is below 1.
     """
 
-    def start(self, params: PyTree, inputs: Inputs, cache_length: int, target: Any) -> tuple[()]:
-        """Nothing to remember: the last token is all the context there is."""
-        return ()
+    order: int
+    continues: bool = False
+
+    def __post_init__(self) -> None:
+        _require_positive("order", self.order)
+
+    def start(self, params: NgramParams, inputs: Inputs, cache_length: int, target: Any) -> Array:
+        """The end of the inputs where the text goes on from them, else nothing."""
+        size = max(self.order - 2, 0)
+        if not self.continues:
+            return jnp.full((inputs.shape[0], size), -1, jnp.int32)
+        padded = jnp.pad(inputs, ((0, 0), (size, 0)), constant_values=-1)
+        return read_rows(padded, (inputs >= 0).sum(axis=1) - 1, size)
 
     def propose(
         self,
-        params: PyTree,
-        state: tuple[()],
+        params: NgramParams,
+        state: Array,
         last: Rows,
         uniforms: Array,
         sampling: Sampling,
         vocab_size: int,
     ) -> Proposal:
-        """Walks the table, one row a guess."""
-        token, guesses, distributions = last, [], []
-        for i in range(uniforms.shape[1]):
-            q = standardise(params["log_counts"][token, :vocab_size], sampling)
-            token = categorical(q, uniforms[:, i])
-            guesses.append(token)
-            distributions.append(q)
-        return Proposal(jnp.stack(guesses, axis=1), jnp.stack(distributions, axis=1), state)
+        """Walks the table, one row a guess; the state becomes all tokens known or guessed."""
 
-    def commit(self, proposal: Proposal, accepted: Rows) -> tuple[()]:
-        """Nothing to remember."""
-        return proposal.state
+        def step(context: Array, uniform: Array) -> tuple[Array, tuple[Array, Array | None]]:
+            row = distribution(params, context)[:, :vocab_size]
+            if sampling.greedy:
+                token, q = argmax(row), None
+            else:
+                q = standardise(jnp.log(row), sampling)
+                token = categorical(q, uniform)
+            return jnp.concatenate([context, token[:, None]], axis=1)[:, 1:], (token, q)
+
+        known = jnp.concatenate([state, last[:, None]], axis=1)
+        context = known[:, known.shape[1] - (self.order - 1) :]
+        _, (guesses, q) = lax.scan(step, context, uniforms.T)
+        guesses = guesses.T
+        q = None if q is None else q.swapaxes(0, 1)
+        return Proposal(guesses, q, jnp.concatenate([known, guesses], axis=1))
+
+    def commit(self, proposal: Proposal, accepted: Rows) -> Array:
+        """Forgets what was rejected, and what lies too far back."""
+        return read_rows(proposal.state, accepted + 1, max(self.order - 2, 0))
 
 
-def count_bigrams(sequences: list[np.ndarray], start: int = PAD_ID) -> dict[str, np.ndarray]:
-    """How often each token followed each other one: {"previous", "following", "count"}.
+def distribution(params: NgramParams, context: Array) -> Array:
+    """What follows `context` [B, n], its oldest token first, -1 where there is none: q [B, V].
 
-    Sparse, three arrays of one entry a pair seen, so a corpus's counts are a small file.
+    Interpolated back-off as of Witten and Bell (1991): with h' for a context h without its
+    oldest token, c for counts and T(h) for the number of distinct tokens that followed h,
+
+        q(w | h) = (c(h, w) + T(h) q(w | h')) / (c(h) + T(h)),
+
+    and (c(w) + 1) / (N + V) without a context. Followers that were not kept leave their share
+    to h', contexts that were not kept all of it.
+    """
+    batch = context.shape[0]
+    q = jnp.broadcast_to(params.unigram, (batch, *params.unigram.shape))
+    node = jnp.zeros(batch, jnp.int32)
+    for token in context.T[::-1]:
+        node = _child(params, node, token)
+        at = params.first[node][:, None] + jnp.arange(params.width)
+        share = jnp.where(at < params.first[node + 1][:, None], params.share[at], 0.0)
+        q = params.backoff[node][:, None] * q
+        q = q.at[jnp.arange(batch)[:, None], params.follower[at]].add(share)
+    return q
+
+
+def _child(params: NgramParams, node: Rows, token: Array) -> Rows:
+    """The node of each context with `token` [B] before it, or the last: a binary search."""
+    low, end = params.child[node], params.child[node + 1]
+
+    def halve(_: int, span: tuple[Array, Array]) -> tuple[Array, Array]:
+        low, high = span
+        middle = (low + high) // 2
+        right = (low < high) & (params.token[middle] < token)
+        return jnp.where(right, middle + 1, low), jnp.where(right, high, middle)
+
+    low, _ = lax.fori_loop(0, params.unigram.shape[0].bit_length(), halve, (low, end))
+    found = (low < end) & (params.token[low] == token)
+    return jnp.where(found, low, params.token.shape[0] - 1)
+
+
+def count_ngrams(
+    sequences: Sequence[np.ndarray],
+    order: int,
+    vocab_size: int,
+    width: int = WIDTH,
+    min_count: int = 1,
+    start: int = PAD_ID,
+) -> dict[str, np.ndarray]:
+    """How often which token followed which contexts of up to `order` - 1 tokens.
+
+    Contexts are numbered breadth first, children of a context by token; 0 is the empty one.
 
     Args:
         sequences: arrays [length] of tokens, each ending with its end-of-sequence token.
+        order: tokens of the longest n-grams.
+        vocab_size: tokens V.
+        width: followers that a context keeps, the most frequent ones.
+        min_count: rarer n-grams of two tokens and more are dropped.
         start: the token from which decoding starts, put before each sequence.
 
+    Returns:
+        order: [].
+        unigram: [V] counts of each token.
+        children: [M] how many contexts extend each one.
+        token: [M - 1], from context 1 on, its leftmost token.
+        total: [M - 1] how often a token followed it.
+        distinct: [M - 1] how many different ones did.
+        kept: [M - 1] how many of those are kept.
+        follower: [E] the kept ones, context by context, ascending.
+        count: [E] how often each did.
+
     Raises:
-        ValueError: there is nothing to count, or a token is negative.
+        ValueError: there is nothing to count or nothing left, a token is outside the vocabulary,
+            or an argument is below 1.
     """
+    for name, value in (("order", order), ("width", width), ("min_count", min_count)):
+        _require_positive(name, value)
     sequences = [np.asarray(sequence) for sequence in sequences if len(sequence)]
     if not sequences:
-        raise ValueError("Counting bigrams needs at least one sequence that is not empty.")
-    if (smallest := min(int(sequence.min()) for sequence in sequences)) < 0:
-        raise ValueError(f"Token {smallest} is negative; bigrams are counted over vocabulary ids.")
-    previous = np.concatenate([np.concatenate([[start], s[:-1]]) for s in sequences])
-    following = np.concatenate(sequences)
-    pairs, count = np.unique(np.stack([previous, following]), axis=1, return_counts=True)
+        raise ValueError("Counting n-grams needs at least one sequence that is not empty.")
+    said = np.concatenate(sequences).astype(np.int64)
+    for token in (said.min(), said.max(), start):
+        if not 0 <= token < vocab_size:
+            raise ValueError(
+                f"Token {token} is outside the vocabulary of {vocab_size} pieces; count tokens "
+                "that were made with this vocabulary."
+            )
+    lengths = np.array([len(sequence) for sequence in sequences])
+    at = np.arange(len(said)) + np.repeat(np.arange(1, len(lengths) + 1), lengths)
+    text = np.full(len(said) + len(lengths), start, np.int64)
+    text[at] = said
+    # How many tokens of its own sequence precede each one, the start token included.
+    before = np.arange(len(said)) - np.repeat(np.cumsum(lengths) - lengths, lengths) + 1
+    unigram = np.bincount(said, minlength=vocab_size)
+
+    children: list[np.ndarray] = []
+    levels: list[tuple[np.ndarray, ...]] = []
+    contexts, node = 1, np.zeros(len(said), np.int64)
+    for size in range(1, order):
+        inside = before >= size
+        at, before, node = at[inside], before[inside], node[inside]
+        longer, node = np.unique(node * vocab_size + text[at - size], return_inverse=True)
+        pairs, count = np.unique(node * vocab_size + text[at], return_counts=True)
+        context, follower = np.divmod(pairs, vocab_size)
+        distinct = np.bincount(context)
+        total = np.bincount(node)
+        by_count = np.lexsort((-count, context))
+        rank = np.empty(len(count), np.int64)
+        rank[by_count] = np.arange(len(count)) - np.repeat(np.cumsum(distinct) - distinct, distinct)
+        keep = (count >= min_count) & (rank < width)
+        kept = np.bincount(context[keep], minlength=len(longer))
+        stays = kept > 0
+        parent, token = np.divmod(longer[stays], vocab_size)
+        children.append(np.bincount(parent, minlength=contexts))
+        levels.append(
+            (token, total[stays], distinct[stays], kept[stays], follower[keep], count[keep])
+        )
+        inside = stays[node]
+        at, before, node = at[inside], before[inside], (np.cumsum(stays) - 1)[node[inside]]
+        contexts = len(token)
+    if levels and not len(levels[0][0]):
+        raise ValueError(f"No pair of tokens was seen {min_count} times; lower min_count.")
+    children.append(np.zeros(contexts, np.int64))
+    names = ("token", "total", "distinct", "kept", "follower", "count")
+    columns = [np.concatenate(column) for column in zip(*levels, strict=True)]
+    columns = columns or [np.zeros(0, np.int64)] * len(names)
     return {
-        "previous": pairs[0].astype(np.int32),
-        "following": pairs[1].astype(np.int32),
-        "count": count.astype(np.int32),
+        "order": np.array(order),
+        "unigram": unigram,
+        "children": np.concatenate(children),
+        **dict(zip(names, columns, strict=True)),
     }
 
 
-def bigram_params(counts: dict[str, np.ndarray], vocab_size: int, smoothing: float = 1.0) -> PyTree:
-    """Parameters of a `BigramDraft` from `count_bigrams`: a dense [V, V] float16 table.
-
-    A row mixes what followed a token with the unigram frequencies, which weigh as much as
-    `smoothing` observations: a token never seen still has a proper row.
+def ngram_params(table: dict[str, np.ndarray], order: int) -> NgramParams:
+    """Parameters of an `NgramDraft` of this order from `count_ngrams` of this order or higher.
 
     Raises:
-        ValueError: a token outside the vocabulary, or no smoothing.
+        ValueError: the order is below 1 or above the table's, or the counts contradict each
+            other.
     """
-    largest = max(int(counts["previous"].max()), int(counts["following"].max()))
-    if largest >= vocab_size:
+    _require_positive("order", order)
+    if not _consistent(table):
+        raise ValueError("The counts contradict each other; count again (scripts/count_ngrams.py).")
+    if order > (largest := int(table["order"])):
         raise ValueError(
-            f"The bigram counts hold token {largest}, beyond a vocabulary of {vocab_size} pieces: "
-            "count them again with this vocabulary."
+            f"The table holds n-grams of up to {largest} tokens, not {order}: ask for order "
+            f"{largest}, or count again with a higher one."
         )
-    if not smoothing > 0:
-        raise ValueError(f"Bigram smoothing must be positive, not {smoothing}.")
-    table = np.zeros((vocab_size, vocab_size), np.float32)
-    table[counts["previous"], counts["following"]] = counts["count"]
-    unigram = table.sum(axis=0) + 1.0 / vocab_size
-    table += smoothing * unigram / unigram.sum()
-    return {"log_counts": jnp.asarray(np.log(table), jnp.float16)}
+    unigram, children, token, total, distinct, kept, follower, count = _columns(table)
+    contexts = _level_ends(children)[:order][-1]
+    kept = kept[: contexts - 1]
+    owner = np.repeat(np.arange(1, contexts), kept)
+    share = count[: len(owner)] / (total + distinct)[owner - 1]
+    backoff = 1 - np.bincount(owner, share, minlength=contexts + 1)
+    return NgramParams(
+        unigram=jnp.asarray((unigram + 1) / (unigram + 1).sum(), jnp.float32),
+        token=jnp.asarray(np.pad(token[: contexts - 1], 1), jnp.int32),
+        child=_starts([1], children[:contexts], contexts),
+        backoff=jnp.asarray(backoff, jnp.float32),
+        first=_starts([0, 0], kept, len(owner)),
+        follower=jnp.asarray(follower[: len(owner)], jnp.int32),
+        share=jnp.asarray(share, jnp.float32),
+        width=int(kept.max(initial=0)),
+    )
+
+
+def save(path: str | pathlib.Path, table: dict[str, np.ndarray], vocabulary: Vocabulary) -> None:
+    """Writes `count_ngrams` over this vocabulary as the .npz that `load` reads, whole or not."""
+    path = pathlib.Path(path)
+    unfinished = path.with_name(path.name + ".unfinished")
+    arrays: dict[str, Any] = {
+        name: values.astype(np.min_scalar_type(values.max(initial=0)))
+        for name, values in table.items()
+    }
+    with unfinished.open("wb") as file:
+        np.savez_compressed(file, vocabulary=vocabulary.fingerprint, **arrays)
+    unfinished.rename(path)
+
+
+def load(path: str | pathlib.Path, vocabulary: Vocabulary, order: int) -> NgramParams:
+    """Parameters of an `NgramDraft` of this order from a file of `save`.
+
+    Raises:
+        ValueError: the file is missing, damaged or of another vocabulary, or the order is below 1
+            or above the file's.
+    """
+    path = pathlib.Path(path)
+    if not path.is_file():
+        raise ValueError(f"{path} does not exist; make it with scripts/count_ngrams.py.")
+    try:
+        with zipfile.ZipFile(path) as archive:
+            # NumPy reads no further than its arrays, and may miss the checksums behind them.
+            if (damaged := archive.testzip()) is not None:
+                raise ValueError(f"the checksum of {damaged} differs")
+        with np.load(path) as arrays:
+            table = {name: arrays[name] for name in ("vocabulary", "order", *_COLUMNS)}
+        theirs, size = str(table.pop("vocabulary")), len(table["unigram"])
+    except Exception as error:  # NumPy and zipfile raise many kinds for a damaged archive.
+        raise ValueError(
+            f"{path} is no .npz of n-gram counts ({error}); make it again with "
+            "scripts/count_ngrams.py."
+        ) from error
+    if (theirs, size) != (vocabulary.fingerprint, vocabulary.size):
+        raise ValueError(
+            f"{path} counts the tokens of another vocabulary ({size} pieces, SHA-256 "
+            f"{theirs[:12]}) than {vocabulary.path} ({vocabulary.size} pieces, SHA-256 "
+            f"{vocabulary.fingerprint[:12]}); count again with it (scripts/count_ngrams.py)."
+        )
+    try:
+        return ngram_params(table, order)
+    except ValueError as error:
+        raise ValueError(f"{path}: {error}") from error
+
+
+def _columns(table: dict[str, np.ndarray]) -> tuple[np.ndarray, ...]:
+    return tuple(table[name].astype(np.int64) for name in _COLUMNS)
+
+
+def _starts(before: list[int], sizes: np.ndarray, end: int) -> Array:
+    """Where neighbours of these sizes begin, cut at an end, with one empty one after them."""
+    starts = np.concatenate([before, sizes, [0]]).cumsum()
+    return jnp.asarray(np.minimum(starts, end), jnp.int32)
+
+
+def _level_ends(children: np.ndarray) -> list[int]:
+    """How many contexts have at most 0, 1, 2 ... tokens."""
+    ends = [1]
+    while (end := 1 + int(children[: ends[-1]].sum())) > ends[-1]:
+        ends.append(end)
+    return ends
+
+
+def _consistent(table: dict[str, np.ndarray]) -> bool:
+    """Whether `count_ngrams` could have made these counts."""
+    shapes = [("order", 0), *((name, 1) for name in _COLUMNS)]
+    if any(table[name].dtype.kind not in "iu" or table[name].ndim != n for name, n in shapes):
+        return False
+    unigram, children, token, total, distinct, kept, follower, count = _columns(table)
+    contexts, vocab_size = len(children), len(unigram)
+    if (
+        {contexts - 1} != {children.sum(), *map(len, (token, total, distinct, kept))}
+        or not kept.sum() == len(follower) == len(count)
+        or min(kept.min(initial=1), count.min(initial=1)) < 1
+        or min(unigram.min(initial=0), children.min(initial=0)) < 0
+    ):
+        return False
+
+    def ascending(groups: np.ndarray, tokens: np.ndarray) -> bool:
+        inside = (tokens >= 0) & (tokens < vocab_size)
+        return bool(inside.all() and (np.diff(groups * vocab_size + tokens) > 0).all())
+
+    owner = np.repeat(np.arange(contexts - 1), kept)
+    # Each follower that was not kept was counted once at least.
+    others = distinct - kept
+    rest = total - np.bincount(owner, count, minlength=contexts - 1)
+    ends = _level_ends(children)
+    return bool(
+        ascending(np.repeat(np.arange(contexts), children), token)
+        and ascending(owner, follower)
+        and np.where(others > 0, rest >= others, (others == 0) & (rest == 0)).all()
+        and ends[-1] == contexts
+        and len(ends) <= table["order"]
+    )
+
+
+def _require_positive(name: str, value: int) -> None:
+    if value < 1:
+        raise ValueError(f"The {name} of n-grams must be at least 1, not {value}.")

@@ -9,8 +9,7 @@ from flax import struct
 from jax import Array, lax
 
 from speculative.drafts.base import Proposal
-from speculative.models.cache import DecoderState
-from speculative.models.t5 import T5
+from speculative.models.model import FlaxModel
 from speculative.sampling import Sampling, argmax, categorical, standardise
 from speculative.types import Inputs, PyTree, Rows
 
@@ -27,7 +26,7 @@ class TransformerDraftState:
         unseen: [B] that guess, or -1.
     """
 
-    model: DecoderState
+    model: Any
     unseen: Rows
 
 
@@ -41,7 +40,7 @@ class TransformerDraft:
             Its capacity then goes where the drafting happens, and it sees what the target sees.
     """
 
-    model: T5
+    model: FlaxModel
     reads_target: bool = False
 
     def start(
@@ -81,7 +80,7 @@ class TransformerDraft:
             q = standardise(logits, sampling)
             return categorical(q, uniform), q
 
-        def step(carry: tuple[DecoderState, Array], uniform: Array) -> Any:
+        def step(carry: tuple[Any, Array], uniform: Array) -> Any:
             logits, model = self.model.extend(params, carry[0], carry[1][:, None])
             token, q = guess(logits, uniform)
             return (model, token), (token, q)

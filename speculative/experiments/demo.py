@@ -5,6 +5,7 @@ import pathlib
 
 from rich.console import Console
 
+from speculative.drafts.named import MODEL_FREE
 from speculative.experiments import progress, records, report, traces
 from speculative.experiments.run import Row, run_row
 from speculative.experiments.settings import RowConfig
@@ -17,7 +18,7 @@ TEMPERATURES = (0.0, 1.0)
 ROUNDS = 2
 """Of timing each example: the demo is to be short, and has many examples."""
 
-PAPER_DRAFTS = {"bigram": "bigram", "uniform": None}
+PAPER_DRAFTS = {name: name if name in ("unigram", "bigram") else None for name in MODEL_FREE}
 """The paper's draft that stands beside ours; beside a model it is T5-small."""
 
 

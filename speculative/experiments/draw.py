@@ -72,7 +72,9 @@ def _figure_1(config: RowConfig, text: str | None, output: pathlib.Path, console
     plan.require(config)
     pair, gamma = weights.Loader()(config), config.gamma or sweep.GAMMA
     source = _prompt(config, text).source
-    trace = traces.trace(pair, source, gamma, config.sampling, config.max_length, config.seed)
+    trace = traces.trace(
+        pair, source, gamma, config.sampling, config.max_length, config.seed, config.lenience
+    )
     coloured = console.color_system is not None and not console.no_color
     console.print(trace.source, style="dim", highlight=False, markup=False)
     console.print(traces.legend(coloured))

@@ -27,8 +27,8 @@ class Example:
         target_calls: passes of the target in speculative decoding.
         tested: guesses tested.
         accepted: guesses accepted.
-        betas: sum of min(p, q) at each token of the plain output; none where alpha had enough.
-        difference: where the outputs part, at temperature 0.
+        betas: sum of min(p / l, q) at each token of the plain output; none where alpha had enough.
+        difference: where the outputs part, at temperature 0 and l = 1.
     """
 
     number: int

@@ -203,7 +203,7 @@ def _rows(folder: pathlib.Path, several: bool) -> list[_Row]:
 def _speedups(rows: Sequence[_Row]) -> str:
     """The tables of the paper, rerun."""
     # The row's name stands before all columns, and quality has a table of its own.
-    columns = (*report.ACCEPTANCE, *report.SPEED)
+    columns = (*report.acceptance([row.record for row in rows]), *report.SPEED)
     parts = [_table("Batch size 1, beside the paper", columns, rows)]
     if any(row.simulated for row in rows):
         parts.insert(0, f'<p class="simulated">Rows that say so have {report.SIMULATED}.</p>')
@@ -276,7 +276,9 @@ def _samples(rows: Sequence[_Row]) -> str:
             f"The first {SAMPLES} of each row. At temperature 0 both outputs are to be the same; "
             "above it they are two samples of one distribution."
         )
-        parts.insert(0, f"<p>{said}</p>")
+        if any(row.record.lenience < 1 for row in rows):
+            said += " Not so where l < 1: those speculative outputs are not the target's own."
+        parts.insert(0, f"<p>{_text(said)}</p>")
     return _section("Samples", parts)
 
 
@@ -291,7 +293,7 @@ def _sample(example: Example, record: Record) -> str:
     }
     parts = [f"<div><dt>{head}</dt><dd>{_text(text)}</dd></div>" for head, text in shown.items()]
     verdict = ""
-    if record.temperature == 0:
+    if record.outputs_identical is not None:
         verdict = ": identical"
         if example.difference is not None:
             tie = example.difference.near_tie

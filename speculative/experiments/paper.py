@@ -146,6 +146,14 @@ def speedup_row(task: str, draft: str, temperature: float) -> SpeedupRow | None:
     return None
 
 
+def lenience_row(draft: str, temperature: float, lenience: float) -> LenienceRow | None:
+    """The row of Table 5, all of which is En-De, or None where the paper has none."""
+    for row in TABLE_5:
+        if (row.draft, row.temperature, row.lenience) == (draft, temperature, lenience):
+            return row
+    return None
+
+
 def alpha_row(task: str, draft: str, temperature: float) -> AlphaRow | None:
     """The row of Table 3, which has model-free drafts too, or None where the paper has none."""
     for row in TABLE_3:

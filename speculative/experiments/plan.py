@@ -8,11 +8,10 @@ import jax.numpy as jnp
 from rich.console import Console
 from rich.table import Table
 
+from speculative.drafts.named import MODEL_FREE
 from speculative.experiments import weights
 from speculative.experiments.settings import RowConfig
-from speculative.models import T5Config
-from speculative.models.t5 import abstract_params
-from speculative.pair import MODEL_FREE
+from speculative.models import Config, T5Config, abstract_params
 
 TPU_V4 = 32 * 2**30
 """Bytes of memory of a TPU v4 chip."""
@@ -55,13 +54,15 @@ def needs(config: RowConfig, source_length: int = 512) -> list[Need]:
     return [_need(config, name, weights.sizes(config, name), source_length) for name in names]
 
 
-def _need(config: RowConfig, name: str, model: T5Config, source_length: int) -> Need:
+def _need(config: RowConfig, name: str, model: Config, source_length: int) -> Need:
     shapes = jax.tree.leaves(abstract_params(model))
     parameters = sum(leaf.size for leaf in shapes)
     size = jnp.dtype(model.dtype).itemsize
     room = config.decoding(model.vocab_size, config.gamma or 7).cache_lengths()[-1]
     head = model.num_heads * model.head_dim
-    caches = 2 * model.num_decoder_layers * head * (room + source_length) * size
+    layers = model.num_decoder_layers if isinstance(model, T5Config) else model.num_layers
+    # Of the text and, beside it, of the source: in the same caches where it is a prompt.
+    caches = 2 * layers * head * (room + source_length) * size
     width = (config.gamma or 7) + 1
     encoder = source_length * (2 * model.mlp_dim + 4 * model.emb_dim) * size
     encoder += model.num_heads * source_length**2 * 4

@@ -15,12 +15,13 @@ class Record:
     """A row of Tables 2 and 4, measured; None where it was not.
 
     Symbols are those of `theory`; times are milliseconds at batch size 1. `alpha` is the mean
-    of the sum of min(p, q) over the target's own text, `alpha_accepted` the share accepted of
+    of the sum of min(p / l, q) over the target's own text, `alpha_accepted` the share accepted of
     the guesses tested; `speedup` is autoregressive over speculative time a token,
     `speedup_expected` is Theorem 3.8's, `speedup_predicted` the measured cost model with
     prefill and the examples' lengths, and `speedup_long` its limit for long outputs, which is
     Eq. 1 / (gamma c + v). Where `simulated_alpha` is a number, guesses were accepted with that
-    chance whatever the models said: only the times are real.
+    chance whatever the models said: only the times are real. Where `lenience` l is below 1,
+    outputs are not the target's own, and are not compared with it.
 
     Raises:
         ValueError: a value of the wrong type, or a number that is not finite.
@@ -77,6 +78,8 @@ class Record:
     tested: int
     accepted: int
     simulated_alpha: float | None = None
+    alpha_accepted_low: float | None = None
+    alpha_accepted_high: float | None = None
 
     def __post_init__(self) -> None:
         for name, kind in typing.get_type_hints(type(self)).items():

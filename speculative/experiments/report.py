@@ -42,12 +42,18 @@ def _number(name: str, digits: int) -> Callable[[Any], str]:
     return entry
 
 
+def _interval(name: str, digits: int) -> Callable[[Any], str]:
+    """The entry of a field's interval; a dash where it was not measured."""
+
+    def entry(record: Any) -> str:
+        low, high = (getattr(record, f"{name}_{end}") for end in ("low", "high"))
+        return "–" if low is None else f"{low:.{digits}f}–{high:.{digits}f}"
+
+    return entry
+
+
 def _measured(record: Record) -> str:
-    return f"{record.speedup:.2f}\n{_interval(record)}"
-
-
-def _interval(record: Record) -> str:
-    return f"{record.speedup_low:.2f}–{record.speedup_high:.2f}"
+    return f"{record.speedup:.2f}\n{_interval('speedup', 2)(record)}"
 
 
 def _quality(record: Record) -> str:
@@ -116,11 +122,21 @@ ACCEPTANCE: tuple[Column[Record], ...] = (
     Column("v", _number("verify_cost", 2), "time of verifying over that of a target step"),
     Column("per call", _number("tokens_per_call", 2), "tokens that a target pass yielded"),
 )
+LENIENT: tuple[Column[Record], ...] = (
+    Column("l", lambda r: f"{r.lenience:g}", "lenience; below 1 outputs are not the target's own"),
+    *ACCEPTANCE[:2],
+    Column("α 95%", _interval("alpha", 2), "its interval over the examples"),
+    *ACCEPTANCE[2:4],
+    Column("accepted 95%", _interval("alpha_accepted", 2), "its interval over the examples"),
+    *ACCEPTANCE[4:],
+)
+"""`ACCEPTANCE` where a row is lenient (A.5)."""
+
 SPEED: tuple[Column[Record], ...] = (
     Column("expected", _number("speedup_expected", 2), "speed-up by Theorem 3.8"),
     Column("predicted", _number("speedup_predicted", 2), "speed-up from all measured costs"),
     Column("measured", _with_flag, "speed-up; ! is above Eq. 1's ceiling: a slow baseline"),
-    Column("95%", _interval, "its interval over the examples"),
+    Column("95%", _interval("speedup", 2), "its interval over the examples"),
     Column("paper", _number("paper_speedup", 1), "the paper's measured speed-up"),
 )
 RATED = Column[Record]("quality", _quality, "of plain and of speculative outputs, in percent")
@@ -130,6 +146,11 @@ UNLIKELY = 0.01
 """A p-value below which acceptances are said not to be independent and alike."""
 
 SIMULATED = "simulated acceptance: only the times are real, outputs mean nothing"
+
+
+def acceptance(records: Sequence[Record]) -> tuple[Column[Record], ...]:
+    """The columns of acceptance that these rows need."""
+    return LENIENT if any(record.lenience < 1 for record in records) else ACCEPTANCE
 
 
 def table(columns: Sequence[Column[Entry]], records: Sequence[Entry], title: str) -> Table:
@@ -248,10 +269,11 @@ def show_records(records: Sequence[Record], console: Console) -> None:
     """Prints rows beside the paper's."""
     if any(record.simulated_alpha is not None for record in records):
         console.print(f"This is {SIMULATED}.", style="bold", soft_wrap=True)
-    console.print(table((ROW, *ACCEPTANCE), records, "Batch size 1, beside the paper"))
+    columns = acceptance(records)
+    console.print(table((ROW, *columns), records, "Batch size 1, beside the paper"))
     console.print()
     console.print(table((ROW, *SPEED, RATED), records, ""))
-    console.print(meanings((*ACCEPTANCE, *SPEED, RATED)), style="dim", highlight=False)
+    console.print(meanings((*columns, *SPEED, RATED)), style="dim", highlight=False)
     for record in records:
         if record.outputs_identical is not None:
             console.print(

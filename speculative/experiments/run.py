@@ -120,14 +120,14 @@ def _measure(
             results[way] = pair.result(output)
     meter.tick()
     plain, guessed = results[0], results[1]
-    source, real = work.sources[number], config.simulated_alpha is None
+    source = work.sources[number]
     betas = []
-    if with_alpha and real:
+    if with_alpha and config.simulated_alpha is None:
         betas = alpha_on_target_text(
-            pair, [source], [plain.tokens], config.sampling, config.max_length
+            pair, [source], [plain.tokens], config.sampling, config.max_length, config.lenience
         )[0].tolist()
     difference = None
-    if config.sampling.greedy and real:
+    if config.sampling.greedy and config.exact:
         difference = compare_greedy(pair, source, plain.tokens, guessed.tokens, work.dtype)
     return Example(
         number=number,
@@ -158,6 +158,7 @@ def _record(
     sampling, simulated = config.sampling, config.simulated_alpha
     seconds = np.array([example.seconds for example in examples]).T
     tokens = np.array([example.lengths for example in examples]).T
+    guesses = np.array([(example.accepted, example.tested) for example in examples]).T
     with_alpha = [np.array(example.betas) for example in examples if example.betas]
 
     def speedup(chosen: NDArray[np.intp]) -> float:
@@ -168,6 +169,10 @@ def _record(
         """The mean over all tokens of the chosen examples."""
         return float(np.concatenate([with_alpha[i] for i in chosen]).mean(dtype=np.float64))
 
+    def alpha_accepted(chosen: NDArray[np.intp]) -> float:
+        accepted, tested = guesses[:, chosen].sum(axis=1)
+        return float(accepted / tested)
+
     everything = np.arange(count)
     if simulated is None:
         alpha = alpha_of(np.arange(len(with_alpha)))
@@ -176,14 +181,13 @@ def _record(
         alpha = alpha_low = alpha_high = float(simulated)
     ms = 1e3 * seconds.sum(axis=1) / tokens.sum(axis=1)
     speedup_low, speedup_high = interval(speedup, count, config.seed)
+    accepted_low, accepted_high = interval(alpha_accepted, count, config.seed)
     calls = sum(example.target_calls for example in examples)
-    tested = sum(example.tested for example in examples)
-    accepted = sum(example.accepted for example in examples)
     c, v = costs.c(gamma), costs.verify_cost(gamma)
-    compared = sampling.greedy and simulated is None
+    compared = sampling.greedy and config.exact
     differences = [example.difference for example in examples]
     metric, qualities = _qualities(config, examples)
-    paper_alpha, paper_speedup = paper_numbers(config)
+    paper_alpha, paper_speedup = paper_numbers(config, experiment)
     random = " (random weights)" if config.checkpoints == RANDOM else ""
     return Record(
         experiment=experiment,
@@ -193,7 +197,7 @@ def _record(
         temperature=sampling.temperature,
         top_k=sampling.top_k,
         top_p=sampling.top_p,
-        lenience=1.0,
+        lenience=float(config.lenience),
         gamma=gamma,
         batch_size=1,
         num_examples=count,
@@ -204,7 +208,9 @@ def _record(
         tokens_per_call=float(tokens[1].sum() / calls),
         tokens_per_call_expected=theory.expected_tokens(alpha, gamma),
         alpha=alpha,
-        alpha_accepted=accepted / tested if tested else None,
+        alpha_accepted=alpha_accepted(everything),
+        alpha_accepted_low=accepted_low,
+        alpha_accepted_high=accepted_high,
         alpha_low=alpha_low,
         alpha_high=alpha_high,
         simulated_alpha=simulated,
@@ -235,8 +241,8 @@ def _record(
         ms_prefill=costs.ms_prefill_target,
         ms_prefill_draft=costs.ms_prefill_draft,
         speedup_long=theory.speedup(alpha, gamma, c, v),
-        tested=tested,
-        accepted=accepted,
+        tested=int(guesses[1].sum()),
+        accepted=int(guesses[0].sum()),
     )
 
 
@@ -253,13 +259,22 @@ def _qualities(
     return metric, (plain, measure([example.speculative for example in examples]))
 
 
-def paper_numbers(config: RowConfig) -> tuple[float | None, float | None]:
-    """Alpha and speed-up that the paper prints for the row of the same kind, if there is one."""
+def paper_numbers(config: RowConfig, experiment: str = "row") -> tuple[float | None, float | None]:
+    """Alpha and speed-up that the paper prints for the row of the same kind, if there is one.
+
+    Lenient rows, and the rows of Table 5 that are exact, stand beside Table 5, whose speed-ups at
+    l = 1 are not those of Table 2.
+    """
     sampling, task = config.sampling, TASKS[config.task].paper
     if config.checkpoints == RANDOM and config.simulated_alpha is None:
         return None, None
     if config.paper_draft is None or (sampling.top_k, sampling.top_p) != (0, 1.0):
         return None, None
+    if config.lenience < 1 or experiment.startswith("table5/"):
+        if task != "ende":
+            return None, None
+        lenient = paper.lenience_row(config.paper_draft, sampling.temperature, config.lenience)
+        return (lenient.alpha, lenient.speedup) if lenient else (None, None)
     row = paper.alpha_row(task, config.paper_draft, sampling.temperature)
     timed = paper.speedup_row(task, config.paper_draft, sampling.temperature)
     return row.alpha if row else None, timed.speedup if timed else None

@@ -10,6 +10,7 @@ import gin
 from speculative import tasks
 from speculative.decoding import Decoding
 from speculative.sampling import Sampling
+from speculative.types import EOS_ID
 
 
 @gin.register(module="settings")
@@ -24,6 +25,7 @@ class RowConfig:
         temperature: 0 is argmax.
         top_k: the likeliest tokens that are kept; 0 is all.
         top_p: their mass, in (0, 1].
+        lenience: l in (0, 1] of appendix A.5; below 1 outputs are not the target's own.
         gamma: guesses a step; None chooses the best one for measured alpha, c and v.
         dtype: of weights and products; None is as the checkpoints say.
         max_length: tokens at which an output is cut.
@@ -50,6 +52,7 @@ class RowConfig:
     temperature: float
     top_k: int = 0
     top_p: float = 1.0
+    lenience: float = 1.0
     gamma: int | None = None
     dtype: str | None = None
     max_length: int = 128
@@ -74,6 +77,9 @@ class RowConfig:
                 continue
             if not isinstance(value, int) or value < 1:
                 raise ValueError(f"RowConfig.{name} must be a whole number from 1, not {value!r}.")
+        lenience = self.lenience
+        if not (isinstance(lenience, int | float) and 0 < lenience <= 1):
+            raise ValueError(f"RowConfig.lenience must be a number in (0, 1], not {lenience!r}.")
         alpha = self.simulated_alpha
         if alpha is not None and not (0 <= alpha <= 1 and math.isfinite(alpha)):
             raise ValueError(f"RowConfig.simulated_alpha must lie in [0, 1], not {alpha}.")
@@ -87,15 +93,22 @@ class RowConfig:
         """How tokens are chosen."""
         return Sampling(float(self.temperature), self.top_k, float(self.top_p))
 
-    def decoding(self, vocab_size: int, gamma: int) -> Decoding:
+    @property
+    def exact(self) -> bool:
+        """Whether speculative outputs are the target's own: real, and not lenient."""
+        return self.simulated_alpha is None and self.lenience == 1
+
+    def decoding(self, vocab_size: int, gamma: int, eos_id: int = EOS_ID) -> Decoding:
         """The settings of a generation with so many guesses a step; 0 decodes plainly."""
+        config = Decoding(vocab_size, self.sampling, gamma, self.max_length, eos_id)
+        if gamma:
+            config = dataclasses.replace(
+                config, lenience=float(self.lenience), simulated_alpha=self.simulated_alpha
+            )
         if self.simulated_alpha is None:
-            return Decoding(vocab_size, self.sampling, gamma, self.max_length)
+            return config
         # No token ends a text of random words: every output has all of its length.
-        alpha = self.simulated_alpha if gamma else None
-        return Decoding(
-            vocab_size, self.sampling, gamma, self.max_length, eos_id=-1, simulated_alpha=alpha
-        )
+        return dataclasses.replace(config, eos_id=-1)
 
     def gin(self) -> str:
         """The effective configuration, as a gin file says it."""

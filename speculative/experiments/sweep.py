@@ -7,12 +7,14 @@ from speculative import checkpoints
 from speculative.experiments import (
     certificate,
     environment,
+    lines,
     plan,
     progress,
     records,
     settings,
     weights,
 )
+from speculative.experiments.adaptation import Adaptation, adapt
 from speculative.experiments.certificate import Certificate
 from speculative.experiments.examples import Examples
 from speculative.experiments.records import Record
@@ -21,6 +23,7 @@ from speculative.experiments.settings import RowConfig
 from speculative.experiments.tuning import Tuning, tune
 from speculative.experiments.workload import Workload, workload
 from speculative.measurement.independence import Independence, independence
+from speculative.tasks import TASKS
 from speculative.tasks.prompts import Prompt, load_prompts
 
 GAMMA = 5
@@ -43,11 +46,23 @@ def rows(table: str) -> list[pathlib.Path]:
     return sorted(files, key=_place_in_paper)
 
 
-def _place_in_paper(file: pathlib.Path) -> tuple[int, str]:
-    """The paper's order: tasks, then temperatures, then drafts by size; other rows come last."""
-    tasks, drafts = ("ende", "cnndm"), ("small", "base", "large")
-    order = [f"{task}_{draft}_t{t}" for task in tasks for t in (0, 1) for draft in drafts]
-    return (order.index(file.stem) if file.stem in order else len(order)), file.stem
+def _place_in_paper(file: pathlib.Path) -> tuple[bool, int, float, int, float, str]:
+    """The paper's order: tasks, temperatures, drafts by size, lenience; the shipped pair last."""
+    config = settings.parse(file)
+    tasks = ("ende", "cnndm", "lm1b")
+    drafts = ("unigram", "bigram", "small", "base", "large")
+
+    def place(name: str | None, names: tuple[str, ...]) -> int:
+        return names.index(name) if name in names else len(names)
+
+    return (
+        shipped(config),
+        place(TASKS[config.task].paper, tasks),
+        config.temperature,
+        place(config.paper_draft, drafts),
+        -config.lenience,
+        file.stem,
+    )
 
 
 def experiment(file: pathlib.Path) -> str:
@@ -137,12 +152,32 @@ def tuning(config: RowConfig) -> tuple[Tuning, Independence]:
     return found, independence(accepted, emitted, found.gamma)
 
 
-def certify(config: RowConfig, samples: int, false_alarm: float) -> Certificate:
-    """Checks that a row's speculative outputs are the target's own.
+def adaptation(config: RowConfig, output: pathlib.Path) -> Adaptation:
+    """Compares an adaptive gamma with every fixed one on a row's texts; adds a line to a file.
 
     Raises:
         ValueError: acceptance is simulated, or as `weights.Loader` and `workload`.
     """
+    if config.simulated_alpha is not None:
+        raise ValueError("A simulated alpha is nothing to adapt to; give real models.")
+    work = _work(config)
+    with progress.alone(config.task) as told:
+        found = adapt(work, told)
+    lines.append(output, found.to_json())
+    return found
+
+
+def certify(config: RowConfig, samples: int, false_alarm: float) -> Certificate:
+    """Checks that a row's speculative outputs are the target's own.
+
+    Raises:
+        ValueError: acceptance is simulated or lenient, or as `weights.Loader` and `workload`.
+    """
+    if config.lenience < 1:
+        raise ValueError(
+            f"Lenient outputs are not the target's own, and lenience is {config.lenience}; only "
+            "at 1 is there anything to prove."
+        )
     if config.simulated_alpha is not None:
         raise ValueError("Where acceptance is simulated, outputs are not exact; give real models.")
     work = _work(config)

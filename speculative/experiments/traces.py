@@ -6,7 +6,7 @@ from html import escape
 import numpy as np
 from rich.text import Text
 
-from speculative.decoding import Decoding, random_draws, reference
+from speculative.decoding import random_draws, reference
 from speculative.decoding.reference import TraceStep
 from speculative.pair import Pair, Result
 from speculative.sampling import Sampling
@@ -48,14 +48,21 @@ class PromptTrace:
 
 
 def trace(
-    pair: Pair, source: str, gamma: int, sampling: Sampling, max_length: int, seed: int
+    pair: Pair,
+    source: str,
+    gamma: int,
+    sampling: Sampling,
+    max_length: int,
+    seed: int,
+    lenience: float = 1.0,
 ) -> PromptTrace:
     """Decodes a task's first source by both paths.
 
     Raises:
         ValueError: the source is empty, or a setting is out of range.
     """
-    config = Decoding(pair.vocabulary.size, sampling, gamma, max_length)
+    settings = (sampling.temperature, sampling.top_k, sampling.top_p, max_length, lenience)
+    config = pair.decoding(gamma, *settings)
     inputs = pair.encode(source, truncate=True)
     draws = random_draws(seed, np.array([0]), config.capacity)
     result = pair.result(pair.run(inputs, draws, config))

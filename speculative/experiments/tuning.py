@@ -11,7 +11,7 @@ from speculative.drafts import TransformerDraft
 from speculative.experiments.workload import Workload
 from speculative.measurement.alpha import alpha_on_target_text
 from speculative.measurement.timing import Costs
-from speculative.models.t5 import T5, abstract_params
+from speculative.models import FlaxModel, abstract_params
 from speculative.pair import Pair
 
 OnProgress = Callable[[str, float], None]
@@ -100,8 +100,8 @@ def tune(work: Workload, gammas: Sequence[int], on_progress: OnProgress) -> Tuni
         texts.append(work.pair.result(work.decode(number, 0)[0]).tokens)
         on_progress("autoregressive", (number + 1) / len(work.sources))
     on_progress("acceptance", 0)
-    sampling, length = work.config.sampling, work.config.max_length
-    betas = alpha_on_target_text(work.pair, work.sources, texts, sampling, length)
+    sampling, length, lenience = work.config.sampling, work.config.max_length, work.config.lenience
+    betas = alpha_on_target_text(work.pair, work.sources, texts, sampling, length, lenience)
     lengths = [len(text) for text in texts]
     on_progress("costs", 0)
     meter = work.meter(gammas, lengths)
@@ -120,10 +120,11 @@ def operations_ratio(pair: Pair) -> float:
     if not isinstance(pair.draft, TransformerDraft):
         return 0.0
 
-    def kernels(model: T5) -> int:
+    def kernels(model: FlaxModel) -> int:
         params = abstract_params(model.config)
-        tied = [] if "logits_dense" in params["decoder"] else [params["token_embedder"]]
-        return sum(leaf.size for leaf in jax.tree.leaves([params["decoder"], tied]))
+        met = {name: part for name, part in params["decoder"].items() if "embedder" not in name}
+        tied = [] if "logits_dense" in met else [params["token_embedder"]]
+        return sum(leaf.size for leaf in jax.tree.leaves([met, tied]))
 
     return kernels(pair.draft.model) / kernels(pair.target)
 

@@ -3,9 +3,10 @@
 import pathlib
 
 from speculative import checkpoints
+from speculative.drafts.named import MODEL_FREE, table
 from speculative.experiments.settings import RowConfig
-from speculative.models import SIZES, T5Config
-from speculative.pair import MODEL_FREE, Pair, load, load_random
+from speculative.models import SIZES, Config
+from speculative.pair import Pair, load, load_random
 
 RANDOM = "random"
 """In place of a folder of checkpoints: true sizes, no checkpoint."""
@@ -76,17 +77,21 @@ def _exists(place: str) -> bool:
 
 def require(config: RowConfig) -> None:
     """Raises ValueError unless the models of a row are where they should be, without loading."""
-    for name in (config.target, config.draft):
-        if config.checkpoints == RANDOM:
+    if config.checkpoints == RANDOM:
+        for name in (config.target, config.draft):
             if name not in (*SIZES, *MODEL_FREE):
                 raise ValueError(
                     f"Random weights are for the sizes {', '.join(SIZES)}, not for {name!r}."
                 )
-        elif name not in MODEL_FREE:
-            checkpoints.open(place(config, name))
+        return
+    target = checkpoints.open(place(config, config.target))
+    if config.draft in MODEL_FREE:
+        table(config.draft, pathlib.Path(target.place))
+    else:
+        checkpoints.open(place(config, config.draft))
 
 
-def sizes(config: RowConfig, name: str) -> T5Config:
+def sizes(config: RowConfig, name: str) -> Config:
     """The sizes of a row's model: by its name, or else its checkpoint's.
 
     Raises:

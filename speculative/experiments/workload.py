@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from speculative.decoding import Decoding, Output, random_draws
+from speculative.decoding import Adaptive, Decoding, Output, random_draws
 from speculative.decoding.speculative import Step, stream
 from speculative.experiments.settings import RowConfig
 from speculative.measurement.timing import ITERATIONS, CostMeter
@@ -38,11 +38,14 @@ class Workload:
         """Of the target's products."""
         return self.config.dtype or self.pair.target.config.dtype
 
-    def decoding(self, gamma: int) -> Decoding:
+    def decoding(self, gamma: int | Adaptive) -> Decoding:
         """The settings of a generation; gamma 0 decodes plainly."""
-        return self.config.decoding(self.pair.vocabulary.size, gamma)
+        vocabulary = self.pair.vocabulary
+        most = max(gamma.gammas) if isinstance(gamma, Adaptive) else gamma
+        config = self.config.decoding(vocabulary.size, most, vocabulary.eos_id)
+        return dataclasses.replace(config, adaptive=None if most == gamma else gamma)
 
-    def decode(self, number: int, gamma: int) -> tuple[Output, float]:
+    def decode(self, number: int, gamma: int | Adaptive) -> tuple[Output, float]:
         """Decodes a source and gives the seconds that it took, its prefill included."""
         config = self.decoding(gamma)
         numbers = np.array([number])
@@ -90,5 +93,8 @@ def workload(pair: Pair, config: RowConfig, prompts: Sequence[Prompt] | None) ->
         raise ValueError("A row needs at least one prompt.")
     sources = [pair.encode(prompt.source, truncate=True) for prompt in prompts]
     width = max(source.shape[1] for source in sources)
-    sources = [jnp.pad(source, ((0, 0), (0, width - source.shape[1]))) for source in sources]
+    sources = [
+        jnp.pad(x, ((0, 0), (0, width - x.shape[1])), constant_values=pair.target.pad_id)
+        for x in sources
+    ]
     return Workload(pair, config, prompts, sources)

@@ -16,7 +16,7 @@ from speculative.measurement import forcing
 from speculative.pair import Pair
 from speculative.sampling import Sampling, standardise
 from speculative.types import Inputs, Tokens
-from speculative.verification import acceptance
+from speculative.verification import acceptance, near_best
 
 
 def alpha_on_target_text(
@@ -25,8 +25,9 @@ def alpha_on_target_text(
     tokens: Sequence[Sequence[int]],
     sampling: Sampling,
     max_length: int,
+    lenience: float = 1.0,
 ) -> list[NDArray[np.float32]]:
-    """beta, the sum of min(p, q), at every token of texts that the target generated.
+    """beta, the sum of min(p / l, q), at every token of texts that the target generated.
 
     Alpha is their mean over all tokens. No guess is drawn at random and none is rejected, so
     this varies less than the share of guesses that decoding accepted.
@@ -37,6 +38,8 @@ def alpha_on_target_text(
         tokens: what the target generated for it, the end of sequence included.
         sampling: adjusts p and q alike.
         max_length: tokens to which every text is padded, for each width is a compiled program.
+        lenience: l (A.5). At temperature 0 and below 1, beta is the mass of q where p(x) >=
+            l max p, p being the target's own distribution.
 
     Returns:
         Of each example, beta [length] at each of its tokens.
@@ -48,7 +51,7 @@ def alpha_on_target_text(
     found = []
     for source, text in zip(sources, tokens, strict=True):
         row = forcing.padded(text, max_length)
-        beta = _betas(models, pair.params, source, row, sampling, pair.vocabulary.size)
+        beta = _betas(models, pair.params, source, row, sampling, pair.vocabulary.size, lenience)
         found.append(np.asarray(beta)[0, : len(text)])
         if not np.isfinite(found[-1]).all():
             raise ValueError(
@@ -58,7 +61,7 @@ def alpha_on_target_text(
     return found
 
 
-@functools.partial(jax.jit, static_argnames=("models", "sampling", "vocab_size"))
+@functools.partial(jax.jit, static_argnames=("models", "sampling", "vocab_size", "lenience"))
 def _betas(
     models: Models,
     params: Params,
@@ -66,6 +69,7 @@ def _betas(
     tokens: Tokens,
     sampling: Sampling,
     vocab_size: int,
+    lenience: float,
 ) -> Array:
     """Beta [B, L] at each of tokens [B, L], which the draft is fed one by one."""
     draft = models.draft
@@ -81,11 +85,14 @@ def _betas(
         proposal = draft.propose(params.draft, state, last, uniforms, sampling, vocab_size)
         q = proposal.q
         q = jax.nn.one_hot(proposal.guesses, vocab_size) if q is None else q
-        beta = acceptance(standardise(row, sampling), q[:, 0])
+        if sampling.greedy and lenience < 1:
+            beta = jnp.where(near_best(row, lenience), q[:, 0], 0.0).sum(axis=-1)
+        else:
+            beta = acceptance(standardise(row, sampling), q[:, 0], lenience)
         return draft.commit(proposal, nothing), beta
 
     # Two more positions: a draft may catch up with a chunk of two.
     begun = models.target.start(params.target, source, 1)
     state = draft.start(params.draft, source, length + 2, begun)
-    along = (forcing.previous(tokens).T, logits.swapaxes(0, 1))
+    along = (forcing.previous(tokens, models.target.first(source)).T, logits.swapaxes(0, 1))
     return lax.scan(at, state, along)[1].T

@@ -9,12 +9,12 @@ import numpy as np
 from jax import Array
 
 from speculative.decoding.speculative import Model
-from speculative.types import PAD_ID, Inputs, Logits, PyTree, Tokens
+from speculative.types import Inputs, Logits, PyTree, Rows, Tokens
 
 
-def previous(tokens: Tokens) -> Array:
-    """What each token follows: [B, L] -> [B, L], the start token first."""
-    return jnp.pad(tokens, ((0, 0), (1, 0)), constant_values=PAD_ID)[:, :-1]
+def previous(tokens: Tokens, first: Rows) -> Array:
+    """What each token follows: [B, L] -> [B, L], where `first` [B] comes before them."""
+    return jnp.concatenate([first[:, None], tokens[:, :-1]], axis=1)
 
 
 def padded(tokens: Sequence[int], length: int) -> np.ndarray:
@@ -29,4 +29,4 @@ def logits(target: Model, params: PyTree, source: Inputs, tokens: Tokens) -> Log
     One pass over the whole text, through the same cached step that decoding uses.
     """
     state = target.start(params, source, tokens.shape[1])
-    return target.extend(params, state, previous(tokens))[0]
+    return target.extend(params, state, previous(tokens, target.first(source)))[0]

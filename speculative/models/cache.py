@@ -1,4 +1,4 @@
-"""The explicit state of a decoder: caches, per-row lengths, encoded source."""
+"""The explicit states of decoders: caches, per-row lengths, encoded source."""
 
 import dataclasses
 from typing import TypeVar
@@ -41,7 +41,27 @@ class DecoderState:
     encoded: Array
 
 
-def rewind(state: DecoderState, lengths: Rows) -> DecoderState:
+@struct.dataclass
+class PromptedState:
+    """What a decoder-only model remembers between chunks.
+
+    Attributes:
+        lengths: [B] tokens that each row's cache holds beyond its prompt; see `DecoderState`.
+        prompt: [B] tokens of the prompt that it holds: all but the last, which is fed first.
+        keys: per layer [B * N, T, H].
+        values: per layer [B * N, T, H].
+    """
+
+    lengths: Rows
+    prompt: Rows
+    keys: tuple[Array, ...]
+    values: tuple[Array, ...]
+
+
+State = TypeVar("State", DecoderState, PromptedState)
+
+
+def rewind(state: State, lengths: Rows) -> State:
     """Forgets everything beyond `lengths` [B]; nothing is copied or cleared."""
     return dataclasses.replace(state, lengths=lengths)
 

@@ -1,4 +1,4 @@
-"""The parts of a T5: projections, attention, feed-forward, relative positions.
+"""The parts of a Transformer: projections, attention, feed-forward, relative positions.
 
 Parameters carry T5X's names and shapes. Beside them a layer may find the same kernels
 *packed* (see `packing`): fused, and laid out as a CPU reads them fastest.
@@ -15,7 +15,7 @@ from jax import Array, lax
 
 from speculative.models import kernels
 from speculative.models.cache import write_rows
-from speculative.models.config import T5Config
+from speculative.models.config import Config
 
 MASKED = -1e10
 """Added to the score of a position that must not be seen; finite, so padding stays finite."""
@@ -23,6 +23,8 @@ MASKED = -1e10
 PACKED = "packed"
 """The collection of packed kernels."""
 
+BIAS = "_bias"
+"""What follows the name of fused kernels in the name of their biases, one after the other."""
 
 FEW = 32
 """Up to this many positions XLA multiplies fastest with the kernel as the left operand."""
@@ -34,21 +36,23 @@ def precision(x: Array) -> lax.Precision | None:
 
 
 class LayerNorm(nn.Module):
-    """T5's layer norm: root mean square in float32, a scale, no shift."""
+    """A layer norm in float32: T5's has a scale alone, GPT's takes the mean away and shifts."""
 
-    features: int
-    dtype: str
-    epsilon: float = 1e-6
+    config: Config
 
     def setup(self) -> None:
-        """Declares `scale` [D]."""
-        self.scale = self.param("scale", nn.initializers.ones, (self.features,))
+        """Declares `scale` [D] and, for a GPT, `bias` [D]."""
+        self.scale = self.param("scale", nn.initializers.ones, (self.config.emb_dim,))
+        if self.config.gpt:
+            self.bias = self.param("bias", nn.initializers.zeros, (self.config.emb_dim,))
 
     def __call__(self, x: Array) -> Array:
         """[..., D] -> [..., D]."""
-        x = x.astype(jnp.float32)
-        x = x * lax.rsqrt(jnp.mean(jnp.square(x), axis=-1, keepdims=True) + self.epsilon)
-        return (x * self.scale).astype(self.dtype)
+        x, gpt = x.astype(jnp.float32), self.config.gpt
+        x = x - x.mean(axis=-1, keepdims=True) if gpt else x
+        epsilon = 1e-5 if gpt else 1e-6
+        x = x * lax.rsqrt(jnp.mean(jnp.square(x), axis=-1, keepdims=True) + epsilon) * self.scale
+        return (x + self.bias if gpt else x).astype(self.config.dtype)
 
 
 Dropout = Callable[[Array], Array]
@@ -56,12 +60,13 @@ Dropout = Callable[[Array], Array]
 
 
 class Dense(nn.Module):
-    """A projection without bias; its `kernel` is [in, features], as T5X stores it."""
+    """A projection; its `kernel` is [in, features], as T5X stores it, and GPT's have a `bias`."""
 
     features: int
     dtype: str
     kernel_init: nn.initializers.Initializer
     out_dtype: str | None = None
+    use_bias: bool = False
 
     @nn.compact
     def __call__(
@@ -72,7 +77,12 @@ class Dense(nn.Module):
         dropout: Dropout | None = None,
     ) -> Array:
         """[..., in] -> [..., features]: of the normed x, then dropout, then `add` is added."""
+        bias = None
+        if self.use_bias:
+            bias = self.param("bias", nn.initializers.zeros, (self.features,)).astype(self.dtype)
         if self.has_variable(PACKED, "kernel"):
+            if bias is not None:
+                add = bias + (jnp.zeros((*x.shape[:-1], 1)) if add is None else add)
             packed = self.get_variable(PACKED, "kernel")
             return packed_product(packed, x, self.features, self.dtype, self.out_dtype, norm, add)
         x = (norm(x) if norm else x).astype(self.dtype)
@@ -81,6 +91,7 @@ class Dense(nn.Module):
             x, kernel.astype(self.dtype), precision=precision(x),
             preferred_element_type=self.out_dtype,
         )  # fmt: skip
+        y = y if bias is None else y + bias
         y = dropout(y) if dropout else y
         return y if add is None else add + y
 
@@ -100,6 +111,8 @@ def packed_product(
     add: Array | None = None,
 ) -> Array:
     """The product of x [..., in] with a packed kernel: [..., features]; see `Dense`."""
+    if norm and norm.config.gpt:
+        x, norm = norm(x), None
     if isinstance(kernel, kernels.Panels):
         y = kernels.product(kernel, x, features, norm.scale if norm else None, add)
         return y.astype(out_dtype or dtype)
@@ -126,12 +139,38 @@ def project(
         ends = np.cumsum([dense.features for dense in denses])
         kernel = module.get_variable(PACKED, packed)
         y = packed_product(kernel, x, int(ends[-1]), denses[0].dtype, norm=norm)
+        if denses[0].use_bias:
+            y = y + module.get_variable(PACKED, packed + BIAS).astype(y.dtype)
         return jnp.split(y, ends[:-1], axis=-1)
     x = norm(x) if norm else x
     return [dense(x) for dense in denses]
 
 
-def relative_buckets(distance: np.ndarray, bidirectional: bool, config: T5Config) -> np.ndarray:
+def tied_logits(
+    module: nn.Module, embedder: nn.Embed, x: Array, norm: LayerNorm | None = None
+) -> Array:
+    """Products of normed x [B, L, D] with every row of the embedding: [B, L, V] float32."""
+    if module.has_variable(PACKED, "logits"):
+        kernel, size = module.get_variable(PACKED, "logits"), embedder.num_embeddings
+        return packed_product(kernel, x, size, str(x.dtype), "float32", norm)
+    x = norm(x) if norm else x
+    return jnp.einsum(
+        "BLD,VD->BLV", x, embedder.embedding.astype(x.dtype),
+        precision=precision(x), preferred_element_type=jnp.float32,
+    )  # fmt: skip
+
+
+def masked(seen: Array) -> Array:
+    """What is added to scores so that only what is `seen` counts."""
+    return jnp.where(seen, 0.0, MASKED).astype(jnp.float32)
+
+
+def same_segment(queries: Array, keys: Array, also: Array | bool = True) -> Array:
+    """The mask [B, 1, Q, K] that keeps attention between equal segment numbers."""
+    return masked((queries[:, :, None] == keys[:, None, :]) & also)[:, None]
+
+
+def relative_buckets(distance: np.ndarray, bidirectional: bool, config: Config) -> np.ndarray:
     """T5's bucket of each distance (key position minus query position).
 
     Half the buckets are exact, the others grow logarithmically up to `max_distance`
@@ -155,7 +194,7 @@ def relative_buckets(distance: np.ndarray, bidirectional: bool, config: T5Config
 class RelativeBias(nn.Module):
     """Relative position bias, one table for all layers of a stack."""
 
-    config: T5Config
+    config: Config
     bidirectional: bool
 
     def setup(self) -> None:
@@ -183,22 +222,37 @@ class RelativeBias(nn.Module):
         Returns:
             [B, N, L, T] float32; `MASKED` where the key lies after the query.
         """
-        # Every row of the bias is a window on one table over distances, descending from
-        # T - 1 to 0 and then masked: sliding it costs a slice, not a bucket computation.
         buckets = relative_buckets(-np.arange(cache)[::-1], False, self.config)
-        by_distance = self.table.astype(jnp.float32)[:, buckets]
-        by_distance = jnp.pad(by_distance, ((0, 0), (0, cache)), constant_values=MASKED)
+        return causal_bias(self.table.astype(jnp.float32)[:, buckets], starts, length)
 
-        def window(start: Array) -> Array:
-            return jnp.stack(
-                [
-                    lax.dynamic_slice_in_dim(by_distance, cache - 1 - start - i, cache, axis=1)
-                    for i in range(length)
-                ],
-                axis=1,
-            )
 
-        return jax.vmap(window)(starts) if starts.shape[0] > 1 else window(starts[0])[None]
+def causal_bias(by_distance: Array, starts: Array, length: int) -> Array:
+    """Bias and causal mask of a chunk against the cache.
+
+    Args:
+        by_distance: [N or 1, T] float32, the bias of a key T - 1 positions back, and so on to
+            that of the query's own.
+        starts: [B] position of each row's first query.
+        length: L queries.
+
+    Returns:
+        [B, N or 1, L, T]; `MASKED` where the key lies after the query.
+    """
+    # Every row of the bias is a window on one table over distances, descending from
+    # T - 1 to 0 and then masked: sliding it costs a slice, not a bucket computation.
+    cache = by_distance.shape[1]
+    table = jnp.pad(by_distance, ((0, 0), (0, cache)), constant_values=MASKED)
+
+    def window(start: Array) -> Array:
+        return jnp.stack(
+            [
+                lax.dynamic_slice_in_dim(table, cache - 1 - start - i, cache, axis=1)
+                for i in range(length)
+            ],
+            axis=1,
+        )
+
+    return jax.vmap(window)(starts) if starts.shape[0] > 1 else window(starts[0])[None]
 
 
 def split_heads(x: Array, heads: int) -> Array:
@@ -208,7 +262,7 @@ def split_heads(x: Array, heads: int) -> Array:
 
 
 def attend(query: Array, keys: Array, values: Array, bias: Array) -> Array:
-    """Unscaled dot-product attention, as T5 has it (the scale is folded into the weights).
+    """Unscaled dot-product attention, as T5 has it; a GPT's queries come scaled.
 
     Args:
         query: [B, N, L, H].
@@ -233,7 +287,7 @@ def attend(query: Array, keys: Array, values: Array, bias: Array) -> Array:
 class Attention(nn.Module):
     """Multi-head attention; the parameters `query`, `key`, `value`, `out` are T5X's."""
 
-    config: T5Config
+    config: Config
 
     def setup(self) -> None:
         """Declares the four projections."""
@@ -242,11 +296,13 @@ class Attention(nn.Module):
         normal = functools.partial(
             nn.initializers.variance_scaling, mode="fan_in", distribution="normal"
         )
+        dense = functools.partial(Dense, dtype=config.dtype, use_bias=config.gpt)
         # T5 folds attention's 1/sqrt(H) into the query's initial scale.
-        self.query = Dense(width, config.dtype, normal(1.0 / config.head_dim))
-        self.key = Dense(width, config.dtype, normal(1.0))
-        self.value = Dense(width, config.dtype, normal(1.0))
-        self.out = Dense(config.emb_dim, config.dtype, normal(1.0))
+        query_scale = 1.0 if config.gpt else 1.0 / config.head_dim
+        self.query = dense(width, kernel_init=normal(query_scale))
+        self.key = dense(width, kernel_init=normal(1.0))
+        self.value = dense(width, kernel_init=normal(1.0))
+        self.out = dense(config.emb_dim, kernel_init=normal(1.0))
 
     def project_source(self, encoded: Array) -> tuple[Array, Array]:
         """Cross-attention keys and values of encoded [B, S, D]: two of [B, N, S, H]."""
@@ -270,9 +326,17 @@ class Attention(nn.Module):
         self, x: Array, norm: LayerNorm, bias: Array, dropout: Dropout | None = None
     ) -> Array:
         """Self-attention within normed x [B, L, D] under bias [B, N, L, L], added to x."""
-        query, *seen = project(self, *self._query_key_value, x, norm)
-        keys, values = (split_heads(y, self.config.num_heads) for y in seen)
-        return self._add_mixed(x, query, keys, values, bias, dropout)
+        return self.prefill(x, norm, bias, dropout)[0]
+
+    def prefill(
+        self, x: Array, norm: LayerNorm, bias: Array, dropout: Dropout | None = None
+    ) -> tuple[Array, Array, Array]:
+        """The same, and the keys and values [B * N, L, H] that a cache begins with."""
+        query, key, value = project(self, *self._query_key_value, x, norm)
+        keys, values = (split_heads(y, self.config.num_heads) for y in (key, value))
+        mixed = self._add_mixed(x, query * self._scale, keys, values, bias, dropout)
+        cache = (-1, *keys.shape[2:])
+        return mixed, keys.reshape(cache), values.reshape(cache)
 
     def cached(
         self, x: Array, norm: LayerNorm, bias: Array, keys: Array, values: Array, starts: Array
@@ -284,11 +348,16 @@ class Attention(nn.Module):
         if self.out.in_panels and keys.dtype == jnp.float32:
             kernel, width = self.get_variable(PACKED, "query_key_value"), self.query.features
             projected = packed_product(kernel, x, 3 * width, self.query.dtype, norm=norm)
+            if self.config.gpt:
+                scale = np.repeat(np.array([self._scale, 1, 1], np.float32), width)
+                projected = projected + self.get_variable(PACKED, "query_key_value" + BIAS)
+                projected = projected * scale
             mixed, keys, values = kernels.attend_cached(projected, keys, values, bias, starts)
             mixed = mixed.reshape(*x.shape[:2], width)
             return self.out(mixed, add=x), keys, values
         query, *written = project(self, *self._query_key_value, x, norm)
         key, value = (split_heads(y, self.config.num_heads) for y in written)
+        query = query * self._scale
         keys = write_rows(keys, key.reshape(-1, *key.shape[2:]), starts, axis=1)
         values = write_rows(values, value.reshape(-1, *value.shape[2:]), starts, axis=1)
         return self._add_mixed(x, query, keys, values, bias), keys, values
@@ -316,6 +385,11 @@ class Attention(nn.Module):
         return self.out(mixed, add=x, dropout=dropout)
 
     @property
+    def _scale(self) -> float:
+        """Of the queries."""
+        return self.config.head_dim**-0.5 if self.config.gpt else 1.0
+
+    @property
     def _query_key_value(self) -> tuple[str, list[Dense]]:
         return "query_key_value", [self.query, self.key, self.value]
 
@@ -323,18 +397,19 @@ class Attention(nn.Module):
 class Mlp(nn.Module):
     """T5's feed-forward layer: gated (`wi_0`, `wi_1`) in v1.1, plain (`wi`) in v1.0."""
 
-    config: T5Config
+    config: Config
 
     def setup(self) -> None:
         """Declares the input projections and `wo`."""
         config = self.config
         init = nn.initializers.variance_scaling(1.0, "fan_in", "truncated_normal")
+        dense = functools.partial(Dense, dtype=config.dtype, kernel_init=init, use_bias=config.gpt)
         if len(config.mlp_activations) == 1:
-            self.wi = Dense(config.mlp_dim, config.dtype, init)
+            self.wi = dense(config.mlp_dim)
         else:
-            self.wi_0 = Dense(config.mlp_dim, config.dtype, init)
-            self.wi_1 = Dense(config.mlp_dim, config.dtype, init)
-        self.wo = Dense(config.emb_dim, config.dtype, init)
+            self.wi_0 = dense(config.mlp_dim)
+            self.wi_1 = dense(config.mlp_dim)
+        self.wo = dense(config.emb_dim)
         self.dropout = nn.Dropout(config.dropout_rate)
 
     def __call__(self, x: Array, norm: LayerNorm, dropout: Dropout | None = None) -> Array:

@@ -14,7 +14,7 @@ import jax.numpy as jnp
 from jax import Array
 
 from speculative.models import kernels
-from speculative.models.layers import PACKED
+from speculative.models.layers import BIAS, PACKED
 from speculative.types import PyTree
 
 LaidOut = Array | kernels.Panels | kernels.Gated
@@ -58,12 +58,17 @@ def _pack(
         (),
     )
     if fused:
-        packed["_".join(fused)] = lay_out(fused, *(tree[part]["kernel"] for part in fused))
+        joined = "_".join(fused)
+        packed[joined] = lay_out(fused, *(tree[part]["kernel"] for part in fused))
+        if "bias" in tree[fused[0]]:
+            packed[joined + BIAS] = jnp.concatenate([tree[part]["bias"] for part in fused])
     for part, value in tree.items():
         if part in fused:
             continue
         if _is_kernel(value):
             packed[part] = {"kernel": lay_out((), value["kernel"])}
+            if "bias" in value:
+                rest[part] = {"bias": value["bias"]}
         elif isinstance(value, dict):
             inner_rest, inner_packed = _pack(value, lay_out, part)
             rest |= {part: inner_rest} if inner_rest else {}
@@ -82,4 +87,4 @@ def _laid_out(fused: tuple[str, ...], *group: Array, rounded: bool) -> LaidOut:
 
 
 def _is_kernel(value: dict[str, Any] | Array | None) -> bool:
-    return isinstance(value, dict) and set(value) == {"kernel"}
+    return isinstance(value, dict) and "kernel" in value

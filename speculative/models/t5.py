@@ -6,10 +6,9 @@ are arguments and results. `T5` is all that the floors above see.
 
 import dataclasses
 import functools
-from typing import Any
+from typing import ClassVar
 
 import flax.linen as nn
-import jax
 import jax.numpy as jnp
 from jax import Array
 
@@ -17,16 +16,16 @@ from speculative.models import cache as cache_lib
 from speculative.models.cache import DecoderState
 from speculative.models.config import T5Config
 from speculative.models.layers import (
-    MASKED,
-    PACKED,
     Attention,
     Dense,
     LayerNorm,
     Mlp,
     RelativeBias,
-    packed_product,
-    precision,
+    masked,
+    same_segment,
+    tied_logits,
 )
+from speculative.models.model import FlaxModel
 from speculative.types import PAD_ID, Inputs, Logits, PyTree, Rows, Tokens
 
 
@@ -38,9 +37,9 @@ class EncoderLayer(nn.Module):
     def setup(self) -> None:
         """Declares the layer's parts under T5X's names."""
         config = self.config
-        self.pre_attention_layer_norm = LayerNorm(config.emb_dim, config.dtype)
+        self.pre_attention_layer_norm = LayerNorm(config)
         self.attention = Attention(config)
-        self.pre_mlp_layer_norm = LayerNorm(config.emb_dim, config.dtype)
+        self.pre_mlp_layer_norm = LayerNorm(config)
         self.mlp = Mlp(config)
         self.dropout = nn.Dropout(config.dropout_rate, broadcast_dims=(1,))
 
@@ -59,11 +58,11 @@ class DecoderLayer(nn.Module):
     def setup(self) -> None:
         """Declares the layer's parts under T5X's names."""
         config = self.config
-        self.pre_self_attention_layer_norm = LayerNorm(config.emb_dim, config.dtype)
+        self.pre_self_attention_layer_norm = LayerNorm(config)
         self.self_attention = Attention(config)
-        self.pre_cross_attention_layer_norm = LayerNorm(config.emb_dim, config.dtype)
+        self.pre_cross_attention_layer_norm = LayerNorm(config)
         self.encoder_decoder_attention = Attention(config)
-        self.pre_mlp_layer_norm = LayerNorm(config.emb_dim, config.dtype)
+        self.pre_mlp_layer_norm = LayerNorm(config)
         self.mlp = Mlp(config)
         self.dropout = nn.Dropout(config.dropout_rate, broadcast_dims=(1,))
 
@@ -110,7 +109,7 @@ class Encoder(nn.Module):
         config = self.config
         self.relpos_bias = RelativeBias(config, bidirectional=True)
         self.layers = [EncoderLayer(config) for _ in range(config.num_encoder_layers)]
-        self.encoder_norm = LayerNorm(config.emb_dim, config.dtype)
+        self.encoder_norm = LayerNorm(config)
         self.dropout = nn.Dropout(config.dropout_rate, broadcast_dims=(1,))
 
     def __call__(self, x: Array, mask: Array, train: bool = False) -> Array:
@@ -132,7 +131,7 @@ class Decoder(nn.Module):
         config = self.config
         self.relpos_bias = RelativeBias(config, bidirectional=False)
         self.layers = [DecoderLayer(config) for _ in range(config.num_decoder_layers)]
-        self.decoder_norm = LayerNorm(config.emb_dim, config.dtype)
+        self.decoder_norm = LayerNorm(config)
         self.dropout = nn.Dropout(config.dropout_rate, broadcast_dims=(1,))
         if not config.logits_via_embedding:
             self.logits_dense = Dense(
@@ -188,7 +187,7 @@ class Transformer(nn.Module):
 
     def encode(self, inputs: Array, segments: Array | None = None, train: bool = False) -> Array:
         """Inputs [B, S] -> [B, S, D]; see `T5.encode`."""
-        mask = _padding(inputs) if segments is None else _same(segments, segments)
+        mask = _padding(inputs) if segments is None else same_segment(segments, segments)
         return self.encoder(self._embed(inputs), mask, train)
 
     def __call__(
@@ -207,8 +206,8 @@ class Transformer(nn.Module):
         x = self.decoder(
             self._embed(decoder_inputs),
             encoded,
-            _same(target, target, causal),
-            _padding(inputs) if source is None else _same(target, source),
+            same_segment(target, target, causal),
+            _padding(inputs) if source is None else same_segment(target, source),
             train,
         )
         return self._logits(x)
@@ -246,50 +245,22 @@ class Transformer(nn.Module):
         config = self.config
         if not config.logits_via_embedding:
             return self.decoder.logits_dense(x, norm)
-        if self.has_variable(PACKED, "logits"):
-            kernel = self.get_variable(PACKED, "logits")
-            y = packed_product(kernel, x, config.vocab_size, config.dtype, "float32", norm)
-        else:
-            x = norm(x) if norm else x
-            y = jnp.einsum(
-                "BLD,VD->BLV", x, self.token_embedder.embedding.astype(x.dtype),
-                precision=precision(x), preferred_element_type=jnp.float32,
-            )  # fmt: skip
-        return y * config.emb_dim**-0.5
-
-
-def _masked(seen: Array) -> Array:
-    return jnp.where(seen, 0.0, MASKED).astype(jnp.float32)
+        return tied_logits(self, self.token_embedder, x, norm) * config.emb_dim**-0.5
 
 
 def _padding(inputs: Array) -> Array:
     """The mask [B, 1, 1, S] of a source."""
-    return _masked(inputs != PAD_ID)[:, None, None, :]
-
-
-def _same(queries: Array, keys: Array, also: Array | bool = True) -> Array:
-    """The mask [B, 1, Q, K] that keeps attention between equal segment numbers."""
-    return _masked((queries[:, :, None] == keys[:, None, :]) & also)[:, None]
+    return masked(inputs != PAD_ID)[:, None, None, :]
 
 
 @dataclasses.dataclass(frozen=True)
-class T5:
-    """A T5 of a given configuration, as pure functions on explicit parameters.
-
-    Hashable, so it can be a static argument of `jax.jit`. `params` is what `init` or a
-    checkpoint gives, or what `packing.pack` makes of it.
-    """
+class T5(FlaxModel):
+    """A T5 of a given configuration, as pure functions on explicit parameters."""
 
     config: T5Config
-
-    @functools.cached_property
-    def _module(self) -> Transformer:
-        return Transformer(self.config)
-
-    @property
-    def vocab_size(self) -> int:
-        """Rows of the embedding, padding included."""
-        return self.config.vocab_size
+    pad_id: ClassVar[int] = PAD_ID
+    continues: ClassVar[bool] = False
+    _root = Transformer
 
     def init(self, key: Array) -> PyTree:
         """T5's random initialisation: a tree with T5X's names, float32."""
@@ -304,30 +275,9 @@ class T5:
         """
         return self._apply(params, inputs, segments, method="encode")
 
-    def forward(
-        self,
-        params: PyTree,
-        inputs: Inputs,
-        decoder_inputs: Tokens,
-        segments: tuple[Array, Array] | None = None,
-        dropout_key: Array | None = None,
-        encoded: Array | None = None,
-    ) -> Logits:
-        """Teacher-forced logits [B, L, V], float32; dropout where a key is given.
-
-        `segments`, ([B, S], [B, L]), number the examples packed into each row from 1 (0 is
-        padding); attention stays within an example. `encoded` [B, S, D] is the source as an
-        encoder gave it, by default the model's own.
-        """
-        return self._apply(
-            params,
-            inputs,
-            decoder_inputs,
-            segments,
-            dropout_key is not None,
-            encoded,
-            rngs=None if dropout_key is None else {"dropout": dropout_key},
-        )
+    def first(self, inputs: Inputs) -> Rows:
+        """The start token of each row: [B]."""
+        return jnp.full(inputs.shape[0], PAD_ID, jnp.int32)
 
     def start(
         self, params: PyTree, inputs: Inputs, cache_length: int, encoded: Array | None = None
@@ -338,46 +288,3 @@ class T5:
         Returns a state with room for `cache_length` tokens a row, holding none.
         """
         return self._apply(params, inputs, cache_length, encoded, method="start")
-
-    def extend(
-        self, params: PyTree, state: DecoderState, tokens: Tokens, at: Rows | None = None
-    ) -> tuple[Logits, DecoderState]:
-        """Appends a chunk tokens [B, L] to each row.
-
-        Returns float32 logits [B, L, V], entry l conditioned on everything up to and
-        including tokens[:, l], and the longer state. With `at` [B], only the logits of
-        position at[b] of the chunk: [B, 1, V]. The cache must have room for L more tokens.
-        """
-        return self._apply(params, state, tokens, at, method="extend")
-
-    def rewind(self, state: DecoderState, lengths: Rows) -> DecoderState:
-        """Forgets each row's tokens beyond lengths [B]."""
-        return cache_lib.rewind(state, lengths)
-
-    def _apply(self, params: PyTree, *args: Any, **kwargs: Any) -> Any:
-        variables = params if PACKED in params else {"params": params}
-        return self._module.apply(variables, *args, **kwargs)
-
-
-@functools.cache
-def abstract_params(config: T5Config) -> PyTree:
-    """Shapes of a configuration's parameters, with nothing allocated."""
-    return jax.eval_shape(T5(config).init, jax.random.key(0))
-
-
-def random_params(config: T5Config, seed: int = 0) -> PyTree:
-    """Random parameters in the configuration's dtype, a tensor at a time, as large as they come.
-
-    They keep activations about 1, as trained ones do; `T5.init` is for training.
-    """
-    leaves, tree = jax.tree.flatten(abstract_params(config))
-    keys = jax.random.split(jax.random.key(seed), len(leaves))
-    made = [_random(key, leaf.shape, config.dtype) for key, leaf in zip(keys, leaves, strict=True)]
-    return jax.tree.unflatten(tree, made)
-
-
-@functools.partial(jax.jit, static_argnums=(1, 2))
-def _random(key: Array, shape: tuple[int, ...], dtype: str) -> Array:
-    if len(shape) == 1:
-        return jnp.ones(shape, dtype)
-    return jax.random.normal(key, shape, dtype) * shape[0] ** -0.5

@@ -36,6 +36,7 @@ _ALL = (
     Task("wmt_t2t_ende_v003", _TO_GERMAN, "bleu", "ende", "test", "wmt"),
     Task("cnn_dailymail_v002", _SUMMARIZE, "rougeLsum", "cnndm", "test", "cnn_dailymail"),
     Task("lm1b", "", None, "lm1b", "test", "lm1b"),
+    Task("debian_lm", "", None, "lm1b", "test", "debian"),
 )
 TASKS = {known.name: known for known in _ALL}
 """Every task, by name."""

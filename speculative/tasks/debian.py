@@ -1,4 +1,6 @@
-"""The two Debian tasks: `debian_ende` translates, `debian_synopsis` sums up in one line.
+"""The Debian tasks: translation, a synopsis of a description, and a language model.
+
+`debian_ende` translates, `debian_synopsis` sums up in one line, `debian_lm` writes descriptions.
 
 Their text is built by `scripts/build_debian_corpus.py` and found in the folder that the
 environment variable `SPECULATIVE_DATA` names, else in `data`. Importing this module registers
@@ -80,6 +82,7 @@ def _source(name: str) -> seqio.FunctionDataSource:
 _PIECES = seqio.SentencePieceVocabulary(str(VOCABULARY), extra_ids=0)
 for _name in ("debian_ende", "debian_synopsis"):
     register(_name, _source(_name), _PIECES, inputs="inputs", targets="targets")
+register("debian_lm", _source("debian_synopsis"), _PIECES, inputs=None, targets="inputs")
 
 
 def batches(
@@ -129,7 +132,8 @@ def export_tokenized(task: str, split: str, path: pathlib.Path) -> dict[str, int
     example i is `inputs[inputs_offsets[i] : inputs_offsets[i + 1]]`. Training examples beyond
     `MAX_LENGTHS` are left out, since half a translation teaches to stop early; held-out ones are
     cut, so that every system is measured on the same examples. T5's own tasks are cut at
-    `T5_LENGTHS`, as T5 cuts them: most articles of CNN/DM are longer.
+    `T5_LENGTHS`, as T5 cuts them: most articles of CNN/DM are longer. A text without inputs, which
+    a language model learns, may be as long.
 
     Args:
         task: Name of a registered task.
@@ -141,7 +145,7 @@ def export_tokenized(task: str, split: str, path: pathlib.Path) -> dict[str, int
     """
     registered = seqio.TaskRegistry.get(task)
     t5s = isinstance(registered.source, seqio.TfdsDataSource)
-    longest = T5_LENGTHS if t5s else MAX_LENGTHS
+    longest = T5_LENGTHS if t5s or task == "debian_lm" else MAX_LENGTHS
     limits = longest if t5s or split != "train" else None
     vocabulary = registered.output_features["targets"].vocabulary
     dtype = np.int16 if vocabulary.vocab_size <= 2**15 else np.int32

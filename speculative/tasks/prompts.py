@@ -23,7 +23,7 @@ class Prompt:
     """A text to decode.
 
     Attributes:
-        source: the task's prefix and the text.
+        source: the task's prefix and the text; a language model goes on from it.
         reference: what a person wrote for it.
     """
 
@@ -56,7 +56,7 @@ def load_prompts(
     place = str(shipped if data_file is None else data_file)
     pairs = _pairs(place)
     for number, (source, _) in enumerate(pairs, 1):
-        # A task without a prefix, lm1b, has no sources either.
+        # A language model, whose task has no prefix, may begin with nothing.
         if known.prefix and not source.strip():
             raise ValueError(f"Line {number} of {place} has an empty source; give a text.")
     return [Prompt(known.prefix + source, reference) for source, reference in pairs[:limit]]
@@ -71,7 +71,7 @@ def _of_split(task: tasks.Task, limit: int | None) -> list[Prompt]:
         )
         return [
             # seqio keeps beside the tokens the text from which they come, the prefix included.
-            Prompt(*(example[f"{name}_pretokenized"].decode() for name in ("inputs", "targets")))
+            _prompt(*(example[f"{name}_pretokenized"].decode() for name in ("inputs", "targets")))
             for example in itertools.islice(dataset.as_numpy_iterator(), limit)
         ]
     # TFDS and TensorFlow raise errors of every kind where a dataset cannot be had.
@@ -81,6 +81,15 @@ def _of_split(task: tasks.Task, limit: int | None) -> list[Prompt]:
             f"({type(error).__name__}: {error}); see that TFDS finds it (TFDS_DATA_DIR), or give "
             f"a data file: {KINDS}."
         ) from error
+
+
+def _prompt(source: str, reference: str) -> Prompt:
+    """An example as a prompt; of a text without a source, the first half of its words, up to 16."""
+    if source:
+        return Prompt(source, reference)
+    words = reference.split()
+    count = min(len(words) // 2, 16)
+    return Prompt(" ".join(words[:count]), " ".join(words[count:]))
 
 
 def _pairs(place: str) -> list[tuple[str, str]]:

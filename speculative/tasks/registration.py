@@ -70,7 +70,7 @@ def register(
     if name in seqio.TaskRegistry.names():
         return  # T5's library has tasks of the same names, which mean the same.
     known = task(name)
-    feature = seqio.Feature(vocabulary, add_eos=True, dtype=tf.int32)
+    feature = functools.partial(seqio.Feature, vocabulary, dtype=tf.int32)
     seqio.TaskRegistry.add(
         name,
         source=source,
@@ -79,7 +79,11 @@ def register(
             seqio.preprocessors.tokenize,
             seqio.preprocessors.append_eos_after_trim,
         ],
-        output_features={"inputs": feature, "targets": feature},
+        # Nothing has no end either.
+        output_features={
+            "inputs": feature(add_eos=inputs is not None),
+            "targets": feature(add_eos=True),
+        },
         metric_fns=[quality.METRICS[known.metric]] if known.metric else [],
     )
 

@@ -11,7 +11,7 @@ from jax import Array
 
 from speculative.checkpoints import native
 from speculative.decoding import Decoding
-from speculative.models import T5, T5Config, for_decoding
+from speculative.models import Config, FlaxModel, for_decoding, model_of
 from speculative.sampling import Sampling
 from speculative.training import outputs
 from speculative.training.examples import load
@@ -36,8 +36,8 @@ class Distillation:
             p and q hardly overlap, hence the KL beside it.
     """
 
-    draft: T5
-    target: T5
+    draft: FlaxModel
+    target: FlaxModel
     kl_weight: float = 1.0
     variation_weight: float = 1.0
 
@@ -67,7 +67,7 @@ class Distillation:
 
 
 def write_texts(
-    target: T5,
+    target: FlaxModel,
     params: PyTree,
     names: list[str],
     data_dir: pathlib.Path,
@@ -85,6 +85,8 @@ def write_texts(
     """
     for name in names:
         examples = load(data_dir / f"{name}.npz")
+        if target.continues:
+            examples = outputs.prompts(examples)
         for kind, temperature in WRITTEN.items():
             path = text_dir / f"{name}_{kind}.npz"
             if path.exists():
@@ -93,13 +95,14 @@ def write_texts(
                 return False
             decoding = Decoding(target.vocab_size, Sampling(temperature), max_length=max_length)
             began = time.monotonic()
-            outputs.write(target, params, examples, decoding, batch_size=batch_size).save(path)
+            written = outputs.write(target, params, examples, decoding, batch_size=batch_size)
+            (outputs.joined(written) if target.continues else written).save(path)
             print(f"{path}: {len(examples)} outputs, {time.monotonic() - began:.0f} s", flush=True)
     return True
 
 
 def distil(
-    model: T5Config,
+    model: Config,
     config: TrainConfig,
     files: Files,
     target_dir: str | pathlib.Path,
@@ -145,6 +148,11 @@ def distil(
         return True
     deadline = None if max_minutes is None else time.monotonic() + 60 * max_minutes
     target_config, target_params = native.load(target_dir)
+    if type(target_config) is not type(model):
+        raise ValueError(
+            f"The draft's sizes are a {type(model).__name__}, those of the target in {target_dir} "
+            f"a {type(target_config).__name__}; they must be of one kind."
+        )
     if target_config.vocab_size != model.vocab_size:
         raise ValueError(
             f"The draft has a vocabulary of {model.vocab_size}, its target in {target_dir} one "
@@ -156,7 +164,7 @@ def distil(
             f"{target_dir} has {target_config.emb_dim} features; they must be equal, or "
             "source_dim 0 and the encoder the draft's own."
         )
-    target, draft = T5(target_config.replace(dtype=model.dtype)), T5(model)
+    target, draft = model_of(target_config.replace(dtype=model.dtype)), model_of(model)
     target_params = jax.tree.map(jnp.asarray, target_params)
     data_dir, text_dir = pathlib.Path(data_dir), pathlib.Path(work_dir) / "texts"
     names = [*files.train, *files.held_out]

@@ -8,17 +8,17 @@ import jax.numpy as jnp
 import numpy as np
 
 from speculative.decoding import Decoding, autoregressive, random_draws
-from speculative.models import T5, for_decoding
+from speculative.models import FlaxModel, for_decoding
 from speculative.training.examples import Examples, ragged
-from speculative.types import PyTree
+from speculative.types import PAD_ID, PyTree
 from speculative.vocabulary import Vocabulary
 
-SOURCE_LENGTHS = (128, 512)
+SOURCE_LENGTHS = (32, 128, 512)
 """Inputs are padded to one of these: each costs a compilation, a wide one costs memory reads."""
 
 
 def write(
-    model: T5,
+    model: FlaxModel,
     params: PyTree,
     examples: Examples,
     decoding: Decoding,
@@ -55,7 +55,7 @@ def write(
             chosen = members[begin : begin + batch_size]
             # One shape a bucket: a short last batch is filled up with its own first example.
             rows = chosen + chosen[:1] * (batch_size - len(chosen))
-            inputs = np.zeros((batch_size, length), np.int32)
+            inputs = np.full((batch_size, length), model.pad_id, np.int32)
             for row, i in zip(inputs, rows, strict=True):
                 row[: sizes[i]] = examples.input(i)
             draws = random_draws(seed, np.array(rows), decoding.capacity)
@@ -66,6 +66,25 @@ def write(
             for row, i in enumerate(chosen):
                 targets[i] = tokens[row, : lengths[row]]
     return ragged([examples.input(i) for i in range(len(examples))], targets)
+
+
+def prompts(texts: Examples) -> Examples:
+    """What a decoder-only model is asked to go on from: the first words of each target.
+
+    The start token and 4 to 23 tokens, fewer of short texts, so that prompts of all lengths occur.
+    """
+    beginnings = [
+        texts.target(i)[: min(4 + i % 20, len(texts.target(i)) // 2)] for i in range(len(texts))
+    ]
+    nothing = np.zeros(0, np.int32)
+    return ragged([np.append(PAD_ID, b) for b in beginnings], [nothing] * len(beginnings))
+
+
+def joined(written: Examples) -> Examples:
+    """Whole texts as targets: each prompt without its start token, and what was written for it."""
+    every = range(len(written))
+    whole = [np.concatenate([written.input(i)[1:], written.target(i)]) for i in every]
+    return ragged([np.zeros(0, np.int32) for _ in every], whole)
 
 
 def score(

@@ -1,4 +1,4 @@
-"""Training a T5 on text."""
+"""Training a model on text."""
 
 import dataclasses
 import json
@@ -14,17 +14,17 @@ from jax import Array
 from speculative import checkpoints
 from speculative.checkpoints import native
 from speculative.decoding import Decoding
-from speculative.models import T5, T5Config
+from speculative.models import Config, FlaxModel, model_of
 from speculative.sampling import Sampling
 from speculative.training import data, outputs
 from speculative.training.examples import Examples, load
 from speculative.training.loop import Metrics, TrainConfig, fit
 from speculative.types import Logits, PyTree
-from speculative.vocabulary import Vocabulary, from_elsewhere
+from speculative.vocabulary import Vocabulary, from_elsewhere, open_vocabulary
 
 
 def teacher_forced(
-    model: T5,
+    model: FlaxModel,
     params: PyTree,
     batch: Mapping[str, Array],
     dropout_key: Array | None,
@@ -50,7 +50,7 @@ class CrossEntropy:
         z_loss: weight of the squared log normaliser, which keeps logits from drifting.
     """
 
-    model: T5
+    model: FlaxModel
     z_loss: float = 1e-4
 
     def __call__(
@@ -68,7 +68,11 @@ class CrossEntropy:
         return loss + penalty, {"loss": loss, "accuracy": right}
 
 
-def initial(model: T5, seed: int, init_from: str | pathlib.Path | None) -> PyTree:
+DEPTHS = ("num_encoder_layers", "num_decoder_layers", "num_layers")
+"""Fields of configurations that count layers."""
+
+
+def initial(model: FlaxModel, seed: int, init_from: str | pathlib.Path | None) -> PyTree:
     """A run's first parameters: random, or a checkpoint's, deepened where it is shallower.
 
     Raises:
@@ -79,11 +83,14 @@ def initial(model: T5, seed: int, init_from: str | pathlib.Path | None) -> PyTre
         return fresh
     checkpoint = checkpoints.open(init_from)
     sizes = checkpoint.config
-    depths = ("num_encoder_layers", "num_decoder_layers")
-    free = ("dropout_rate", "dtype", *depths)
-    deep_enough = all(getattr(sizes, d) <= getattr(model.config, d) for d in depths)
-    same = sizes.replace(**{name: getattr(model.config, name) for name in free})
-    if same != model.config or not deep_enough:
+    depths = [d for d in DEPTHS if hasattr(model.config, d)]
+    alike = type(sizes) is type(model.config)
+    if alike:
+        deep_enough = all(getattr(sizes, d) <= getattr(model.config, d) for d in depths)
+        free = ("dropout_rate", "dtype", *depths)
+        same = sizes.replace(**{name: getattr(model.config, name) for name in free})
+        alike = deep_enough and same == model.config
+    if not alike:
         raise ValueError(f"{init_from} holds {sizes}, but the run is of {model.config}.")
     return {name: deepened(fresh[name], tree) for name, tree in checkpoint.numpy().items()}
 
@@ -104,7 +111,7 @@ def deepened(stack: PyTree, shallower: PyTree) -> PyTree:
 
 
 def vocabulary_of(
-    model: T5Config, file: str | pathlib.Path | None, init_from: str | pathlib.Path | None
+    model: Config, file: str | pathlib.Path | None, init_from: str | pathlib.Path | None
 ) -> Vocabulary:
     """The vocabulary of a run: a file's, or that of the checkpoint from which it starts.
 
@@ -115,7 +122,7 @@ def vocabulary_of(
     if file:
         pieces = from_elsewhere(file, model.vocab_size)
     elif start and start.vocabulary:
-        pieces = Vocabulary(start.vocabulary, start.extra_ids)
+        pieces = open_vocabulary(start.vocabulary, start.extra_ids)
     else:
         raise ValueError(
             f"{init_from or 'A run from random weights'} brings no vocabulary; give the "
@@ -124,7 +131,7 @@ def vocabulary_of(
     if pieces.size > model.vocab_size:
         raise ValueError(
             f"{pieces.path} has {pieces.size} pieces, the model room for {model.vocab_size}; "
-            "raise T5Config.vocab_size."
+            f"raise {type(model).__name__}.vocab_size."
         )
     return pieces
 
@@ -162,7 +169,7 @@ def _mixture(
 
 
 def train(
-    model: T5Config,
+    model: Config,
     config: TrainConfig,
     files: Files,
     tests: Mapping[str, str],
@@ -177,7 +184,7 @@ def train(
     max_length: int = 128,
     generation_batch: int = 1024,
 ) -> bool:
-    """Trains a T5, saves it, and tests what was saved.
+    """Trains a model, saves it, and tests what was saved.
 
     Called again, it goes on where it stopped; what is done is not done again.
 
@@ -214,10 +221,10 @@ def train(
     references = {name: load(data_dir / f"{name}.npz") for name in tests}
     pieces = vocabulary_of(model, vocabulary, init_from)
     if not pathlib.Path(out_dir).exists():
-        t5 = T5(model)
+        made = model_of(model)
         params, finished = fit(
-            CrossEntropy(t5, z_loss),
-            initial(t5, config.seed, init_from),
+            CrossEntropy(made, z_loss),
+            initial(made, config.seed, init_from),
             config,
             files.mixture(data_dir, config),
             files.held_out_batches(data_dir, config),
@@ -233,8 +240,8 @@ def train(
     for name, examples in references.items():
         path = work_dir / f"{name}_greedy.npz"
         if not path.exists():
-            t5 = T5(saved.replace(dtype=model.dtype))
-            outputs.write(t5, params, examples, decoding, batch_size=generation_batch).save(path)
+            made = model_of(saved.replace(dtype=model.dtype))
+            outputs.write(made, params, examples, decoding, batch_size=generation_batch).save(path)
     _score(tests, references, pieces, work_dir)
     return True
 

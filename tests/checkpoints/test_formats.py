@@ -21,8 +21,7 @@ from safetensors.numpy import load_file, save_file
 
 from speculative import checkpoints
 from speculative.checkpoints import Checkpoint, huggingface, t5x
-from speculative.models import T5, T5Config
-from speculative.models.t5 import abstract_params
+from speculative.models import T5Config, abstract_params, model_of
 
 DATA = pathlib.Path(__file__).parents[1] / "data"
 T5X = DATA / "t5x_v1_1" / "checkpoint_1000"
@@ -65,7 +64,7 @@ def test_what_t5x_wrote_keeps_every_bit_through_all_formats(tmp_path: pathlib.Pa
         equal(made, original)
         source = tmp_path / str(i)
     with np.load(T5X.parent / "expected.npz") as expected:
-        model = T5(made.config)
+        model = model_of(made.config)
         inputs, outputs = expected["encoder_input_tokens"], expected["decoder_input_tokens"]
         logits = model.forward(made.load("float32"), jnp.asarray(inputs), jnp.asarray(outputs))
         np.testing.assert_allclose(logits, expected["logits"], atol=1e-4)
@@ -155,7 +154,7 @@ def test_a_folder_on_google_cloud() -> None:
 def test_golden_files_of_transformers(name: str) -> None:
     """Weights, inputs and outputs by scripts/make_transformers_golden.py."""
     checkpoint = checkpoints.open(DATA / name)
-    params, model = checkpoint.load("float32"), T5(checkpoint.config)
+    params, model = checkpoint.load("float32"), model_of(checkpoint.config)
     assert checkpoint.config.logits_via_embedding == (name == "transformers_v1_0")
     with np.load(DATA / name / "expected.npz") as expected:
         inputs = jnp.asarray(expected["inputs"])
@@ -264,13 +263,13 @@ DAMAGE = {
             "model.safetensors is no safetensors file",
         ),
         (lambda f: (f / "model.safetensors").unlink(), "has no weights"),
-        (lambda f: edit_json(f / "config.json", model_type="gpt2"), "of a 'gpt2' model; only T5"),
         (lambda f: edit_json(f / "config.json", model_type="bert"), "of a 'bert' model; only T5"),
         (
             lambda f: edit_json(f / "config.json", feed_forward_proj="gated-silu"),
             "feed_forward_proj 'gated-silu'",
         ),
-        (lambda f: edit_json(f / "config.json", layer_norm_epsilon=0.1), "epsilon of 0.1"),
+        (lambda f: edit_json(f / "config.json", layer_norm_epsilon=0.1), "epsilon 0.1"),
+        (lambda f: edit_json(f / "config.json", d_kv=None), "d_kv None; it must be a positive"),
         (lambda f: (f / "config.json").unlink(), "no checkpoint: .* it holds model.safetensors"),
     ],
     "t5x": [
@@ -394,7 +393,7 @@ def test_a_model_without_encoder_stays_ours(tmp_path: pathlib.Path) -> None:
     reader = V1_1.replace(num_encoder_layers=0, source_dim=8)
     source = save(tmp_path / "made", reader)
     for to in ("t5x", "huggingface"):
-        with pytest.raises(ValueError, match="without an encoder"):
+        with pytest.raises(ValueError, match="without an encoder, as .*made is"):
             checkpoints.FORMATS[to].write(tmp_path / "copy", source)
 
 

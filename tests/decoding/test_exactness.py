@@ -20,10 +20,17 @@ from jax import Array
 from speculative import verification
 from speculative.decoding import Decoding, Output, Params, autoregressive, random_draws
 from speculative.decoding import speculative as fast
-from speculative.drafts import BigramDraft, Draft, TransformerDraft, UniformDraft
+from speculative.drafts import (
+    Draft,
+    NgramDraft,
+    TransformerDraft,
+    UniformDraft,
+    count_ngrams,
+    ngram_params,
+)
 from speculative.sampling import Sampling, categorical
 from speculative.types import PyTree
-from tests import toy
+from tests import ngrams, toy
 
 ROWS = 100_000
 CHECKS = 100
@@ -110,9 +117,11 @@ def test_a_uniform_draft_is_exact() -> None:
 
 def test_a_bigram_draft_is_exact() -> None:
     config = settings("top_p", 4)
-    table = toy.near_table()[2]
-    output = decode(BigramDraft(), {"log_counts": jnp.asarray(table, jnp.float32)}, config)
-    q = toy.distribution(np.broadcast_to(table, (toy.PADDED,) * 3), config.sampling)
+    texts = ngrams.texts(toy.VOCABULARY)
+    table = ngram_params(count_ngrams(texts, 2, toy.VOCABULARY), 2)
+    rows = [ngrams.row(texts, [last], toy.VOCABULARY) for last in range(toy.VOCABULARY)]
+    output = decode(NgramDraft(2), table, config)
+    q = toy.standardise(np.broadcast_to(np.log(rows), (toy.VOCABULARY,) * 3), config.sampling)
     assert min(p_values(output, q, config)) > THRESHOLD
 
 
@@ -144,7 +153,7 @@ def correction_from_p(p: Array, q: Array) -> Array:
 
 
 def verify_without_bonus(
-    guesses: Array, p: Array, q: Array, accept_uniform: Array, correct_uniform: Array
+    guesses: Array, p: Array, q: Array, accept_uniform: Array, correct_uniform: Array, *_: float
 ) -> tuple[Array, Array]:
     """The last guess is given back as the step's last token: no position beyond it is used."""
     accepted, token = TRUE_VERIFY(guesses, p, q, accept_uniform, correct_uniform)
@@ -153,7 +162,7 @@ def verify_without_bonus(
 
 
 def verify_with_bonus_misplaced(
-    guesses: Array, p: Array, q: Array, accept_uniform: Array, correct_uniform: Array
+    guesses: Array, p: Array, q: Array, accept_uniform: Array, correct_uniform: Array, *_: float
 ) -> tuple[Array, Array]:
     """The bonus token is drawn from the last guess's distribution, not from the one after it."""
     p = p.at[:, -1].set(p[:, -2])
@@ -161,7 +170,7 @@ def verify_with_bonus_misplaced(
 
 
 def verify_by_q_only(
-    guesses: Array, p: Array, q: Array, accept_uniform: Array, correct_uniform: Array
+    guesses: Array, p: Array, q: Array, accept_uniform: Array, correct_uniform: Array, *_: float
 ) -> tuple[Array, Array]:
     """A guess stands with the draft's own probability of it, whatever the target says."""
     q_guess = jnp.take_along_axis(q, guesses[..., None], axis=-1)[..., 0]

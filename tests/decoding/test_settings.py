@@ -11,7 +11,18 @@ from speculative.decoding import Decoding, random_draws
 
 @pytest.mark.parametrize(
     ("field", "value"),
-    [("gamma", -1), ("gamma", 1.5), ("max_length", 0), ("max_length", -3), ("max_length", 4.0)],
+    [
+        ("gamma", -1),
+        ("gamma", 1.5),
+        ("max_length", 0),
+        ("max_length", -3),
+        ("max_length", 4.0),
+        ("lenience", 0.0),
+        ("lenience", -0.5),
+        ("lenience", 1.5),
+        ("lenience", float("nan")),
+        ("lenience", "half"),
+    ],
 )
 def test_values_out_of_range_are_named(field: str, value: Any) -> None:
     with pytest.raises(ValueError, match=f"{field}.*{value}"):

@@ -12,10 +12,17 @@ import pytest
 from speculative.decoding import Decoding, Output, Params, autoregressive, random_draws, reference
 from speculative.decoding import speculative as fast
 from speculative.decoding.speculative import Step
-from speculative.drafts import BigramDraft, Draft, TransformerDraft, UniformDraft
+from speculative.drafts import (
+    Draft,
+    NgramDraft,
+    TransformerDraft,
+    UniformDraft,
+    count_ngrams,
+    ngram_params,
+)
 from speculative.sampling import Sampling
 from speculative.types import PyTree
-from tests import numpy_t5, tiny, toy
+from tests import ngrams, numpy_t5, tiny, toy
 
 NEVER = -1
 """An end token that no model says."""
@@ -31,9 +38,8 @@ TOY = toy.MarkovModel()
 TOY_DRAFT = TransformerDraft(TOY)  # pyright: ignore[reportArgumentType]
 
 
-def bigram_params() -> PyTree:
-    table = np.random.default_rng(4).normal(0.0, 2.0, (tiny.VOCABULARY, tiny.VOCABULARY))
-    return {"log_counts": jnp.asarray(table, jnp.float16)}
+def trigram_params() -> PyTree:
+    return ngram_params(count_ngrams(ngrams.texts(tiny.VOCABULARY), 3, tiny.VOCABULARY), 3)
 
 
 def decode(
@@ -106,7 +112,7 @@ def test_the_baseline_is_argmax_by_argmax() -> None:
         (ITSELF, tiny.near_params, 7),
         (SMALL, tiny.draft_params, 4),
         (UniformDraft(), tuple, 4),
-        (BigramDraft(), bigram_params, 4),
+        (NgramDraft(3), trigram_params, 4),
     ],
 )
 def test_at_temperature_0_the_output_is_the_baseline_s(

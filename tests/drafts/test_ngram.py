@@ -1,101 +1,361 @@
-"""Counting bigrams by hand, and walking the table."""
+"""N-gram drafts against dictionaries in float64; their files; exactness with them.
 
+The two chi-square tests have fixed seeds; a correct program would fail one of them with
+probability 1e-4 at most (Bonferroni).
+"""
+
+import functools
+import itertools
+import pathlib
+import runpy
+import sys
+import zipfile
+from collections import Counter
+from collections.abc import Callable
+from typing import Any
+
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from speculative.drafts import BigramDraft, bigram_params, count_bigrams
+from speculative import checkpoints
+from speculative.decoding import Decoding, Params, random_draws
+from speculative.decoding import speculative as fast
+from speculative.drafts import NgramDraft, NgramParams, Proposal, count_ngrams, ngram, ngram_params
 from speculative.sampling import Sampling
-from tests import toy
+from speculative.training import examples
+from speculative.vocabulary import Numbers, Vocabulary
+from tests import ngrams, toy
+from tests.decoding.test_reference import check_same_tokens
 
-SEQUENCES = [np.array([2, 3, 2, 1]), np.array([2, 1]), np.array([1])]
-"""With the start: 0-2-3-2-1, 0-2-1 and 0-1."""
+PIECES = 7
+TEXTS = ngrams.texts(PIECES)
+SCRIPT = pathlib.Path(__file__).parents[2] / "scripts" / "count_ngrams.py"
+SHIPPED = checkpoints.SHIPPED["debian_target"] / "ngrams.npz"
+DEBIAN = checkpoints.ASSETS / "debian.model"
 
-FOLLOWED = np.array(
-    [
-        [0, 1, 2, 0],
-        [0, 0, 0, 0],
-        [0, 2, 0, 1],
-        [0, 0, 1, 0],
+
+@functools.cache
+def params(order: int, **cuts: int) -> NgramParams:
+    return ngram_params(count_ngrams(TEXTS, order, PIECES, **cuts), order)
+
+
+@functools.cache
+def dictionary(context: tuple[int, ...]) -> np.ndarray:
+    return ngrams.row(TEXTS, context, PIECES)
+
+
+def contexts(size: int) -> np.ndarray:
+    """All of this many tokens, and those in which the oldest are missing."""
+    found = [
+        (-1,) * missing + context
+        for missing in range(size + 1)
+        for context in itertools.product(range(PIECES), repeat=size - missing)
     ]
-)
-SAID = np.array([0, 3, 3, 1])
+    return np.array(found, np.int32).reshape(len(found), size)
 
 
-def test_pairs_are_counted_as_by_hand() -> None:
-    counts = count_bigrams(SEQUENCES)
-    dense = np.zeros((4, 4), int)
-    dense[counts["previous"], counts["following"]] = counts["count"]
-    np.testing.assert_array_equal(dense, FOLLOWED)
-    assert len(counts["count"]) == np.count_nonzero(FOLLOWED)
+def rows(table: NgramParams, context: np.ndarray) -> np.ndarray:
+    return np.asarray(jax.jit(ngram.distribution)(table, jnp.asarray(context)))
 
 
-@pytest.mark.parametrize("smoothing", [1.0, 0.25])
-def test_a_row_mixes_pairs_with_single_tokens(smoothing: float) -> None:
-    unigram = (SAID + 1 / 4) / (SAID.sum() + 1)
-    want = np.log(FOLLOWED + smoothing * unigram)
-    got = bigram_params(count_bigrams(SEQUENCES), 4, smoothing)["log_counts"]
-    assert got.dtype == jnp.float16
-    np.testing.assert_allclose(got, want, rtol=1e-3, atol=1e-3)
+@pytest.mark.parametrize("cuts", [{}, {"width": 2}, {"width": 3, "min_count": 2}], ids=str)
+@pytest.mark.parametrize("order", [1, 2, 3, 4])
+def test_rows_are_those_of_the_formula(order: int, cuts: dict[str, int]) -> None:
+    some = contexts(order - 1)[::3]
+    got = rows(params(order, **cuts), some)
+    want = [ngrams.row(TEXTS, context, PIECES, **cuts) for context in some.tolist()]
+    np.testing.assert_allclose(got, want, atol=1e-6)
+    np.testing.assert_allclose(got.sum(axis=1), 1, atol=1e-6)
+    assert params(order, **cuts).width == (0 if order == 1 else cuts.get("width", PIECES))
+
+
+def test_a_row_by_hand() -> None:
+    """With the start 0-2-3-2-1, 0-2-1 and 0-1: seven tokens; 1 followed a 2 twice, 3 once."""
+    texts = [np.array([2, 3, 2, 1]), np.array([2, 1]), np.array([1])]
+    table = ngram_params(count_ngrams(texts, 2, 4), 2)
+    alone = np.array([1, 4, 4, 2]) / 11
+    after_2 = (np.array([0, 2, 0, 1]) + 2 * alone) / 5
+    np.testing.assert_allclose(rows(table, np.array([[2]])), [after_2], atol=1e-7)
+    np.testing.assert_allclose(rows(table, np.array([[1]])), [alone], atol=1e-7)
+
+
+@pytest.mark.parametrize("order", [1, 2, 3])
+def test_a_table_serves_lower_orders(order: int) -> None:
+    cut = ngram_params(count_ngrams(TEXTS, 4, PIECES), order)
+    jax.tree.map(np.testing.assert_array_equal, cut, params(order))
+
+
+def test_texts_without_long_contexts() -> None:
+    texts = [np.array([1]), np.array([2])]
+    table = ngram_params(count_ngrams(texts, 4, 4), 4)
+    some = np.array([[-1, -1, 0], [0, 1, 2]])
+    want = [ngrams.row(texts, context, 4) for context in some.tolist()]
+    np.testing.assert_allclose(rows(table, some), want, atol=1e-7)
 
 
 def test_another_start_token() -> None:
-    got = bigram_params(count_bigrams([np.array([2, 1])], start=4), 5)["log_counts"]
-    assert got[4].argmax() == 2
-    assert (got[0] == got[3]).all()
+    table = ngram_params(count_ngrams([np.array([2, 1])], 2, 5, start=4), 2)
+    found = rows(table, np.array([[4], [0]]))
+    assert found[0].argmax() == 2
+    np.testing.assert_allclose(found[1], table.unigram)
 
 
-def test_every_row_is_a_proper_distribution() -> None:
-    """Skewed counts over many pieces: the logarithms stay finite in half precision."""
-    counts = count_bigrams([np.repeat(2, 100_000), np.array([3, 1])])
-    table = np.asarray(bigram_params(counts, 4000, smoothing=1e-3)["log_counts"], np.float32)
-    assert np.isfinite(table).all()
-    q = toy.standardise(table[:5], Sampling())
-    np.testing.assert_allclose(q.sum(axis=1), 1)
-    assert (q > 0).all()
+propose = functools.partial(jax.jit, static_argnums=(0, 5, 6))(NgramDraft.propose)
 
 
-def test_nothing_to_count_is_said() -> None:
-    with pytest.raises(ValueError, match="at least one sequence"):
-        count_bigrams([])
+@pytest.mark.parametrize("continues", [False, True])
+@pytest.mark.parametrize(
+    ("order", "sampling"),
+    [
+        *((order, Sampling()) for order in (1, 2, 3, 4)),
+        (3, Sampling(0.5, top_k=2)),
+        *((order, Sampling(0.0)) for order in (2, 4)),
+    ],
+    ids=str,
+)
+def test_guesses_walk_the_table(order: int, continues: bool, sampling: Sampling) -> None:
+    """Ragged rows, each number of accepted guesses: rows follow from the true text alone."""
+    rng, gamma, table = np.random.default_rng(order), 3, params(order)
+    draft = NgramDraft(order, continues)
+    prompts = [[2], [0, 3, 2, 1, 0], [0, 0, 2]] if continues else [[0], [0], [0]]
+    inputs = np.full((3, 6), -1 if continues else 5, np.int32)
+    for i, prompt in enumerate(prompts if continues else []):
+        inputs[i, : len(prompt)] = prompt
+    state = draft.start(table, jnp.asarray(inputs), 64, ())
+    known = [list(prompt) for prompt in prompts]
+    for step in range(6):
+        uniforms = rng.random((3, gamma)).astype(np.float32)
+        last = jnp.array([text[-1] for text in known], jnp.int32)
+        # One of the seven pieces may not be guessed.
+        proposal: Proposal = propose(draft, table, state, last, uniforms, sampling, PIECES - 1)
+        guesses = np.asarray(proposal.guesses)
+        for i, j in np.ndindex(3, gamma):
+            before = (-1,) * order + (*known[i], *guesses[i, :j].tolist())
+            row = dictionary(before[len(before) - order + 1 :])[: PIECES - 1]
+            if sampling.greedy:
+                assert proposal.q is None
+                assert row[guesses[i, j]] >= row.max() - 1e-7
+                continue
+            assert proposal.q is not None
+            q = toy.standardise(np.log(row), sampling)
+            np.testing.assert_allclose(proposal.q[i, j], q, atol=1e-6)
+            assert guesses[i, j] == (q.cumsum() <= uniforms[i, j]).sum()
+        accepted = (np.arange(3) + step) % (gamma + 1)
+        state = draft.commit(proposal, jnp.asarray(accepted, jnp.int32))
+        assert state.shape == (3, max(order - 2, 0))
+        for i, text in enumerate(known):
+            text += [*guesses[i, : accepted[i]].tolist(), int(rng.integers(0, PIECES))]
+
+
+def decoding(sampling: Sampling, gamma: int) -> tuple[Decoding, NgramDraft, Params]:
+    """The toy target with a trigram draft of some other text."""
+    config = Decoding(toy.VOCABULARY, sampling, gamma, {1: 5, 4: 8}[gamma], toy.EOS)
+    table = count_ngrams(ngrams.texts(toy.VOCABULARY), 3, toy.VOCABULARY)
+    draft_params = ngram_params(table, 3)
+    return config, NgramDraft(3), Params(toy.params(toy.target_table()), draft_params)
+
+
+@pytest.mark.parametrize("gamma", [1, 4])
+def test_a_trigram_draft_is_exact(gamma: int) -> None:
+    config, draft, both = decoding(Sampling(1.3, top_p=0.8), gamma)
+    draws = random_draws(2212, np.arange(30_000), config.capacity)
+    sources = jnp.ones((len(draws), 1), jnp.int32)
+    output = fast.generate(toy.MarkovModel(), draft, both, sources, draws, config)
+    tokens, lengths = np.asarray(output.tokens), np.asarray(output.lengths)
+    found = Counter(tuple(t[:n]) for t, n in zip(tokens.tolist(), lengths.tolist(), strict=True))
+    p = toy.distribution(toy.target_table(), config.sampling)
+    assert toy.p_value(found, toy.sequence_law(p, config.max_length)) > 1e-4 / 2
+    assert 0.1 < output.accepted.sum() / output.tested.sum() < 0.9
+
+
+@pytest.mark.parametrize("sampling", [Sampling(0.0), Sampling(0.7, top_k=3)], ids=str)
+def test_the_device_loop_is_the_reference_loop(sampling: Sampling) -> None:
+    config, draft, both = decoding(sampling, 4)
+    for seed in range(2):
+        inputs = np.ones((4, 1), np.int32)
+        check_same_tokens(toy.MarkovModel(), draft, both, inputs, config, seed)
 
 
 @pytest.mark.parametrize(
-    ("vocabulary", "smoothing", "said"),
+    ("sequences", "arguments", "said"),
     [
-        (3, 1.0, "token 3.* 3 pieces"),
-        (4, 0.0, "smoothing.*0.0"),
-        (4, -1.0, "smoothing.*-1.0"),
-        (4, float("nan"), "smoothing.*nan"),
+        ([], {}, "at least one sequence"),
+        ([[]], {}, "at least one sequence"),
+        ([[2, 7, 1]], {}, "Token 7 .* 7 pieces"),
+        ([[2, -1, 1]], {}, "Token -1 .* 7 pieces"),
+        ([[2, 1]], {"start": 9}, "Token 9 .* 7 pieces"),
+        ([[2, 1]], {"order": 0}, "order .* 0"),
+        ([[2, 1]], {"width": 0}, "width .* 0"),
+        ([[2, 1]], {"min_count": 0}, "min_count .* 0"),
+        ([[2, 1]], {"min_count": 2}, "2 times; lower min_count"),
     ],
 )
-def test_what_makes_no_table_is_named(vocabulary: int, smoothing: float, said: str) -> None:
+def test_what_cannot_be_counted(sequences: list[Any], arguments: dict[str, int], said: str) -> None:
+    settings = {"order": 2, **arguments}
     with pytest.raises(ValueError, match=said):
-        bigram_params(count_bigrams(SEQUENCES), vocabulary, smoothing)
+        count_ngrams([np.array(s, int) for s in sequences], vocab_size=PIECES, **settings)
 
 
-@pytest.mark.parametrize("sampling", [Sampling(), Sampling(0.5, top_k=2), Sampling(0.0)], ids=str)
-def test_guesses_walk_the_table(sampling: Sampling) -> None:
-    """Each guess is the inversion of its row, and its row follows from the guess before."""
-    rng = np.random.default_rng(1)
-    table = rng.normal(0.0, 1.5, (6, 6))
-    uniforms = rng.random((50, 3)).astype(np.float32)
-    last = rng.integers(0, 5, 50)
-    params = {"log_counts": jnp.asarray(table, jnp.float32)}
-    draft = BigramDraft()
-    state = draft.start(params, jnp.ones((50, 1), jnp.int32), 64, ())
-    # Five of the table's six tokens may be guessed.
-    proposal = draft.propose(params, state, jnp.asarray(last), jnp.asarray(uniforms), sampling, 5)
-    guesses, q = np.asarray(proposal.guesses), np.asarray(proposal.q)
-    assert (guesses.shape, q.shape) == ((50, 3), (50, 3, 5))
-    before = np.column_stack([last, guesses[:, :-1]])
-    want = toy.standardise(table[:, :5], sampling)[before]
-    np.testing.assert_allclose(q, want, atol=1e-6)
-    running = want.cumsum(axis=-1)
-    np.testing.assert_array_equal(guesses, (running <= uniforms[..., None]).sum(axis=-1))
-    assert draft.commit(proposal, jnp.ones(50, jnp.int32)) == ()
+def test_orders_that_are_none() -> None:
+    with pytest.raises(ValueError, match="order .* 0"):
+        NgramDraft(0)
+    with pytest.raises(ValueError, match="order .* -1"):
+        ngram_params(count_ngrams(TEXTS, 3, PIECES), -1)
 
 
-def test_a_negative_token_is_refused() -> None:
-    with pytest.raises(ValueError, match="-1"):
-        bigram_params(count_bigrams([np.array([2, -1, 1])]), 5)
+@pytest.fixture
+def file(tmp_path: pathlib.Path) -> pathlib.Path:
+    path = tmp_path / "ngrams.npz"
+    ngram.save(path, count_ngrams(TEXTS, 3, PIECES, width=3), Numbers(PIECES))
+    return path
+
+
+def test_a_file_keeps_the_table(file: pathlib.Path) -> None:
+    assert [path.name for path in file.parent.iterdir()] == [file.name]
+    for order in (1, 2, 3):
+        found = ngram.load(file, Numbers(PIECES), order)
+        jax.tree.map(np.testing.assert_array_equal, found, params(order, width=3))
+
+
+def test_files_that_do_not_fit(file: pathlib.Path) -> None:
+    with pytest.raises(ValueError, match="none.npz does not exist.*count_ngrams"):
+        ngram.load(file.with_name("none.npz"), Numbers(PIECES), 2)
+    with pytest.raises(ValueError, match="ngrams.npz.* 3 tokens, not 4"):
+        ngram.load(file, Numbers(PIECES), 4)
+    for other in (Numbers(PIECES + 1), Vocabulary(DEBIAN)):
+        sizes = rf"\({PIECES} pieces.*\({other.size} pieces"
+        with pytest.raises(ValueError, match=f"another vocabulary {sizes}"):
+            ngram.load(file, other, 2)
+
+
+def test_a_damaged_file_is_told(file: pathlib.Path) -> None:
+    """Cut short or with a bit changed, wherever: an error, or the very table."""
+    raw = file.read_bytes()
+    for size in range(0, len(raw), 97):
+        file.write_bytes(raw[:size])
+        with pytest.raises(ValueError, match="ngrams.npz is no .npz of n-gram counts"):
+            ngram.load(file, Numbers(PIECES), 3)
+    told = 0
+    for place in range(0, len(raw), 7):
+        file.write_bytes(raw[:place] + bytes([raw[place] ^ 4]) + raw[place + 1 :])
+        try:
+            found = ngram.load(file, Numbers(PIECES), 3)
+        except ValueError as error:
+            assert str(file) in str(error)
+            told += 1
+        else:
+            jax.tree.map(np.testing.assert_array_equal, found, params(3, width=3))
+    assert told > len(raw) / 7 / 2
+
+
+def test_a_file_of_other_arrays_is_told(file: pathlib.Path) -> None:
+    np.savez(file, inputs=np.arange(3))
+    with pytest.raises(ValueError, match="no .npz of n-gram counts"):
+        ngram.load(file, Numbers(PIECES), 2)
+    with zipfile.ZipFile(file, "w"):
+        pass
+    with pytest.raises(ValueError, match="no .npz of n-gram counts"):
+        ngram.load(file, Numbers(PIECES), 2)
+
+
+def at(place: int, value: int) -> Callable[[np.ndarray], np.ndarray]:
+    """A change of one number."""
+
+    def changed(values: np.ndarray) -> np.ndarray:
+        values = values.astype(np.int64)
+        values[place] = value
+        return values
+
+    return changed
+
+
+@pytest.mark.parametrize(
+    ("name", "change"),
+    [
+        ("order", lambda order: order - 1),
+        ("order", lambda order: order * np.ones(2, int)),
+        ("unigram", at(2, -1)),
+        ("unigram", lambda values: values[:-2]),
+        ("children", at(-1, 1)),
+        ("children", at(0, -1)),
+        ("children", lambda values: np.roll(values, -1)),
+        ("children", lambda values: values[:0]),
+        ("token", at(0, PIECES)),
+        ("token", at(1, 0)),
+        ("token", lambda values: values[:-1]),
+        ("total", at(0, 0)),
+        ("total", at(-1, 99)),
+        ("distinct", at(0, 99)),
+        ("distinct", at(-1, 0)),
+        ("kept", at(0, 0)),
+        ("kept", lambda values: values + 1),
+        ("follower", at(0, -1)),
+        ("follower", at(-1, PIECES)),
+        ("follower", lambda values: values[::-1]),
+        ("count", at(0, 0)),
+        ("count", lambda values: values / 2),
+        ("count", lambda values: values * 2),
+        ("count", lambda values: values[None]),
+    ],
+)
+def test_counts_that_contradict_each_other(
+    name: str, change: Callable[[np.ndarray], np.ndarray]
+) -> None:
+    table = count_ngrams(TEXTS, 3, PIECES, width=3)
+    with pytest.raises(ValueError, match="contradict"):
+        ngram_params({**table, name: change(table[name])}, 2)
+
+
+def run(monkeypatch: pytest.MonkeyPatch, *arguments: object) -> None:
+    monkeypatch.setattr(sys, "argv", [SCRIPT.name, *map(str, arguments)])
+    runpy.run_path(str(SCRIPT), run_name="__main__")
+
+
+@pytest.mark.parametrize("which", ["targets", "inputs"])
+def test_the_script(
+    which: str,
+    tmp_path: pathlib.Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    texts, others = ngrams.texts(300, seed=1), ngrams.texts(300, seed=2)
+    columns = (texts, others) if which == "inputs" else (others, texts)
+    files = [tmp_path / "a.npz", tmp_path / "b.npz"]
+    for path, half in zip(files, (slice(25), slice(25, None)), strict=True):
+        examples.ragged(*(column[half] for column in columns)).save(path)
+    output = tmp_path / "counts.npz"
+    options = ("--order", 2, "--width", 5, "--min_count", 2, "--vocabulary", DEBIAN)
+    run(monkeypatch, *files, *options, "--output", output, "--which", which)
+    assert f"from {sum(map(len, texts))} tokens of 40 {which}" in capsys.readouterr().out
+    vocabulary = Vocabulary(DEBIAN)
+    want = ngram_params(count_ngrams(texts, 2, vocabulary.size, 5, 2), 2)
+    jax.tree.map(np.testing.assert_array_equal, ngram.load(output, vocabulary, 2), want)
+    with pytest.raises(SystemExit) as stopped:
+        run(monkeypatch, *files, *options, "--output", output, "--min_count", 1000)
+    assert stopped.value.code == 2
+    assert "1000 times" in capsys.readouterr().err
+
+
+def test_the_table_that_ships() -> None:
+    table = ngram.load(SHIPPED, Vocabulary(DEBIAN), 3)
+    assert SHIPPED.stat().st_size < 4e6
+    rng = np.random.default_rng(0)
+    # Contexts of both lengths that the table holds, and some that it does not.
+    child = np.asarray(table.child)
+    parent = np.repeat(np.arange(len(child) - 1), np.diff(child))
+    token, singles = np.asarray(table.token), child[1] - 1
+    pairs = rng.choice(np.arange(singles + 1, len(token) - 1), 100)
+    some = np.concatenate(
+        [
+            np.stack([token[pairs], token[parent[pairs - 1]]], axis=1),
+            np.stack([np.full(singles, -1), token[1 : singles + 1]], axis=1)[:100],
+            rng.integers(0, 8192, (100, 2)),
+        ]
+    )
+    found = rows(table, some)
+    np.testing.assert_allclose(found.sum(axis=1), 1, atol=1e-5)
+    assert found.min() > 0
+    # No text goes on after its end.
+    assert 1 not in token[1:-1]

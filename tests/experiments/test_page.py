@@ -196,6 +196,15 @@ def test_samples_stand_side_by_side_and_are_compared(root: ElementTree.Element) 
     assert heads[:4] == ["source", "reference", "plain, 10 tokens", "speculative, 20 tokens"]
 
 
+def test_lenient_rows_are_not_said_to_be_exact(tmp_path: pathlib.Path) -> None:
+    lenient = dataclasses.replace(GREEDY, lenience=0.5, outputs_identical=None, near_ties=None)
+    text = written(folder(tmp_path, [lenient], [EXAMPLES]))
+    assert "Not so where l &lt; 1" in text
+    assert "identical" not in text
+    assert "0.70–0.90" in text  # Alpha's interval.
+    assert "Not so where" not in written(folder(tmp_path / "exact", [GREEDY]))
+
+
 def test_a_certificate_and_every_configuration_are_there(root: ElementTree.Element) -> None:
     outputs = section(root, "Outputs")
     assert said(outputs.findall("h4")[0]) == "debian_ende, T = 1.0, γ = 4"

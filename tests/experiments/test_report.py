@@ -71,6 +71,34 @@ def test_the_terminal_traces_greedy_rows_the_report_all() -> None:
     assert report.markdown(rows, [TRACE, TRACE]).count("│ Text</s>") == 2
 
 
+def test_lenient_rows_show_both_acceptances_and_their_intervals() -> None:
+    """One column more for l, two for intervals, and no word on exactness."""
+    exact = made.record(experiment="table5/exact")
+    lenient = made.record(
+        experiment="table5/lenient",
+        lenience=0.5,
+        alpha_accepted_low=0.76,
+        alpha_accepted_high=0.84,
+        outputs_identical=None,
+        near_ties=None,
+    )
+    console = Console(file=io.StringIO(), width=120)
+    report.show_records([exact, lenient], console)
+    assert isinstance(console.file, io.StringIO)
+    lines = [line.split() for line in console.file.getvalue().splitlines()]
+    head = "row l γ α α 95% paper accepted accepted 95% c v per call"
+    assert lines[1] == head.split()
+    shown = "lenient 0.5 6 0.81 0.70–0.90 0.75 0.80 0.76–0.84 0.090 1.36 4.50"
+    assert lines[2] == shown.replace("lenient 0.5", "exact 1").replace("0.76–0.84", "–").split()
+    assert lines[3] == shown.split()
+    said = console.file.getvalue()
+    assert "below 1 outputs are not the target's own" in said
+    assert "table5/exact: 3 of 3 greedy" in said and "table5/lenient:" not in said
+    console.file.truncate(0)
+    report.show_records([exact], console)
+    assert "lenience" not in console.file.getvalue()
+
+
 def test_exactness_names_every_difference() -> None:
     rows = [
         made.row([None, Difference(3, 7, 9, 2e-5), None], outputs_identical=2, near_ties=1),

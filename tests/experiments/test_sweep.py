@@ -174,6 +174,15 @@ def test_the_papers_order() -> None:
     assert names[:3] == ["table2/ende_small_t0", "table2/ende_base_t0", "table2/ende_large_t0"]
     assert names[11] == "table2/cnndm_large_t1"
     assert len(names) == 16
+    names = [sweep.experiment(file).removeprefix("table5/") for file in sweep.rows("5")]
+    assert names[:5] == [f"ende_small_t0_{at}" for at in ("l1", "l05", "l03", "l01")] + [
+        "ende_unigram_t1_l1"
+    ]
+    assert (names[19], names[20], names[27]) == (
+        "ende_base_t1_l01",
+        "debian_ende_t0_l1",
+        "debian_ende_t1_l01",
+    )
 
 
 def about(arguments: list[str], command: str, *more: str) -> list[str]:
@@ -205,6 +214,10 @@ def test_verify_writes_its_certificate(
     assert (said["passed"], said["examples"]) == (True, 3)
     assert cli.main(about(arguments, "verify", "--false_alarm=1")) == 2
     assert "must lie in (0, 1)" in capsys.readouterr().err
+    assert cli.main(about(arguments, "verify", "--gin=RowConfig.lenience = 0.5")) == 2
+    assert (
+        "Lenient outputs are not the target's own, and lenience is 0.5" in capsys.readouterr().err
+    )
 
 
 def test_figures_are_written(

@@ -7,21 +7,28 @@ import numpy as np
 import pytest
 
 from speculative.decoding import Decoding, Params, random_draws, reference
-from speculative.drafts import BigramDraft, Draft, TransformerDraft, UniformDraft
+from speculative.drafts import (
+    Draft,
+    NgramDraft,
+    TransformerDraft,
+    UniformDraft,
+    count_ngrams,
+    ngram_params,
+)
 from speculative.measurement.alpha import alpha_on_target_text
 from speculative.sampling import Sampling
-from tests import tiny, toy
+from tests import ngrams, tiny, toy
 from tests.measurement.pairs import MODEL_DRAFT, SOURCE, toy_pair
 
 SAMPLINGS = [Sampling(0.0), Sampling(1.0), Sampling(0.7, top_k=2), Sampling(1.3, top_p=0.8)]
 TEXTS = [[2, 3, 0, 3, 3, 1], [3, 1], [0, 0, 2]]
 
 
-def by_table(p: np.ndarray, q: np.ndarray, text: list[int]) -> list[float]:
-    """Sum of min(p, q), [V, V, V] both, at each token of a text."""
+def by_table(stands: np.ndarray, text: list[int]) -> list[float]:
+    """Sum of the mass [V, V, V] of guesses that stand, at each token of a text."""
     follows = [0, 0, *text]
     return [
-        float(np.minimum(p[before, last], q[before, last]).sum())
+        float(stands[before, last].sum())
         for before, last in zip(follows, follows[1:-1], strict=False)
     ]
 
@@ -29,25 +36,42 @@ def by_table(p: np.ndarray, q: np.ndarray, text: list[int]) -> list[float]:
 @pytest.mark.parametrize("sampling", SAMPLINGS, ids=str)
 @pytest.mark.parametrize("draft", ["model", "bigram", "uniform", "certain"])
 def test_beta_is_the_overlap_of_tables(draft: str, sampling: Sampling) -> None:
+    check_beta(draft, sampling, 1.0)
+
+
+@pytest.mark.parametrize("sampling", SAMPLINGS[::3], ids=str)
+@pytest.mark.parametrize("draft", ["model", "uniform"])
+def test_beta_of_lenient_decoding(draft: str, sampling: Sampling) -> None:
+    """Sum of min(p / l, q); at temperature 0 the mass of q where p(x) >= l max p (A.5)."""
+    check_beta(draft, sampling, 0.3)
+
+
+def check_beta(draft: str, sampling: Sampling, lenience: float) -> None:
     near = toy.near_table()
     shape = (toy.VOCABULARY,) * 3
+    corpus = ngrams.texts(toy.VOCABULARY)
+    rows = [ngrams.row(corpus, [last], toy.VOCABULARY) for last in range(toy.VOCABULARY)]
     pairs = {
         "model": (MODEL_DRAFT, toy.params(near), toy.distribution(near, sampling)),
         "bigram": (
-            BigramDraft(),
-            {"log_counts": toy.params(near[2])},
-            toy.distribution(np.broadcast_to(near[2], near.shape), sampling),
+            NgramDraft(2),
+            ngram_params(count_ngrams(corpus, 2, toy.VOCABULARY), 2),
+            toy.standardise(np.broadcast_to(np.log(rows), shape), sampling),
         ),
         "uniform": (UniformDraft(), (), np.full(shape, 1 / toy.VOCABULARY)),
         "certain": (toy.CertainDraft(), jnp.asarray(toy.certain_table()), None),
     }
     drafter, params, q = pairs[draft]
     pair = toy_pair(drafter, params)
-    found = alpha_on_target_text(pair, [SOURCE] * len(TEXTS), TEXTS, sampling, 32)
+    found = alpha_on_target_text(pair, [SOURCE] * len(TEXTS), TEXTS, sampling, 32, lenience)
     p = toy.distribution(toy.target_table(), sampling)
     q = toy.certain_distribution() if q is None else q
+    stands = np.minimum(p / lenience, q)
+    if sampling.greedy and lenience < 1:
+        p = toy.distribution(toy.target_table(), Sampling())
+        stands = np.where(p >= lenience * p.max(axis=-1, keepdims=True), q, 0.0)
     for beta, text in zip(found, TEXTS, strict=True):
-        np.testing.assert_allclose(beta, by_table(p, q, text), atol=1e-6)
+        np.testing.assert_allclose(beta, by_table(stands, text), atol=1e-6)
 
 
 def test_beta_of_a_transformer_is_the_reference_loops() -> None:

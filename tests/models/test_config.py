@@ -8,8 +8,7 @@ import jax
 import numpy as np
 import pytest
 
-from speculative.models import SIZES, T5Config, named
-from speculative.models.t5 import abstract_params
+from speculative.models import SIZES, T5Config, abstract_params, named
 
 TINY = T5Config(100, 16, 2, 8, 32, 1, 1)
 
@@ -65,6 +64,20 @@ def test_json_and_back() -> None:
         ("t5_1_1_large", 783),
         ("t5_1_1_xl", 2850),
         ("t5_1_1_xxl", 11135),
+        # Leviathan et al., section 4.1, print 97 and 6 million, which they come near to with
+        # logits of their own: 8192 more rows of 768 and of 256.
+        ("gpt_97m", 98.4),
+        ("gpt_6m", 6.04),
+        # Radford et al. print 117, 345, 762 and 1542 million; these are what they published.
+        ("gpt2", 124.439808),
+        ("gpt2_medium", 354.823168),
+        ("gpt2_large", 774.030080),
+        ("gpt2_xl", 1557.611200),
+        # Thoppilan et al. print 137, 8 and 2 billion (8.6 and 2.1 beside the embedding).
+        ("lamda_137b", 137_702),
+        ("lamda_8b", 8_721),
+        ("lamda_2b", 2_179),
+        ("lamda_100m", 100),
     ],
 )
 def test_public_sizes_have_their_number_of_parameters(size: str, millions: float) -> None:

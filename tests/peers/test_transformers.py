@@ -1,5 +1,6 @@
 """Against the installed transformers, live: `make test-peers` runs these."""
 
+import json
 import pathlib
 import runpy
 
@@ -9,10 +10,12 @@ import numpy as np
 import pytest
 
 from speculative import checkpoints
-from speculative.models import T5
+from speculative.models import model_of
+from speculative.vocabulary import open_vocabulary
 
 torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
+tokenizers = pytest.importorskip("tokenizers")
 
 ROOT = pathlib.Path(__file__).parents[2]
 golden = runpy.run_path(str(ROOT / "scripts" / "make_transformers_golden.py"))
@@ -41,7 +44,7 @@ def test_what_it_saves_is_what_we_compute(
     checkpoint = checkpoints.open(tmp_path)
     expected = golden["expected"](model)
     arguments = (jnp.asarray(expected[name]) for name in ("inputs", "decoder_inputs"))
-    logits = jax.jit(T5(checkpoint.config).forward)(checkpoint.load("float32"), *arguments)
+    logits = jax.jit(model_of(checkpoint.config).forward)(checkpoint.load("float32"), *arguments)
     np.testing.assert_allclose(logits, expected["logits"], atol=1e-4)
 
 
@@ -62,3 +65,52 @@ def test_it_loads_what_we_write(
         found = golden["expected"](model.eval())
         np.testing.assert_allclose(found["logits"], expected["logits"], atol=1e-5)
         np.testing.assert_array_equal(found["greedy"], expected["greedy"])
+
+
+def test_the_golden_gpt2_is_what_it_computes_today() -> None:
+    with np.load(ROOT / "tests" / "data" / golden["GPT2"] / "expected.npz") as stored:
+        for name, value in golden["expected_gpt2"](golden["make_gpt2"]()).items():
+            np.testing.assert_allclose(value, stored[name], atol=1e-4)
+
+
+@pytest.mark.parametrize("part", ["whole", "transformer", "torch"])
+def test_we_compute_what_it_saves_of_gpt2(tmp_path: pathlib.Path, part: str) -> None:
+    """With logits, without them (and so without prefix), and in torch's own format."""
+    model = golden["make_gpt2"]()
+    if part == "torch":
+        model.config.save_pretrained(tmp_path)
+        torch.save(model.state_dict(), tmp_path / "pytorch_model.bin")
+    else:
+        (model if part == "whole" else model.transformer).save_pretrained(tmp_path)
+    checkpoint, expected = checkpoints.open(tmp_path), golden["expected_gpt2"](model)
+    texts = jnp.asarray(expected["texts"])
+    logits = model_of(checkpoint.config).forward(checkpoint.load("float32"), texts, texts)
+    np.testing.assert_allclose(logits, expected["logits"], atol=1e-4)
+
+
+def test_it_loads_the_gpt2_that_we_write(
+    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """From our own format, in shards, with a vocabulary."""
+    golden["make_gpt2"]().save_pretrained(tmp_path / "theirs")
+    alphabet = tokenizers.pre_tokenizers.ByteLevel.alphabet()
+    pieces = {piece: i for i, piece in enumerate([*sorted(alphabet), "ab", "<|endoftext|>"])}
+    (tmp_path / "theirs" / "vocab.json").write_text(json.dumps(pieces))
+    (tmp_path / "theirs" / "merges.txt").write_text("#version: 0.2\na b\n")
+    monkeypatch.setattr(checkpoints.FORMATS["huggingface"], "SHARD_BYTES", 20_000)
+    checkpoints.convert(tmp_path / "theirs", tmp_path / "ours", "native")
+    made = checkpoints.convert(tmp_path / "ours", tmp_path / "again", "huggingface")
+    model, said = transformers.GPT2LMHeadModel.from_pretrained(
+        tmp_path / "again", output_loading_info=True
+    )
+    assert not any(said[key] for key in ("missing_keys", "unexpected_keys", "mismatched_keys"))
+    expected = golden["expected_gpt2"](golden["make_gpt2"]())
+    found = golden["expected_gpt2"](model.eval())
+    np.testing.assert_allclose(found["logits"], expected["logits"], atol=1e-5)
+    np.testing.assert_array_equal(found["greedy"], expected["greedy"])
+    assert made.vocabulary is not None
+    ours, text = open_vocabulary(made.vocabulary), "abba, naïve 🙂\n"
+    for folder in ("theirs", "again"):
+        theirs = transformers.AutoTokenizer.from_pretrained(tmp_path / folder)
+        assert theirs(text)["input_ids"] == ours.encode(text)[:-1].tolist()
+        assert theirs.eos_token_id == ours.eos_id

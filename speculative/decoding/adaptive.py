@@ -1,0 +1,74 @@
+"""How many guesses the next step takes, from how recent ones fared (section 3.5).
+
+The choice depends on the past alone, and Algorithm 1 is exact for any number of guesses, so
+outputs stay the target's own.
+"""
+
+import dataclasses
+
+import jax.numpy as jnp
+import numpy as np
+from jax import Array
+
+from speculative.types import Flags, Rows
+
+
+@dataclasses.dataclass(frozen=True)
+class Adaptive:
+    """Picks gamma for each step; hashable, a static argument of jitted functions.
+
+    Alpha is estimated as (a s + accepted) / (s + tested), the counts fading with every step: the
+    mean of a Beta(a s, (1 - a) s) prior's posterior. The gamma is the one of the largest expected
+    number of tokens (Eq. 1) a unit of time.
+
+    Attributes:
+        gammas: to pick from, ascending; each is a compiled loop.
+        costs: what a step with each takes, gamma c + v(gamma) in target steps.
+        alpha: a, where the estimate begins.
+        strength: s, the guesses that a counts for.
+        memory: the share of the counts that a step leaves.
+
+    Raises:
+        ValueError: a value outside its range.
+    """
+
+    gammas: tuple[int, ...]
+    costs: tuple[float, ...]
+    alpha: float = 0.7
+    strength: float = 8.0
+    memory: float = 0.9
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "gammas", tuple(self.gammas))
+        object.__setattr__(self, "costs", tuple(self.costs))
+        if not self.gammas or min(self.gammas) < 1 or list(self.gammas) != sorted(set(self.gammas)):
+            raise ValueError(
+                f"Adaptive.gammas must be ascending numbers of at least 1 guess, not {self.gammas}."
+            )
+        if len(self.costs) != len(self.gammas) or not all(cost > 0 for cost in self.costs):
+            raise ValueError(
+                f"Adaptive.costs must be a positive number for each of {len(self.gammas)} gammas, "
+                f"not {self.costs}."
+            )
+        if not 0 < self.alpha < 1 or not self.strength > 0 or not 0 <= self.memory <= 1:
+            raise ValueError(
+                "Adaptive.alpha must lie in (0, 1), strength be positive and memory lie in [0, 1], "
+                f"not {self.alpha}, {self.strength} and {self.memory}."
+            )
+
+    def choose(self, counts: Array, live: Flags) -> Array:
+        """The place of the best gamma in `gammas`, for all live [B] rows together.
+
+        `counts` [B, 2] are faded numbers of guesses tested and accepted.
+        """
+        tested, accepted = counts[:, 0], counts[:, 1]
+        alpha = (self.alpha * self.strength + accepted) / (self.strength + tested)
+        powers = np.arange(max(self.gammas) + 1)
+        # Eq. 1 as the sum of a geometric series: 1 + alpha + ... + alpha^gamma.
+        tokens = jnp.cumsum(alpha[:, None] ** powers, axis=1)[:, np.array(self.gammas)]
+        rate = jnp.where(live[:, None], tokens, 0.0).sum(axis=0) / np.array(self.costs)
+        return jnp.argmax(rate).astype(jnp.int32)
+
+    def count(self, counts: Array, tested: Rows, accepted: Rows) -> Array:
+        """The counts [B, 2] after a step that tested and accepted so many guesses [B]."""
+        return self.memory * counts + jnp.stack([tested, accepted], axis=1)

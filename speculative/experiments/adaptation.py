@@ -1,0 +1,164 @@
+"""An adaptive gamma beside every fixed one, on the same texts, in one run."""
+
+import dataclasses
+import json
+import statistics
+from typing import Any
+
+import numpy as np
+from rich.console import Console
+from rich.table import Table
+
+from speculative import theory
+from speculative.decoding import Adaptive
+from speculative.experiments import environment
+from speculative.experiments.settings import RowConfig
+from speculative.experiments.tuning import TURNS, OnProgress
+from speculative.experiments.workload import Workload
+
+GAMMAS = (1, 3, 5, 7)
+"""Fixed numbers of guesses, and those that the adaptive one picks from."""
+
+
+@dataclasses.dataclass
+class Timed:
+    """One way of decoding all texts.
+
+    Attributes:
+        seconds: of all texts, each the median of its rounds, prefill included.
+        tokens: decoded.
+        calls: passes of the target.
+        tested: guesses tested.
+        accepted: guesses accepted.
+    """
+
+    seconds: float = 0.0
+    tokens: int = 0
+    calls: int = 0
+    tested: int = 0
+    accepted: int = 0
+
+    @property
+    def ms_per_token(self) -> float:
+        """Milliseconds a token."""
+        return 1e3 * self.seconds / self.tokens
+
+    @property
+    def tokens_per_call(self) -> float:
+        """What Equation 1 of the paper expects."""
+        return self.tokens / self.calls
+
+
+@dataclasses.dataclass(frozen=True)
+class Adaptation:
+    """The same texts decoded with fixed gammas and with an adaptive one.
+
+    Attributes:
+        config: the row's.
+        rule: how gamma was picked.
+        fixed: by gamma.
+        adaptive: with the gamma that was picked.
+    """
+
+    config: RowConfig
+    rule: Adaptive
+    fixed: dict[int, Timed]
+    adaptive: Timed
+
+    @property
+    def best(self) -> int:
+        """The fixed gamma of the least time a token, known only afterwards."""
+        return min(self.fixed, key=lambda gamma: self.fixed[gamma].ms_per_token)
+
+    @property
+    def ratio(self) -> float:
+        """How many times as fast as the best fixed gamma the adaptive one is."""
+        return self.fixed[self.best].ms_per_token / self.adaptive.ms_per_token
+
+    @property
+    def oracle_tokens(self) -> float:
+        """Tokens a target pass if the gamma of each step were known beforehand (section 3.5)."""
+        return theory.oracle_tokens(self.adaptive.accepted / self.adaptive.tested)
+
+    def to_json(self) -> str:
+        """One line of JSON, with machine, commit and settings."""
+        ways: dict[str, Timed] = {str(gamma): timed for gamma, timed in self.fixed.items()}
+        fields: dict[str, Any] = {
+            name: getattr(self.config, name) for name in ("task", "target", "draft", "temperature")
+        }
+        fields |= {
+            "ways": {
+                name: dataclasses.asdict(timed)
+                for name, timed in (ways | {"adaptive": self.adaptive}).items()
+            },
+            "costs": dict(zip(self.rule.gammas, self.rule.costs, strict=True)),
+            "best_fixed": self.best,
+            "ratio": self.ratio,
+            "oracle_tokens": self.oracle_tokens,
+            "commit": environment.commit(),
+            "device": environment.device(),
+            "gin": self.config.gin(),
+        }
+        return json.dumps(fields, ensure_ascii=False)
+
+
+def adapt(work: Workload, on_progress: OnProgress) -> Adaptation:
+    """Decodes every text with each fixed gamma and with the adaptive one, taking turns.
+
+    The adaptive one is told the measured costs of its steps, and nothing of acceptance.
+
+    Raises:
+        ValueError: logits are not finite.
+    """
+    config, count = work.config, len(work.sources)
+    lengths = [int(work.decode(number, 0)[0].lengths[0]) for number in range(min(4, count))]
+    meter = work.meter(GAMMAS, lengths)
+    for turn in range(TURNS):
+        meter.turn()
+        on_progress("costs", 0.1 * (turn + 1) / TURNS)
+    costs = meter.costs()
+    rule = Adaptive(GAMMAS, tuple(g * costs.c(g) + costs.verify_cost(g) for g in GAMMAS))
+    ways: list[int | Adaptive] = [*GAMMAS, rule]
+    for way in ways:  # Compiled before anything is timed.
+        work.pair.result(work.decode(0, way)[0])
+    timed = [Timed() for _ in ways]
+    for number in range(count):
+        seconds: list[list[float]] = [[] for _ in ways]
+        outputs = {}
+        for turn in range(config.rounds):
+            # Each way follows another one each time, and finds other data in the caches.
+            for place in np.random.default_rng((config.seed, number, turn)).permutation(len(ways)):
+                outputs[place], took = work.decode(number, ways[place])
+                seconds[place].append(took)
+        for place, total in enumerate(timed):
+            result = work.pair.result(outputs[place])
+            total.seconds += statistics.median(seconds[place])
+            total.tokens += len(result.tokens)
+            total.calls += result.target_calls
+            total.tested += result.tested
+            total.accepted += result.accepted
+        on_progress("examples", 0.1 + 0.9 * (number + 1) / count)
+    return Adaptation(config, rule, dict(zip(GAMMAS, timed, strict=False)), timed[-1])
+
+
+def show(found: Adaptation, console: Console) -> None:
+    """Prints each way's time, and how the adaptive one stands beside the best fixed one."""
+    config = found.config
+    shown = Table(
+        title=f"{config.task}, {config.draft}, T = {config.temperature:g}", box=None, pad_edge=False
+    )
+    for head in ("γ", "cost of a step", "tokens/call", "ms/token", "best fixed is 1"):
+        shown.add_column(head, justify="right")
+    least = found.fixed[found.best].ms_per_token
+    costs = dict(zip(found.rule.gammas, found.rule.costs, strict=True))
+    ways = {str(gamma): (f"{costs[gamma]:.2f}", timed) for gamma, timed in found.fixed.items()}
+    for name, (cost, timed) in (ways | {"adaptive": ("", found.adaptive)}).items():
+        numbers = (timed.tokens_per_call, timed.ms_per_token, least / timed.ms_per_token)
+        cells = [f"{numbers[0]:.2f}", f"{numbers[1]:.3f}", f"{numbers[2]:.3f}"]
+        shown.add_row(name, cost, *cells, style="bold" if name == "adaptive" else None)
+    console.print(shown)
+    console.print(
+        f"An oracle's gamma would yield {found.oracle_tokens:.2f} tokens a target pass "
+        "(section 3.5).",
+        highlight=False,
+    )
