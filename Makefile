@@ -17,8 +17,9 @@ help:
 demo: .venv/core.stamp
 	$(BIN)/speculative demo
 
+# As many at once as there are cores, a file at a time: most of the time is compilation.
 test: .venv/dev.stamp
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest -n auto --dist loadfile
 
 test-peers: .venv/peers.stamp
 	$(BIN)/python -m pytest tests/peers

@@ -35,6 +35,7 @@ DEV = [
     "pyright[nodejs]>=1.1.400",
     "pytest>=8.3",
     "pytest-timeout>=2.3",
+    "pytest-xdist>=3.6",
     "ruff>=0.9",
     "scipy>=1.14",
     TOKENIZERS,

@@ -16,13 +16,12 @@ import numpy as np
 
 from speculative import checkpoints
 from speculative.checkpoints.checkpoint import Checkpoint, Tensor, by_name
-from speculative.models import T5Config, named
-from speculative.models import abstract_params
+from speculative.models import Config, abstract_params, named
 
 MIB = 2**20
 
 
-def random_checkpoint(config: T5Config) -> Checkpoint:
+def random_checkpoint(config: Config) -> Checkpoint:
     """Tensors are drawn as they are written."""
     rng = np.random.default_rng(0)
 

@@ -1,8 +1,18 @@
+"""A core for each of several workers, and what tests of many folders share."""
+
+import os
 import pathlib
 
 import pytest
 
-from tests import saved
+# Set before JAX counts the cores: threads of two workers that wait for one another by spinning,
+# as the CPU kernels' do, would take the cores from each other.
+WORKER = os.environ.get("PYTEST_XDIST_WORKER")
+if WORKER and hasattr(os, "sched_setaffinity"):
+    CORES = sorted(os.sched_getaffinity(0))
+    os.sched_setaffinity(0, {CORES[int(WORKER.removeprefix("gw")) % len(CORES)]})
+
+from tests import saved  # noqa: E402
 
 
 @pytest.fixture(scope="session")

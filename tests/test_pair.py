@@ -1,6 +1,8 @@
 """Pairs of either kind, by name: what they encode, what they refuse, and drafts without a model."""
 
 import pathlib
+from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import pytest
@@ -77,7 +79,7 @@ def test_a_language_model_may_begin_with_nothing(folder: pathlib.Path) -> None:
 
 def test_the_end_of_a_long_prompt_is_kept(folder: pathlib.Path) -> None:
     pair = language_model(folder)
-    text = "word " * 300 + TEXT * 30
+    text = "word " * 600 + TEXT
     with pytest.raises(ValueError, match="the limit is 512"):
         pair.encode(text)
     kept = np.asarray(pair.encode(text, truncate=True))[0]
@@ -93,6 +95,7 @@ def test_too_few_positions_are_told(
 ) -> None:
     """Of the target (96), or of its draft (80)."""
     pair = load(str(folder / "gpt"), str(folder / "gpt_draft") if draft == "model" else draft)
+    decode: Callable[..., Any]
     for decode in (pair.generate, pair.stream):
         with pytest.raises(ValueError, match=rf"positions, but .* needs {needed}"):
             decode(TEXT, **settings)

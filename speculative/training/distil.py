@@ -17,7 +17,8 @@ from speculative.training import outputs
 from speculative.training.examples import load
 from speculative.training.loop import Metrics, TrainConfig, fit
 from speculative.training.train import Files, initial, teacher_forced
-from speculative.types import PyTree
+from speculative.types import EOS_ID, PyTree
+from speculative.vocabulary import open_vocabulary
 
 WRITTEN = {"greedy": 0.0, "sampled": 1.0}
 """How the target writes, and at which temperature: a draft meets both prefixes in use."""
@@ -75,6 +76,7 @@ def write_texts(
     max_length: int,
     batch_size: int,
     deadline: float | None = None,
+    eos_id: int = EOS_ID,
 ) -> bool:
     """Writes `<name>_greedy.npz` and `<name>_sampled.npz` for the inputs of every file.
 
@@ -93,7 +95,8 @@ def write_texts(
                 continue
             if deadline is not None and time.monotonic() > deadline:
                 return False
-            decoding = Decoding(target.vocab_size, Sampling(temperature), max_length=max_length)
+            sampling = Sampling(temperature)
+            decoding = Decoding(target.vocab_size, sampling, 0, max_length, eos_id)
             began = time.monotonic()
             written = outputs.write(target, params, examples, decoding, batch_size=batch_size)
             (outputs.joined(written) if target.continues else written).save(path)
@@ -168,9 +171,9 @@ def distil(
     target_params = jax.tree.map(jnp.asarray, target_params)
     data_dir, text_dir = pathlib.Path(data_dir), pathlib.Path(work_dir) / "texts"
     names = [*files.train, *files.held_out]
-    if not write_texts(
-        target, target_params, names, data_dir, text_dir, max_length, generation_batch, deadline
-    ):
+    sizes = (max_length, generation_batch)
+    eos_id = open_vocabulary(vocabulary).eos_id
+    if not write_texts(target, target_params, names, data_dir, text_dir, *sizes, deadline, eos_id):
         return False
     others = {str((data_dir / name).absolute()): w for name, w in (references or {}).items()}
     written = Files(

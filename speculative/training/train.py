@@ -236,7 +236,7 @@ def train(
         stored = model.replace(dtype="float32", dropout_rate=0.0)  # Both are of training alone.
         native.save(out_dir, stored, params, pieces.path, storage, pieces.extra_ids)
     saved, params = native.load(out_dir)
-    decoding = Decoding(pieces.size, Sampling(0.0), max_length=max_length)
+    decoding = Decoding(pieces.size, Sampling(0.0), 0, max_length, pieces.eos_id)
     for name, examples in references.items():
         path = work_dir / f"{name}_greedy.npz"
         if not path.exists():

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from speculative.models import kernels
+from speculative.models import T5Config, kernels
 from speculative.models.config import ACTIVATIONS
 from speculative.models.layers import FEW, LayerNorm, packed_product
 
@@ -149,7 +149,7 @@ def test_callers_on_several_threads_do_not_disturb_each_other() -> None:
 def test_the_product_of_xla(positions: int) -> None:
     kernel, x = jnp.asarray(numbers(6, 10)), numbers(1, positions, 6)
     add = jnp.asarray(numbers(1, positions, 10))
-    layer_norm = LayerNorm(6, "float32")
+    layer_norm = LayerNorm(T5Config(10, 6, 1, 6, 6, 1, 1))
     params = {"params": {"scale": 1 + 0.2 * numbers(6)}}
 
     def multiply(module: LayerNorm, x: jax.Array) -> jax.Array:

@@ -17,7 +17,7 @@ from speculative.checkpoints import native
 from speculative.checkpoints.checkpoint import read_settings
 from speculative.decoding import Decoding
 from speculative.experiments import settings, sweep, weights
-from speculative.models import T5, T5Config, named
+from speculative.models import T5, T5Config, model_of, named
 from speculative.sampling import Sampling
 from speculative.training import data, distil, launch, outputs
 from speculative.training import examples as examples_lib
@@ -105,7 +105,7 @@ def test_a_draft_learns_from_a_target(tmp_path: pathlib.Path, model: T5Config) -
     saved, target = native.load(tmp_path / "target")
     held = examples_lib.load(tmp_path / "work" / "texts" / "held_sampled.npz")
     alpha = tokens = 0.0
-    objective = distil.Distillation(T5(config), T5(saved))
+    objective = distil.Distillation(model_of(config), model_of(saved))
     batches = data.Mixture([(held, 1.0)], 8, tiny.SOURCE, tiny.TARGET).once()
     for batch in tiny.on_device(batches):
         alpha += float(objective(draft, target, batch, None)[1]["alpha"])
