@@ -27,7 +27,7 @@ NOTHING = lambda what, share: None  # noqa: E731
 class Pieces:
     """Numbers as words, for the toy's four tokens."""
 
-    size = toy.VOCABULARY
+    size, eos_id = toy.VOCABULARY, toy.EOS
 
     def decode(self, tokens: list[int]) -> str:
         return " ".join(map(str, tokens))
@@ -67,7 +67,7 @@ def residual_from_p(p, q):
     return p
 
 
-def never_reject(guesses, p, q, accept_uniform, correct_uniform):
+def never_reject(guesses, p, q, accept_uniform, correct_uniform, lenience):
     accepted = jnp.full(guesses.shape[:1], guesses.shape[1], jnp.int32)
     return accepted, verification.categorical(p[:, -1], correct_uniform[:, -1])
 
