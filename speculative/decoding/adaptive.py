@@ -35,8 +35,8 @@ class Adaptive:
     gammas: tuple[int, ...]
     costs: tuple[float, ...]
     alpha: float = 0.7
-    strength: float = 8.0
-    memory: float = 0.9
+    strength: float = 64.0
+    memory: float = 0.98
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "gammas", tuple(self.gammas))

@@ -62,7 +62,8 @@ class Progress:
     """A generation under way.
 
     The target's cache holds the first token and all emitted tokens but the newest, which is
-    `last`; that is `lengths` tokens, beside a prompt. `counts` [B, 2] are what `Adaptive` keeps.
+    `last`; that is `lengths` tokens, beside a prompt. `counts` [B, 2] are what `Adaptive` keeps,
+    `pick` the place of the gamma that it picks for the next step.
     """
 
     target: Any
@@ -76,6 +77,7 @@ class Progress:
     accepted: Rows
     finite: Flags
     counts: Array
+    pick: Array
 
 
 @struct.dataclass
@@ -104,7 +106,7 @@ def start(
 ) -> Progress:
     """Both models' states before the first token, for inputs [B, S]."""
     batch = inputs.shape[0]
-    zeros = jnp.zeros(batch, jnp.int32)
+    zeros, counts = jnp.zeros(batch, jnp.int32), jnp.zeros((batch, 2))
     target, draft = models.target.start(params.target, inputs, cache_length), ()
     if models.draft:
         draft = models.draft.start(params.draft, inputs, cache_length, target)
@@ -119,7 +121,8 @@ def start(
         tested=zeros,
         accepted=zeros,
         finite=jnp.ones(batch, bool),
-        counts=jnp.zeros((batch, 2)),
+        counts=counts,
+        pick=config.adaptive.choose(counts, jnp.ones(batch, bool)) if config.adaptive else zeros[0],
     )
 
 
@@ -195,9 +198,10 @@ def step(
     finite = progress.finite & (jnp.isfinite(peak).all(axis=1) | progress.finished)
     tested = jnp.minimum(jnp.minimum(accepted + 1, gamma), count)
     stood = jnp.minimum(accepted, count)
-    counts = progress.counts
+    counts, pick = progress.counts, progress.pick
     if config.adaptive:
         counts = config.adaptive.count(counts, tested, stood)
+        pick = config.adaptive.choose(counts, ~finished)
     progress = Progress(
         target=models.target.rewind(target, lengths),
         draft=models.draft.commit(proposal, accepted) if models.draft and proposal else (),
@@ -210,6 +214,7 @@ def step(
         accepted=progress.accepted + stood,
         finite=finite,
         counts=counts,
+        pick=pick,
     )
     return progress, Step(block, count, guesses, accepted, finished, finite)
 
@@ -254,8 +259,7 @@ def _steps(
         for place, gamma in enumerate(adaptive.gammas):
 
             def picked(progress: Progress, place: int = place) -> Array:
-                choice = adaptive.choose(progress.counts, ~progress.finished)
-                return runs(progress) & (choice == place)
+                return runs(progress) & (progress.pick == place)
 
             def body(progress: Progress, gamma: int = gamma) -> Progress:
                 return step(models, params, progress, draws, config, gamma)[0]

@@ -13,11 +13,14 @@ from speculative import theory
 from speculative.decoding import Adaptive
 from speculative.experiments import environment
 from speculative.experiments.settings import RowConfig
-from speculative.experiments.tuning import TURNS, OnProgress
+from speculative.experiments.tuning import OnProgress
 from speculative.experiments.workload import Workload
 
 GAMMAS = (1, 3, 5, 7)
 """Fixed numbers of guesses, and those that the adaptive one picks from."""
+
+TURNS = 15
+"""Of timing costs: they are all that the adaptive gamma is told, so their noise is its own."""
 
 
 @dataclasses.dataclass
@@ -39,11 +42,6 @@ class Timed:
     accepted: int = 0
 
     @property
-    def ms_per_token(self) -> float:
-        """Milliseconds a token."""
-        return 1e3 * self.seconds / self.tokens
-
-    @property
     def tokens_per_call(self) -> float:
         """What Equation 1 of the paper expects."""
         return self.tokens / self.calls
@@ -56,24 +54,39 @@ class Adaptation:
     Attributes:
         config: the row's.
         rule: how gamma was picked.
+        texts: how many.
+        prefill: seconds of a text, of target and draft together.
         fixed: by gamma.
         adaptive: with the gamma that was picked.
     """
 
     config: RowConfig
     rule: Adaptive
+    texts: int
+    prefill: float
     fixed: dict[int, Timed]
     adaptive: Timed
+
+    def ms_per_token(self, timed: Timed) -> float:
+        """Milliseconds a token of a text of the same length for all ways, prefill included.
+
+        At temperatures above 0 each way writes other texts, over whose tokens the prefill, which
+        no gamma changes, would spread by chance.
+        """
+        ways = [*self.fixed.values(), self.adaptive]
+        length = sum(way.tokens for way in ways) / len(ways) / self.texts
+        stepping = timed.seconds - self.texts * self.prefill
+        return 1e3 * (self.prefill / length + stepping / timed.tokens)
 
     @property
     def best(self) -> int:
         """The fixed gamma of the least time a token, known only afterwards."""
-        return min(self.fixed, key=lambda gamma: self.fixed[gamma].ms_per_token)
+        return min(self.fixed, key=lambda gamma: self.ms_per_token(self.fixed[gamma]))
 
     @property
     def ratio(self) -> float:
         """How many times as fast as the best fixed gamma the adaptive one is."""
-        return self.fixed[self.best].ms_per_token / self.adaptive.ms_per_token
+        return self.ms_per_token(self.fixed[self.best]) / self.ms_per_token(self.adaptive)
 
     @property
     def oracle_tokens(self) -> float:
@@ -88,10 +101,11 @@ class Adaptation:
         }
         fields |= {
             "ways": {
-                name: dataclasses.asdict(timed)
+                name: dataclasses.asdict(timed) | {"ms_per_token": self.ms_per_token(timed)}
                 for name, timed in (ways | {"adaptive": self.adaptive}).items()
             },
             "costs": dict(zip(self.rule.gammas, self.rule.costs, strict=True)),
+            "prefill": self.prefill,
             "best_fixed": self.best,
             "ratio": self.ratio,
             "oracle_tokens": self.oracle_tokens,
@@ -138,7 +152,9 @@ def adapt(work: Workload, on_progress: OnProgress) -> Adaptation:
             total.tested += result.tested
             total.accepted += result.accepted
         on_progress("examples", 0.1 + 0.9 * (number + 1) / count)
-    return Adaptation(config, rule, dict(zip(GAMMAS, timed, strict=False)), timed[-1])
+    prefill = 1e-3 * (costs.ms_prefill_target + costs.ms_prefill_draft)
+    fixed = dict(zip(GAMMAS, timed, strict=False))
+    return Adaptation(config, rule, count, prefill, fixed, timed[-1])
 
 
 def show(found: Adaptation, console: Console) -> None:
@@ -149,12 +165,12 @@ def show(found: Adaptation, console: Console) -> None:
     )
     for head in ("γ", "cost of a step", "tokens/call", "ms/token", "best fixed is 1"):
         shown.add_column(head, justify="right")
-    least = found.fixed[found.best].ms_per_token
+    least = found.ms_per_token(found.fixed[found.best])
     costs = dict(zip(found.rule.gammas, found.rule.costs, strict=True))
     ways = {str(gamma): (f"{costs[gamma]:.2f}", timed) for gamma, timed in found.fixed.items()}
     for name, (cost, timed) in (ways | {"adaptive": ("", found.adaptive)}).items():
-        numbers = (timed.tokens_per_call, timed.ms_per_token, least / timed.ms_per_token)
-        cells = [f"{numbers[0]:.2f}", f"{numbers[1]:.3f}", f"{numbers[2]:.3f}"]
+        ms = found.ms_per_token(timed)
+        cells = [f"{timed.tokens_per_call:.2f}", f"{ms:.3f}", f"{least / ms:.3f}"]
         shown.add_row(name, cost, *cells, style="bold" if name == "adaptive" else None)
     console.print(shown)
     console.print(
