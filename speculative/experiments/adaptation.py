@@ -16,7 +16,7 @@ from speculative.experiments.settings import RowConfig
 from speculative.experiments.tuning import OnProgress
 from speculative.experiments.workload import Workload
 
-GAMMAS = (1, 3, 5, 7)
+GAMMAS: tuple[int, ...] = (1, 3, 5, 7)
 """Fixed numbers of guesses, and those that the adaptive one picks from."""
 
 TURNS = 15
