@@ -172,7 +172,11 @@ def test_prompts_of_a_task_in_tfds(stored) -> None:
         Prompt("summarize: Rain", "It rains ."),
     ]
     assert load_prompts("cnn_dailymail_v002", 1) == found[:1]
-    assert {prompt.source for prompt in load_prompts("lm1b")} == {""}
+    # A language model goes on from the first half of a text.
+    assert {(prompt.source, prompt.reference) for prompt in load_prompts("lm1b")} == {
+        ("The boat", "sank ."),
+        ("Prices", "rose ."),
+    }
 
 
 @pytest.mark.filterwarnings("ignore")
