@@ -47,7 +47,7 @@ PEERS = ["torch>=2.6", "transformers>=4.50"]
 setup(
     name="speculative",
     version="0.1.0",
-    description="Exact speculative decoding of T5 in JAX and Flax",
+    description="Exact speculative decoding of T5 and GPTs in JAX and Flax",
     long_description=(Path(__file__).parent / "README.md").read_text(encoding="utf-8"),
     long_description_content_type="text/markdown",
     license="Apache-2.0",
