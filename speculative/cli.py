@@ -44,7 +44,9 @@ def _parser() -> argparse.ArgumentParser:
     from speculative import __version__
 
     parser = _Parser(
-        prog="speculative", description="Exact speculative decoding of T5 and GPTs.", allow_abbrev=False
+        prog="speculative",
+        description="Exact speculative decoding of T5 and GPTs.",
+        allow_abbrev=False,
     )
     parser.add_argument("--version", action="version", version=f"speculative {__version__}")
     commands = parser.add_subparsers(dest="command", required=True, metavar="command")
