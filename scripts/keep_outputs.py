@@ -12,6 +12,7 @@ import pathlib
 
 from speculative import checkpoints
 from speculative.drafts import suffix
+from speculative.drafts.named import PAST_OUTPUTS
 from speculative.training import examples
 from speculative.vocabulary import open_vocabulary
 
@@ -26,7 +27,7 @@ def main() -> None:
     parser.add_argument(
         "--output",
         type=pathlib.Path,
-        default=checkpoints.SHIPPED["debian_target"] / "past_outputs.npz",
+        default=checkpoints.SHIPPED["debian_target"] / PAST_OUTPUTS,
     )
     arguments = parser.parse_args()
     try:

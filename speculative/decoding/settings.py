@@ -54,7 +54,6 @@ class Decoding:
             raise ValueError(
                 f"lenience must be a number in (0, 1], not {self.lenience}; 1 keeps decoding exact."
             )
-
         if self.adaptive and self.gamma != max(self.adaptive.gammas):
             raise ValueError(
                 f"gamma must be the most that Adaptive.gammas {self.adaptive.gammas} may pick, not "

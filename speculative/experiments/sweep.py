@@ -138,9 +138,7 @@ def tuning(config: RowConfig) -> tuple[Tuning, Independence]:
     Raises:
         ValueError: acceptance is simulated, or as `weights.Loader` and `workload`.
     """
-    if config.simulated_alpha is not None:
-        raise ValueError("A simulated alpha is nothing to tune by; give real models.")
-    work = _work(config)
+    work = _work(config, "A simulated alpha is nothing to tune by; give real models.")
     with progress.alone(config.task) as told:
         found = tune(work, TUNED, told)
         steps = []
@@ -158,9 +156,7 @@ def adaptation(config: RowConfig, output: pathlib.Path) -> Adaptation:
     Raises:
         ValueError: acceptance is simulated, or as `weights.Loader` and `workload`.
     """
-    if config.simulated_alpha is not None:
-        raise ValueError("A simulated alpha is nothing to adapt to; give real models.")
-    work = _work(config)
+    work = _work(config, "A simulated alpha is nothing to adapt to; give real models.")
     with progress.alone(config.task) as told:
         found = adapt(work, told)
     lines.append(output, found.to_json())
@@ -178,16 +174,18 @@ def certify(config: RowConfig, samples: int, false_alarm: float) -> Certificate:
             f"Lenient outputs are not the target's own, and lenience is {config.lenience}; only "
             "at 1 is there anything to prove."
         )
-    if config.simulated_alpha is not None:
-        raise ValueError("Where acceptance is simulated, outputs are not exact; give real models.")
-    work = _work(config)
+    refusal = "Where acceptance is simulated, outputs are not exact; give real models."
+    work = _work(config, refusal)
     with progress.alone(config.task) as told:
         batch = plan.batch(config, certificate.BATCH)
         gamma = config.gamma or GAMMA
         return certificate.certify(work, gamma, samples, batch, false_alarm, told)
 
 
-def _work(config: RowConfig) -> Workload:
+def _work(config: RowConfig, refusal: str) -> Workload:
+    """A row ready to decode; `refusal` is said where its acceptance is simulated."""
+    if config.simulated_alpha is not None:
+        raise ValueError(refusal)
     plan.require(config)
     prompts = _prompts(config)
     return workload(weights.Loader()(config), config, prompts)

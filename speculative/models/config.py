@@ -1,14 +1,27 @@
 """The shapes of models, and the shapes that have names."""
 
 import dataclasses
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Self
 
 ACTIVATIONS = ("gelu", "relu", "linear")
 """In the order of `Activation` in kernels.cc."""
 
 
+class _Sizes:
+    """What configurations of either kind can do."""
+
+    def replace(self, **changes: Any) -> Self:
+        """The same configuration with some fields changed."""
+        return dataclasses.replace(self, **changes)  # pyright: ignore[reportArgumentType]
+
+    def to_json(self) -> dict[str, Any]:
+        """The fields as JSON-ready values."""
+        fields = dataclasses.asdict(self)  # pyright: ignore[reportArgumentType]
+        return fields | {"mlp_activations": list(fields["mlp_activations"])}
+
+
 @dataclasses.dataclass(frozen=True)
-class T5Config:
+class T5Config(_Sizes):
     """The sizes of a T5 encoder-decoder; field names are T5X's.
 
     Attributes:
@@ -56,17 +69,9 @@ class T5Config:
                 f"{self.num_encoder_layers} and {self.source_dim}."
             )
 
-    def replace(self, **changes: Any) -> "T5Config":
-        """The same configuration with some fields changed."""
-        return dataclasses.replace(self, **changes)
-
-    def to_json(self) -> dict[str, Any]:
-        """The fields as JSON-ready values."""
-        return dataclasses.asdict(self) | {"mlp_activations": list(self.mlp_activations)}
-
 
 @dataclasses.dataclass(frozen=True)
-class DecoderOnlyConfig:
+class DecoderOnlyConfig(_Sizes):
     """The sizes of a decoder-only model: a GPT's, or a LaMDA's, whose layers are T5's.
 
     Attributes:
@@ -116,14 +121,6 @@ class DecoderOnlyConfig:
     def gpt(self) -> bool:
         """Whether norms have a mean and a shift, projections a bias, and attention a scale."""
         return self.max_positions > 0
-
-    def replace(self, **changes: Any) -> "DecoderOnlyConfig":
-        """The same configuration with some fields changed."""
-        return dataclasses.replace(self, **changes)
-
-    def to_json(self) -> dict[str, Any]:
-        """The fields as JSON-ready values."""
-        return dataclasses.asdict(self) | {"mlp_activations": list(self.mlp_activations)}
 
 
 Config = T5Config | DecoderOnlyConfig

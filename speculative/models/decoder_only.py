@@ -23,6 +23,7 @@ from speculative.models.layers import (
     Mlp,
     RelativeBias,
     causal_bias,
+    masked,
     same_segment,
     tied_logits,
 )
@@ -156,9 +157,8 @@ class Transformer(nn.Module):
         seen = inputs != PADDING
         places = jnp.arange(inputs.shape[1])
         x = self.decoder.placed(self._embed(jnp.where(seen, inputs, 0)), places[None])
-        alike = jnp.zeros_like(inputs)
         # Padding comes last: what it writes is masked until other tokens take its place.
-        _, state = self.decoder(x, same_segment(alike, alike, places[:, None] >= places))
+        _, state = self.decoder(x, masked(places[:, None] >= places)[None, None])
         room = ((0, 0), (0, cache_length), (0, 0))
         keys, values = (
             tuple(jnp.pad(entry, room) for entry in entries)
