@@ -19,7 +19,7 @@ from speculative.experiments.workload import Workload
 GAMMAS: tuple[int, ...] = (1, 3, 5, 7)
 """Fixed numbers of guesses, and those that the adaptive one picks from."""
 
-TURNS = 15
+TURNS = 40
 """Of timing costs: they are all that the adaptive gamma is told, so their noise is its own."""
 
 

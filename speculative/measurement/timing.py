@@ -111,8 +111,9 @@ class _Rejected:
 class CostMeter:
     """Times every kind of step of a pair, one after the other, over and over.
 
-    A machine that slows down then slows all of them; what is given is the median of each kind.
-    Whoever times something else beside puts ticks in between, for the same reason.
+    A machine that slows down then slows all of them, and each kind's share of its turn stays as
+    it was: what is given is the median share of the median turn. Whoever times something else
+    beside puts ticks in between, for the same reason.
     """
 
     def __init__(
@@ -169,8 +170,14 @@ class CostMeter:
         return min(map(len, self._seconds.values()))
 
     def costs(self) -> Costs:
-        """The medians of all times so far; each kind must have been timed."""
-        ms = {kind: 1e3 * statistics.median(values) for kind, values in self._seconds.items()}
+        """From all whole turns so far, of which there must be one."""
+        turns = list(zip(*self._seconds.values(), strict=False))
+        turn = 1e3 * statistics.median(map(sum, turns))
+        shares = zip(*([time / sum(times) for time in times] for times in turns), strict=True)
+        ms = {
+            kind: turn * statistics.median(share)
+            for kind, share in zip(self._seconds, shares, strict=True)
+        }
         verify = {gamma: ms["verify", gamma] / ITERATIONS for gamma in self._gammas}
         step = {gamma: ms["step", gamma] / ITERATIONS for gamma in self._gammas}
         return Costs(

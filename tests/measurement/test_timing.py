@@ -1,7 +1,7 @@
 """That what is timed is what decoding does, and what is made of the times."""
 
 import itertools
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import jax.numpy as jnp
@@ -78,33 +78,46 @@ def test_a_timed_step_drafts_and_keeps_none_of_it(temperature: float) -> None:
     assert int(progress.lengths[0]) == 0
 
 
-def test_the_costs_of_a_clock_that_is_known(monkeypatch: pytest.MonkeyPatch) -> None:
+Clock = Callable[[Mapping[tuple[str, int], Callable[[int], float]]], list[tuple[str, int]]]
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    """Makes each kind take the seconds of its call, and gives the order in which they ran."""
+
+    def made(seconds: Mapping[tuple[str, int], Callable[[int], float]]) -> list[tuple[str, int]]:
+        now, order = 0.0, []
+
+        def kind(name: tuple[str, int]) -> Callable[[], np.ndarray]:
+            def run() -> np.ndarray:
+                nonlocal now
+                now += seconds[name](order.count(name))
+                order.append(name)
+                return np.zeros(1)
+
+            return run
+
+        monkeypatch.setattr(timing, "_kinds", lambda *a: {name: kind(name) for name in seconds})
+        monkeypatch.setattr(timing.time, "perf_counter", lambda: now)
+        return order
+
+    return made
+
+
+COSTS = {
+    ("prefill target", 0): 0.020,
+    ("prefill draft", 0): 0.004,
+    ("verify", 0): 0.032,
+    ("verify", 3): 0.040,
+    ("step", 3): 0.052,
+    ("verify", 7): 0.048,
+    ("step", 7): 0.072,
+}
+
+
+def test_the_costs_of_a_clock_that_is_known(clock: Clock) -> None:
     """Seconds by kind; one turn of five is slow, which a median does not see."""
-    now = 0.0
-    costs = {
-        ("prefill target", 0): 0.020,
-        ("prefill draft", 0): 0.004,
-        ("verify", 0): 0.032,
-        ("verify", 3): 0.040,
-        ("step", 3): 0.052,
-        ("verify", 7): 0.048,
-        ("step", 7): 0.072,
-    }
-    calls = dict.fromkeys(costs, 0)
-    order: list[tuple[str, int]] = []
-
-    def kind(name: tuple[str, int]) -> Callable[[], np.ndarray]:
-        def run() -> np.ndarray:
-            nonlocal now
-            calls[name] += 1
-            order.append(name)
-            now += costs[name] * (100 if calls[name] == 3 else 1)
-            return np.zeros(1)
-
-        return run
-
-    monkeypatch.setattr(timing, "_kinds", lambda *a: {name: kind(name) for name in costs})
-    monkeypatch.setattr(timing.time, "perf_counter", lambda: now)
+    order = clock({kind: lambda i, s=s: s * (100 if i == 3 else 1) for kind, s in COSTS.items()})
     found = measure((), Sampling(), (3, 7), TURNS)
     assert found.ms_prefill_target == pytest.approx(20)
     assert found.ms_prefill_draft == pytest.approx(4)
@@ -114,8 +127,23 @@ def test_the_costs_of_a_clock_that_is_known(monkeypatch: pytest.MonkeyPatch) -> 
     assert found.ms_draft_step(7) == pytest.approx(24 / 7 / ITERATIONS)
     assert found.verify_cost(3) == pytest.approx(40 / 32)
     assert found.verify_cost(7) == pytest.approx(48 / 32)
-    assert sorted(order[: len(costs)]) == sorted(costs)
-    assert order[len(costs) :] == list(costs) * TURNS
+    assert sorted(order[: len(COSTS)]) == sorted(COSTS)
+    assert order[len(COSTS) :] == list(COSTS) * TURNS
+
+
+def test_a_machine_that_grows_slower_leaves_every_ratio_as_it_is(clock: Clock) -> None:
+    """Each turn takes twice the last; one pause falls into another kind in every turn but one."""
+    kinds = list(COSTS)
+
+    def seconds(kind: tuple[str, int]) -> Callable[[int], float]:
+        pause = 1 + kinds.index(kind)
+        return lambda i: COSTS[kind] * 2**i + (0.001 if i == pause else 0.0)
+
+    clock({kind: seconds(kind) for kind in kinds})
+    found = measure((), Sampling(), (3, 7), len(kinds) + 1)
+    assert found.verify_cost(3) == pytest.approx(40 / 32, rel=1e-2)
+    assert found.verify_cost(7) == pytest.approx(48 / 32, rel=1e-2)
+    assert found.c(7) == pytest.approx(24 / 7 / 32, rel=3e-2)
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
@@ -126,11 +154,11 @@ def test_a_whole_measurement_of_a_toy_pair(temperature: float) -> None:
     assert found.ms_proposal[2] >= 0
 
 
-def test_a_proposal_never_costs_less_than_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As rounding may have it for one that is free: 2 ms a step, 3 to verify, 2.9 for both."""
-    medians = iter([1.0, 1.0, 2.0, 3.0, 2.9])
-    monkeypatch.setattr(timing.statistics, "median", lambda values: next(medians))
-    assert measure(toy.params(toy.near_table()), Sampling(0.0), (2,), 1).c(2) == 0
+def test_a_proposal_never_costs_less_than_nothing(clock: Clock) -> None:
+    """As rounding may have it for one that is free: 3 ms to verify, 2.9 with its proposal."""
+    kinds = [("prefill target", 0), ("prefill draft", 0), ("verify", 0), ("verify", 2), ("step", 2)]
+    clock({kind: lambda i, s=s: s for kind, s in zip(kinds, (1, 1, 2, 3, 2.9), strict=True)})
+    assert measure((), Sampling(0.0), (2,), 1).c(2) == 0
 
 
 @pytest.mark.parametrize(
