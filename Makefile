@@ -9,7 +9,7 @@ INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c c
 help:
 	@echo "make demo    decode with the shipped T5 pair and print the paper's Tables 2 and 4 for it"
 	@echo "make test    run the whole test suite"
-	@echo "make test-peers  compare with the installed transformers (brings torch)"
+	@echo "make test-peers  compare with the installed transformers and CTranslate2 (brings torch)"
 	@echo "make check   lint, formatting and types"
 	@echo "make clean   remove .venv and what building and testing left behind"
 	@echo "PYTHON=...   the interpreter to build .venv with (3.11 or newer; default python3)"
@@ -42,7 +42,7 @@ clean:
 	@touch $@
 
 .venv/peers.stamp: .venv/dev.stamp
-	@echo "Installing torch and transformers into .venv (once; a few minutes) ..."
+	@echo "Installing torch, transformers and CTranslate2 into .venv (once; a few minutes) ..."
 	@$(INSTALL) -e '.[peers]'
 	@touch $@
 

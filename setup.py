@@ -42,7 +42,7 @@ DEV = [
 ]
 
 # What the package is compared with; never needed to run it.
-PEERS = ["torch>=2.6", "transformers>=4.50"]
+PEERS = ["torch>=2.6", "transformers>=4.50", "ctranslate2>=4.5"]
 
 setup(
     name="speculative",

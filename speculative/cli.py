@@ -6,12 +6,12 @@ import sys
 from collections.abc import Sequence
 from typing import NoReturn
 
-from speculative.commands import convert, decode, tables
+from speculative.commands import bench, convert, decode, tables
 
 USAGE_ERROR, INTERRUPTED, CLOSED_PIPE = 2, 130, 141
 """Exit codes; the last two are a shell's own for SIGINT and SIGPIPE."""
 
-COMMANDS = decode.COMMANDS | tables.COMMANDS | convert.COMMANDS
+COMMANDS = decode.COMMANDS | tables.COMMANDS | bench.COMMANDS | convert.COMMANDS
 
 
 class _Parser(argparse.ArgumentParser):

@@ -14,6 +14,9 @@ if TYPE_CHECKING:
 DEMO = "demo"
 """In place of a folder of checkpoints: the pair that ships."""
 
+PAPER = "paper"
+"""In place of a chance of acceptance: that of the paper's own row."""
+
 ROWS = pathlib.Path(__file__).parents[2] / "configs" / "runs"
 SHIPPED_ROW = str(ROWS / "table2" / "debian_ende_t0.gin")
 
@@ -27,9 +30,10 @@ def _add_models(parser: argparse.ArgumentParser) -> None:
     models.add_argument("--weights", choices=["random"], help="true sizes, no checkpoints")
     add(
         "--simulated_alpha",
-        type=float,
+        type=_chance,
         metavar="A",
-        help="accept guesses with this chance: times alone are real",
+        help="accept guesses with this chance, or with each row's in the paper: times alone are "
+        "real",
     )
     add("--vocabulary", metavar="FILE", help="SentencePiece model, where a checkpoint has none")
     add("--dtype", choices=DTYPES, help="of weights and products (as configured)")
@@ -46,6 +50,30 @@ def _add_texts(parser: argparse.ArgumentParser) -> None:
     )
     add("--limit", type=whole(1, 10**6), metavar="N", help="examples a row (as configured)")
     add("--seed", type=whole(0, MAX_SEED), help="of all random numbers (as configured)")
+
+
+def _chance(text: str) -> float | str:
+    """A number, or the word `PAPER`."""
+    return text if text == PAPER else float(text)
+
+
+def _changed(options: argparse.Namespace, config: "RowConfig") -> "RowConfig":
+    """A row as the options change it.
+
+    Raises:
+        ValueError: a value out of its range, or the paper has no such row to take alpha from.
+    """
+    from speculative.experiments import run
+
+    changes = _changes(options, config.task)
+    if options.simulated_alpha == PAPER:
+        changes["simulated_alpha"] = run.paper_numbers(config)[0]
+        if changes["simulated_alpha"] is None:
+            raise ValueError(
+                f"The paper has no alpha for {config.task} with {config.draft}; give a number "
+                "(--simulated_alpha=A)."
+            )
+    return dataclasses.replace(config, **changes)
 
 
 def _changes(options: argparse.Namespace, task: str) -> dict[str, Any]:
@@ -75,21 +103,24 @@ def _add_row(parser: argparse.ArgumentParser, default: str | None = SHIPPED_ROW)
     add = parser.add_argument
     shown = f" ({default})" if default else ""
     add("--gin_file", required=default is None, default=default, help="the row" + shown)
-    add(
+    _add_bindings(parser, "it")
+    _add_models(parser)
+
+
+def _add_bindings(parser: argparse.ArgumentParser, what: str) -> None:
+    parser.add_argument(
         "--gin",
         action="append",
         default=[],
         metavar="BINDING",
-        help="a binding that overrides it, like 'RowConfig.gamma = 3'",
+        help=f"a binding that overrides {what}, like 'RowConfig.gamma = 3'",
     )
-    _add_models(parser)
 
 
 def _row(options: argparse.Namespace) -> "RowConfig":
     from speculative.experiments import settings
 
-    config = settings.parse(options.gin_file, options.gin)
-    return dataclasses.replace(config, **_changes(options, config.task))
+    return _changed(options, settings.parse(options.gin_file, options.gin))
 
 
 def _add_run(parser: argparse.ArgumentParser) -> None:
@@ -108,6 +139,7 @@ def _run(options: argparse.Namespace) -> None:
 
 def _add_table(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("table", help="of the paper: 1, 2, 3 or 5; 4 has the rows of 2")
+    _add_bindings(parser, "each row")
     _add_models(parser)
     _add_texts(parser)
     parser.add_argument("--output_dir", metavar="DIR", help="(results/tableN)")
@@ -122,12 +154,13 @@ def _table(options: argparse.Namespace) -> None:
         report.show_theory(figures.table_1(), Console())
         return
     table = "2" if options.table == "4" else options.table
-    configs = {sweep.experiment(file): settings.parse(file) for file in sweep.rows(table)}
+    configs = {
+        sweep.experiment(file): settings.parse(file, options.gin) for file in sweep.rows(table)
+    }
     demo = options.checkpoints == DEMO
     configs = {name: config for name, config in configs.items() if sweep.shipped(config) == demo}
     _require_task_of_files(options, {config.task for config in configs.values()})
-    for name, config in configs.items():
-        configs[name] = dataclasses.replace(config, **_changes(options, config.task))
+    configs = {name: _changed(options, config) for name, config in configs.items()}
     if not configs:
         raise ValueError(
             f"Table {table} has no row for these checkpoints; give a folder of checkpoints, or "

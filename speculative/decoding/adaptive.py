@@ -5,11 +5,13 @@ outputs stay the target's own.
 """
 
 import dataclasses
+import functools
 
 import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
+from speculative import theory
 from speculative.types import Flags, Rows
 
 
@@ -61,13 +63,27 @@ class Adaptive:
 
         `counts` [B, 2] are faded numbers of guesses tested and accepted.
         """
-        tested, accepted = counts[:, 0], counts[:, 1]
+        tested, accepted = jnp.where(live[:, None], counts, 0.0).sum(axis=0)
         alpha = (self.alpha * self.strength + accepted) / (self.strength + tested)
-        powers = np.arange(max(self.gammas) + 1)
-        # Eq. 1 as the sum of a geometric series: 1 + alpha + ... + alpha^gamma.
-        tokens = jnp.cumsum(alpha[:, None] ** powers, axis=1)[:, np.array(self.gammas)]
-        rate = jnp.where(live[:, None], tokens, 0.0).sum(axis=0) / np.array(self.costs)
-        return jnp.argmax(rate).astype(jnp.int32)
+        return (alpha >= jnp.asarray(self.bounds, jnp.float32)).sum().astype(jnp.int32)
+
+    @functools.cached_property
+    def bounds(self) -> tuple[float, ...]:
+        """For each gamma but the first, from which alpha on it or a larger one is best.
+
+        One bound for each is enough: the larger of two gammas gains the more by Eq. 1 the larger
+        alpha is. In a loop on the device a comparison costs less than the rates of all gammas.
+        """
+        alphas = np.linspace(0, 1, 1001)
+        rates = [
+            [theory.expected_tokens(alpha, gamma) / cost for alpha in alphas]
+            for gamma, cost in zip(self.gammas, self.costs, strict=True)
+        ]
+        best = np.argmax(rates, axis=0)
+        return tuple(
+            float(alphas[best >= place][0]) if (best >= place).any() else 2.0
+            for place in range(1, len(self.gammas))
+        )
 
     def count(self, counts: Array, tested: Rows, accepted: Rows) -> Array:
         """The counts [B, 2] after a step that tested and accepted so many guesses [B]."""

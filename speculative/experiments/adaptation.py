@@ -1,6 +1,7 @@
 """An adaptive gamma beside every fixed one, on the same texts, in one run."""
 
 import dataclasses
+import itertools
 import json
 import statistics
 from typing import Any
@@ -19,8 +20,11 @@ from speculative.experiments.workload import Workload
 GAMMAS: tuple[int, ...] = (1, 3, 5, 7)
 """Fixed numbers of guesses, and those that the adaptive one picks from."""
 
-TURNS = 40
+TURNS = 20
 """Of timing costs: they are all that the adaptive gamma is told, so their noise is its own."""
+
+SAMPLES = 4
+"""Of each text, where it is sampled: ways that write other texts differ by chance."""
 
 
 @dataclasses.dataclass
@@ -28,7 +32,7 @@ class Timed:
     """One way of decoding all texts.
 
     Attributes:
-        seconds: of all texts, each the median of its rounds, prefill included.
+        seconds: of all samples of all texts, each the median of its rounds, prefill included.
         tokens: decoded.
         calls: passes of the target.
         tested: guesses tested.
@@ -54,7 +58,7 @@ class Adaptation:
     Attributes:
         config: the row's.
         rule: how gamma was picked.
-        texts: how many.
+        texts: how many, all samples counted.
         prefill: seconds of a text, of target and draft together.
         fixed: by gamma.
         adaptive: with the gamma that was picked.
@@ -136,13 +140,14 @@ def adapt(work: Workload, on_progress: OnProgress) -> Adaptation:
     for way in ways:  # Compiled before anything is timed.
         work.pair.result(work.decode(0, way)[0])
     timed = [Timed() for _ in ways]
-    for number in range(count):
+    samples = 1 if config.sampling.greedy else SAMPLES
+    for done, (number, sample) in enumerate(itertools.product(range(count), range(samples)), 1):
         seconds: list[list[float]] = [[] for _ in ways]
         outputs = {}
         for turn in range(config.rounds):
             # Each way follows another one each time, and finds other data in the caches.
-            for place in np.random.default_rng((config.seed, number, turn)).permutation(len(ways)):
-                outputs[place], took = work.decode(number, ways[place])
+            for place in np.random.default_rng((config.seed, done, turn)).permutation(len(ways)):
+                outputs[place], took = work.decode(number, ways[place], sample)
                 seconds[place].append(took)
         for place, total in enumerate(timed):
             result = work.pair.result(outputs[place])
@@ -151,10 +156,10 @@ def adapt(work: Workload, on_progress: OnProgress) -> Adaptation:
             total.calls += result.target_calls
             total.tested += result.tested
             total.accepted += result.accepted
-        on_progress("examples", 0.1 + 0.9 * (number + 1) / count)
+        on_progress("examples", 0.1 + 0.9 * done / (count * samples))
     prefill = 1e-3 * (costs.ms_prefill_target + costs.ms_prefill_draft)
     fixed = dict(zip(GAMMAS, timed, strict=False))
-    return Adaptation(config, rule, count, prefill, fixed, timed[-1])
+    return Adaptation(config, rule, count * samples, prefill, fixed, timed[-1])
 
 
 def show(found: Adaptation, console: Console) -> None:

@@ -3,7 +3,6 @@
 import dataclasses
 from collections.abc import Callable, Sequence
 
-import jax
 import numpy as np
 
 from speculative import theory
@@ -11,7 +10,7 @@ from speculative.drafts import TransformerDraft
 from speculative.experiments.workload import Workload
 from speculative.measurement.alpha import alpha_on_target_text
 from speculative.measurement.timing import Costs
-from speculative.models import FlaxModel, abstract_params
+from speculative.models import FlaxModel, abstract_params, read_by_step
 from speculative.pair import Pair
 
 OnProgress = Callable[[str, float], None]
@@ -115,18 +114,15 @@ def tune(work: Workload, gammas: Sequence[int], on_progress: OnProgress) -> Tuni
 def operations_ratio(pair: Pair) -> float:
     """c-hat, operations a token of the draft over those of the target; 0 for a table.
 
-    A decoder's kernels and logits meet each token once, in two operations a number.
+    Each token meets what a step reads, in two operations a number.
     """
     if not isinstance(pair.draft, TransformerDraft):
         return 0.0
 
-    def kernels(model: FlaxModel) -> int:
-        params = abstract_params(model.config)
-        met = {name: part for name, part in params["decoder"].items() if "embedder" not in name}
-        tied = [] if "logits_dense" in met else [params["token_embedder"]]
-        return sum(leaf.size for leaf in jax.tree.leaves([met, tied]))
+    def numbers(model: FlaxModel) -> int:
+        return sum(leaf.size for leaf in read_by_step(abstract_params(model.config)))
 
-    return kernels(pair.draft.model) / kernels(pair.target)
+    return numbers(pair.draft.model) / numbers(pair.target)
 
 
 def predict(alpha: float, gamma: int, costs: Costs, lengths: Sequence[int]) -> float:

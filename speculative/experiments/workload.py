@@ -45,10 +45,13 @@ class Workload:
         config = self.config.decoding(vocabulary.size, most, vocabulary.eos_id)
         return dataclasses.replace(config, adaptive=None if most == gamma else gamma)
 
-    def decode(self, number: int, gamma: int | Adaptive) -> tuple[Output, float]:
-        """Decodes a source and gives the seconds that it took, its prefill included."""
+    def decode(self, number: int, gamma: int | Adaptive, sample: int = 0) -> tuple[Output, float]:
+        """Decodes a source and gives the seconds that it took, its prefill included.
+
+        Each sample has random numbers of its own.
+        """
         config = self.decoding(gamma)
-        numbers = np.array([number])
+        numbers = np.array([number + sample * len(self.sources)])
         draws = jax.block_until_ready(random_draws(self.config.seed, numbers, config.capacity))
         began = time.perf_counter()
         output = jax.block_until_ready(self.pair.run(self.sources[number], draws, config))

@@ -4,7 +4,7 @@ from speculative.models.config import SIZES, Config, DecoderOnlyConfig, T5Config
 from speculative.models.decoder_only import DecoderOnly
 from speculative.models.model import FlaxModel
 from speculative.models.packing import for_decoding, pack
-from speculative.models.params import abstract_params, model_of, random_params
+from speculative.models.params import abstract_params, model_of, random_params, read_by_step
 from speculative.models.t5 import T5
 
 __all__ = [
@@ -21,4 +21,5 @@ __all__ = [
     "named",
     "pack",
     "random_params",
+    "read_by_step",
 ]

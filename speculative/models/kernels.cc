@@ -366,6 +366,7 @@ std::vector<float> Normed(const float* x, const float* scale, int64_t rows, int6
   return y;
 }
 
+using Rank0 = ffi::Buffer<ffi::F32, 0>;
 using Rank1 = ffi::Buffer<ffi::F32, 1>;
 using Rank2 = ffi::Buffer<ffi::F32, 2>;
 using Rank3 = ffi::Buffer<ffi::F32, 3>;
@@ -560,6 +561,30 @@ ffi::Error AttendCached(ffi::ThreadPool pool, Rank3 projected, Rank3 keys, Rank3
   return ffi::Error::Success();
 }
 
+// ---- The read ---------------------------------------------------------------------------
+
+// The sum of all numbers, which takes as long as reading them does, panels' way.
+ffi::Error Total(ffi::ThreadPool pool, Rank1 values, ffi::Result<Rank0> y) {
+  constexpr int64_t kBlock = 4 * kLanes;
+  const int64_t count = values.element_count(), blocks = count / kBlock;
+  const float* from = values.typed_data();
+  std::mutex mutex;
+  float total = 0.0f;
+  Parallel(pool, blocks, kBlock, [&](int64_t begin, int64_t end) {
+    Vector sums[4] = {};
+    for (int64_t b = begin; b < end; ++b) {
+      const char* ahead = reinterpret_cast<const char*>(from + b * kBlock) + kAhead;
+      for (int i = 0; i < kBlock * 4; i += 64) __builtin_prefetch(ahead + i);
+      for (int i = 0; i < 4; ++i) sums[i] += Load(from + b * kBlock + i * kLanes);
+    }
+    const std::lock_guard<std::mutex> lock(mutex);
+    total += Sum(sums[0] + sums[1] + sums[2] + sums[3]);
+  });
+  for (int64_t i = blocks * kBlock; i < count; ++i) total += from[i];
+  *y->typed_data() = total;
+  return ffi::Error::Success();
+}
+
 }  // namespace
 
 template <ffi::DataType kType>
@@ -617,3 +642,6 @@ XLA_FFI_DEFINE_HANDLER_SYMBOL(speculative_attend_cached, AttendCached,
                                   .Ret<Rank4>()
                                   .Ret<Rank3>()
                                   .Ret<Rank3>());
+
+XLA_FFI_DEFINE_HANDLER_SYMBOL(speculative_total, Total,
+                              ffi::Ffi::Bind().Ctx<ffi::ThreadPool>().Arg<Rank1>().Ret<Rank0>());

@@ -27,7 +27,15 @@ from speculative.models.config import ACTIVATIONS
 SOURCE = pathlib.Path(__file__).with_name("kernels.cc")
 TARGETS = tuple(
     "speculative_" + name
-    for name in ("product", "product_int8", "gated", "gated_int8", "attend", "attend_cached")
+    for name in (
+        "product",
+        "product_int8",
+        "gated",
+        "gated_int8",
+        "attend",
+        "attend_cached",
+        "total",
+    )
 )
 FLAGS = ("-O3", "-march=native", "-std=c++17", "-pthread")
 
@@ -218,3 +226,8 @@ def attend_cached(
     arguments = projected.astype(jnp.float32), keys, values, bias.astype(jnp.float32), starts
     mixed, new_keys, new_values = call(*arguments)
     return mixed, new_keys, new_values
+
+
+def total(values: Array) -> Array:
+    """The sum of float32 values [N], as fast as they can be read; to measure how fast that is."""
+    return jax.ffi.ffi_call("speculative_total", jax.ShapeDtypeStruct((), jnp.float32))(values)

@@ -1,6 +1,7 @@
 """The model of a configuration, the shapes of its parameters, and random ones."""
 
 import functools
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -40,3 +41,28 @@ def _random(key: Array, shape: tuple[int, ...], dtype: str) -> Array:
     if len(shape) == 1:
         return jnp.ones(shape, dtype)
     return jax.random.normal(key, shape, dtype) * shape[0] ** -0.5
+
+
+def read_by_step(params: PyTree) -> list[Array]:
+    """The parameters, packed or not, of which every decoding step reads all.
+
+    Left out are the encoder, the kernels that met the source once, and tables of which a step
+    reads a row a token.
+    """
+    leaves = jax.tree_util.tree_leaves_with_path(params)
+    named = [([_part(key) for key in path], leaf) for path, leaf in leaves]
+    separate = any({"logits_dense", "logits"} & set(path) for path, _ in named)
+    return [leaf for path, leaf in named if _met(path, tied=not separate)]
+
+
+def _met(path: list[str], tied: bool) -> bool:
+    if "encoder" in path or "position_embedder" in path:
+        return False
+    if "token_embedder" in path:
+        return tied
+    crosses = "encoder_decoder_attention" in path
+    return not (crosses and {"key", "value", "key_value"} & set(path))
+
+
+def _part(key: Any) -> str:
+    return str(getattr(key, "key", getattr(key, "name", "")))

@@ -1,0 +1,43 @@
+"""This package: plainly and speculatively, in one dispatch a text."""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from speculative.decoding import random_draws
+from speculative.pair import load, load_random
+from speculative.peers.system import Setting
+
+
+class Ours:
+    """See `system.System`."""
+
+    def __init__(self, setting: Setting) -> None:
+        """Loads the pair."""
+        if setting.random:
+            self._pair = load_random(setting.target, "uniform", "float32")
+        else:
+            self._pair = load(setting.target, setting.draft or "uniform", "float32")
+        self._setting = setting
+        self.ways = ("plain", "speculative") if setting.draft else ("plain",)
+        self._start = jax.jit(self._pair.target.start, static_argnums=2)
+
+    def decode(self, way: str, source: list[int]) -> list[int]:
+        """See `system.System`."""
+        gamma = {"plain": 0, "speculative": self._setting.gamma}[way]
+        config = self._pair.decoding(gamma=gamma, max_length=self._setting.max_length)
+        if not self._setting.ends:
+            config = dataclasses.replace(config, eos_id=-1)
+        draws = random_draws(0, np.array([0]), config.capacity)
+        return self._pair.result(self._pair.run(self._row(source), draws, config)).tokens
+
+    def prefill(self, source: list[int]) -> None:
+        """See `system.System`."""
+        cache = self._setting.max_length + 16
+        jax.block_until_ready(self._start(self._pair.params.target, self._row(source), cache))
+
+    def _row(self, source: list[int]) -> jax.Array:
+        """[1, S] padded to a multiple of 32: each width is a compiled program."""
+        return jnp.asarray(np.pad(np.array(source, np.int32), (0, -len(source) % 32))[None])
