@@ -13,7 +13,7 @@
 # install  copies the commit that is checked out, which every record then names, and installs it
 #          with the extras tpu and tasks; again after every commit
 # ssh      runs any command there, in the home folder; without one, opens a shell
-# run      measures table 2, 3 or 4 with whatever else `speculative table` takes, in the
+# run      measures table 2, 3, 4 or 5 with whatever else `speculative table` takes, in the
 #          background: the connection may break. The log's last line is the exit code; the same
 #          command goes on where a run stopped
 # fetch    copies a table's results to results/
@@ -65,7 +65,7 @@ tpu() {
 
 # The table that was asked for, checked here because it will be used in the background.
 table() {
-  [[ ${1:-} =~ ^[2-4]$ ]] || fail "'${1:-}' is no table to $VERB; give 2, 3 or 4."
+  [[ ${1:-} =~ ^[2-5]$ ]] || fail "'${1:-}' is no table to $VERB; give 2, 3, 4 or 5."
   printf '%s' "$1"
 }
 

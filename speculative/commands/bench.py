@@ -9,7 +9,7 @@ from speculative.commands import DTYPES, Command, whole
 def _add_bench(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("--target", default="debian_target", help="checkpoint folder or name (%(default)s)")
-    add("--draft", default="debian_draft", help="likewise, or a model-free draft (%(default)s)")
+    add("--draft", help="likewise, or a model-free draft (the shipped one of the target)")
     add("--weights", choices=["random"], help="of the sizes that target and draft name")
     add("--dtype", choices=DTYPES, help="of weights and products (as the checkpoints say)")
     add("--vocabulary", metavar="FILE", help="SentencePiece model, where a checkpoint has none")
@@ -28,7 +28,7 @@ def _add_bench(parser: argparse.ArgumentParser) -> None:
         metavar="T",
         help="positions of the caches, half of them filled (64)",
     )
-    add("--output_dir", default="results/bench", metavar="DIR", help="(%(default)s)")
+    add("--output_dir", metavar="DIR", help="(results/bench/ and the target's name)")
 
 
 def _bench(options: argparse.Namespace) -> None:
@@ -36,11 +36,12 @@ def _bench(options: argparse.Namespace) -> None:
 
     from speculative.experiments import bench
     from speculative.experiments.settings import RowConfig
+    from speculative.pair import DRAFTS
 
     config = RowConfig(
         task="debian_ende",
         target=options.target,
-        draft=options.draft,
+        draft=options.draft or DRAFTS.get(options.target, "debian_draft"),
         temperature=0.0,
         dtype=options.dtype,
         checkpoints=options.weights,
@@ -48,7 +49,9 @@ def _bench(options: argparse.Namespace) -> None:
         source_length=options.source_length,
         max_length=options.cache_length,
     )
-    folder = pathlib.Path(options.output_dir)
+    folder = pathlib.Path(
+        options.output_dir or f"results/bench/{pathlib.Path(options.target).name}"
+    )
     bench.run(config, options.widths or bench.WIDTHS, folder, Console())
     print(f"Written: {folder / 'bench.json'} and {folder / 'bench.png'}.")
 

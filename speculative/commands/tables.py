@@ -54,7 +54,10 @@ def _add_texts(parser: argparse.ArgumentParser) -> None:
 
 def _chance(text: str) -> float | str:
     """A number, or the word `PAPER`."""
-    return text if text == PAPER else float(text)
+    try:
+        return text if text == PAPER else float(text)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"must be a number or {PAPER}, not {text!r}") from None
 
 
 def _changed(options: argparse.Namespace, config: "RowConfig") -> "RowConfig":
@@ -154,11 +157,9 @@ def _table(options: argparse.Namespace) -> None:
         report.show_theory(figures.table_1(), Console())
         return
     table = "2" if options.table == "4" else options.table
-    configs = {
-        sweep.experiment(file): settings.parse(file, options.gin) for file in sweep.rows(table)
-    }
     demo = options.checkpoints == DEMO
-    configs = {name: config for name, config in configs.items() if sweep.shipped(config) == demo}
+    files = [file for file in sweep.rows(table) if sweep.shipped(settings.parse(file)) == demo]
+    configs = {sweep.experiment(file): settings.parse(file, options.gin) for file in files}
     _require_task_of_files(options, {config.task for config in configs.values()})
     configs = {name: _changed(options, config) for name, config in configs.items()}
     if not configs:

@@ -1,6 +1,7 @@
 """How far decoding steps are from what the device allows: times, bytes, and the floor they set."""
 
 import dataclasses
+import functools
 import json
 import pathlib
 import statistics
@@ -28,7 +29,7 @@ from speculative.experiments.workload import Workload, workload
 from speculative.measurement import hardware
 from speculative.measurement.timing import ITERATIONS, Costs
 from speculative.models import read_by_step
-from speculative.pair import Pair
+from speculative.types import PyTree
 
 WIDTHS = (1, 2, 3, 4, 5, 6, 8, 12, 16, 24, 32)
 """Positions of a pass that are timed, where nothing else is said."""
@@ -64,18 +65,20 @@ class Bench:
     """What was measured of a pair.
 
     Attributes:
-        config: names, dtype, lengths.
+        config: names and lengths.
+        dtype: of the target's products.
         parameters: numbers that a target step reads.
         bandwidth: bytes a second of a streaming read.
         passes: of the target, over several widths.
         draft_passes: of the draft over one position and over two, if it is a model.
-        costs: of the steps of decoding.
+        costs: of the steps of decoding, from an empty cache.
         compile_seconds: of the programs that decode plainly and speculatively, from nothing.
         operation_us: what an operation costs that does next to nothing.
         host_us: what a step costs more where the host drives it, streaming, than on the device.
     """
 
     config: RowConfig
+    dtype: str
     parameters: int
     bandwidth: float
     passes: list[Pass]
@@ -89,10 +92,6 @@ class Bench:
         """Of the streaming read's bandwidth."""
         return 100 * one.bandwidth / self.bandwidth
 
-    def ratio(self, one: Pass) -> float:
-        """What a pass costs in passes over one position."""
-        return one.ms / self.passes[0].ms
-
     def to_json(self) -> str:
         """All of it, with machine, commit and settings."""
 
@@ -103,7 +102,9 @@ class Bench:
         fields: dict[str, Any] = {
             "target": self.config.target,
             "draft": self.config.draft,
-            "dtype": self.config.dtype,
+            "dtype": self.dtype,
+            "source_length": self.config.source_length,
+            "cache_length": self.config.max_length,
             "device": environment.device(),
             "jax_version": jax.__version__,
             "commit": environment.commit(),
@@ -143,13 +144,7 @@ def require(config: RowConfig, widths: Sequence[int]) -> None:
             f"{config.max_length} positions, not {min(widths)} to {max(widths)}; give a larger "
             "--cache_length."
         )
-    least = ITERATIONS + max(GAMMAS) + 2
-    if config.max_length < least:
-        raise ValueError(
-            f"Timing steps of {max(GAMMAS)} guesses needs a cache of {least} positions, not "
-            f"{config.max_length} (--cache_length)."
-        )
-    plan.require(config)
+    plan.require(config, config.source_length)
 
 
 def bench(config: RowConfig, widths: Sequence[int], told: OnProgress) -> Bench:
@@ -172,9 +167,9 @@ def bench(config: RowConfig, widths: Sequence[int], told: OnProgress) -> Bench:
         "speculative": _compile_seconds(work, 5),
     }
     meter = work.meter(GAMMAS, [config.max_length])
-    timed = {("target", width): _passes(pair, False, work, width) for width in widths}
+    timed = {("target", width): passing for width, passing in _passes(work, False, widths)}
     if isinstance(pair.draft, TransformerDraft):
-        timed |= {("draft", width): _passes(pair, True, work, width) for width in (1, 2)}
+        timed |= {("draft", width): passing for width, passing in _passes(work, True, (1, 2))}
     for run, _ in timed.values():
         jax.block_until_ready(run())
     times: dict[Any, list[float]] = {kind: [] for kind in timed}
@@ -192,6 +187,7 @@ def bench(config: RowConfig, widths: Sequence[int], told: OnProgress) -> Bench:
     told("streaming", 0.9)
     return Bench(
         config,
+        work.dtype,
         sum(leaf.size for leaf in read_by_step(pair.params.target)),
         bandwidth,
         [found for (whose, _), found in passes.items() if whose == "target"],
@@ -204,35 +200,40 @@ def bench(config: RowConfig, widths: Sequence[int], told: OnProgress) -> Bench:
 
 
 def _passes(
-    pair: Pair, of_draft: bool, work: Workload, width: int
-) -> tuple[Callable[[], Any], int]:
-    """A loop of `ITERATIONS` passes on half a cache, and the bytes that each one reads."""
-    config = work.config
-    source, half = work.sources[0], config.max_length // 2
-    state = jax.jit(pair.target.start, static_argnums=2)(
-        pair.params.target, source, config.max_length
-    )
+    work: Workload, of_draft: bool, widths: Sequence[int]
+) -> Iterator[tuple[int, tuple[Callable[[], Any], int]]]:
+    """By width, a loop of `ITERATIONS` passes on half a cache, and the bytes that each reads."""
+    pair, config = work.pair, work.config
+    source, cache = work.sources[0], config.max_length
     model, params = pair.target, pair.params.target
+    state = jax.jit(model.start, static_argnums=2)(params, source, cache)
     if of_draft:
         assert isinstance(pair.draft, TransformerDraft)
-        state = pair.draft.start(pair.params.draft, source, config.max_length, state).model
         model, params = pair.draft.model, pair.params.draft
-    filled = jax.jit(model.extend)(params, state, jnp.ones((1, half), jnp.int32))[1]
+        state = pair.draft.start(params, source, cache, state).model
+    state = jax.jit(model.extend)(params, state, jnp.ones((1, cache // 2), jnp.int32))[1]
 
-    @jax.jit
-    def loop(params: Any, state: Any) -> Array:
-        def body(_: Array, tokens: Array) -> Array:
-            logits, _ = model.extend(params, state, tokens)
-            # The next pass waits for every logit of this one, whatever they are.
-            return jnp.full((1, width), (logits.max() > 1e30).astype(jnp.int32))
+    @functools.partial(jax.jit, static_argnums=2)
+    def loop(params: PyTree, state: Any, width: int) -> Any:
+        def body(_: Array, carried: tuple[Array, Any]) -> tuple[Array, Any]:
+            tokens, state = carried
+            logits, after = model.extend(params, state, tokens)
+            # The next pass waits for all logits of this one, whatever they are.
+            waits = lax.optimization_barrier(logits)[0, 0, 0] > 1e30
+            tokens = jnp.full((1, width), waits.astype(jnp.int32))
+            return tokens, model.rewind(after, state.lengths)
 
-        return lax.fori_loop(0, ITERATIONS, body, jnp.ones((1, width), jnp.int32))
+        return lax.fori_loop(0, ITERATIONS, body, (jnp.ones((1, width), jnp.int32), state))
 
-    caches = [*filled.keys, *filled.values]
-    seen = sum(leaf.nbytes for leaf in caches) * (half + width) // config.max_length
-    sources = [*getattr(filled, "cross_keys", ()), *getattr(filled, "cross_values", ())]
-    moved = seen + sum(leaf.nbytes for leaf in [*sources, *read_by_step(params)])
-    return lambda: loop(params, filled), moved
+    caches = [*state.keys, *state.values]
+    positions = state.keys[0].shape[1]
+    sources = [*getattr(state, "cross_keys", ()), *getattr(state, "cross_values", ())]
+    whole = sum(leaf.nbytes for leaf in [*sources, *read_by_step(params)])
+    for width in widths:
+        # A prompt stands before the text, in the same caches.
+        seen = cache // 2 + width + positions - cache
+        read = whole + sum(leaf.nbytes for leaf in caches) * seen // positions
+        yield width, (functools.partial(loop, params, state, width), read)
 
 
 def _compile_seconds(work: Workload, gamma: int) -> float:
@@ -285,7 +286,7 @@ def show(found: Bench, console: Console) -> None:
     """Prints what was measured, as tables."""
     config, costs = found.config, found.costs
     console.print(
-        f"{config.target} with {config.draft}, {config.dtype}, on {environment.device()}: a "
+        f"{config.target} with {config.draft}, {found.dtype}, on {environment.device()}: a "
         f"streaming read takes {found.bandwidth / 1e9:.1f} GB/s.",
         highlight=False,
     )
@@ -310,7 +311,7 @@ def show(found: Bench, console: Console) -> None:
             )
     console.print(shown)
     steps = Table(
-        title=f"Steps of decoding; plainly one takes {costs.ms_target_step:.3f} ms",
+        title=f"Steps from an empty cache; a plain one takes {costs.ms_target_step:.3f} ms",
         box=None,
         pad_edge=False,
     )
@@ -348,7 +349,7 @@ def plot(found: Bench) -> Figure:
     axes.set_xlabel("positions")
     axes.set_ylabel("ms")
     axes.set_ylim(0)
-    axes.set_title(f"{found.config.target}, {found.config.dtype}, {environment.device()}")
+    axes.set_title(f"{found.config.target}, {found.dtype}, {environment.device()}")
     axes.legend(loc="upper left", frameon=False)
     axes.spines[["top", "right"]].set_visible(False)
     return figure
@@ -358,9 +359,9 @@ def run(config: RowConfig, widths: Sequence[int], folder: pathlib.Path, console:
     """Measures a pair, prints it, and writes `bench.json` and `bench.png` into a folder."""
     widths = sorted({1, *widths})
     require(config, widths)
+    folder.mkdir(parents=True, exist_ok=True)
     with progress.alone(config.target) as told:
         found = bench(config, widths, told)
-    folder.mkdir(parents=True, exist_ok=True)
     (folder / "bench.json").write_text(found.to_json() + "\n", encoding="utf-8")
     plot(found).savefig(folder / "bench.png", dpi=150)
     show(found, console)

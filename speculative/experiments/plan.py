@@ -92,10 +92,10 @@ def batch(config: RowConfig, most: int) -> int:
     return max(1, min(most, int(0.5 * free) // row))
 
 
-def require(config: RowConfig) -> None:
+def require(config: RowConfig, source_length: int = 512) -> None:
     """Raises ValueError unless both models of a row exist and the present device holds them."""
     weights.require(config)
-    found = needs(config)
+    found = needs(config, source_length)
     needed = sum(need.total for need in found)
     if jax.default_backend() == "cpu":
         # Kernels are laid out anew there, in float32, while the checkpoint's are still held.

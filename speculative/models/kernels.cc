@@ -1,7 +1,7 @@
 // What decoding computes on CPU, as XLA calls: products with a few positions, gated layers, and
 // attention.
 //
-// Every result has one order of summation, whatever the number of positions, of threads and of
+// Every result of a model has one order of summation, whatever the number of positions, of threads and of
 // masked keys: a position's result does not depend on what stands beside it, to the last bit.
 // A verify pass therefore sees the very logits that decoding token by token would have seen.
 //
@@ -350,18 +350,31 @@ struct Product {
   }
 };
 
-// T5's layer norm of rows [L, D]: over the root mean square, times a scale.
-std::vector<float> Normed(const float* x, const float* scale, int64_t rows, int64_t size) {
+// The sum of f over numbers from[0..size), in lanes first.
+template <typename Term>
+float SumOf(const float* from, int64_t size, const Term& term) {
+  Vector sums = {};
+  int64_t i = 0;
+  for (; i + kLanes <= size; i += kLanes) sums += term(Load(from + i));
+  float sum = Sum(sums);
+  for (; i < size; ++i) sum += term(from[i]);
+  return sum;
+}
+
+// Layer norms of rows [L, D]: T5's, over the root mean square, times a scale; or, where there are
+// shifts behind the scales, GPT's, over the standard deviation, times a scale and shifted.
+std::vector<float> Normed(const float* x, const float* scale, bool shifted, int64_t rows,
+                          int64_t size) {
   std::vector<float> y(rows * size);
   for (int64_t l = 0; l < rows; ++l) {
     const float* from = x + l * size;
-    Vector squares = {};
-    int64_t i = 0;
-    for (; i + kLanes <= size; i += kLanes) squares += Load(from + i) * Load(from + i);
-    float sum = Sum(squares);
-    for (; i < size; ++i) sum += from[i] * from[i];
-    const float factor = 1.0f / std::sqrt(sum / size + 1e-6f);
-    for (i = 0; i < size; ++i) y[l * size + i] = from[i] * factor * scale[i];
+    const float mean = shifted ? SumOf(from, size, [](auto v) { return v; }) / size : 0.0f;
+    const float squares =
+        SumOf(from, size, [mean](auto v) { return (v - mean) * (v - mean); }) / size;
+    const float factor = 1.0f / std::sqrt(squares + (shifted ? 1e-5f : 1e-6f));
+    for (int64_t i = 0; i < size; ++i) {
+      y[l * size + i] = (from[i] - mean) * factor * scale[i] + (shifted ? scale[size + i] : 0.0f);
+    }
   }
   return y;
 }
@@ -382,7 +395,8 @@ ffi::Error Run(ffi::ThreadPool pool, ffi::Buffer<kType, 3> kernel, Rank2 scales,
   const float* from = x.typed_data();
   std::vector<float> normed;
   if (norm.element_count()) {
-    normed = Normed(from, norm.typed_data(), positions, inputs);
+    const bool shifted = norm.element_count() == static_cast<size_t>(2 * inputs);
+    normed = Normed(from, norm.typed_data(), shifted, positions, inputs);
     from = normed.data();
   }
   const Product<Weight, kGated> product{kernel.typed_data(), scales.typed_data(), from,
@@ -393,7 +407,7 @@ ffi::Error Run(ffi::ThreadPool pool, ffi::Buffer<kType, 3> kernel, Rank2 scales,
   return ffi::Error::Success();
 }
 
-// `norm` [I] and `add` [L, O] may be empty: no norm, nothing added. `scales` are [panels, 32] for
+// `norm` [I], or [2 I] with shifts, and `add` [L, O] may be empty: no norm, nothing added. `scales` are [panels, 32] for
 // int8.
 template <ffi::DataType kType>
 ffi::Error Multiply(ffi::ThreadPool pool, ffi::Buffer<kType, 3> kernel, Rank2 scales, Rank2 x,

@@ -146,8 +146,8 @@ def product(
 ) -> Array:
     """The product of x [..., I] with panels of `features` outputs: [..., features], float32.
 
-    `norm` [I] is the scale of a T5 layer norm of x before the product; `add` [..., features] is
-    added to the product.
+    `norm` is the scale [I] of a T5 layer norm of x before the product, or the scale and the shift
+    [2 * I] of a GPT's; `add` [..., features] is added to the product.
     """
     add = jnp.zeros((0, 0)) if add is None else add.reshape(-1, features).astype(jnp.float32)
     return _multiply("product", kernel, x, features, norm, add)

@@ -46,6 +46,11 @@ class LayerNorm(nn.Module):
         if self.config.gpt:
             self.bias = self.param("bias", nn.initializers.zeros, (self.config.emb_dim,))
 
+    @property
+    def numbers(self) -> Array:
+        """What `kernels` norms by: the scale [D], or the scale and the shift [2 * D]."""
+        return jnp.concatenate([self.scale, self.bias]) if self.config.gpt else self.scale
+
     def __call__(self, x: Array) -> Array:
         """[..., D] -> [..., D]."""
         x, gpt = x.astype(jnp.float32), self.config.gpt
@@ -111,10 +116,8 @@ def packed_product(
     add: Array | None = None,
 ) -> Array:
     """The product of x [..., in] with a packed kernel: [..., features]; see `Dense`."""
-    if norm and norm.config.gpt:
-        x, norm = norm(x), None
     if isinstance(kernel, kernels.Panels):
-        y = kernels.product(kernel, x, features, norm.scale if norm else None, add)
+        y = kernels.product(kernel, x, features, norm.numbers if norm else None, add)
         return y.astype(out_dtype or dtype)
     rows = (norm(x) if norm else x).reshape(-1, x.shape[-1]).astype(dtype)
     kernel = kernel.astype(dtype)
@@ -424,7 +427,7 @@ class Mlp(nn.Module):
         if len(activations) == 1:
             hidden = [self.wi(x, norm)]
         elif isinstance(packed := self.get_variable(PACKED, "wi_0_wi_1"), kernels.Gated):
-            y = kernels.gated(packed, x, config.mlp_dim, activations, norm.scale)
+            y = kernels.gated(packed, x, config.mlp_dim, activations, norm.numbers)
             return y.astype(config.dtype)
         else:
             hidden = project(self, "wi_0_wi_1", [self.wi_0, self.wi_1], x, norm)

@@ -39,9 +39,6 @@ TASKS = ("debian_ende", "debian_synopsis")
 TIE = 1e-3
 """Logits nearer to each other than this may change places by rounding alone."""
 
-FILE = "peers.json"
-"""What a comparison is written to."""
-
 Way = tuple[str, str]
 """A program and how it decodes."""
 
@@ -53,12 +50,17 @@ class Difference:
     Attributes:
         source: the source's number.
         token: the token's number in the output.
-        margin: by how much the two tokens' logits differ, there.
+        margin: by how much the two tokens' logits differ, there; None where one has ended.
     """
 
     source: int
     token: int
-    margin: float
+    margin: float | None
+
+    @property
+    def near_tie(self) -> bool:
+        """Whether rounding explains it."""
+        return self.margin is not None and self.margin < TIE
 
 
 @dataclasses.dataclass(frozen=True)
@@ -72,8 +74,8 @@ class Comparison:
         seconds: of all timed sources, by way, one number a round.
         tokens: of their outputs, by way.
         prefill: seconds by program and tokens of the source, one number a round.
-        differences: by way.
-        missing: programs that could not be run, and what they lack.
+        differences: by way; None where `MEASURE` was not there.
+        missing: programs that could not be run, and what they lack or said.
     """
 
     setting: Setting
@@ -82,7 +84,7 @@ class Comparison:
     seconds: dict[Way, list[float]]
     tokens: dict[Way, int]
     prefill: dict[tuple[str, int], list[float]]
-    differences: dict[Way, list[Difference]]
+    differences: dict[Way, list[Difference]] | None
     missing: dict[str, str]
 
     def ms_per_token(self, way: Way) -> float:
@@ -111,7 +113,8 @@ class Comparison:
                     "tokens": self.tokens[way],
                     "ms_per_token": self.ms_per_token(way),
                     "over": {name: self.ratio(way, name) for name in own},
-                    "differences": [dataclasses.asdict(d) for d in self.differences[way]],
+                    "differences": self.differences
+                    and [dataclasses.asdict(one) for one in self.differences[way]],
                 }
                 for way in self.seconds
             ],
@@ -135,11 +138,7 @@ def shipped(limit: int | None, gamma: int, folder: pathlib.Path) -> tuple[Settin
     sources = [vocabulary.encode(prompt.source).tolist() for prompt in prompts]
     exported = folder / "debian_target"
     huggingface.write(exported, checkpoint, "float32")
-    longest = max(map(len, sources))
-    setting = Setting(
-        "debian_target", "debian_draft", False, str(exported), 128, True, gamma, longest
-    )
-    return setting, sources
+    return Setting("debian_target", "debian_draft", False, str(exported), 128, True, gamma), sources
 
 
 def random(
@@ -147,12 +146,12 @@ def random(
 ) -> tuple[Setting, list[list[int]]]:
     """Random weights of a size of `models.SIZES` on made-up sources, exported into a folder."""
     config = named(size, dtype="float32")
-    exported, longest = folder / size, 64
+    exported = folder / size
     huggingface.write(exported, in_memory(size, config, random_params(config)), "float32")
     rng = np.random.default_rng(0)
-    sources = rng.integers(2, config.vocab_size, (limit or 4, longest - 1))
+    sources = rng.integers(2, config.vocab_size, (limit or 4, 63))
     rows = [[*row, EOS_ID] for row in sources.tolist()]
-    return Setting(size, None, True, str(exported), length, False, 0, longest), rows
+    return Setting(size, None, True, str(exported), length, False, 0), rows
 
 
 def compare(
@@ -165,10 +164,10 @@ def compare(
 ) -> Comparison:
     """Decodes all sources in every way, and the first of them over and over, way after way.
 
-    Programs that lack something are left out and named.
+    Programs that lack something, or cannot load the pair, are left out and named.
 
     Raises:
-        RuntimeError: a program failed.
+        RuntimeError: a program failed later on.
     """
     missing = {name: lacks for name in programs if (lacks := PROGRAMS[name].missing())}
     present = [name for name in programs if name not in missing]
@@ -176,7 +175,12 @@ def compare(
     try:
         for number, name in enumerate(present):
             told(f"loading {name}", 0.2 * number / len(present))
-            running[name] = Process(name, setting)
+            try:
+                running[name] = Process(name, setting)
+            except RuntimeError as error:
+                if name == OURS:
+                    raise
+                missing[name] = str(error).strip().splitlines()[-1]
         return _compare(setting, sources, running, rounds, timed, told, missing)
     finally:
         for process in running.values():
@@ -210,8 +214,8 @@ def _compare(
     for place, tokens in enumerate(PREFILLS):
         told(f"prefill of {tokens}", 0.8 + 0.2 * place / len(PREFILLS))
         for turn in range(rounds + 1):
-            for name, process in running.items():
-                took = process.prefill(made[:tokens])
+            for name in np.random.default_rng(turn).permutation(list(running)).tolist():
+                took = running[name].prefill(made[:tokens])
                 if turn:  # The first compiles.
                     prefill.setdefault((name, tokens), []).append(took)
     plain = [found for (name, _), found in outputs.items() if name == MEASURE]
@@ -223,9 +227,11 @@ def _compare(
         {way: sum(map(len, found[:timed])) for way, found in outputs.items()},
         prefill,
         {
-            way: _differences(running[MEASURE], sources, plain[0], found) if plain else []
+            way: _differences(running[MEASURE], sources, plain[0], found)
             for way, found in outputs.items()
-        },
+        }
+        if plain
+        else None,
         missing,
     )
 
@@ -242,7 +248,7 @@ def _differences(
             continue
         both = list(zip(one, other, strict=False))
         place = next((i for i, (a, b) in enumerate(both) if a != b), len(both))
-        margin = float("inf")  # One goes on where the other has ended.
+        margin = None
         if place < len(both):
             margin = theirs.margin(source, one[:place], *both[place])
         differences.append(Difference(number, place, margin))
@@ -254,20 +260,22 @@ def show(found: Comparison, console: Console) -> None:
     setting, own = found.setting, [way for program, way in found.seconds if program == OURS]
     pair = f" with {setting.draft}, γ = {setting.gamma}" * bool(setting.draft)
     shown = Table(
-        title=f"{setting.target}{pair}: {found.sources} sources, float32", box=None, pad_edge=False
+        title=f"{setting.target}{pair}: {found.timed} sources, float32", box=None, pad_edge=False
     )
     shown.add_column("program and way", no_wrap=True)
-    for head in ("ms/token", *(f"{way} = 1" for way in own), "same tokens"):
-        shown.add_column(head, justify="right")
+    for head in ("ms/token", *(f"{way}\n= 1" for way in own), "same"):
+        shown.add_column(head, justify="right", no_wrap=True)
     for way in found.seconds:
-        differences = found.differences[way]
-        ties = sum(one.margin < TIE for one in differences)
+        same = "–"
+        if found.differences is not None:
+            ties = sum(one.near_tie for one in found.differences[way])
+            same = f"{found.sources - len(found.differences[way])}/{found.sources}"
+            same += f" (ties: {ties})" * bool(ties)
         shown.add_row(
             ", ".join(way),
             f"{found.ms_per_token(way):.3f}",
             *(f"{found.ratio(way, name):.2f}" for name in own),
-            f"{found.sources - len(differences)} of {found.sources}"
-            + (f"\n{ties} near ties" if ties else ""),
+            same,
         )
     console.print(shown)
     prefill = Table(title="Prefill, ms by tokens of the source", box=None, pad_edge=False)
@@ -278,23 +286,30 @@ def show(found: Comparison, console: Console) -> None:
         times = (1e3 * statistics.median(found.prefill[name, tokens]) for tokens in PREFILLS)
         prefill.add_row(name, *(f"{ms:.1f}" for ms in times))
     console.print(prefill)
+    if setting.random:
+        console.print("Random weights magnify rounding: their tokens are no measure.")
+    console.print(
+        "same: as transformers, token by token. Our draft's kernels are int8. Prefill is encoder "
+        "and cross-attention's projections; ctranslate2 adds a step of decoding, t5x leaves the "
+        "projections to its steps.",
+        highlight=False,
+    )
     for name, lacks in found.missing.items():
         console.print(
-            f"{name} was left out, for there is no {lacks}: {PROGRAMS[name].remedy}.",
+            f"{name} was left out ({lacks}); {PROGRAMS[name].remedy}.",
             highlight=False,
+            markup=False,
         )
 
 
-def write(found: Sequence[Comparison], folder: pathlib.Path) -> None:
-    """Writes `FILE` into a folder."""
-    folder.mkdir(parents=True, exist_ok=True)
+def write(found: Comparison, path: pathlib.Path) -> None:
+    """Writes all of it, with machine, commit and versions."""
     contents = {
         "commit": environment.commit(),
         "device": environment.device(),
         "versions": {name: _version(name) for name in ("jax", "torch", *PROGRAMS)},
-        "comparisons": [one.to_json() for one in found],
     }
-    (folder / FILE).write_text(json.dumps(contents, indent=1) + "\n", encoding="utf-8")
+    path.write_text(json.dumps(contents | found.to_json(), indent=1) + "\n", encoding="utf-8")
 
 
 def _version(name: str) -> str | None:

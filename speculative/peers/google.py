@@ -10,6 +10,7 @@ from t5x import decoding  # pyright: ignore[reportMissingImports]
 from t5x.examples.t5 import network  # pyright: ignore[reportMissingImports]
 
 from speculative import checkpoints
+from speculative.peers.ours import padded
 from speculative.peers.system import Setting
 from speculative.types import EOS_ID
 
@@ -30,23 +31,23 @@ class T5X:
         self._params = checkpoint.load("float32")
         self._eos = EOS_ID if setting.ends else -1
         self._length = setting.max_length
-        self._width = -(-setting.source_length // 32) * 32
         self._predict = jax.jit(self._predicted)
         self._encode = jax.jit(functools.partial(self._apply, method=self._module.encode))
 
     def decode(self, way: str, source: list[int]) -> list[int]:
         """See `system.System`."""
-        tokens = np.asarray(self._predict(self._params, self._row(source, self._width)))
+        tokens = np.asarray(self._predict(self._params, self._row(source)))
         tokens = tokens[0, -1].tolist()
         return tokens[: tokens.index(self._eos) + 1] if self._eos in tokens else tokens
 
     def prefill(self, source: list[int]) -> None:
         """Without the projections, which it makes anew with each token."""
-        row = self._row(source, -(-len(source) // 32) * 32)
-        jax.block_until_ready(self._encode(self._params, row))
+        jax.block_until_ready(self._encode(self._params, self._row(source)))
 
-    def _row(self, source: list[int], width: int) -> jax.Array:
-        return jnp.asarray(np.pad(np.array(source, np.int32), (0, width - len(source)))[None])
+    def _row(self, source: list[int]) -> jax.Array:
+        """[1, S], padded as ours are."""
+        padding = 0, padded(len(source)) - len(source)
+        return jnp.asarray(np.pad(np.array(source, np.int32), padding)[None])
 
     def _apply(self, params: Any, *args: Any, **options: Any) -> Any:
         return self._module.apply({"params": params}, *args, enable_dropout=False, **options)

@@ -41,7 +41,7 @@ class HuggingFace:
             fixed.generation_config.assistant_confidence_threshold = 0.0
             ways["assisted"] = {"assistant_model": fixed}
             # As it decides itself how many guesses a step takes.
-            ways["assisted, own schedule"] = {"assistant_model": own}
+            ways["assisted, own γ"] = {"assistant_model": own}
         self._ways = {
             f"{way}, {name}": (given, threads)
             for way, given in ways.items()

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from speculative.decoding import random_draws
-from speculative.pair import load, load_random
+from speculative.pair import SOURCE_LENGTHS, load, load_random
 from speculative.peers.system import Setting
 
 
@@ -39,5 +39,10 @@ class Ours:
         jax.block_until_ready(self._start(self._pair.params.target, self._row(source), cache))
 
     def _row(self, source: list[int]) -> jax.Array:
-        """[1, S] padded to a multiple of 32: each width is a compiled program."""
-        return jnp.asarray(np.pad(np.array(source, np.int32), (0, -len(source) % 32))[None])
+        padding = 0, padded(len(source)) - len(source)
+        return jnp.asarray(np.pad(np.array(source, np.int32), padding)[None])
+
+
+def padded(length: int) -> int:
+    """The width to which `Pair.encode` pads a source; beyond its limit, the length itself."""
+    return next((width for width in SOURCE_LENGTHS if length <= width), length)

@@ -47,6 +47,7 @@ class Process:
         try:
             failure, answer = self._connection.recv()
         except EOFError:
+            self._process.join()
             failure, answer = f"its process ended with {self._process.exitcode}", None
         if failure:
             raise RuntimeError(f"{self._name} failed: {failure}")

@@ -18,7 +18,6 @@ class Setting:
         max_length: tokens at which an output is cut.
         ends: whether the end-of-sequence token ends an output; else all have `max_length`.
         gamma: guesses a step.
-        source_length: the longest source's tokens.
     """
 
     target: str
@@ -28,7 +27,6 @@ class Setting:
     max_length: int
     ends: bool
     gamma: int
-    source_length: int
 
 
 def thread_counts() -> dict[str, int]:
@@ -82,7 +80,7 @@ class Program:
 def _importable(name: str) -> bool:
     try:
         return importlib.util.find_spec(name) is not None
-    except ModuleNotFoundError:  # A module's package is missing.
+    except ImportError:  # A module's package is missing, or lacks something itself.
         return False
 
 

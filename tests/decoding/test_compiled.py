@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import pytest
 from jax import Array, lax
 
-from speculative.decoding import Decoding, Params, random_draws
+from speculative.decoding import Adaptive, Decoding, Params, random_draws
 from speculative.decoding.speculative import Models, _generate
 from speculative.drafts import TransformerDraft
 from speculative.models import DecoderOnly, DecoderOnlyConfig, FlaxModel, pack
@@ -35,10 +35,12 @@ def copies(program: str, least: int) -> list[str]:
     return found
 
 
-def compiled(model: FlaxModel, gamma: int, temperature: float) -> str:
+def compiled(
+    model: FlaxModel, gamma: int, temperature: float, adaptive: Adaptive | None = None
+) -> str:
     """Decoding by a model that is its own draft."""
     params = pack(jax.jit(model.init)(jax.random.key(0)))
-    config = Decoding(50, Sampling(temperature), gamma, CACHE - gamma - 2)
+    config = Decoding(50, Sampling(temperature), gamma, CACHE - gamma - 2, adaptive=adaptive)
     assert config.cache_lengths() == [CACHE]
     source, draws = jnp.asarray(tiny.sources(1)), random_draws(0, jnp.zeros(1, int), CACHE)
     models = Models(model, TransformerDraft(model) if gamma else None)
@@ -57,6 +59,13 @@ def test_no_cache_is_copied_in_the_loop(model: FlaxModel, gamma: int, temperatur
     program = compiled(model, gamma, temperature)
     assert " while(" in program
     assert copies(program, CACHE * model.config.num_heads * model.config.head_dim) == []
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_no_cache_is_copied_where_gamma_is_picked(temperature: float) -> None:
+    program = compiled(tiny.TARGET, 3, temperature, Adaptive((1, 3), (1.1, 1.3)))
+    config = tiny.TARGET.config
+    assert copies(program, CACHE * config.num_heads * config.head_dim) == []
 
 
 def test_a_loop_that_does_copy_is_found_out() -> None:

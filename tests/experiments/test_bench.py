@@ -68,8 +68,11 @@ def test_what_is_made_of_the_times(found: bench.Bench) -> None:
 def test_the_table_and_the_plot(found: bench.Bench) -> None:
     console = Console(file=io.StringIO(), width=200)
     bench.show(found, console)
+    bench.show(dataclasses.replace(found, draft_passes=[]), Console(file=io.StringIO()))
     assert isinstance(console.file, io.StringIO)
     text = console.file.getvalue()
+    assert "None" not in text
+    assert "float32" in text
     for one in found.passes:
         assert f"{one.ms:.3f}" in text
         assert f"{found.percent(one):.0f}" in text
@@ -83,7 +86,7 @@ def test_the_table_and_the_plot(found: bench.Bench) -> None:
     [
         (["--widths", "1", "40"], "half of the cache of 64 positions, not 1 to 40"),
         (["--widths", "0"], "from 1"),
-        (["--cache_length", "40", "--widths", "4"], "needs a cache of"),
+        (["--weights=random", "--target=t5_1_1_base", "--draft=suffix"], "no text to count"),
         (["--target", "nothing"], "nothing"),
         (["--target", "nothing", "--weights=random"], "Random weights are for the sizes"),
     ],

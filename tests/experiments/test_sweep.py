@@ -11,7 +11,8 @@ import time
 import pytest
 
 from speculative import cli
-from speculative.experiments import records, settings, sweep, weights
+from speculative.experiments import paper, records, settings, sweep, weights
+from speculative.tasks import TASKS
 
 ROW = """
 RowConfig.task = "debian_ende"
@@ -102,6 +103,7 @@ def test_another_configuration_is_refused(
         (["--gin", 'RowConfig.draft = "other"'], "There is no checkpoint of other in"),
         (["--gin", 'RowConfig.draft = "t5_1_1_small"'], "There is no checkpoint of t5_1_1_small"),
         (["--simulated_alpha", "2"], "simulated_alpha must lie in"),
+        (["--simulated_alpha", "some"], "must be a number or paper, not 'some'"),
         (["--data_file", "none.tsv"], "none.tsv"),
         (["--limit", "0"], "from 1"),
     ],
@@ -167,6 +169,28 @@ def test_random_weights_at_true_sizes(
     (record,) = records.read(tmp_path / "records.jsonl")
     assert record.simulated_alpha == 0.75
     assert (record.gamma, record.num_tokens, record.paper_speedup) == (7, 2 * 128, 3.4)
+
+
+def test_a_table_with_the_papers_own_acceptance(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Every row of Tables 2 and 4 gets its own alpha; bindings change all rows, and no others."""
+    asked: dict[str, settings.RowConfig] = {}
+    monkeypatch.setattr(sweep, "run", lambda configs, folder: asked.update(configs) or [])
+    arguments = ["table", "2", "--weights=random", "--gin", 'RowConfig.target = "t5_1_1_base"']
+    assert cli.main([*arguments, "--simulated_alpha=paper"]) == 0
+    printed = {
+        (row.task, row.draft, row.temperature): (row.alpha, row.gamma)
+        for row in paper.TABLES_2_AND_4
+    }
+    assert len(asked) == len(printed) == 12
+    for config in asked.values():
+        place = TASKS[config.task].paper, config.paper_draft or "", config.temperature
+        assert (config.simulated_alpha, config.gamma) == printed[place]
+        assert config.target == "t5_1_1_base"
+    file = str(settings.CONFIGS / "runs" / "table3" / "debian_lm_suffix_t0.gin")
+    assert cli.main(["run", "--gin_file", file, "--simulated_alpha=paper"]) == 2
+    assert "The paper has no alpha for debian_lm with suffix" in capsys.readouterr().err
 
 
 def test_the_papers_order() -> None:

@@ -27,18 +27,24 @@ def numbers(*shape: int, seed: int = 0) -> np.ndarray:
 
 
 def norm(x: np.ndarray, scale: np.ndarray) -> np.ndarray:
-    x = x.astype(np.float64)
-    return x / np.sqrt((x**2).mean(axis=-1, keepdims=True) + 1e-6) * scale
+    """T5's, or a GPT's where as many shifts follow the scales."""
+    x, size = x.astype(np.float64), x.shape[-1]
+    if scale.size == size:
+        return x / np.sqrt((x**2).mean(axis=-1, keepdims=True) + 1e-6) * scale
+    away = x - x.mean(axis=-1, keepdims=True)
+    normed = away / np.sqrt((away**2).mean(axis=-1, keepdims=True) + 1e-5)
+    return normed * scale[:size] + scale[size:]
 
 
 @needs_compiler
-@pytest.mark.parametrize("extras", [False, True], ids=["plain", "normed and added"])
+@pytest.mark.parametrize("extras", [0, 1, 2], ids=["plain", "normed, added", "shifted, added"])
 @pytest.mark.parametrize(("inputs", "outputs"), SHAPES)
-def test_product(inputs: int, outputs: int, extras: bool) -> None:
+def test_product(inputs: int, outputs: int, extras: int) -> None:
     kernel = numbers(inputs, outputs) / np.float32(np.sqrt(inputs))
-    scale = 1 + 0.2 * numbers(inputs)
+    scale = 1 + 0.2 * numbers(extras * inputs)
     for positions in WIDTHS:
-        x, add = numbers(positions, inputs), numbers(positions, outputs, seed=1)
+        # Off the middle, which T5's norm leaves in and a GPT's takes out.
+        x, add = 0.3 + numbers(positions, inputs), numbers(positions, outputs, seed=1)
         given = (scale, add) if extras else ()
         y = product(kernels.panels(jnp.asarray(kernel)), x, outputs, *given)
         want = (norm(x, scale) if extras else x).astype(np.float64) @ kernel

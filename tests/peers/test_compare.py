@@ -1,7 +1,9 @@
 """What is made of programs side by side, with programs made up; and one that is real."""
 
 import io
+import json
 import pathlib
+import runpy
 from typing import Any
 
 import pytest
@@ -12,6 +14,7 @@ from speculative.peers.process import Process
 from speculative.peers.system import PROGRAMS, Program, Setting
 from speculative.types import EOS_ID
 
+ROOT = pathlib.Path(__file__).parents[2]
 SOURCES = [[5, 6, EOS_ID], [7, EOS_ID], [8, 9, EOS_ID]]
 SECONDS = {("speculative", "plain"): 0.5, ("speculative", "speculative"): 0.25}
 SECONDS |= {("transformers", "plain"): 1.0, ("ctranslate2", "float32"): 2.0}
@@ -56,7 +59,6 @@ def setting(**changes: Any) -> Setting:
         "max_length": 16,
         "ends": True,
         "gamma": 3,
-        "source_length": 3,
     }
     return Setting(**(fields | changes))
 
@@ -81,10 +83,61 @@ def test_ratios_are_of_medians_over_the_timed_sources(found: compare.Comparison)
 
 
 def test_outputs_are_compared_token_by_token(found: compare.Comparison) -> None:
+    assert found.differences is not None
     assert found.differences["speculative", "speculative"] == []
     tie, short = found.differences["ctranslate2", "float32"]
     assert (tie.source, tie.token, tie.margin) == (0, 1, 2e-4)
-    assert (short.source, short.token, short.margin) == (2, 1, float("inf"))
+    assert (short.source, short.token, short.margin) == (2, 1, None)
+    assert (tie.near_tie, short.near_tie) == (True, False)
+
+
+def test_without_the_measure_nothing_is_called_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    programs = {"speculative": Program(("", ""), (), "")}
+    monkeypatch.setattr(compare, "PROGRAMS", programs)
+    monkeypatch.setattr(compare, "Process", Made)
+    found = compare.compare(setting(), SOURCES, ["speculative"], 1, 3, lambda what, share: None)
+    assert found.differences is None
+    assert found.to_json()["ways"][0]["differences"] is None
+    console = Console(file=io.StringIO(), width=200)
+    compare.show(found, console)
+    assert isinstance(console.file, io.StringIO)
+    assert "3/3" not in console.file.getvalue()
+
+
+def test_a_program_that_cannot_load_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    def start(name: str, setting: Setting) -> Made:
+        if name == "transformers":
+            raise RuntimeError("transformers failed: a trace\nOSError: no such file\n")
+        return Made(name, setting)
+
+    programs = {name: Program(("", ""), (), "") for name in ("speculative", "transformers")}
+    monkeypatch.setattr(compare, "PROGRAMS", programs)
+    monkeypatch.setattr(compare, "Process", start)
+    found = compare.compare(setting(), SOURCES, list(programs), 1, 3, lambda what, share: None)
+    assert found.missing == {"transformers": "OSError: no such file"}
+    assert {name for name, _ in found.seconds} == {"speculative"}
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (["--models", "gpt2"], "gpt2"),
+        (["--rounds", "0"], "from 1"),
+        (["--timed", "-1"], "from 1"),
+        (["--gamma", "0"], "from 1"),
+    ],
+)
+def test_wrong_options_are_refused(
+    options: list[str],
+    said: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    script = runpy.run_path(str(ROOT / "scripts" / "compare_peers.py"))
+    monkeypatch.setattr("sys.argv", ["compare_peers.py", *options])
+    with pytest.raises(SystemExit):
+        script["main"]()
+    assert said in capsys.readouterr().err
 
 
 def test_what_is_absent_is_named_and_left_out(found: compare.Comparison) -> None:
@@ -93,10 +146,10 @@ def test_what_is_absent_is_named_and_left_out(found: compare.Comparison) -> None
     compare.show(found, console)
     assert isinstance(console.file, io.StringIO)
     text = console.file.getvalue()
-    assert "t5x was left out, for there is no no_such_module.within: clone it." in text
-    assert "1 of 3" in text
-    assert "1 near ties" in text
-    told = found.to_json()
+    assert "t5x was left out (no_such_module.within); clone it." in text
+    assert "3/3" in text
+    assert "1/3 (ties: 1)" in text
+    told = json.loads(json.dumps(found.to_json(), allow_nan=False))
     assert told["missing"] == found.missing
     assert told["ways"][2]["over"] == {"plain": 2.0, "speculative": 4.0}
 

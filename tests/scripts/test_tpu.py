@@ -198,7 +198,7 @@ def git(folder: pathlib.Path, *arguments: str) -> str:
         (["delete"], {"ZONE": "", "NAME": None}, "ZONE, NAME not set"),
         ([], {}, "'' is none of create, install, ssh, run, fetch and delete"),
         (["destroy"], {}, "'destroy' is none of"),
-        (["run"], {}, "'' is no table to run; give 2, 3 or 4"),
+        (["run"], {}, "'' is no table to run; give 2, 3, 4 or 5"),
         (["fetch", "1"], {}, "'1' is no table to fetch"),
         (["create"], {"PATH": "/usr/bin/nowhere:/bin/nowhere"}, "gcloud is not installed"),
     ],
