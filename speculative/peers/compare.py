@@ -270,11 +270,11 @@ def show(found: Comparison, console: Console) -> None:
         if found.differences is not None:
             ties = sum(one.near_tie for one in found.differences[way])
             same = f"{found.sources - len(found.differences[way])}/{found.sources}"
-            same += f" (ties: {ties})" * bool(ties)
+            same += f", {ties} ties" * bool(ties)
         shown.add_row(
             ", ".join(way),
             f"{found.ms_per_token(way):.3f}",
-            *(f"{found.ratio(way, name):.2f}" for name in own),
+            *(f"{found.ratio(way, name):.3g}" for name in own),
             same,
         )
     console.print(shown)

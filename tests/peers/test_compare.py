@@ -148,7 +148,7 @@ def test_what_is_absent_is_named_and_left_out(found: compare.Comparison) -> None
     text = console.file.getvalue()
     assert "t5x was left out (no_such_module.within); clone it." in text
     assert "3/3" in text
-    assert "1/3 (ties: 1)" in text
+    assert "1/3, 1 ties" in text
     told = json.loads(json.dumps(found.to_json(), allow_nan=False))
     assert told["missing"] == found.missing
     assert told["ways"][2]["over"] == {"plain": 2.0, "speculative": 4.0}
