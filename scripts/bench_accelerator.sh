@@ -37,7 +37,7 @@ if [ "$platform" = gpu ]; then
   ) || echo "command buffers: failed"
 fi
 $python -m speculative.cli table 2 --weights=random --simulated_alpha=paper --dtype="$dtype" \
-  --gin "RowConfig.target = '$target'" --limit=4 --output_dir="$out/table2" "$@"
+  --gin "RowConfig.target = '$target'" --limit=16 --output_dir="$out/table2" "$@"
 $python -m speculative.cli figure 4 --records="$out/table2/records.jsonl" \
   --output="$out/figure_4.png"
 echo "Everything is in $out."

@@ -47,7 +47,14 @@ def _options() -> argparse.Namespace:
     add("--timed", type=many, default=18, help="of them are decoded in each round (18)")
     add("--length", type=whole(1, MAX_LENGTH), default=64, help="of random weights' outputs (64)")
     add("--gamma", type=whole(1, MAX_GAMMA), default=5, help="guesses a step (5)")
-    return parser.parse_args()
+    options = parser.parse_args()
+    try:
+        for model in options.models:
+            if model != PAIR:
+                compare.require(model)
+    except ValueError as error:
+        parser.error(str(error))
+    return options
 
 
 def main() -> int:

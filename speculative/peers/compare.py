@@ -9,6 +9,7 @@ from importlib import metadata
 from itertools import zip_longest
 from typing import Any
 
+import jax
 import numpy as np
 from rich.console import Console
 from rich.table import Table
@@ -16,9 +17,9 @@ from rich.table import Table
 from speculative import checkpoints
 from speculative.checkpoints import huggingface
 from speculative.checkpoints.checkpoint import in_memory
-from speculative.experiments import environment
+from speculative.experiments import environment, plan
 from speculative.experiments.tuning import OnProgress
-from speculative.models import named, random_params
+from speculative.models import abstract_params, named, random_params
 from speculative.peers.process import Process
 from speculative.peers.system import PROGRAMS, Setting
 from speculative.tasks.prompts import load_prompts
@@ -139,6 +140,21 @@ def shipped(limit: int | None, gamma: int, folder: pathlib.Path) -> tuple[Settin
     exported = folder / "debian_target"
     huggingface.write(exported, checkpoint, "float32")
     return Setting("debian_target", "debian_draft", False, str(exported), 128, True, gamma), sources
+
+
+def require(size: str) -> None:
+    """Raises ValueError unless this machine holds a model of a size once for each program.
+
+    CTranslate2 has it in two formats, and each export is read whole by who converts it.
+    """
+    parameters = sum(leaf.size for leaf in jax.tree.leaves(abstract_params(named(size))))
+    needed = 4 * parameters * (len(PROGRAMS) + 2)
+    name, there = plan.device_bytes()
+    if needed > there:
+        raise ValueError(
+            f"Comparing {size} needs {needed / 2**30:.0f} GiB, but {name} has "
+            f"{there / 2**30:.0f}: take a smaller model (--models)."
+        )
 
 
 def random(

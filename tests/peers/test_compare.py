@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from rich.console import Console
 
+from speculative.experiments import plan
 from speculative.peers import compare
 from speculative.peers.process import Process
 from speculative.peers.system import PROGRAMS, Program, Setting
@@ -125,6 +126,7 @@ def test_a_program_that_cannot_load_is_left_out(monkeypatch: pytest.MonkeyPatch)
         (["--rounds", "0"], "from 1"),
         (["--timed", "-1"], "from 1"),
         (["--gamma", "0"], "from 1"),
+        (["--models", "debian", "t5_1_1_xxl"], "Comparing t5_1_1_xxl needs"),
     ],
 )
 def test_wrong_options_are_refused(
@@ -133,6 +135,7 @@ def test_wrong_options_are_refused(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
+    monkeypatch.setattr(plan, "device_bytes", lambda: ("a small machine", 2**33))
     script = runpy.run_path(str(ROOT / "scripts" / "compare_peers.py"))
     monkeypatch.setattr("sys.argv", ["compare_peers.py", *options])
     with pytest.raises(SystemExit):
