@@ -139,7 +139,7 @@ def shipped(limit: int | None, gamma: int, folder: pathlib.Path) -> tuple[Settin
     sources = [vocabulary.encode(prompt.source).tolist() for prompt in prompts]
     exported = folder / "debian_target"
     huggingface.write(exported, checkpoint, "float32")
-    return Setting("debian_target", "debian_draft", False, str(exported), 128, True, gamma), sources
+    return Setting("debian_target", "debian_draft", False, str(exported), 128, gamma), sources
 
 
 def require(size: str) -> None:
@@ -167,7 +167,7 @@ def random(
     rng = np.random.default_rng(0)
     sources = rng.integers(2, config.vocab_size, (limit or 4, 63))
     rows = [[*row, EOS_ID] for row in sources.tolist()]
-    return Setting(size, None, True, str(exported), length, False, 0), rows
+    return Setting(size, None, True, str(exported), length, 0), rows
 
 
 def compare(

@@ -2,8 +2,9 @@
 
 import dataclasses
 import importlib.util
-import os
 from typing import Protocol
+
+from speculative.experiments import environment
 
 
 @dataclasses.dataclass(frozen=True)
@@ -13,10 +14,9 @@ class Setting:
     Attributes:
         target: a checkpoint's name, or a size of random weights.
         draft: likewise; None leaves speculation out.
-        random: whether the weights are random.
+        random: whether the weights are random, and so no text ends but by its length.
         exported: the folder of the same target in Hugging Face's format.
         max_length: tokens at which an output is cut.
-        ends: whether the end-of-sequence token ends an output; else all have `max_length`.
         gamma: guesses a step.
     """
 
@@ -25,8 +25,12 @@ class Setting:
     random: bool
     exported: str
     max_length: int
-    ends: bool
     gamma: int
+
+    @property
+    def ends(self) -> bool:
+        """Whether the end-of-sequence token ends an output; else all have `max_length`."""
+        return not self.random
 
 
 def thread_counts() -> dict[str, int]:
@@ -34,8 +38,7 @@ def thread_counts() -> dict[str, int]:
 
     By name, the most threads last.
     """
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
-    counts = sorted({1, cores or 1})
+    counts = sorted({1, environment.cores()})
     return {f"{count} thread{'s' * (count > 1)}": count for count in counts}
 
 

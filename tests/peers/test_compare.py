@@ -58,7 +58,6 @@ def setting(**changes: Any) -> Setting:
         "random": False,
         "exported": "",
         "max_length": 16,
-        "ends": True,
         "gamma": 3,
     }
     return Setting(**(fields | changes))
