@@ -16,7 +16,7 @@ from speculative.decoding import speculative as speculative_decoding
 from speculative.decoding.reference import Trace
 from speculative.decoding.speculative import Step, stream
 from speculative.drafts import Draft, TransformerDraft
-from speculative.drafts.named import MODEL_FREE, TABLES, model_free
+from speculative.drafts.named import MODEL_FREE, model_free, require_no_table
 from speculative.models import Config, FlaxModel, for_decoding, model_of, named, random_params
 from speculative.models.kernels import cache_folder
 from speculative.sampling import Sampling
@@ -309,8 +309,7 @@ def load_random(
             vocabulary = _vocabulary(target, config, vocabulary_file)
         params = for_decoding(random_params(config))
     model = model_of(config)
-    if draft in TABLES:
-        raise ValueError(f"Random weights have no text to count for {draft}; take another draft.")
+    require_no_table(draft)
     if draft in MODEL_FREE:
         drafter, draft_params = model_free(draft, model.continues, pathlib.Path(), vocabulary)
     else:

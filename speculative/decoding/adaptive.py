@@ -72,7 +72,7 @@ class Adaptive:
         """For each gamma but the first, from which alpha on it or a larger one is best.
 
         One bound for each is enough: the larger of two gammas gains the more by Eq. 1 the larger
-        alpha is. In a loop on the device a comparison costs less than the rates of all gammas.
+        alpha is. The loop on the device is left with a comparison.
         """
         alphas = np.linspace(0, 1, 1001)
         rates = [

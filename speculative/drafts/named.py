@@ -41,6 +41,12 @@ def table(name: str, folder: pathlib.Path) -> pathlib.Path | None:
     return path
 
 
+def require_no_table(name: str) -> None:
+    """Raises ValueError for a draft that counts text: random weights write none."""
+    if name in TABLES:
+        raise ValueError(f"Random weights have no text to count for {name}; take another draft.")
+
+
 def model_free(
     name: str, continues: bool, folder: pathlib.Path, vocabulary: Vocabulary
 ) -> tuple[Draft, PyTree]:

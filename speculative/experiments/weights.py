@@ -3,7 +3,7 @@
 import pathlib
 
 from speculative import checkpoints
-from speculative.drafts.named import MODEL_FREE, TABLES, table
+from speculative.drafts.named import MODEL_FREE, require_no_table, table
 from speculative.experiments.settings import RowConfig
 from speculative.models import SIZES, Config
 from speculative.pair import Pair, load, load_random
@@ -83,10 +83,7 @@ def require(config: RowConfig) -> None:
                 raise ValueError(
                     f"Random weights are for the sizes {', '.join(SIZES)}, not for {name!r}."
                 )
-        if config.draft in TABLES:
-            raise ValueError(
-                f"Random weights have no text to count for {config.draft}; take another draft."
-            )
+        require_no_table(config.draft)
         return
     target = checkpoints.open(place(config, config.target))
     if config.draft in MODEL_FREE:
