@@ -63,11 +63,7 @@ class TransformerDraft:
         """One step of width 2 that catches up, then gamma - 1 of width 1."""
         caught_up = state.unseen < 0
         # A row that has caught up feeds `last` and a filler, whose entry lies behind the mask.
-        chunk = jnp.where(
-            caught_up[:, None],
-            jnp.stack([last, last], axis=1),
-            jnp.stack([state.unseen, last], axis=1),
-        )
+        chunk = jnp.stack([jnp.where(caught_up, last, state.unseen), last], axis=1)
         at = jnp.where(caught_up, 0, 1)
         length = state.model.lengths + at + 1
         logits, model = self.model.extend(params, state.model, chunk, at)

@@ -23,6 +23,7 @@ from speculative.models.layers import (
     Mlp,
     RelativeBias,
     causal_bias,
+    look_up,
     masked,
     same_segment,
     tied_logits,
@@ -90,7 +91,7 @@ class Decoder(nn.Module):
             return x
         # A last step may guess beyond the last position; unclipped, such keys would be NaN.
         positions = jnp.minimum(positions, self.config.max_positions - 1)
-        return x + self.position_embedder(positions).astype(x.dtype)
+        return x + look_up(self.position_embedder, positions).astype(x.dtype)
 
     def __call__(self, x: Array, mask: Array, train: bool = False) -> tuple[Array, PromptedState]:
         """Whole texts x [B, L, D] under a mask [B, 1, L, L]: hidden states, keys and values."""
@@ -179,7 +180,7 @@ class Transformer(nn.Module):
         return self._logits(x), state
 
     def _embed(self, tokens: Array) -> Array:
-        return self.token_embedder(tokens).astype(self.config.dtype)
+        return look_up(self.token_embedder, tokens).astype(self.config.dtype)
 
     def _logits(self, x: Array) -> Array:
         norm = self.decoder.decoder_norm

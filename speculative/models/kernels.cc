@@ -220,7 +220,7 @@ void Parallel(const ffi::ThreadPool& pool, int64_t items, int64_t floats, const 
 
 // ---- The product ------------------------------------------------------------------------
 //
-//   y[l, o] = add[l, o] + sum_i kernel[i, o] norm(x)[l, i]      x [L, I], y [L, O]
+//   y[l, o] = add[l, o] + first(bias[o] + sum_i kernel[i, o] norm(x)[l, i])     x [L, I], y [L, O]
 //
 // An int8 kernel has a scale for each output, which multiplies the sum. The product costs what
 // reading the kernel from memory costs, if that is read once, front to back. The kernel is
@@ -263,7 +263,7 @@ inline void Tile(const Weight* panel, const float* x, int64_t inputs, float (*y)
   }
 }
 
-// What a gated layer does to its products; the order is that of `ACTIVATIONS` in config.py.
+// What a feed-forward layer does to its products; the order is that of `ACTIVATIONS` in config.py.
 enum class Activation : int64_t { kGelu, kRelu, kLinear };
 
 // With GELU's tanh written as 2 / (1 + exp(-2z)) - 1.
@@ -287,10 +287,10 @@ struct Product {
   const Weight* panels;
   const float* scales;  // Of the outputs of int8 panels.
   const float* x;
-  const float* add;  // Null where there is nothing to add.
+  const float *bias, *add;  // Null where there is nothing to add.
   float* y;
   int64_t positions, inputs, outputs;
-  Activation gates[2];  // Where gated.
+  Activation activations[2];  // The second where gated.
 
   // Panels of y [begin, end).
   void operator()(int64_t begin, int64_t end) const {
@@ -314,6 +314,7 @@ struct Product {
 
   template <int kPositions>
   void Panel(int64_t p, int64_t l) const {
+    const int64_t first = p * kPanel, count = std::min<int64_t>(kPanel, outputs - first);
     float sums[kPositions][kPanel];
     if constexpr (kGated) {
       float others[kPositions][kPanel];
@@ -321,14 +322,19 @@ struct Product {
       Sums<kPositions>(2 * p + 1, l, others);
       for (int k = 0; k < kPositions; ++k) {
         for (int o = 0; o < kPanel; o += kLanes) {
-          const Vector v = Activated(gates[0], Load(sums[k] + o));
-          Store(sums[k] + o, v * Activated(gates[1], Load(others[k] + o)));
+          const Vector v = Activated(activations[0], Load(sums[k] + o));
+          Store(sums[k] + o, v * Activated(activations[1], Load(others[k] + o)));
         }
       }
     } else {
       Sums<kPositions>(p, l, sums);
+      for (int k = 0; k < kPositions; ++k) {
+        for (int64_t o = 0; bias && o < count; ++o) sums[k][o] += bias[first + o];
+        for (int o = 0; activations[0] != Activation::kLinear && o < kPanel; o += kLanes) {
+          Store(sums[k] + o, Activated(activations[0], Load(sums[k] + o)));
+        }
+      }
     }
-    const int64_t first = p * kPanel, count = std::min<int64_t>(kPanel, outputs - first);
     for (int k = 0; k < kPositions; ++k) {
       const int64_t at = (l + k) * outputs + first;
       for (int64_t o = 0; o < count; ++o) y[at + o] = sums[k][o] + (add ? add[at + o] : 0.0f);
@@ -388,7 +394,8 @@ using Starts = ffi::Buffer<ffi::S32, 1>;
 
 template <bool kGated, ffi::DataType kType>
 ffi::Error Run(ffi::ThreadPool pool, ffi::Buffer<kType, 3> kernel, Rank2 scales, Rank2 x,
-               Rank1 norm, const float* add, Rank2 y, Activation first, Activation second) {
+               Rank1 norm, const float* bias, const float* add, Rank2 y, Activation first,
+               Activation second) {
   using Weight = std::remove_pointer_t<decltype(kernel.typed_data())>;
   const int64_t panels = kernel.dimensions()[0], inputs = kernel.dimensions()[1];
   const int64_t positions = x.dimensions()[0];
@@ -399,39 +406,46 @@ ffi::Error Run(ffi::ThreadPool pool, ffi::Buffer<kType, 3> kernel, Rank2 scales,
     normed = Normed(from, norm.typed_data(), shifted, positions, inputs);
     from = normed.data();
   }
-  const Product<Weight, kGated> product{kernel.typed_data(), scales.typed_data(), from,
-                                        add,                 y.typed_data(),      positions,
-                                        inputs,              y.dimensions()[1],   {first, second}};
+  const Product<Weight, kGated> product{
+      kernel.typed_data(), scales.typed_data(), from, bias, add, y.typed_data(), positions,
+      inputs, y.dimensions()[1], {first, second}};
   const int64_t items = kGated ? panels / 2 : panels;
   Parallel(pool, items, panels / items * inputs * kPanel * sizeof(Weight) / sizeof(float), product);
   return ffi::Error::Success();
 }
 
-// `norm` [I], or [2 I] with shifts, and `add` [L, O] may be empty: no norm, nothing added. `scales` are [panels, 32] for
-// int8.
+template <typename Buffer>
+const float* DataIfAny(Buffer numbers) {
+  return numbers.element_count() ? numbers.typed_data() : nullptr;
+}
+
+// `norm` [I], or [2 I] with shifts, `bias` [O] and `add` [L, O] may be empty: no norm, nothing
+// added. `scales` are [panels, 32] for int8.
 template <ffi::DataType kType>
 ffi::Error Multiply(ffi::ThreadPool pool, ffi::Buffer<kType, 3> kernel, Rank2 scales, Rank2 x,
-                    Rank1 norm, Rank2 add, ffi::Result<Rank2> y) {
-  const float* added = add.element_count() ? add.typed_data() : nullptr;
-  return Run<false>(pool, kernel, scales, x, norm, added, *y, {}, {});
+                    Rank1 norm, Rank1 bias, Rank2 add, ffi::Result<Rank2> y, int64_t first) {
+  return Run<false>(pool, kernel, scales, x, norm, DataIfAny(bias), DataIfAny(add), *y,
+                    Activation{first}, Activation::kLinear);
 }
 
 template <ffi::DataType kType>
 ffi::Error MultiplyGated(ffi::ThreadPool pool, ffi::Buffer<kType, 3> kernel, Rank2 scales, Rank2 x,
                          Rank1 norm, ffi::Result<Rank2> y, int64_t first, int64_t second) {
-  return Run<true>(pool, kernel, scales, x, norm, nullptr, *y, Activation{first},
+  return Run<true>(pool, kernel, scales, x, norm, nullptr, nullptr, *y, Activation{first},
                    Activation{second});
 }
 
 // ---- Attention --------------------------------------------------------------------------
 //
-//   y[b, l, n] = sum_k softmax_k(query[b, l, n] . keys[b, n, k] + bias[b, n, l, k]) values[b, n, k]
+//   y[b, l, n] = sum_k softmax_k(scale query[b, l, n] . keys[b, n, k] + bias[b, n, l, k])
+//                      values[b, n, k]
 
 // Keys whose bias lies below this are masked.
 constexpr float kMasked = -1e9f;
 
 struct Attention {
   const float *query, *keys, *values, *bias;
+  float scale;
   float* y;
   int64_t length, heads, seen, size;             // L, N, K, H.
   int64_t stride;                                // Between the queries of two positions.
@@ -457,7 +471,7 @@ struct Attention {
     while (count > 0 && shift[count - 1] < kMasked) --count;
     if (count == 0) count = seen;
     const int64_t width = (count + kLanes - 1) / kLanes * kLanes;
-    for (int64_t t = 0; t < count; ++t) weights[t] = Dot(q, k + t * size) + shift[t];
+    for (int64_t t = 0; t < count; ++t) weights[t] = scale * Dot(q, k + t * size) + shift[t];
     std::fill(weights + count, weights + width, -std::numeric_limits<float>::infinity());
     const float peak = Peak(weights, width);
     Vector sums = {};
@@ -518,13 +532,14 @@ struct Attention {
 
 // The attention of heads side by side in rows [B, L] of so many floats.
 Attention Attending(const float* query, int64_t stride, Rank3 keys, Rank3 values, Rank4 bias,
-                    Rank4 y) {
+                    float scale, Rank4 y) {
   const auto q = y.dimensions(), b = bias.dimensions();
   const int64_t seen = keys.dimensions()[1];
   return {query,
           keys.typed_data(),
           values.typed_data(),
           bias.typed_data(),
+          scale,
           y.typed_data(),
           q[1],
           q[2],
@@ -538,24 +553,23 @@ Attention Attending(const float* query, int64_t stride, Rank3 keys, Rank3 values
 
 // query [B, L, N, H]; keys and values [B * N, K, H]; bias [B or 1, N or 1, L or 1, K].
 ffi::Error Attend(ffi::ThreadPool pool, Rank4 query, Rank3 keys, Rank3 values, Rank4 bias,
-                  ffi::Result<Rank4> y) {
+                  ffi::Result<Rank4> y, float scale) {
   const auto q = query.dimensions();
   Parallel(pool, q[0] * q[2], 2 * q[1] * keys.dimensions()[1] * q[3],
-           Attending(query.typed_data(), q[2] * q[3], keys, values, bias, *y));
+           Attending(query.typed_data(), q[2] * q[3], keys, values, bias, scale, *y));
   return ffi::Error::Success();
 }
 
 // projected [B, L, 3 * N * H]: queries, keys and values of new positions. Their keys and values
 // enter the caches [B * N, K, H], which are results in place, at starts [B]; then as above.
 ffi::Error AttendCached(ffi::ThreadPool pool, Rank3 projected, Rank3 keys, Rank3 values, Rank4 bias,
-                        Starts starts, ffi::Result<Rank4> y,
-                        ffi::Result<Rank3> new_keys, ffi::Result<Rank3> new_values) {
+                        Starts starts, ffi::Result<Rank4> y, ffi::Result<Rank3> new_keys,
+                        ffi::Result<Rank3> new_values, float scale) {
   const auto q = y->dimensions();
   const int64_t length = q[1], heads = q[2], size = q[3], seen = keys.dimensions()[1];
   const int64_t width = heads * size;
   const float* from = projected.typed_data();
-  const Attention attention =
-      Attending(from, 3 * width, *new_keys, *new_values, bias, *y);
+  const Attention attention = Attending(from, 3 * width, *new_keys, *new_values, bias, scale, *y);
   const auto work = [&](int64_t begin, int64_t end) {
     for (int64_t at = begin; at < end; ++at) {
       const int64_t b = at / heads, n = at % heads;
@@ -613,7 +627,11 @@ auto Operands() {
 
 template <ffi::DataType kType>
 auto MultiplyBinding() {
-  return Operands<kType>().template Arg<Rank2>().template Ret<Rank2>();
+  return Operands<kType>()
+      .template Arg<Rank1>()
+      .template Arg<Rank2>()
+      .template Ret<Rank2>()
+      .template Attr<int64_t>("first");
 }
 
 template <ffi::DataType kType>
@@ -643,7 +661,8 @@ XLA_FFI_DEFINE_HANDLER_SYMBOL(speculative_attend, Attend,
                                   .Arg<Rank3>()
                                   .Arg<Rank3>()
                                   .Arg<Rank4>()
-                                  .Ret<Rank4>());
+                                  .Ret<Rank4>()
+                                  .Attr<float>("scale"));
 
 XLA_FFI_DEFINE_HANDLER_SYMBOL(speculative_attend_cached, AttendCached,
                               ffi::Ffi::Bind()
@@ -655,7 +674,8 @@ XLA_FFI_DEFINE_HANDLER_SYMBOL(speculative_attend_cached, AttendCached,
                                   .Arg<Starts>()
                                   .Ret<Rank4>()
                                   .Ret<Rank3>()
-                                  .Ret<Rank3>());
+                                  .Ret<Rank3>()
+                                  .Attr<float>("scale"));
 
 XLA_FFI_DEFINE_HANDLER_SYMBOL(speculative_total, Total,
                               ffi::Ffi::Bind().Ctx<ffi::ThreadPool>().Arg<Rank1>().Ret<Rank0>());

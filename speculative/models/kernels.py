@@ -142,15 +142,20 @@ def product(
     x: Array,
     features: int,
     norm: Array | None = None,
+    bias: Array | None = None,
+    activation: str = "linear",
     add: Array | None = None,
 ) -> Array:
     """The product of x [..., I] with panels of `features` outputs: [..., features], float32.
 
     `norm` is the scale [I] of a T5 layer norm of x before the product, or the scale and the shift
-    [2 * I] of a GPT's; `add` [..., features] is added to the product.
+    [2 * I] of a GPT's. The product is added to the bias [features], then activated by one of
+    `config.ACTIVATIONS`, then added to `add` [..., features].
     """
+    bias = jnp.zeros(0) if bias is None else bias.astype(jnp.float32)
     add = jnp.zeros((0, 0)) if add is None else add.reshape(-1, features).astype(jnp.float32)
-    return _multiply("product", kernel, x, features, norm, add)
+    first = np.int64(ACTIVATIONS.index(activation))
+    return _multiply("product", kernel, x, features, norm, bias, add, first=first)
 
 
 def gated(
@@ -174,29 +179,30 @@ def _multiply(
     x: Array,
     features: int,
     norm: Array | None,
-    *add: Array,
+    *added: Array,
     **attributes: np.int64,
 ) -> Array:
     rows = x.reshape(-1, x.shape[-1]).astype(jnp.float32)
     norm = jnp.zeros(0) if norm is None else norm.astype(jnp.float32)
     shape = jax.ShapeDtypeStruct((rows.shape[0], features), jnp.float32)
     call = jax.ffi.ffi_call(f"speculative_{name}" + ("_int8" if kernel.scales.size else ""), shape)
-    y = call(kernel.values, kernel.scales, rows, norm, *add, **attributes)
+    y = call(kernel.values, kernel.scales, rows, norm, *added, **attributes)
     return y.reshape(*x.shape[:-1], features)
 
 
-def attend(query: Array, keys: Array, values: Array, bias: Array) -> Array:
-    """Unscaled dot-product attention: query [B, L, N, H] -> [B, L, N, H], float32.
+def attend(query: Array, keys: Array, values: Array, bias: Array, scale: float) -> Array:
+    """Dot-product attention: query [B, L, N, H] -> [B, L, N, H], float32.
 
-    Keys and values are [B * N, K, H]; the bias broadcasts to [B, N, L, K], masks included.
+    Keys and values are [B * N, K, H]; the bias broadcasts to [B, N, L, K], masks included. The
+    scale is that of the products of queries and keys.
     """
     shape = jax.ShapeDtypeStruct(query.shape, jnp.float32)
     arguments = (x.astype(jnp.float32) for x in (query, keys, values, bias))
-    return jax.ffi.ffi_call("speculative_attend", shape)(*arguments)
+    return jax.ffi.ffi_call("speculative_attend", shape)(*arguments, scale=np.float32(scale))
 
 
 def attend_cached(
-    projected: Array, keys: Array, values: Array, bias: Array, starts: Array
+    projected: Array, keys: Array, values: Array, bias: Array, starts: Array, scale: float
 ) -> tuple[Array, Array, Array]:
     """Self-attention of new positions, whose keys and values enter the caches first, in place.
 
@@ -206,6 +212,7 @@ def attend_cached(
         values: [B * N, K, H].
         bias: as in `attend`.
         starts: [B] where each row's new positions enter.
+        scale: as in `attend`.
 
     Returns:
         [B, L, N, H], float32, and the new caches.
@@ -224,7 +231,7 @@ def attend_cached(
         "speculative_attend_cached", (shape, cache, cache), input_output_aliases={1: 1, 2: 2}
     )
     arguments = projected.astype(jnp.float32), keys, values, bias.astype(jnp.float32), starts
-    mixed, new_keys, new_values = call(*arguments)
+    mixed, new_keys, new_values = call(*arguments, scale=np.float32(scale))
     return mixed, new_keys, new_values
 
 

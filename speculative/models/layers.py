@@ -26,8 +26,16 @@ PACKED = "packed"
 BIAS = "_bias"
 """What follows the name of fused kernels in the name of their biases, one after the other."""
 
+ACTIVATE: dict[str, Callable[[Array], Array]] = {
+    "gelu": nn.gelu,
+    "relu": nn.relu,
+    "linear": lambda x: x,
+}
+"""What the names in a configuration stand for."""
+
 FEW = 32
-"""Up to this many positions XLA multiplies fastest with the kernel as the left operand."""
+"""Up to this many positions XLA on CPU multiplies fastest with the kernel as the left operand, and
+looks rows up fastest one by one."""
 
 
 def precision(x: Array) -> lax.Precision | None:
@@ -78,25 +86,26 @@ class Dense(nn.Module):
         self,
         x: Array,
         norm: LayerNorm | None = None,
+        activation: str = "linear",
         add: Array | None = None,
         dropout: Dropout | None = None,
     ) -> Array:
-        """[..., in] -> [..., features]: of the normed x, then dropout, then `add` is added."""
+        """[..., in] -> [..., features]: of the normed x, activated, then dropout, plus `add`."""
         bias = None
         if self.use_bias:
             bias = self.param("bias", nn.initializers.zeros, (self.features,)).astype(self.dtype)
         if self.has_variable(PACKED, "kernel"):
-            if bias is not None:
-                add = bias + (jnp.zeros((*x.shape[:-1], 1)) if add is None else add)
-            packed = self.get_variable(PACKED, "kernel")
-            return packed_product(packed, x, self.features, self.dtype, self.out_dtype, norm, add)
+            return packed_product(
+                self.get_variable(PACKED, "kernel"), x, self.features, self.dtype, self.out_dtype,
+                norm, bias, activation, add,
+            )  # fmt: skip
         x = (norm(x) if norm else x).astype(self.dtype)
         kernel = self.param("kernel", self.kernel_init, (x.shape[-1], self.features))
         y = jnp.matmul(
             x, kernel.astype(self.dtype), precision=precision(x),
             preferred_element_type=self.out_dtype,
         )  # fmt: skip
-        y = y if bias is None else y + bias
+        y = ACTIVATE[activation](y if bias is None else y + bias)
         y = dropout(y) if dropout else y
         return y if add is None else add + y
 
@@ -113,11 +122,14 @@ def packed_product(
     dtype: str,
     out_dtype: str | None = None,
     norm: LayerNorm | None = None,
+    bias: Array | None = None,
+    activation: str = "linear",
     add: Array | None = None,
 ) -> Array:
     """The product of x [..., in] with a packed kernel: [..., features]; see `Dense`."""
     if isinstance(kernel, kernels.Panels):
-        y = kernels.product(kernel, x, features, norm.numbers if norm else None, add)
+        numbers = norm.numbers if norm else None
+        y = kernels.product(kernel, x, features, numbers, bias, activation, add)
         return y.astype(out_dtype or dtype)
     rows = (norm(x) if norm else x).reshape(-1, x.shape[-1]).astype(dtype)
     kernel = kernel.astype(dtype)
@@ -131,6 +143,7 @@ def packed_product(
     else:
         y = contract(rows, kernel)
     y = y.reshape(*x.shape[:-1], features)
+    y = ACTIVATE[activation](y if bias is None else y + bias.astype(y.dtype))
     return y if add is None else add + y
 
 
@@ -141,12 +154,21 @@ def project(
     if module.has_variable(PACKED, packed):
         ends = np.cumsum([dense.features for dense in denses])
         kernel = module.get_variable(PACKED, packed)
-        y = packed_product(kernel, x, int(ends[-1]), denses[0].dtype, norm=norm)
-        if denses[0].use_bias:
-            y = y + module.get_variable(PACKED, packed + BIAS).astype(y.dtype)
+        bias = module.get_variable(PACKED, packed + BIAS)
+        y = packed_product(kernel, x, int(ends[-1]), denses[0].dtype, norm=norm, bias=bias)
         return jnp.split(y, ends[:-1], axis=-1)
     x = norm(x) if norm else x
     return [dense(x) for dense in denses]
+
+
+def look_up(embedder: nn.Embed, index: Array) -> Array:
+    """Rows [..., D] of an embedding, for index [...]."""
+    if index.size > FEW or jax.default_backend() != "cpu":
+        return embedder(index)
+    # XLA takes a gather to read the whole table, and so shares it out among its threads; all that
+    # follows would then run on another one, which must wake first.
+    rows = [lax.dynamic_slice_in_dim(embedder.embedding, i, 1) for i in index.reshape(-1)]
+    return jnp.concatenate(rows).reshape(*index.shape, embedder.features)
 
 
 def tied_logits(
@@ -337,7 +359,7 @@ class Attention(nn.Module):
         """The same, and the keys and values [B * N, L, H] that a cache begins with."""
         query, key, value = project(self, *self._query_key_value, x, norm)
         keys, values = (split_heads(y, self.config.num_heads) for y in (key, value))
-        mixed = self._add_mixed(x, query * self._scale, keys, values, bias, dropout)
+        mixed = self._add_mixed(x, query, keys, values, bias, dropout)
         cache = (-1, *keys.shape[2:])
         return mixed, keys.reshape(cache), values.reshape(cache)
 
@@ -350,17 +372,17 @@ class Attention(nn.Module):
         """
         if self.out.in_panels and keys.dtype == jnp.float32:
             kernel, width = self.get_variable(PACKED, "query_key_value"), self.query.features
-            projected = packed_product(kernel, x, 3 * width, self.query.dtype, norm=norm)
-            if self.config.gpt:
-                scale = np.repeat(np.array([self._scale, 1, 1], np.float32), width)
-                projected = projected + self.get_variable(PACKED, "query_key_value" + BIAS)
-                projected = projected * scale
-            mixed, keys, values = kernels.attend_cached(projected, keys, values, bias, starts)
+            projected = packed_product(
+                kernel, x, 3 * width, self.query.dtype, norm=norm,
+                bias=self.get_variable(PACKED, "query_key_value" + BIAS),
+            )  # fmt: skip
+            mixed, keys, values = kernels.attend_cached(
+                projected, keys, values, bias, starts, self._scale
+            )
             mixed = mixed.reshape(*x.shape[:2], width)
             return self.out(mixed, add=x), keys, values
         query, *written = project(self, *self._query_key_value, x, norm)
         key, value = (split_heads(y, self.config.num_heads) for y in written)
-        query = query * self._scale
         keys = write_rows(keys, key.reshape(-1, *key.shape[2:]), starts, axis=1)
         values = write_rows(values, value.reshape(-1, *value.shape[2:]), starts, axis=1)
         return self._add_mixed(x, query, keys, values, bias), keys, values
@@ -379,17 +401,19 @@ class Attention(nn.Module):
         if self.out.in_panels:
             query = query.reshape(batch, length, heads, size)
             cache = (batch * heads, -1, size)
-            mixed = kernels.attend(query, keys.reshape(cache), values.reshape(cache), bias)
+            mixed = kernels.attend(
+                query, keys.reshape(cache), values.reshape(cache), bias, self._scale
+            )
             mixed = mixed.reshape(batch, length, heads * size)
         else:
             cache = (batch, heads, -1, size)
-            query = split_heads(query, heads)
+            query = split_heads(query * self._scale, heads)
             mixed = attend(query, keys.reshape(cache), values.reshape(cache), bias)
         return self.out(mixed, add=x, dropout=dropout)
 
     @property
     def _scale(self) -> float:
-        """Of the queries."""
+        """Of the products of queries and keys: T5 has it in the queries' kernels."""
         return self.config.head_dim**-0.5 if self.config.gpt else 1.0
 
     @property
@@ -425,12 +449,11 @@ class Mlp(nn.Module):
         config = self.config
         activations = config.mlp_activations
         if len(activations) == 1:
-            hidden = [self.wi(x, norm)]
+            return self.wi(x, norm, *activations)
         elif isinstance(packed := self.get_variable(PACKED, "wi_0_wi_1"), kernels.Gated):
             y = kernels.gated(packed, x, config.mlp_dim, activations, norm.numbers)
             return y.astype(config.dtype)
         else:
             hidden = project(self, "wi_0_wi_1", [self.wi_0, self.wi_1], x, norm)
-        activate = {"gelu": nn.gelu, "relu": nn.relu, "linear": lambda h: h}
-        active = [activate[a](h) for a, h in zip(activations, hidden, strict=True)]
+        active = [ACTIVATE[a](h) for a, h in zip(activations, hidden, strict=True)]
         return functools.reduce(jnp.multiply, active)

@@ -21,6 +21,7 @@ from speculative.models.layers import (
     LayerNorm,
     Mlp,
     RelativeBias,
+    look_up,
     masked,
     same_segment,
     tied_logits,
@@ -239,7 +240,7 @@ class Transformer(nn.Module):
         return self._logits(x, self.decoder.decoder_norm), state
 
     def _embed(self, tokens: Array) -> Array:
-        return self.token_embedder(tokens).astype(self.config.dtype)
+        return look_up(self.token_embedder, tokens).astype(self.config.dtype)
 
     def _logits(self, x: Array, norm: LayerNorm | None = None) -> Array:
         config = self.config

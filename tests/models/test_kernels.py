@@ -18,8 +18,8 @@ SHAPES = ((1, 1), (6, 10), (37, 64), (64, 33), (384, 1152), (1024, 384))
 """Inputs and outputs: within a panel, not a multiple of one, enough for several threads."""
 
 needs_compiler = pytest.mark.skipif(not kernels.native(), reason="no C++ compiler")
-product = jax.jit(kernels.product, static_argnums=2)
-attend = jax.jit(kernels.attend)
+product = jax.jit(kernels.product, static_argnums=(2, 5))
+attend = jax.jit(kernels.attend, static_argnums=4)
 
 
 def numbers(*shape: int, seed: int = 0) -> np.ndarray:
@@ -37,7 +37,7 @@ def norm(x: np.ndarray, scale: np.ndarray) -> np.ndarray:
 
 
 @needs_compiler
-@pytest.mark.parametrize("extras", [0, 1, 2], ids=["plain", "normed, added", "shifted, added"])
+@pytest.mark.parametrize("extras", [0, 1, 2], ids=["plain", "of a T5", "of a GPT"])
 @pytest.mark.parametrize(("inputs", "outputs"), SHAPES)
 def test_product(inputs: int, outputs: int, extras: int) -> None:
     kernel = numbers(inputs, outputs) / np.float32(np.sqrt(inputs))
@@ -45,14 +45,16 @@ def test_product(inputs: int, outputs: int, extras: int) -> None:
     for positions in WIDTHS:
         # Off the middle, which T5's norm leaves in and a GPT's takes out.
         x, add = 0.3 + numbers(positions, inputs), numbers(positions, outputs, seed=1)
-        given = (scale, add) if extras else ()
+        bias, activation = numbers(outputs, seed=2), ("linear", "relu", "gelu")[extras]
+        given = (scale, bias, activation, add) if extras else ()
         y = product(kernels.panels(jnp.asarray(kernel)), x, outputs, *given)
         want = (norm(x, scale) if extras else x).astype(np.float64) @ kernel
-        np.testing.assert_allclose(y, want + add if extras else want, atol=3e-5)
+        want = activated(activation, want + bias) + add if extras else want
+        np.testing.assert_allclose(y, want, atol=3e-5)
 
 
 @needs_compiler
-@pytest.mark.parametrize("extras", [False, True], ids=["plain", "normed and added"])
+@pytest.mark.parametrize("extras", [False, True], ids=["plain", "with all that a layer adds"])
 @pytest.mark.parametrize(("inputs", "outputs"), SHAPES)
 def test_product_with_a_kernel_of_whole_numbers(inputs: int, outputs: int, extras: bool) -> None:
     """Against the same numbers in float64, scales included."""
@@ -66,10 +68,12 @@ def test_product_with_a_kernel_of_whole_numbers(inputs: int, outputs: int, extra
     norm_scale = 1 + 0.2 * numbers(inputs)
     for positions in WIDTHS:
         x, add = numbers(positions, inputs), numbers(positions, outputs, seed=1)
-        given = (norm_scale, add) if extras else ()
+        bias = numbers(outputs, seed=2)
+        given = (norm_scale, bias, "relu", add) if extras else ()
         y = product(panels, x, outputs, *given)
         want = (norm(x, norm_scale) if extras else x).astype(np.float64) @ kernel
-        np.testing.assert_allclose(y, want + add if extras else want, atol=3e-5)
+        want = activated("relu", want + bias) + add if extras else want
+        np.testing.assert_allclose(y, want, atol=3e-5)
 
 
 @needs_compiler
@@ -154,15 +158,15 @@ def test_callers_on_several_threads_do_not_disturb_each_other() -> None:
 @pytest.mark.parametrize("positions", WIDTHS)
 def test_the_product_of_xla(positions: int) -> None:
     kernel, x = jnp.asarray(numbers(6, 10)), numbers(1, positions, 6)
-    add = jnp.asarray(numbers(1, positions, 10))
+    add, bias = jnp.asarray(numbers(1, positions, 10)), jnp.asarray(numbers(10, seed=2))
     layer_norm = LayerNorm(T5Config(10, 6, 1, 6, 6, 1, 1))
     params = {"params": {"scale": 1 + 0.2 * numbers(6)}}
 
     def multiply(module: LayerNorm, x: jax.Array) -> jax.Array:
-        return packed_product(kernel.T, x, 10, "float32", norm=module, add=add)
+        return packed_product(kernel.T, x, 10, "float32", None, module, bias, "gelu", add)
 
     y = jax.jit(lambda x: layer_norm.apply(params, x, method=multiply))(x)
-    want = norm(x, params["params"]["scale"]) @ kernel + add
+    want = activated("gelu", norm(x, params["params"]["scale"]) @ kernel + bias) + add
     np.testing.assert_allclose(y, want, atol=1e-5)
 
 
@@ -171,7 +175,7 @@ def test_the_product_of_xla(positions: int) -> None:
 @pytest.mark.parametrize("length", [1, 3, 8, 40])
 def test_attention(heads: int, size: int, length: int) -> None:
     """Keys behind a mask, biases shared by heads, by queries, by rows or by none."""
-    rows = 2
+    rows, scale = 2, 1.0 if length == 1 else 0.3
     for seen in (1, 15, 16, 70):
         query = numbers(rows, length, heads, size)
         keys, values = numbers(2, rows * heads, seen, size)
@@ -181,38 +185,38 @@ def test_attention(heads: int, size: int, length: int) -> None:
             scores = np.einsum(
                 "blnh,bnkh->bnlk", query.astype(np.float64), keys.reshape(rows, heads, seen, size)
             )
-            weights = scores + bias
+            weights = scale * scores + bias
             weights = np.exp(weights - weights.max(axis=-1, keepdims=True))
             weights /= weights.sum(axis=-1, keepdims=True)
             want = np.einsum("bnlk,bnkh->blnh", weights, values.reshape(rows, heads, seen, size))
-            np.testing.assert_allclose(attend(query, keys, values, bias), want, atol=1e-5)
+            np.testing.assert_allclose(attend(query, keys, values, bias, scale), want, atol=1e-5)
 
 
 @needs_compiler
 def test_attention_depends_neither_on_queries_beside_nor_on_room_behind_the_mask() -> None:
     query, keys, values = numbers(1, 8, 6, 64), *numbers(2, 6, 128, 64)
     bias = np.where(np.arange(128) > 50 + np.arange(8)[:, None], np.float32(-1e10), 0)[None, None]
-    together = attend(query, keys, values, bias)
+    together = attend(query, keys, values, bias, 1.0)
     for i in range(8):
         short = attend(
-            query[:, i : i + 1], keys[:, :64], values[:, :64], bias[:, :, i : i + 1, :64]
+            query[:, i : i + 1], keys[:, :64], values[:, :64], bias[:, :, i : i + 1, :64], 1.0
         )
         np.testing.assert_array_equal(together[:, i : i + 1], short)
     keys[:, 60:] = values[:, 60:] = np.nan  # Stale entries are not read.
-    np.testing.assert_array_equal(attend(query, keys, values, bias), together)
+    np.testing.assert_array_equal(attend(query, keys, values, bias, 1.0), together)
 
 
 @needs_compiler
 def test_attention_hides_no_number_that_is_none() -> None:
     query, keys, values = numbers(1, 1, 1, 8), *numbers(2, 1, 20, 8)
     keys[0, 5, 0] = np.nan
-    assert np.isnan(attend(query, keys, values, np.zeros((1, 1, 1, 20), np.float32))).all()
+    assert np.isnan(attend(query, keys, values, np.zeros((1, 1, 1, 20), np.float32), 1.0)).all()
 
 
 @needs_compiler
 def test_attention_where_everything_is_masked_is_the_mean() -> None:
     query, keys, values = numbers(1, 1, 1, 8), *numbers(2, 1, 20, 8)
-    y = attend(0 * query, keys, values, np.full((1, 1, 1, 20), -1e10, np.float32))
+    y = attend(0 * query, keys, values, np.full((1, 1, 1, 20), -1e10, np.float32), 1.0)
     np.testing.assert_allclose(y[0, 0, 0], values[0].mean(axis=0), atol=1e-6)
 
 
@@ -272,8 +276,10 @@ def test_attention_on_caches(heads: int, size: int, length: int) -> None:
     bias = 3 * numbers(2, heads, length, room)
     after = np.arange(room) > (starts[:, None] + np.arange(length))[..., None]
     bias = np.where(after[:, None], np.float32(-1e10), bias)
-    call = jax.jit(kernels.attend_cached)
-    y, new_keys, new_values = jax.block_until_ready(call(projected, keys, values, bias, starts))
+    call = jax.jit(kernels.attend_cached, static_argnums=5)
+    y, new_keys, new_values = jax.block_until_ready(
+        call(projected, keys, values, bias, starts, 0.3)
+    )
     query, *written = projected.reshape(2, length, 3, heads, size).transpose(2, 0, 1, 3, 4)
     for b, start in enumerate(starts):
         for cache, chunk in zip((keys, values), written, strict=True):
@@ -281,4 +287,4 @@ def test_attention_on_caches(heads: int, size: int, length: int) -> None:
             rows[b, :, start : start + length] = chunk[b].transpose(1, 0, 2)
     np.testing.assert_array_equal(new_keys, keys)
     np.testing.assert_array_equal(new_values, values)
-    np.testing.assert_array_equal(y, attend(query, keys, values, bias))
+    np.testing.assert_array_equal(y, attend(query, keys, values, bias, 0.3))
