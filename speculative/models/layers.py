@@ -33,7 +33,7 @@ ACTIVATE: dict[str, Callable[[Array], Array]] = {
 }
 """What the names in a configuration stand for."""
 
-FEW = 32
+FEW = 16
 """Up to this many positions XLA on CPU multiplies fastest with the kernel as the left operand, and
 looks rows up fastest one by one."""
 
