@@ -25,7 +25,7 @@ class Adaptive:
 
     Attributes:
         gammas: to pick from, ascending; each is a compiled loop.
-        costs: what a step with each takes, gamma c + v(gamma) in target steps.
+        costs: the time that a step with each takes, gamma c + v(gamma), in any unit.
         alpha: a, where the estimate begins.
         strength: s, the guesses that a counts for.
         memory: the share of the counts that a step leaves.

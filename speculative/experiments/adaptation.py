@@ -20,8 +20,8 @@ from speculative.experiments.workload import Workload
 GAMMAS: tuple[int, ...] = (1, 3, 5, 7)
 """Fixed numbers of guesses, and those that the adaptive one picks from."""
 
-TURNS = 20
-"""Of timing costs: they are all that the adaptive gamma is told, so their noise is its own."""
+TURNS = 48
+"""Of timing steps: they are all that the adaptive gamma is told, so their noise is its own."""
 
 SAMPLES = 4
 """Of each text, where it is sampled: ways that write other texts differ by chance."""
@@ -108,7 +108,7 @@ class Adaptation:
                 name: dataclasses.asdict(timed) | {"ms_per_token": self.ms_per_token(timed)}
                 for name, timed in (ways | {"adaptive": self.adaptive}).items()
             },
-            "costs": dict(zip(self.rule.gammas, self.rule.costs, strict=True)),
+            "told": dict(zip(self.rule.gammas, self.rule.costs, strict=True)),
             "prefill": self.prefill,
             "best_fixed": self.best,
             "ratio": self.ratio,
@@ -129,16 +129,13 @@ def adapt(work: Workload, on_progress: OnProgress) -> Adaptation:
         ValueError: logits are not finite.
     """
     config, count = work.config, len(work.sources)
-    lengths = [int(work.decode(number, 0)[0].lengths[0]) for number in range(min(4, count))]
-    meter = work.meter(GAMMAS, lengths)
-    for turn in range(TURNS):
-        meter.turn()
-        on_progress("costs", 0.1 * (turn + 1) / TURNS)
-    costs = meter.costs()
-    rule = Adaptive(GAMMAS, tuple(g * costs.c(g) + costs.verify_cost(g) for g in GAMMAS))
+    for gamma in GAMMAS:  # Compiled before anything is timed, as is the rule.
+        work.pair.result(work.decode(0, gamma)[0])
+    work.prefill(0, max(GAMMAS))
+    prefill, steps = told(work, on_progress)
+    rule = Adaptive(GAMMAS, steps)
+    work.pair.result(work.decode(0, rule)[0])
     ways: list[int | Adaptive] = [*GAMMAS, rule]
-    for way in ways:  # Compiled before anything is timed.
-        work.pair.result(work.decode(0, way)[0])
     timed = [Timed() for _ in ways]
     samples = 1 if config.sampling.greedy else SAMPLES
     for done, (number, sample) in enumerate(itertools.product(range(count), range(samples)), 1):
@@ -157,9 +154,28 @@ def adapt(work: Workload, on_progress: OnProgress) -> Adaptation:
             total.tested += result.tested
             total.accepted += result.accepted
         on_progress("examples", 0.1 + 0.9 * done / (count * samples))
-    prefill = 1e-3 * (costs.ms_prefill_target + costs.ms_prefill_draft)
     fixed = dict(zip(GAMMAS, timed, strict=False))
     return Adaptation(config, rule, count * samples, prefill, fixed, timed[-1])
+
+
+def told(work: Workload, on_progress: OnProgress) -> tuple[float, tuple[float, ...]]:
+    """Seconds of a prefill, and those of a step with each of `GAMMAS`, where texts are decoded.
+
+    Those of steps are medians of their shares of a turn, so that a machine that slows down slows
+    all of them.
+    """
+    prefills, turns = [], []
+    for turn in range(TURNS):
+        number, seconds = turn % len(work.sources), [0.0] * len(GAMMAS)
+        prefills.append(work.prefill(number, max(GAMMAS)))
+        for place in np.random.default_rng((work.config.seed, turn)).permutation(len(GAMMAS)):
+            output, took = work.decode(number, GAMMAS[place])
+            seconds[place] = (took - prefills[-1]) / int(output.target_calls[0])
+        turns.append(seconds)
+        on_progress("costs", 0.1 * (turn + 1) / TURNS)
+    shares = np.median([np.divide(seconds, sum(seconds)) for seconds in turns], axis=0)
+    turn = statistics.median(map(sum, turns))
+    return statistics.median(prefills), tuple(float(turn * share) for share in shares)
 
 
 def show(found: Adaptation, console: Console) -> None:
@@ -168,11 +184,13 @@ def show(found: Adaptation, console: Console) -> None:
     shown = Table(
         title=f"{config.task}, {config.draft}, T = {config.temperature:g}", box=None, pad_edge=False
     )
-    for head in ("γ", "cost of a step", "tokens/call", "ms/token", "best fixed is 1"):
+    for head in ("γ", "ms/step", "tokens/call", "ms/token", "best fixed is 1"):
         shown.add_column(head, justify="right")
     least = found.ms_per_token(found.fixed[found.best])
     costs = dict(zip(found.rule.gammas, found.rule.costs, strict=True))
-    ways = {str(gamma): (f"{costs[gamma]:.2f}", timed) for gamma, timed in found.fixed.items()}
+    ways = {
+        str(gamma): (f"{1e3 * costs[gamma]:.3f}", timed) for gamma, timed in found.fixed.items()
+    }
     for name, (cost, timed) in (ways | {"adaptive": ("", found.adaptive)}).items():
         ms = found.ms_per_token(timed)
         cells = [f"{timed.tokens_per_call:.2f}", f"{ms:.3f}", f"{least / ms:.3f}"]

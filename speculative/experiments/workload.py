@@ -10,9 +10,9 @@ import jax.numpy as jnp
 import numpy as np
 
 from speculative.decoding import Adaptive, Decoding, Output, random_draws
-from speculative.decoding.speculative import Step, stream
+from speculative.decoding.speculative import Models, Step, stream
 from speculative.experiments.settings import RowConfig
-from speculative.measurement.timing import ITERATIONS, CostMeter
+from speculative.measurement.timing import ITERATIONS, CostMeter, begin
 from speculative.pair import Pair
 from speculative.tasks.prompts import Prompt
 
@@ -56,6 +56,13 @@ class Workload:
         began = time.perf_counter()
         output = jax.block_until_ready(self.pair.run(self.sources[number], draws, config))
         return output, time.perf_counter() - began
+
+    def prefill(self, number: int, gamma: int) -> float:
+        """The seconds in which both models read a source, to guess so many tokens a step."""
+        models, config = Models(self.pair.target, self.pair.draft), self.decoding(gamma)
+        began = time.perf_counter()
+        jax.block_until_ready(begin(models, self.pair.params, self.sources[number], config))
+        return time.perf_counter() - began
 
     def steps(self, number: int, gamma: int) -> list[Step]:
         """What each step of decoding a source did."""

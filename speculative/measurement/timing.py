@@ -198,7 +198,7 @@ def _kinds(
     # No token has the id -1, so that no row ends while it is timed.
     plain = Decoding(vocab_size, sampling, 0, cache_length - 2, eos_id=-1)
     models = Models(pair.target, _Rejected(pair.draft))
-    begun = _begin(models, params, source, plain)
+    begun = begin(models, params, source, plain)
     alone = dataclasses.replace(begun, draft=())
     kinds: dict[tuple[str, int], Callable[[], Any]] = {
         ("prefill target", 0): functools.partial(
@@ -227,7 +227,8 @@ def _start(model: Any, params: PyTree, source: Array, cache_length: int, *target
 
 
 @functools.partial(jax.jit, static_argnums=(0, 3))
-def _begin(models: Models, params: Params, source: Array, config: Decoding) -> Progress:
+def begin(models: Models, params: Params, source: Array, config: Decoding) -> Progress:
+    """`speculative.start` in a cache for all of the longest output: the prefill of both models."""
     return start(models, params, source, config, config.capacity)
 
 

@@ -33,7 +33,7 @@ def steps(draft: Any, draft_params: Any, gamma: int) -> Progress:
     models = Models(toy.MarkovModel(), draft)
     params = Params(toy.params(toy.target_table()), draft_params)
     config = Decoding(toy.VOCABULARY, Sampling(0.0), gamma, CACHE - gamma - 2, eos_id=-1)
-    progress = timing._begin(Models(models.target, None), params, SOURCE, config)
+    progress = timing.begin(Models(models.target, None), params, SOURCE, config)
     return timing._steps(models, params, progress, config)
 
 
@@ -71,7 +71,7 @@ def test_a_timed_step_drafts_and_keeps_none_of_it(temperature: float) -> None:
     params = Params(toy.params(toy.target_table()), toy.params(toy.target_table()))
     config = Decoding(toy.VOCABULARY, Sampling(temperature), 4, CACHE - 6, eos_id=-1)
     models = Models(toy.MarkovModel(), timing._Rejected(MODEL_DRAFT))
-    begun = timing._begin(models, params, SOURCE, config)
+    begun = timing.begin(models, params, SOURCE, config)
     progress = timing._steps(models, params, begun, config)
     assert int(progress.draft.model.lengths[0]) == ITERATIONS
     assert int(progress.accepted[0]) > ITERATIONS
