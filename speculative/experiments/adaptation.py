@@ -16,6 +16,7 @@ from speculative.experiments import environment
 from speculative.experiments.settings import RowConfig
 from speculative.experiments.tuning import OnProgress
 from speculative.experiments.workload import Workload
+from speculative.measurement.timing import typical
 
 GAMMAS: tuple[int, ...] = (1, 3, 5, 7)
 """Fixed numbers of guesses, and those that the adaptive one picks from."""
@@ -159,11 +160,7 @@ def adapt(work: Workload, on_progress: OnProgress) -> Adaptation:
 
 
 def told(work: Workload, on_progress: OnProgress) -> tuple[float, tuple[float, ...]]:
-    """Seconds of a prefill, and those of a step with each of `GAMMAS`, where texts are decoded.
-
-    Those of steps are medians of their shares of a turn, so that a machine that slows down slows
-    all of them.
-    """
+    """Seconds of a prefill, and those of a step with each of `GAMMAS`, where texts are decoded."""
     prefills, turns = [], []
     for turn in range(TURNS):
         number, seconds = turn % len(work.sources), [0.0] * len(GAMMAS)
@@ -173,9 +170,7 @@ def told(work: Workload, on_progress: OnProgress) -> tuple[float, tuple[float, .
             seconds[place] = (took - prefills[-1]) / int(output.target_calls[0])
         turns.append(seconds)
         on_progress("costs", 0.1 * (turn + 1) / TURNS)
-    shares = np.median([np.divide(seconds, sum(seconds)) for seconds in turns], axis=0)
-    turn = statistics.median(map(sum, turns))
-    return statistics.median(prefills), tuple(float(turn * share) for share in shares)
+    return statistics.median(prefills), tuple(typical(turns))
 
 
 def show(found: Adaptation, console: Console) -> None:

@@ -108,6 +108,16 @@ class _Rejected:
         return self.draft.commit(proposal, jnp.zeros_like(accepted))
 
 
+def typical(turns: Sequence[Sequence[float]]) -> list[float]:
+    """Each kind's median share of the median turn, for turns of a time for each kind.
+
+    A machine that slows down slows all kinds, and leaves their shares as they were.
+    """
+    turn = statistics.median(map(sum, turns))
+    shares = zip(*([time / sum(times) for time in times] for times in turns), strict=True)
+    return [turn * statistics.median(share) for share in shares]
+
+
 class CostMeter:
     """Times every kind of step of a pair, one after the other, over and over.
 
@@ -171,13 +181,8 @@ class CostMeter:
 
     def costs(self) -> Costs:
         """From all whole turns so far, of which there must be one."""
-        turns = list(zip(*self._seconds.values(), strict=False))
-        turn = 1e3 * statistics.median(map(sum, turns))
-        shares = zip(*([time / sum(times) for time in times] for times in turns), strict=True)
-        ms = {
-            kind: turn * statistics.median(share)
-            for kind, share in zip(self._seconds, shares, strict=True)
-        }
+        seconds = typical(list(zip(*self._seconds.values(), strict=False)))
+        ms = {kind: 1e3 * second for kind, second in zip(self._seconds, seconds, strict=True)}
         verify = {gamma: ms["verify", gamma] / ITERATIONS for gamma in self._gammas}
         step = {gamma: ms["step", gamma] / ITERATIONS for gamma in self._gammas}
         return Costs(

@@ -450,10 +450,9 @@ class Mlp(nn.Module):
         activations = config.mlp_activations
         if len(activations) == 1:
             return self.wi(x, norm, *activations)
-        elif isinstance(packed := self.get_variable(PACKED, "wi_0_wi_1"), kernels.Gated):
+        if isinstance(packed := self.get_variable(PACKED, "wi_0_wi_1"), kernels.Gated):
             y = kernels.gated(packed, x, config.mlp_dim, activations, norm.numbers)
             return y.astype(config.dtype)
-        else:
-            hidden = project(self, "wi_0_wi_1", [self.wi_0, self.wi_1], x, norm)
+        hidden = project(self, "wi_0_wi_1", [self.wi_0, self.wi_1], x, norm)
         active = [ACTIVATE[a](h) for a, h in zip(activations, hidden, strict=True)]
         return functools.reduce(jnp.multiply, active)
