@@ -11,7 +11,7 @@ from rich.console import Console
 from rich.table import Table
 
 from speculative import theory
-from speculative.decoding import Adaptive
+from speculative.decoding import Adaptive, Output
 from speculative.experiments import environment
 from speculative.experiments.settings import RowConfig
 from speculative.experiments.tuning import OnProgress
@@ -146,10 +146,7 @@ def adapt(work: Workload, on_progress: OnProgress) -> Adaptation:
         outputs = {}
         for turn in range(rounds):
             for place in np.random.default_rng((config.seed, done, turn)).permutation(len(ways)):
-                # Whoever decodes texts keeps to one way. The first time pays for the change to it:
-                # other memory, and other threads, which differ the most for the adaptive one.
-                work.decode(number, ways[place], sample)
-                outputs[place], took = work.decode(number, ways[place], sample)
+                outputs[place], took = _settled(work, number, ways[place], sample)
                 seconds[place].append(took)
         for place, total in enumerate(timed):
             result = work.pair.result(outputs[place])
@@ -170,11 +167,23 @@ def told(work: Workload, on_progress: OnProgress) -> tuple[float, tuple[float, .
         number, seconds = turn % len(work.sources), [0.0] * len(GAMMAS)
         prefills.append(work.prefill(number, max(GAMMAS)))
         for place in np.random.default_rng((work.config.seed, turn)).permutation(len(GAMMAS)):
-            output, took = work.decode(number, GAMMAS[place])
+            output, took = _settled(work, number, GAMMAS[place])
             seconds[place] = (took - prefills[-1]) / int(output.target_calls[0])
         turns.append(seconds)
         on_progress("costs", 0.1 * (turn + 1) / TURNS)
     return statistics.median(prefills), tuple(typical(turns))
+
+
+def _settled(
+    work: Workload, number: int, gamma: int | Adaptive, sample: int = 0
+) -> tuple[Output, float]:
+    """Decodes a source as whoever keeps to one way of decoding would, and gives the seconds.
+
+    It is decoded twice and timed once: the first time pays for the change from another way, whose
+    memory and whose threads were others, the adaptive one's most of all.
+    """
+    work.decode(number, gamma, sample)
+    return work.decode(number, gamma, sample)
 
 
 def show(found: Adaptation, console: Console) -> None:
