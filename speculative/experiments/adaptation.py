@@ -161,13 +161,19 @@ def adapt(work: Workload, on_progress: OnProgress) -> Adaptation:
 
 
 def told(work: Workload, on_progress: OnProgress) -> tuple[float, tuple[float, ...]]:
-    """Seconds of a prefill, and those of a step with each of `GAMMAS`, where texts are decoded."""
+    """Seconds of a prefill, and those of a step with each of `GAMMAS`, where texts are decoded.
+
+    The texts do not end, for the steps of a short one are few beside its prefill, whose noise
+    would be theirs.
+    """
+    for gamma in GAMMAS:
+        work.decode(0, gamma, ends=False)
     prefills, turns = [], []
     for turn in range(TURNS):
         number, seconds = turn % len(work.sources), [0.0] * len(GAMMAS)
         prefills.append(work.prefill(number, max(GAMMAS)))
         for place in np.random.default_rng((work.config.seed, turn)).permutation(len(GAMMAS)):
-            output, took = _settled(work, number, GAMMAS[place])
+            output, took = work.decode(number, GAMMAS[place], ends=False)
             seconds[place] = (took - prefills[-1]) / int(output.target_calls[0])
         turns.append(seconds)
         on_progress("costs", 0.1 * (turn + 1) / TURNS)

@@ -16,6 +16,9 @@ from speculative.measurement.timing import ITERATIONS, CostMeter, begin
 from speculative.pair import Pair
 from speculative.tasks.prompts import Prompt
 
+NEVER = -1
+"""An end of text that no token is."""
+
 
 @dataclasses.dataclass(frozen=True)
 class Workload:
@@ -45,12 +48,16 @@ class Workload:
         config = self.config.decoding(vocabulary.size, most, vocabulary.eos_id)
         return dataclasses.replace(config, adaptive=None if most == gamma else gamma)
 
-    def decode(self, number: int, gamma: int | Adaptive, sample: int = 0) -> tuple[Output, float]:
+    def decode(
+        self, number: int, gamma: int | Adaptive, sample: int = 0, ends: bool = True
+    ) -> tuple[Output, float]:
         """Decodes a source and gives the seconds that it took, its prefill included.
 
-        Each sample has random numbers of its own.
+        Each sample has random numbers of its own. Unless it `ends`, it goes on to the last token
+        that there is room for.
         """
         config = self.decoding(gamma)
+        config = config if ends else dataclasses.replace(config, eos_id=NEVER)
         numbers = np.array([number + sample * len(self.sources)])
         draws = jax.block_until_ready(random_draws(self.config.seed, numbers, config.capacity))
         began = time.perf_counter()
