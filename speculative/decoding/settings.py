@@ -61,6 +61,11 @@ class Decoding:
             )
 
     @property
+    def endless(self) -> "Decoding":
+        """The same, but no token ends a text: every output has all of its length."""
+        return dataclasses.replace(self, eos_id=-1)
+
+    @property
     def room(self) -> int:
         """Positions a step may touch beyond the tokens a row holds."""
         return self.gamma + 2

@@ -131,12 +131,8 @@ def adapt(work: Workload, on_progress: OnProgress) -> Adaptation:
         ValueError: logits are not finite.
     """
     config, count = work.config, len(work.sources)
-    for gamma in GAMMAS:  # Compiled before anything is timed, as is the rule.
-        work.pair.result(work.decode(0, gamma)[0])
-    work.prefill(0, max(GAMMAS))
     prefill, steps = told(work, on_progress)
     rule = Adaptive(GAMMAS, steps)
-    work.pair.result(work.decode(0, rule)[0])
     ways: list[int | Adaptive] = [*GAMMAS, rule]
     timed = [Timed() for _ in ways]
     samples = 1 if config.sampling.greedy else SAMPLES
@@ -166,8 +162,9 @@ def told(work: Workload, on_progress: OnProgress) -> tuple[float, tuple[float, .
     The texts do not end, for the steps of a short one are few beside its prefill, whose noise
     would be theirs.
     """
-    for gamma in GAMMAS:
-        work.decode(0, gamma, ends=False)
+    for gamma in GAMMAS:  # Compiled before it is timed, and checked before the long work.
+        work.pair.result(work.decode(0, gamma, ends=False)[0])
+    work.prefill(0, max(GAMMAS))
     prefills, turns = [], []
     for turn in range(TURNS):
         number, seconds = turn % len(work.sources), [0.0] * len(GAMMAS)
@@ -186,7 +183,7 @@ def _settled(
     """Decodes a source as whoever keeps to one way of decoding would, and gives the seconds.
 
     It is decoded twice and timed once: the first time pays for the change from another way, whose
-    memory and whose threads were others, the adaptive one's most of all.
+    memory and whose threads were others, the adaptive one's most of all; or for compiling this one.
     """
     work.decode(number, gamma, sample)
     return work.decode(number, gamma, sample)

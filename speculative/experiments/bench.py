@@ -265,7 +265,7 @@ def _nothing_compiled() -> Iterator[None]:
 
 def _host_seconds(work: Workload) -> float:
     """What each step of a text of full length costs more when it is streamed."""
-    config = dataclasses.replace(work.decoding(0), eos_id=-1)
+    config = work.decoding(0).endless
     draws = random_draws(0, np.array([0]), config.capacity)
     pair, source = work.pair, work.sources[0]
 

@@ -105,10 +105,8 @@ class RowConfig:
             config = dataclasses.replace(
                 config, lenience=float(self.lenience), simulated_alpha=self.simulated_alpha
             )
-        if self.simulated_alpha is None:
-            return config
-        # No token ends a text of random words: every output has all of its length.
-        return dataclasses.replace(config, eos_id=-1)
+        # No token ends a text of random words.
+        return config if self.simulated_alpha is None else config.endless
 
     def gin(self) -> str:
         """The effective configuration, as a gin file says it."""

@@ -16,9 +16,6 @@ from speculative.measurement.timing import ITERATIONS, CostMeter, begin
 from speculative.pair import Pair
 from speculative.tasks.prompts import Prompt
 
-NEVER = -1
-"""An end of text that no token is."""
-
 
 @dataclasses.dataclass(frozen=True)
 class Workload:
@@ -57,7 +54,7 @@ class Workload:
         that there is room for.
         """
         config = self.decoding(gamma)
-        config = config if ends else dataclasses.replace(config, eos_id=NEVER)
+        config = config if ends else config.endless
         numbers = np.array([number + sample * len(self.sources)])
         draws = jax.block_until_ready(random_draws(self.config.seed, numbers, config.capacity))
         began = time.perf_counter()

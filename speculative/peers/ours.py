@@ -1,7 +1,5 @@
 """This package: plainly and speculatively, in one dispatch a text."""
 
-import dataclasses
-
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -28,8 +26,7 @@ class Ours:
         """See `system.System`."""
         gamma = {"plain": 0, "speculative": self._setting.gamma}[way]
         config = self._pair.decoding(gamma=gamma, max_length=self._setting.max_length)
-        if not self._setting.ends:
-            config = dataclasses.replace(config, eos_id=-1)
+        config = config if self._setting.ends else config.endless
         draws = random_draws(0, np.array([0]), config.capacity)
         return self._pair.result(self._pair.run(self._row(source), draws, config)).tokens
 
