@@ -274,16 +274,29 @@ def _steps(
 def _generate(
     models: Models, params: Params, inputs: Array, draws: Array, config: Decoding
 ) -> Output:
-    sizes = config.cache_lengths()
-    progress = start(models, params, inputs, config, sizes[0])
-    for size in sizes:
+    def finish(progress: Progress, size: int, *larger: int) -> Output:
+        """Decodes in caches of this size, then in larger ones what has no room in them."""
 
-        def runs(progress: Progress, size: int = size) -> Array:
+        def runs(progress: Progress) -> Array:
             live = ~progress.finished
             return jnp.any(live) & jnp.all(progress.lengths * live + config.room <= size)
 
-        progress = _grown(models, params, inputs, progress, config, size)
+        def go_on(progress: Progress) -> Output:
+            progress = _grown(models, params, inputs, progress, config, larger[0])
+            return finish(progress, *larger)
+
         progress = lax.while_loop(runs, _steps(models, params, draws, config, runs), progress)
+        if not larger:
+            return _output(progress, config)
+        # Each way ends with the output alone: caches that left it would be copied.
+        over = progress.finished.all()
+        return lax.cond(over, functools.partial(_output, config=config), go_on, progress)
+
+    sizes = config.cache_lengths()
+    return finish(start(models, params, inputs, config, sizes[0]), *sizes)
+
+
+def _output(progress: Progress, config: Decoding) -> Output:
     kept = jnp.arange(config.max_length) < progress.lengths[:, None]
     return Output(
         tokens=jnp.where(kept, progress.tokens[:, : config.max_length], PAD_ID),

@@ -26,8 +26,8 @@ class DecoderState:
             and lie behind the mask.
         keys: per layer [B * N, T, H], self-attention keys.
         values: per layer [B * N, T, H].
-        cross_keys: per layer [B, N, S, H], projected once by `start`.
-        cross_values: per layer [B, N, S, H].
+        cross_keys: per layer [B * N, S, H], projected once by `start`.
+        cross_values: per layer [B * N, S, H].
         source_bias: [B, 1, 1, S] float32, 0 at tokens and -1e10 at padding.
         encoded: [B, S, D] the encoder's output, for drafts that read it.
     """

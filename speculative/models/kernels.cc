@@ -282,7 +282,11 @@ inline Vector Activated(Activation activation, Vector x) {
   return x * reinterpret_cast<Vector>(top) / (e + one);
 }
 
-template <typename Weight, bool kGated>
+// What a product writes: rows [L, O]; those of a gated layer's pairs of kernels; or, where the
+// positions are those of sources [B, S], what attention reads of them, [B, N, S, H].
+enum class Outputs { kRows, kGated, kHeads };
+
+template <typename Weight, Outputs kOutputs>
 struct Product {
   const Weight* panels;
   const float* scales;  // Of the outputs of int8 panels.
@@ -291,6 +295,7 @@ struct Product {
   float* y;
   int64_t positions, inputs, outputs;
   Activation activations[2];  // The second where gated.
+  int64_t source, size;       // S and H, for heads alone.
 
   // Panels of y [begin, end).
   void operator()(int64_t begin, int64_t end) const {
@@ -316,7 +321,7 @@ struct Product {
   void Panel(int64_t p, int64_t l) const {
     const int64_t first = p * kPanel, count = std::min<int64_t>(kPanel, outputs - first);
     float sums[kPositions][kPanel];
-    if constexpr (kGated) {
+    if constexpr (kOutputs == Outputs::kGated) {
       float others[kPositions][kPanel];
       Sums<kPositions>(2 * p, l, sums);
       Sums<kPositions>(2 * p + 1, l, others);
@@ -336,8 +341,18 @@ struct Product {
       }
     }
     for (int k = 0; k < kPositions; ++k) {
-      const int64_t at = (l + k) * outputs + first;
-      for (int64_t o = 0; o < count; ++o) y[at + o] = sums[k][o] + (add ? add[at + o] : 0.0f);
+      if constexpr (kOutputs == Outputs::kHeads) {
+        const int64_t b = (l + k) / source, s = (l + k) % source;
+        for (int64_t o = 0, end; o < count; o = end) {
+          const int64_t n = (first + o) / size, h = (first + o) % size;
+          end = std::min(count, o + size - h);
+          float* to = y + ((b * outputs / size + n) * source + s) * size + h;
+          std::copy(sums[k] + o, sums[k] + end, to);
+        }
+      } else {
+        const int64_t at = (l + k) * outputs + first;
+        for (int64_t o = 0; o < count; ++o) y[at + o] = sums[k][o] + (add ? add[at + o] : 0.0f);
+      }
     }
   }
 
@@ -392,11 +407,11 @@ using Rank3 = ffi::Buffer<ffi::F32, 3>;
 using Rank4 = ffi::Buffer<ffi::F32, 4>;
 using Starts = ffi::Buffer<ffi::S32, 1>;
 
-template <bool kGated, ffi::DataType kType>
+template <Outputs kOutputs, ffi::DataType kType>
 ffi::Error Run(ffi::ThreadPool pool, ffi::Buffer<kType, 3> kernel, Rank2 scales, Rank2 x,
                Rank1 norm, const float* bias, const float* add, Rank2 y, Activation first,
                Activation second) {
-  using Weight = std::remove_pointer_t<decltype(kernel.typed_data())>;
+  using Weight = ffi::NativeType<kType>;
   const int64_t panels = kernel.dimensions()[0], inputs = kernel.dimensions()[1];
   const int64_t positions = x.dimensions()[0];
   const float* from = x.typed_data();
@@ -406,10 +421,10 @@ ffi::Error Run(ffi::ThreadPool pool, ffi::Buffer<kType, 3> kernel, Rank2 scales,
     normed = Normed(from, norm.typed_data(), shifted, positions, inputs);
     from = normed.data();
   }
-  const Product<Weight, kGated> product{
+  const Product<Weight, kOutputs> product{
       kernel.typed_data(), scales.typed_data(), from, bias, add, y.typed_data(), positions,
       inputs, y.dimensions()[1], {first, second}};
-  const int64_t items = kGated ? panels / 2 : panels;
+  const int64_t items = kOutputs == Outputs::kGated ? panels / 2 : panels;
   Parallel(pool, items, panels / items * inputs * kPanel * sizeof(Weight) / sizeof(float), product);
   return ffi::Error::Success();
 }
@@ -424,15 +439,48 @@ const float* DataIfAny(Buffer numbers) {
 template <ffi::DataType kType>
 ffi::Error Multiply(ffi::ThreadPool pool, ffi::Buffer<kType, 3> kernel, Rank2 scales, Rank2 x,
                     Rank1 norm, Rank1 bias, Rank2 add, ffi::Result<Rank2> y, int64_t first) {
-  return Run<false>(pool, kernel, scales, x, norm, DataIfAny(bias), DataIfAny(add), *y,
-                    Activation{first}, Activation::kLinear);
+  return Run<Outputs::kRows>(pool, kernel, scales, x, norm, DataIfAny(bias), DataIfAny(add), *y,
+                             Activation{first}, Activation::kLinear);
 }
 
 template <ffi::DataType kType>
 ffi::Error MultiplyGated(ffi::ThreadPool pool, ffi::Buffer<kType, 3> kernel, Rank2 scales, Rank2 x,
                          Rank1 norm, ffi::Result<Rank2> y, int64_t first, int64_t second) {
-  return Run<true>(pool, kernel, scales, x, norm, nullptr, nullptr, *y, Activation{first},
-                   Activation{second});
+  return Run<Outputs::kGated>(pool, kernel, scales, x, norm, nullptr, nullptr, *y,
+                              Activation{first}, Activation{second});
+}
+
+// y_i[b, n, s] = x[b, s] kernel_i[:, n], for each of several kernels, which follow x as panels and
+// scales: a layer's keys or values each. In one call, for each of them is small.
+template <ffi::DataType kType>
+ffi::Error MultiplyForHeads(ffi::ThreadPool pool, Rank3 x, ffi::RemainingArgs kernels,
+                            ffi::RemainingRets ys) {
+  using Weight = ffi::NativeType<kType>;
+  const int64_t batch = x.dimensions()[0], source = x.dimensions()[1], inputs = x.dimensions()[2];
+  std::vector<Product<Weight, Outputs::kHeads>> products;
+  int64_t panels = 0;
+  for (size_t i = 0; i < ys.size(); ++i) {
+    const auto kernel = kernels.get<ffi::Buffer<kType, 3>>(2 * i);
+    const auto scales = kernels.get<Rank2>(2 * i + 1);
+    auto result = ys.get<Rank4>(i);
+    if (!kernel) return kernel.error();
+    if (!scales) return scales.error();
+    if (!result) return result.error();
+    const Rank4 y = **result;
+    const auto shape = y.dimensions();
+    panels = kernel->dimensions()[0];
+    products.push_back({kernel->typed_data(), scales->typed_data(), x.typed_data(), nullptr,
+                        nullptr, y.typed_data(), batch * source, inputs, shape[1] * shape[3],
+                        {Activation::kLinear, Activation::kLinear}, source, shape[3]});
+  }
+  const auto work = [&](int64_t begin, int64_t end) {
+    for (int64_t i = begin / panels; i * panels < end; ++i) {
+      products[i](std::max(begin - i * panels, int64_t{0}), std::min(end - i * panels, panels));
+    }
+  };
+  const int64_t floats = inputs * kPanel * sizeof(Weight) / sizeof(float);
+  Parallel(pool, products.size() * panels, floats, work);
+  return ffi::Error::Success();
 }
 
 // ---- Attention --------------------------------------------------------------------------
@@ -560,33 +608,45 @@ ffi::Error Attend(ffi::ThreadPool pool, Rank4 query, Rank3 keys, Rank3 values, R
   return ffi::Error::Success();
 }
 
-// projected [B, L, 3 * N * H]: queries, keys and values of new positions. Their keys and values
-// enter the caches [B * N, K, H], which are results in place, at starts [B]; then as above.
-ffi::Error AttendCached(ffi::ThreadPool pool, Rank3 projected, Rank3 keys, Rank3 values, Rank4 bias,
-                        Starts starts, ffi::Result<Rank4> y, ffi::Result<Rank3> new_keys,
-                        ffi::Result<Rank3> new_values, float scale) {
-  const auto q = y->dimensions();
+// The keys and values of new positions, which lie behind their queries in projected
+// [B, L, 3 * N * H], enter the caches [B * N, K, H] at starts [B], or at 0; then as above.
+ffi::Error AttendTo(ffi::ThreadPool pool, Rank3 projected, Rank4 bias, const int32_t* starts,
+                    Rank4 y, Rank3 keys, Rank3 values, float scale) {
+  const auto q = y.dimensions();
   const int64_t length = q[1], heads = q[2], size = q[3], seen = keys.dimensions()[1];
   const int64_t width = heads * size;
   const float* from = projected.typed_data();
-  const Attention attention = Attending(from, 3 * width, *new_keys, *new_values, bias, scale, *y);
+  const Attention attention = Attending(from, 3 * width, keys, values, bias, scale, y);
   const auto work = [&](int64_t begin, int64_t end) {
     for (int64_t at = begin; at < end; ++at) {
       const int64_t b = at / heads, n = at % heads;
       // As XLA has it, a start too near the end is shifted back.
       const int64_t last = seen - length;
-      const int64_t start = std::clamp<int64_t>(starts.typed_data()[b], 0, last);
+      const int64_t start = starts ? std::clamp<int64_t>(starts[b], 0, last) : 0;
       for (int64_t l = 0; l < length; ++l) {
         const float* row = from + (b * length + l) * 3 * width + n * size;
         const int64_t to = (at * seen + start + l) * size;
-        std::memcpy(new_keys->typed_data() + to, row + width, size * sizeof(float));
-        std::memcpy(new_values->typed_data() + to, row + 2 * width, size * sizeof(float));
+        std::memcpy(keys.typed_data() + to, row + width, size * sizeof(float));
+        std::memcpy(values.typed_data() + to, row + 2 * width, size * sizeof(float));
       }
     }
     attention(begin, end);
   };
   Parallel(pool, q[0] * heads, 2 * length * seen * size, work);
   return ffi::Error::Success();
+}
+
+// Among the new positions alone: K is L, and nothing is in the caches before.
+ffi::Error AttendSelf(ffi::ThreadPool pool, Rank3 projected, Rank4 bias, ffi::Result<Rank4> y,
+                      ffi::Result<Rank3> keys, ffi::Result<Rank3> values, float scale) {
+  return AttendTo(pool, projected, bias, nullptr, *y, *keys, *values, scale);
+}
+
+// The caches are results in place.
+ffi::Error AttendCached(ffi::ThreadPool pool, Rank3 projected, Rank3, Rank3, Rank4 bias,
+                        Starts starts, ffi::Result<Rank4> y, ffi::Result<Rank3> keys,
+                        ffi::Result<Rank3> values, float scale) {
+  return AttendTo(pool, projected, bias, starts.typed_data(), *y, *keys, *values, scale);
 }
 
 // ---- The read ---------------------------------------------------------------------------
@@ -654,6 +714,14 @@ XLA_FFI_DEFINE_HANDLER_SYMBOL(speculative_gated, MultiplyGated<ffi::F32>,
 XLA_FFI_DEFINE_HANDLER_SYMBOL(speculative_gated_int8, MultiplyGated<ffi::S8>,
                               GatedBinding<ffi::S8>());
 
+auto HeadsBinding() {
+  return ffi::Ffi::Bind().Ctx<ffi::ThreadPool>().Arg<Rank3>().RemainingArgs().RemainingRets();
+}
+
+XLA_FFI_DEFINE_HANDLER_SYMBOL(speculative_heads, MultiplyForHeads<ffi::F32>, HeadsBinding());
+
+XLA_FFI_DEFINE_HANDLER_SYMBOL(speculative_heads_int8, MultiplyForHeads<ffi::S8>, HeadsBinding());
+
 XLA_FFI_DEFINE_HANDLER_SYMBOL(speculative_attend, Attend,
                               ffi::Ffi::Bind()
                                   .Ctx<ffi::ThreadPool>()
@@ -662,6 +730,16 @@ XLA_FFI_DEFINE_HANDLER_SYMBOL(speculative_attend, Attend,
                                   .Arg<Rank3>()
                                   .Arg<Rank4>()
                                   .Ret<Rank4>()
+                                  .Attr<float>("scale"));
+
+XLA_FFI_DEFINE_HANDLER_SYMBOL(speculative_attend_self, AttendSelf,
+                              ffi::Ffi::Bind()
+                                  .Ctx<ffi::ThreadPool>()
+                                  .Arg<Rank3>()
+                                  .Arg<Rank4>()
+                                  .Ret<Rank4>()
+                                  .Ret<Rank3>()
+                                  .Ret<Rank3>()
                                   .Attr<float>("scale"));
 
 XLA_FFI_DEFINE_HANDLER_SYMBOL(speculative_attend_cached, AttendCached,

@@ -32,7 +32,10 @@ TARGETS = tuple(
         "product_int8",
         "gated",
         "gated_int8",
+        "heads",
+        "heads_int8",
         "attend",
+        "attend_self",
         "attend_cached",
         "total",
     )
@@ -190,6 +193,19 @@ def _multiply(
     return y.reshape(*x.shape[:-1], features)
 
 
+def heads(kernels: list[Panels], x: Array, count: int, size: int) -> list[Array]:
+    """Products of x [B, S, I] with panels of so many heads of a size each, for attention to read.
+
+    Returns:
+        For each kernel [B, N, S, H], float32.
+    """
+    name = "speculative_heads" + ("_int8" if kernels[0].scales.size else "")
+    shape = jax.ShapeDtypeStruct((x.shape[0], count, x.shape[1], size), jnp.float32)
+    call = jax.ffi.ffi_call(name, [shape] * len(kernels))
+    parts = [part for kernel in kernels for part in kernel]
+    return list(call(x.astype(jnp.float32), *parts))
+
+
 def attend(query: Array, keys: Array, values: Array, bias: Array, scale: float) -> Array:
     """Dot-product attention: query [B, L, N, H] -> [B, L, N, H], float32.
 
@@ -199,6 +215,26 @@ def attend(query: Array, keys: Array, values: Array, bias: Array, scale: float) 
     shape = jax.ShapeDtypeStruct(query.shape, jnp.float32)
     arguments = (x.astype(jnp.float32) for x in (query, keys, values, bias))
     return jax.ffi.ffi_call("speculative_attend", shape)(*arguments, scale=np.float32(scale))
+
+
+def attend_self(
+    projected: Array, bias: Array, heads: int, scale: float
+) -> tuple[Array, Array, Array]:
+    """Self-attention among positions of which projected [B, L, 3 * N * H] has all.
+
+    Bias and scale are as in `attend`.
+
+    Returns:
+        [B, L, N, H], keys [B * N, L, H] and values, float32.
+    """
+    batch, length, width = projected.shape
+    size = width // (3 * heads)
+    shape = jax.ShapeDtypeStruct((batch, length, heads, size), jnp.float32)
+    cache = jax.ShapeDtypeStruct((batch * heads, length, size), jnp.float32)
+    call = jax.ffi.ffi_call("speculative_attend_self", (shape, cache, cache))
+    arguments = projected.astype(jnp.float32), bias.astype(jnp.float32)
+    mixed, keys, values = call(*arguments, scale=np.float32(scale))
+    return mixed, keys, values
 
 
 def attend_cached(

@@ -5,7 +5,7 @@ Parameters carry T5X's names and shapes. Beside them a layer may find the same k
 """
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import flax.linen as nn
 import jax
@@ -329,12 +329,6 @@ class Attention(nn.Module):
         self.value = dense(width, kernel_init=normal(1.0))
         self.out = dense(config.emb_dim, kernel_init=normal(1.0))
 
-    def project_source(self, encoded: Array) -> tuple[Array, Array]:
-        """Cross-attention keys and values of encoded [B, S, D]: two of [B, N, S, H]."""
-        key, value = project(self, "key_value", [self.key, self.value], encoded)
-        heads = self.config.num_heads
-        return split_heads(key, heads), split_heads(value, heads)
-
     def cross(
         self,
         x: Array,
@@ -344,7 +338,7 @@ class Attention(nn.Module):
         bias: Array,
         dropout: Dropout | None = None,
     ) -> Array:
-        """Of normed x [B, L, D] on projected keys and values [B, N, S, H], added to x."""
+        """Of normed x [B, L, D] on projected keys and values [B * N, S, H], added to x."""
         return self._add_mixed(x, self.query(x, norm), keys, values, bias, dropout)
 
     def __call__(
@@ -357,6 +351,13 @@ class Attention(nn.Module):
         self, x: Array, norm: LayerNorm, bias: Array, dropout: Dropout | None = None
     ) -> tuple[Array, Array, Array]:
         """The same, and the keys and values [B * N, L, H] that a cache begins with."""
+        if self.out.in_panels:
+            projected = self._projected(x, norm)
+            mixed, keys, values = kernels.attend_self(
+                projected, bias, self.config.num_heads, self._scale
+            )
+            mixed = self.out(mixed.reshape(*x.shape[:2], -1), add=x)
+            return mixed, keys.astype(self.config.dtype), values.astype(self.config.dtype)
         query, key, value = project(self, *self._query_key_value, x, norm)
         keys, values = (split_heads(y, self.config.num_heads) for y in (key, value))
         mixed = self._add_mixed(x, query, keys, values, bias, dropout)
@@ -371,16 +372,11 @@ class Attention(nn.Module):
         The chunk's keys and values are written at `starts` [B] first, then attended to.
         """
         if self.out.in_panels and keys.dtype == jnp.float32:
-            kernel, width = self.get_variable(PACKED, "query_key_value"), self.query.features
-            projected = packed_product(
-                kernel, x, 3 * width, self.query.dtype, norm=norm,
-                bias=self.get_variable(PACKED, "query_key_value" + BIAS),
-            )  # fmt: skip
+            projected = self._projected(x, norm)
             mixed, keys, values = kernels.attend_cached(
                 projected, keys, values, bias, starts, self._scale
             )
-            mixed = mixed.reshape(*x.shape[:2], width)
-            return self.out(mixed, add=x), keys, values
+            return self.out(mixed.reshape(*x.shape[:2], -1), add=x), keys, values
         query, *written = project(self, *self._query_key_value, x, norm)
         key, value = (split_heads(y, self.config.num_heads) for y in written)
         keys = write_rows(keys, key.reshape(-1, *key.shape[2:]), starts, axis=1)
@@ -411,6 +407,12 @@ class Attention(nn.Module):
             mixed = attend(query, keys.reshape(cache), values.reshape(cache), bias)
         return self.out(mixed, add=x, dropout=dropout)
 
+    def _projected(self, x: Array, norm: LayerNorm) -> Array:
+        """Queries, keys and values of normed x [B, L, D], side by side: [B, L, 3 * N * H]."""
+        kernel, width = self.get_variable(PACKED, "query_key_value"), self.query.features
+        bias = self.get_variable(PACKED, "query_key_value" + BIAS)
+        return packed_product(kernel, x, 3 * width, self.query.dtype, norm=norm, bias=bias)
+
     @property
     def _scale(self) -> float:
         """Of the products of queries and keys: T5 has it in the queries' kernels."""
@@ -419,6 +421,19 @@ class Attention(nn.Module):
     @property
     def _query_key_value(self) -> tuple[str, list[Dense]]:
         return "query_key_value", [self.query, self.key, self.value]
+
+
+def project_source(layers: Sequence[Attention], encoded: Array) -> list[tuple[Array, Array]]:
+    """Each layer's cross-attention keys and values of encoded [B, S, D]: two of [B * N, S, H]."""
+    config = layers[0].config
+    denses = [dense for layer in layers for dense in (layer.key, layer.value)]
+    if denses[0].in_panels:
+        packed = [dense.get_variable(PACKED, "kernel") for dense in denses]
+        heads = kernels.heads(packed, encoded, config.num_heads, config.head_dim)
+    else:
+        heads = [split_heads(dense(encoded), config.num_heads) for dense in denses]
+    heads = [y.reshape(-1, *y.shape[2:]).astype(config.dtype) for y in heads]
+    return list(zip(heads[::2], heads[1::2], strict=True))
 
 
 class Mlp(nn.Module):

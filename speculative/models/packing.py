@@ -20,7 +20,7 @@ from speculative.types import PyTree
 LaidOut = Array | kernels.Panels | kernels.Gated
 
 GATED = ("wi_0", "wi_1")
-FUSED = (("query", "key", "value"), ("key", "value"), GATED)
+FUSED = (("query", "key", "value"), GATED)
 """Kernels that share their input, and so become one product; the first match wins."""
 
 

@@ -61,7 +61,7 @@ def _met(path: list[str], tied: bool) -> bool:
     if "token_embedder" in path:
         return tied
     crosses = "encoder_decoder_attention" in path
-    return not (crosses and {"key", "value", "key_value"} & set(path))
+    return not (crosses and {"key", "value"} & set(path))
 
 
 def _part(key: Any) -> str:

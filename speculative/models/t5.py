@@ -23,6 +23,7 @@ from speculative.models.layers import (
     RelativeBias,
     look_up,
     masked,
+    project_source,
     same_segment,
     tied_logits,
 )
@@ -74,7 +75,7 @@ class DecoderLayer(nn.Module):
         dropout = functools.partial(self.dropout, deterministic=False) if train else None
         x = self.self_attention(x, self.pre_self_attention_layer_norm, bias, dropout)
         cross = self.encoder_decoder_attention
-        keys, values = cross.project_source(encoded)
+        keys, values = project_source([cross], encoded)[0]
         x = cross.cross(x, self.pre_cross_attention_layer_norm, keys, values, source_bias, dropout)
         return self.mlp(x, self.pre_mlp_layer_norm, dropout)
 
@@ -153,8 +154,8 @@ class Decoder(nn.Module):
         return self.dropout(self.decoder_norm(x), not train)
 
     def project_source(self, encoded: Array) -> list[tuple[Array, Array]]:
-        """Every layer's cross-attention keys and values."""
-        return [layer.encoder_decoder_attention.project_source(encoded) for layer in self.layers]
+        """Every layer's cross-attention keys and values [B * N, S, H]."""
+        return project_source([layer.encoder_decoder_attention for layer in self.layers], encoded)
 
     def cached(self, x: Array, state: DecoderState) -> tuple[Array, DecoderState]:
         """A chunk: hidden states [B, L, D] before the last norm, and the longer state."""

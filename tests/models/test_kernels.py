@@ -193,6 +193,38 @@ def test_attention(heads: int, size: int, length: int) -> None:
 
 
 @needs_compiler
+@pytest.mark.parametrize(("heads", "size"), [(1, 1), (2, 8), (3, 20), (6, 64)])
+@pytest.mark.parametrize("length", [1, 3, 40])
+def test_attention_among_new_positions(heads: int, size: int, length: int) -> None:
+    projected, bias = numbers(2, length, 3 * heads * size), 3 * numbers(1, heads, length, length)
+    call = jax.jit(kernels.attend_self, static_argnums=(2, 3))
+    y, keys, values = call(projected, bias, heads, 0.3)
+    parts = projected.reshape(2, length, 3, heads, size).transpose(2, 0, 3, 1, 4)
+    query, *written = parts.reshape(3, 2 * heads, length, size)
+    np.testing.assert_array_equal(keys, written[0])
+    np.testing.assert_array_equal(values, written[1])
+    query = query.reshape(2, heads, length, size).transpose(0, 2, 1, 3)
+    np.testing.assert_array_equal(y, attend(query, *written, bias, 0.3))
+
+
+@needs_compiler
+@pytest.mark.parametrize("rounded", [False, True])
+@pytest.mark.parametrize(("heads", "size"), [(1, 1), (2, 8), (3, 20), (6, 64)])
+def test_products_for_heads(heads: int, size: int, rounded: bool) -> None:
+    """Several kernels, whose panels end within heads or beyond them."""
+    x, width = numbers(2, 37, 24), heads * size
+    given = [numbers(24, width, seed=seed) for seed in range(5)]
+    packed = [kernels.panels(jnp.asarray(kernel), rounded) for kernel in given]
+    found = jax.jit(kernels.heads, static_argnums=(2, 3))(packed, x, heads, size)
+    for kernel, laid_out, y in zip(given, packed, found, strict=True):
+        if rounded:  # As the panels have it.
+            whole = laid_out.values * laid_out.scales[:, None]
+            kernel = whole.swapaxes(0, 1).reshape(24, -1)[:, :width]
+        want = (x.astype(np.float64) @ np.asarray(kernel)).reshape(2, 37, heads, size)
+        np.testing.assert_allclose(y, want.transpose(0, 2, 1, 3), atol=3e-5)
+
+
+@needs_compiler
 def test_attention_depends_neither_on_queries_beside_nor_on_room_behind_the_mask() -> None:
     query, keys, values = numbers(1, 8, 6, 64), *numbers(2, 6, 128, 64)
     bias = np.where(np.arange(128) > 50 + np.arange(8)[:, None], np.float32(-1e10), 0)[None, None]
