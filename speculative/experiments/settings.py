@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import gin
 
-from speculative import tasks
+from speculative import gin_files, tasks
 from speculative.decoding import Decoding
 from speculative.sampling import Sampling
 from speculative.types import EOS_ID
@@ -114,10 +114,6 @@ class RowConfig:
         return "".join(f"RowConfig.{name} = {value!r}\n" for name, value in fields.items())
 
 
-CONFIGS = pathlib.Path(__file__).parents[2] / "configs"
-"""The configurations of a checkout."""
-
-
 def parse(file: str | pathlib.Path, bindings: Sequence[str] = ()) -> RowConfig:
     """The row that a gin file describes, changed by bindings like `RowConfig.gamma = 3`.
 
@@ -129,19 +125,16 @@ def parse(file: str | pathlib.Path, bindings: Sequence[str] = ()) -> RowConfig:
     if not file.is_file():
         raise ValueError(f"There is no configuration {file}.")
     gin.clear_config()
-    gin.add_config_file_search_path(str(CONFIGS.parent))
     try:
-        gin.parse_config_files_and_bindings([str(file)], list(bindings))
+        gin_files.read(file, bindings)
         return gin.get_configurable(RowConfig)()
-    except TypeError as error:
+    except (TypeError, AttributeError, NameError, ValueError, SyntaxError, OSError) as error:
         missing = [field for field in _required() if f"'{field}'" in str(error)]
-        if not missing:
-            raise
-        raise ValueError(
-            f"{file} gives no value for RowConfig.{missing[0]}; add a line RowConfig.{missing[0]} "
-            "= ..., or give it with --gin."
-        ) from error
-    except (AttributeError, NameError, ValueError, SyntaxError, OSError) as error:
+        if isinstance(error, TypeError) and missing:
+            raise ValueError(
+                f"{file} gives no value for RowConfig.{missing[0]}; add a line "
+                f"RowConfig.{missing[0]} = ..., or give it with --gin."
+            ) from error
         said = " ".join(str(error).split()) or type(error).__name__
         raise ValueError(f"{file} is no configuration of a row: {said}") from error
     finally:

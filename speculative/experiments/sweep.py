@@ -22,6 +22,7 @@ from speculative.experiments.run import run_row
 from speculative.experiments.settings import RowConfig
 from speculative.experiments.tuning import Tuning, tune
 from speculative.experiments.workload import Workload, workload
+from speculative.gin_files import CONFIGS
 from speculative.measurement.independence import Independence, independence
 from speculative.tasks import TASKS
 from speculative.tasks.prompts import Prompt, load_prompts
@@ -36,7 +37,7 @@ def rows(table: str) -> list[pathlib.Path]:
     Raises:
         ValueError: there is no such table; the message lists those there are.
     """
-    folder = settings.CONFIGS / "runs"
+    folder = CONFIGS / "runs"
     files = list((folder / f"table{table}").glob("*.gin"))
     if not files:
         known = sorted(path.name.removeprefix("table") for path in folder.glob("table*"))

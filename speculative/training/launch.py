@@ -8,6 +8,8 @@ from collections.abc import Callable
 import gin
 import jax
 
+from speculative import gin_files
+
 UNFINISHED = 75
 """Exit code of a run that stopped at `--max_minutes`; the same command goes on."""
 
@@ -38,7 +40,7 @@ def main(recipe: Callable[..., bool], documentation: str | None, target_dir: boo
     cache = os.path.join(arguments["work_dir"], os.pardir, "compiled")
     jax.config.update("jax_compilation_cache_dir", os.path.abspath(cache))
     try:
-        gin.parse_config_files_and_bindings([config], bindings)
+        gin_files.read(config, bindings)
         finished = gin.get_configurable(recipe)(**arguments)
     except (ValueError, OSError) as error:
         print(f"error: {' '.join(str(error).split())}", file=sys.stderr)

@@ -8,8 +8,9 @@ from rich.console import Console
 
 from speculative import checkpoints
 from speculative.experiments import plan
-from speculative.experiments.settings import CONFIGS, RowConfig, parse
+from speculative.experiments.settings import RowConfig, parse
 from speculative.experiments.weights import RANDOM
+from speculative.gin_files import CONFIGS
 
 XXL = parse(CONFIGS / "runs" / "table2" / "ende_small_t0.gin")
 

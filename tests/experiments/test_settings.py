@@ -8,12 +8,13 @@ import pytest
 from speculative import theory
 from speculative.checkpoints import SHIPPED
 from speculative.drafts.named import MODEL_FREE
-from speculative.experiments import paper, settings
+from speculative.experiments import paper
 from speculative.experiments.settings import RowConfig, parse
+from speculative.gin_files import CONFIGS
 from speculative.models import SIZES
 from speculative.tasks import TASKS
 
-RUNS = settings.CONFIGS / "runs"
+RUNS = CONFIGS / "runs"
 FILES = sorted(RUNS.glob("*/*.gin"))
 
 
@@ -115,6 +116,21 @@ RowConfig.temperature = 0.0
 """
 
 
+def test_files_include_those_of_the_checkout_and_of_the_working_directory(
+    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Although gin takes the checkout's folders for packages where Python finds them."""
+    monkeypatch.syspath_prepend(CONFIGS.parent)
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "whole.gin").write_text(WHOLE)
+    (tmp_path / "row.gin").write_text(
+        "include 'configs/runs/debian.gin'\ninclude 'whole.gin'\nRowConfig.target = 'debian_lm'"
+    )
+    config = parse("row.gin")
+    assert (config.gamma, config.draft, config.target) == (5, "b", "debian_lm")
+    assert pathlib.Path.cwd() == tmp_path
+
+
 def test_bindings_override_the_file(tmp_path: pathlib.Path) -> None:
     file = tmp_path / "row.gin"
     file.write_text(WHOLE)
@@ -141,6 +157,7 @@ def test_bindings_override_the_file(tmp_path: pathlib.Path) -> None:
         ("RowConfig.simulated_alpha = 0.5", "set RowConfig.gamma"),
         ("RowConfig.gamma = ", "row.gin"),
         ("include 'none.gin'", "row.gin .*none.gin"),
+        ("include 'configs/runs/none.gin'", "row.gin .*none.gin"),
     ],
 )
 def test_wrong_configurations(tmp_path: pathlib.Path, lines: str, message: str) -> None:

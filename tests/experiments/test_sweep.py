@@ -12,6 +12,7 @@ import pytest
 
 from speculative import cli
 from speculative.experiments import paper, records, settings, sweep, weights
+from speculative.gin_files import CONFIGS
 from speculative.tasks import TASKS
 
 ROW = """
@@ -161,7 +162,7 @@ def test_random_weights_at_true_sizes(
     tiny = T5Config(64, 8, 2, 4, 16, 1, 1)
     monkeypatch.setitem(SIZES, "t5_1_1_xxl", tiny)
     monkeypatch.setitem(SIZES, "t5_1_1_small", tiny)
-    file = settings.CONFIGS / "runs" / "table2" / "ende_small_t0.gin"
+    file = CONFIGS / "runs" / "table2" / "ende_small_t0.gin"
     arguments = ["run", "--gin_file", str(file), "--weights=random", "--simulated_alpha=0.75"]
     arguments += ["--limit=2", "--dtype=float32", "--output_dir", str(tmp_path)]
     assert cli.main(arguments) == 0
@@ -188,7 +189,7 @@ def test_a_table_with_the_papers_own_acceptance(
         place = TASKS[config.task].paper, config.paper_draft or "", config.temperature
         assert (config.simulated_alpha, config.gamma) == printed[place]
         assert config.target == "t5_1_1_base"
-    file = str(settings.CONFIGS / "runs" / "table3" / "debian_lm_suffix_t0.gin")
+    file = str(CONFIGS / "runs" / "table3" / "debian_lm_suffix_t0.gin")
     assert cli.main(["run", "--gin_file", file, "--simulated_alpha=paper"]) == 2
     assert "The paper has no alpha for debian_lm with suffix" in capsys.readouterr().err
 
