@@ -136,8 +136,16 @@ class Pair:
         output = self.run(source, random_draws(seed, np.array([example]), config.capacity), config)
         return self.result(output)
 
-    def run(self, source: jax.Array, draws: jax.Array, config: Decoding) -> Output:
+    def run(
+        self,
+        source: jax.Array,
+        draws: jax.Array,
+        config: Decoding,
+        counts: jax.Array | None = None,
+    ) -> Output:
         """One dispatch: sources [B, S] decoded speculatively, or plainly where gamma is 0.
+
+        An adaptive gamma begins by `Output.counts` [B, 2] of earlier texts, if they are given.
 
         Raises:
             ValueError: target or draft has too few positions for it.
@@ -146,7 +154,7 @@ class Pair:
         if config.gamma == 0:
             return autoregressive.generate(self.target, self.params.target, source, draws, config)
         return speculative_decoding.generate(
-            self.target, self.draft, self.params, source, draws, config
+            self.target, self.draft, self.params, source, draws, config, counts
         )
 
     def result(self, output: Output) -> Result:

@@ -21,7 +21,8 @@ class Adaptive:
 
     Alpha is estimated as (a s + accepted) / (s + tested), the counts fading with every step: the
     mean of a Beta(a s, (1 - a) s) prior's posterior. The gamma is the one of the largest expected
-    number of tokens (Eq. 1) a unit of time.
+    number of tokens (Eq. 1) a unit of time. Texts are short beside what it takes to know alpha:
+    `Output.counts` of one are where the next may begin.
 
     Attributes:
         gammas: to pick from, ascending; each is a compiled loop.
@@ -37,8 +38,8 @@ class Adaptive:
     gammas: tuple[int, ...]
     costs: tuple[float, ...]
     alpha: float = 0.7
-    strength: float = 64.0
-    memory: float = 0.98
+    strength: float = 32.0
+    memory: float = 0.99
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "gammas", tuple(self.gammas))

@@ -102,11 +102,17 @@ class Step:
 
 
 def start(
-    models: Models, params: Params, inputs: Inputs, config: Decoding, cache_length: int
+    models: Models,
+    params: Params,
+    inputs: Inputs,
+    config: Decoding,
+    cache_length: int,
+    counts: Array | None = None,
 ) -> Progress:
-    """Both models' states before the first token, for inputs [B, S]."""
+    """Both models' states before the first token, for inputs [B, S]; counts as in `generate`."""
     batch = inputs.shape[0]
-    zeros, counts = jnp.zeros(batch, jnp.int32), jnp.zeros((batch, 2))
+    zeros = jnp.zeros(batch, jnp.int32)
+    counts = jnp.zeros((batch, 2)) if counts is None else counts
     target, draft = models.target.start(params.target, inputs, cache_length), ()
     if models.draft:
         draft = models.draft.start(params.draft, inputs, cache_length, target)
@@ -272,7 +278,12 @@ def _steps(
 
 @functools.partial(jax.jit, static_argnames=("models", "config"))
 def _generate(
-    models: Models, params: Params, inputs: Array, draws: Array, config: Decoding
+    models: Models,
+    params: Params,
+    inputs: Array,
+    draws: Array,
+    config: Decoding,
+    counts: Array | None = None,
 ) -> Output:
     def finish(progress: Progress, size: int, *larger: int) -> Output:
         """Decodes in caches of this size, then in larger ones what has no room in them."""
@@ -293,7 +304,7 @@ def _generate(
         return lax.cond(over, functools.partial(_output, config=config), go_on, progress)
 
     sizes = config.cache_lengths()
-    return finish(start(models, params, inputs, config, sizes[0]), *sizes)
+    return finish(start(models, params, inputs, config, sizes[0], counts), *sizes)
 
 
 def _output(progress: Progress, config: Decoding) -> Output:
@@ -305,6 +316,7 @@ def _output(progress: Progress, config: Decoding) -> Output:
         tested=progress.tested,
         accepted=progress.accepted,
         finite=progress.finite,
+        counts=progress.counts,
     )
 
 
@@ -315,6 +327,7 @@ def generate(
     inputs: Inputs,
     draws: Array,
     config: Decoding,
+    counts: Array | None = None,
 ) -> Output:
     """Decodes a batch speculatively, in one dispatch.
 
@@ -328,9 +341,14 @@ def generate(
         inputs: [B, S] source tokens, 0 is padding.
         draws: [B, config.capacity, 3] from `random_draws`.
         config: gamma, sampling, lengths.
+        counts: [B, 2], `Output.counts` of earlier texts, by which an adaptive gamma begins.
     """
     check_draws(draws, config)
-    return _generate(Models(target, draft), params, jnp.asarray(inputs), draws, config)
+    if config.adaptive:
+        counts = jnp.zeros((len(inputs), 2)) if counts is None else counts
+        if counts.shape != (len(inputs), 2):
+            raise ValueError(f"counts must be [{len(inputs)}, 2], not {list(counts.shape)}.")
+    return _generate(Models(target, draft), params, jnp.asarray(inputs), draws, config, counts)
 
 
 @functools.partial(jax.jit, static_argnames=("models", "config", "size"))

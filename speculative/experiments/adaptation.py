@@ -6,6 +6,8 @@ import json
 import statistics
 from typing import Any
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 from rich.console import Console
 from rich.table import Table
@@ -125,7 +127,8 @@ class Adaptation:
 def adapt(work: Workload, on_progress: OnProgress) -> Adaptation:
     """Decodes every text with each fixed gamma and with the adaptive one, taking turns.
 
-    The adaptive one is told the measured costs of its steps, and nothing of acceptance.
+    The adaptive one is told the measured costs of its steps, and nothing of acceptance but what it
+    counts itself, from text to text.
 
     Raises:
         ValueError: logits are not finite.
@@ -135,6 +138,7 @@ def adapt(work: Workload, on_progress: OnProgress) -> Adaptation:
     rule = Adaptive(GAMMAS, steps)
     ways: list[int | Adaptive] = [*GAMMAS, rule]
     timed = [Timed() for _ in ways]
+    counts = jnp.zeros((1, 2))
     samples = 1 if config.sampling.greedy else SAMPLES
     rounds = config.rounds * SAMPLES // samples
     for done, (number, sample) in enumerate(itertools.product(range(count), range(samples)), 1):
@@ -142,7 +146,7 @@ def adapt(work: Workload, on_progress: OnProgress) -> Adaptation:
         outputs = {}
         for turn in range(rounds):
             for place in np.random.default_rng((config.seed, done, turn)).permutation(len(ways)):
-                outputs[place], took = _settled(work, number, ways[place], sample)
+                outputs[place], took = _settled(work, number, ways[place], sample, counts)
                 seconds[place].append(took)
         for place, total in enumerate(timed):
             result = work.pair.result(outputs[place])
@@ -151,6 +155,7 @@ def adapt(work: Workload, on_progress: OnProgress) -> Adaptation:
             total.calls += result.target_calls
             total.tested += result.tested
             total.accepted += result.accepted
+        counts = outputs[len(GAMMAS)].counts
         on_progress("examples", 0.1 + 0.9 * done / (count * samples))
     fixed = dict(zip(GAMMAS, timed, strict=False))
     return Adaptation(config, rule, count * samples, prefill, fixed, timed[-1])
@@ -178,15 +183,16 @@ def told(work: Workload, on_progress: OnProgress) -> tuple[float, tuple[float, .
 
 
 def _settled(
-    work: Workload, number: int, gamma: int | Adaptive, sample: int = 0
+    work: Workload, number: int, gamma: int | Adaptive, sample: int, counts: jax.Array
 ) -> tuple[Output, float]:
     """Decodes a source as whoever keeps to one way of decoding would, and gives the seconds.
 
     It is decoded twice and timed once: the first time pays for the change from another way, whose
     memory and whose threads were others, the adaptive one's most of all; or for compiling this one.
     """
-    work.decode(number, gamma, sample)
-    return work.decode(number, gamma, sample)
+    given = None if isinstance(gamma, int) else counts
+    work.decode(number, gamma, sample, counts=given)
+    return work.decode(number, gamma, sample, counts=given)
 
 
 def show(found: Adaptation, console: Console) -> None:

@@ -46,19 +46,24 @@ class Workload:
         return dataclasses.replace(config, adaptive=None if most == gamma else gamma)
 
     def decode(
-        self, number: int, gamma: int | Adaptive, sample: int = 0, ends: bool = True
+        self,
+        number: int,
+        gamma: int | Adaptive,
+        sample: int = 0,
+        ends: bool = True,
+        counts: jax.Array | None = None,
     ) -> tuple[Output, float]:
         """Decodes a source and gives the seconds that it took, its prefill included.
 
         Each sample has random numbers of its own. Unless it `ends`, it goes on to the last token
-        that there is room for.
+        that there is room for. Counts are as in `Pair.run`.
         """
         config = self.decoding(gamma)
         config = config if ends else config.endless
         numbers = np.array([number + sample * len(self.sources)])
         draws = jax.block_until_ready(random_draws(self.config.seed, numbers, config.capacity))
         began = time.perf_counter()
-        output = jax.block_until_ready(self.pair.run(self.sources[number], draws, config))
+        output = jax.block_until_ready(self.pair.run(self.sources[number], draws, config, counts))
         return output, time.perf_counter() - began
 
     def prefill(self, number: int, gamma: int) -> float:

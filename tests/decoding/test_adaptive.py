@@ -92,6 +92,40 @@ def test_greedy_outputs_are_the_targets_own() -> None:
     np.testing.assert_array_equal(got.tokens, want.tokens)
 
 
+def test_counts_go_on_from_text_to_text() -> None:
+    """A rule that forgets nothing has counted every guess of both."""
+    rule = Adaptive((1, 2, 4), (1.2, 1.35, 1.9), alpha=0.6, strength=2.0, memory=1.0)
+    config, counts, outputs = settings(1.0, rule), None, []
+    for first in (0, 8):
+        draws = random_draws(3, np.arange(first, first + 8), config.capacity)
+        output = fast.generate(TARGET, DRAFT, PARAMS, jnp.ones((8, 1)), draws, config, counts)
+        counts = output.counts
+        outputs.append(output)
+    tested, accepted = (sum(getattr(o, name) for o in outputs) for name in ("tested", "accepted"))
+    np.testing.assert_array_equal(counts, np.stack([tested, accepted], axis=1))
+
+
+@pytest.mark.parametrize(("share", "gamma"), [(0.0, 1), (1.0, 4)])
+def test_a_text_begins_by_the_counts_of_earlier_ones(share: float, gamma: int) -> None:
+    """After a great many guesses one text changes no mind: gamma stays the one that is best."""
+    draws = random_draws(3, np.arange(8), settings(1.0).capacity)
+    counts = jnp.full((8, 2), 1e6) * jnp.array([1, share])
+    rule = Adaptive(RULE.gammas, RULE.costs, memory=1.0)
+    inputs = jnp.ones((8, 1))
+    got = fast.generate(TARGET, DRAFT, PARAMS, inputs, draws, settings(1.0, rule), counts)
+    want = fast.generate(TARGET, DRAFT, PARAMS, inputs, draws, settings(1.0, None, gamma))
+    np.testing.assert_array_equal(got.target_calls, want.target_calls)
+    np.testing.assert_array_equal(got.tested, want.tested)
+    np.testing.assert_array_equal(got.tokens, want.tokens)
+
+
+def test_counts_of_another_batch_are_refused() -> None:
+    config = settings(1.0)
+    draws = random_draws(3, np.arange(2), config.capacity)
+    with pytest.raises(ValueError, match=r"counts must be \[2, 2\], not \[1, 2\]"):
+        fast.generate(TARGET, DRAFT, PARAMS, jnp.ones((2, 1)), draws, config, jnp.zeros((1, 2)))
+
+
 def test_streaming_needs_a_fixed_gamma() -> None:
     config = settings(0.0)
     draws = random_draws(3, np.arange(1), config.capacity)
