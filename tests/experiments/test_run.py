@@ -199,7 +199,7 @@ def test_the_clock_measures_whole_generations(
     timed: list[int] = []
     decode = Pair.run
 
-    def slow(self: Pair, source: jax.Array, draws: jax.Array, decoding: Any) -> Output:
+    def slow(self: Pair, source: jax.Array, draws: jax.Array, decoding: Any, _: None) -> Output:
         nonlocal now
         timed.append(decoding.gamma)
         # Three plain calls and another compile; of three rounds of an example the second is slow.
