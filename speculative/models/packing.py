@@ -53,7 +53,7 @@ def _pack(
             group
             for group in FUSED
             if all(_is_kernel(tree.get(part)) for part in group)
-            and not (name == "encoder_decoder_attention" and "query" in group)
+            and name != "encoder_decoder_attention"
         ),
         (),
     )
