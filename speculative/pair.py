@@ -145,7 +145,7 @@ class Pair:
     ) -> Output:
         """One dispatch: sources [B, S] decoded speculatively, or plainly where gamma is 0.
 
-        An adaptive gamma begins by `Output.counts` [B, 2] of earlier texts, if they are given.
+        An adaptive gamma begins by `Output.counts` of earlier texts, if they are given.
 
         Raises:
             ValueError: target or draft has too few positions for it.

@@ -5,13 +5,10 @@ outputs stay the target's own.
 """
 
 import dataclasses
-import functools
 
 import jax.numpy as jnp
-import numpy as np
 from jax import Array
 
-from speculative import theory
 from speculative.types import Flags, Rows
 
 
@@ -19,16 +16,22 @@ from speculative.types import Flags, Rows
 class Adaptive:
     """Picks gamma for each step; hashable, a static argument of jitted functions.
 
-    Alpha is estimated as (a s + accepted) / (s + tested), the counts fading with every step: the
-    mean of a Beta(a s, (1 - a) s) prior's posterior. The gamma is the one of the largest expected
-    number of tokens (Eq. 1) a unit of time. Texts are short beside what it takes to know alpha:
-    `Output.counts` of one are where the next may begin.
+    The pick has the most expected tokens a unit of time. Equation 1 expects them of one alpha for
+    all guesses of a block; but where a text is easy, guess after guess stands, and some drafts are
+    good for one guess alone. So each place has a rate of its own, of the guesses tested there: a
+    block of gamma yields 1 + r_1 + r_1 r_2 + ... + r_1 ... r_gamma tokens. What shorter blocks
+    leave out is thereby censored, as by Kaplan and Meier (1958).
+
+    Counts fade with every step. Where a place has few of them, it takes the rate of all places
+    together: (s alpha + accepted) / (s + tested), alpha being found likewise from all counts and
+    where it begins. Texts are short beside what it takes to know the rates: `Output.counts` of one
+    are where the next may begin.
 
     Attributes:
         gammas: to pick from, ascending; each is a compiled loop.
         costs: the time that a step with each takes, gamma c + v(gamma), in any unit.
-        alpha: a, where the estimate begins.
-        strength: s, the guesses that a counts for.
+        alpha: where the rate of all places begins.
+        strength: s, the guesses that this and the rate of all places count for.
         memory: the share of the counts that a step leaves.
 
     Raises:
@@ -38,7 +41,7 @@ class Adaptive:
     gammas: tuple[int, ...]
     costs: tuple[float, ...]
     alpha: float = 0.7
-    strength: float = 32.0
+    strength: float = 16.0
     memory: float = 0.99
 
     def __post_init__(self) -> None:
@@ -62,30 +65,17 @@ class Adaptive:
     def choose(self, counts: Array, live: Flags) -> Array:
         """The place of the best gamma in `gammas`, for all live [B] rows together.
 
-        `counts` [B, 2] are faded numbers of guesses tested and accepted.
+        `counts` [B, max(gammas), 2] are faded numbers of guesses tested and accepted, by their
+        place in a block.
         """
-        tested, accepted = jnp.where(live[:, None], counts, 0.0).sum(axis=0)
-        alpha = (self.alpha * self.strength + accepted) / (self.strength + tested)
-        return (alpha >= jnp.asarray(self.bounds, jnp.float32)).sum().astype(jnp.int32)
-
-    @functools.cached_property
-    def bounds(self) -> tuple[float, ...]:
-        """For each gamma but the first, from which alpha on it or a larger one is best.
-
-        One bound for each is enough: the larger of two gammas gains the more by Eq. 1 the larger
-        alpha is. The loop on the device is left with a comparison.
-        """
-        alphas = np.linspace(0, 1, 1001)
-        rates = [
-            [theory.expected_tokens(alpha, gamma) / cost for alpha in alphas]
-            for gamma, cost in zip(self.gammas, self.costs, strict=True)
-        ]
-        best = np.argmax(rates, axis=0)
-        return tuple(
-            float(alphas[best >= place][0]) if (best >= place).any() else 2.0
-            for place in range(1, len(self.gammas))
-        )
+        counts = jnp.where(live[:, None, None], counts, 0.0).sum(axis=0)
+        (tested, accepted), (all_tested, all_accepted) = counts.T, counts.sum(axis=0)
+        alpha = (self.strength * self.alpha + all_accepted) / (self.strength + all_tested)
+        rates = (self.strength * alpha + accepted) / (self.strength + tested)
+        tokens = 1 + jnp.cumsum(jnp.cumprod(rates))
+        return jnp.argmax(tokens[jnp.array(self.gammas) - 1] / jnp.array(self.costs))
 
     def count(self, counts: Array, tested: Rows, accepted: Rows) -> Array:
-        """The counts [B, 2] after a step that tested and accepted so many guesses [B]."""
-        return self.memory * counts + jnp.stack([tested, accepted], axis=1)
+        """The counts [B, max(gammas), 2] after a step that tested and accepted so many [B]."""
+        places = jnp.arange(counts.shape[1])[:, None]
+        return self.memory * counts + (places < jnp.stack([tested, accepted], axis=1)[:, None])

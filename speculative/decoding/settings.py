@@ -118,7 +118,7 @@ class Output:
         tested: [B] guesses that were tested: the accepted ones and each step's first rejected.
         accepted: [B] guesses accepted (of those before the row's end).
         finite: [B] False where the target's logits were not finite.
-        counts: [B, 2] what `Adaptive` keeps, for the next text to begin by; zeros without it.
+        counts: [B, gamma, 2] what `Adaptive` keeps for the next text; zeros without it.
     """
 
     tokens: Tokens

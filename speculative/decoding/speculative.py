@@ -62,8 +62,8 @@ class Progress:
     """A generation under way.
 
     The target's cache holds the first token and all emitted tokens but the newest, which is
-    `last`; that is `lengths` tokens, beside a prompt. `counts` [B, 2] are what `Adaptive` keeps,
-    `pick` the place of the gamma that it picks for the next step.
+    `last`; that is `lengths` tokens, beside a prompt. `counts` [B, gamma, 2] are what `Adaptive`
+    keeps, `pick` the place of the gamma that it picks for the next step.
     """
 
     target: Any
@@ -112,7 +112,7 @@ def start(
     """Both models' states before the first token, for inputs [B, S]; counts as in `generate`."""
     batch = inputs.shape[0]
     zeros = jnp.zeros(batch, jnp.int32)
-    counts = jnp.zeros((batch, 2)) if counts is None else counts
+    counts = jnp.zeros((batch, config.gamma, 2)) if counts is None else counts
     target, draft = models.target.start(params.target, inputs, cache_length), ()
     if models.draft:
         draft = models.draft.start(params.draft, inputs, cache_length, target)
@@ -341,13 +341,14 @@ def generate(
         inputs: [B, S] source tokens, 0 is padding.
         draws: [B, config.capacity, 3] from `random_draws`.
         config: gamma, sampling, lengths.
-        counts: [B, 2], `Output.counts` of earlier texts, by which an adaptive gamma begins.
+        counts: [B, gamma, 2], `Output.counts` of earlier texts, by which an adaptive gamma begins.
     """
     check_draws(draws, config)
     if config.adaptive:
-        counts = jnp.zeros((len(inputs), 2)) if counts is None else counts
-        if counts.shape != (len(inputs), 2):
-            raise ValueError(f"counts must be [{len(inputs)}, 2], not {list(counts.shape)}.")
+        shape = (len(inputs), config.gamma, 2)
+        counts = jnp.zeros(shape) if counts is None else counts
+        if counts.shape != shape:
+            raise ValueError(f"counts must be {list(shape)}, not {list(counts.shape)}.")
     return _generate(Models(target, draft), params, jnp.asarray(inputs), draws, config, counts)
 
 

@@ -7,7 +7,6 @@ import statistics
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 from rich.console import Console
 from rich.table import Table
@@ -138,7 +137,7 @@ def adapt(work: Workload, on_progress: OnProgress) -> Adaptation:
     rule = Adaptive(GAMMAS, steps)
     ways: list[int | Adaptive] = [*GAMMAS, rule]
     timed = [Timed() for _ in ways]
-    counts = jnp.zeros((1, 2))
+    counts = None
     samples = 1 if config.sampling.greedy else SAMPLES
     rounds = config.rounds * SAMPLES // samples
     for done, (number, sample) in enumerate(itertools.product(range(count), range(samples)), 1):

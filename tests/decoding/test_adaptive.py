@@ -30,34 +30,58 @@ def settings(temperature: float, adaptive: Adaptive | None = RULE, gamma: int = 
     return Decoding(toy.VOCABULARY, sampling, gamma, LENGTH, toy.EOS, adaptive=adaptive)
 
 
-def rate(alpha: float, gamma: int, cost: float) -> float:
-    """Equation 1 over the cost of a step."""
-    return (1 - alpha ** (gamma + 1)) / (1 - alpha) / cost
+def test_the_pick_is_equation_1s_where_all_places_are_alike() -> None:
+    """Whatever the counts' number, if each place accepts the same share as the prior says."""
+    for alpha in np.linspace(0.05, 0.95, 19):
+        rule = Adaptive(RULE.gammas, RULE.costs, alpha=alpha)
+        tokens = [(1 - alpha ** (gamma + 1)) / (1 - alpha) for gamma in rule.gammas]
+        want = int(np.argmax(np.divide(tokens, rule.costs)))
+        for tested in ([0, 0, 0, 0], [9, 5, 2, 1], [400, 3, 0, 0]):
+            counts = np.multiply.outer(tested, [1, alpha])
+            assert int(rule.choose(jnp.asarray(counts)[None], jnp.array([True]))) == want
 
 
-@pytest.mark.parametrize(("tested", "accepted"), [(0, 0), (5, 0), (5, 5), (9, 4), (40, 36)])
-def test_the_pick_has_the_largest_rate(tested: float, accepted: float) -> None:
-    alpha = (0.6 * 2 + accepted) / (2 + tested)
-    rates = [rate(alpha, g, cost) for g, cost in zip(RULE.gammas, RULE.costs, strict=True)]
-    got = RULE.choose(jnp.array([[tested, accepted]], jnp.float32), jnp.array([True]))
-    assert int(got) == int(np.argmax(rates))
+@pytest.mark.parametrize(
+    ("rates", "place"),
+    [((0.9, 0.0, 0.9, 0.9), 0), ((0.6, 0.8, 0.0, 0.9), 1), ((0.45, 0.9, 0.99, 0.99), 2)],
+)
+def test_the_pick_follows_the_rates_of_the_places(rates: tuple[float, ...], place: int) -> None:
+    """A block's tokens by enumeration: place j is the first to fail, or none is."""
+    counts = jnp.array([[[1e7, 1e7 * rate] for rate in rates]])
+    yields = []
+    for gamma in RULE.gammas:
+        chances = [float(np.prod(rates[:j])) * (1 - rates[j]) for j in range(gamma)]
+        chances.append(float(np.prod(rates[:gamma])))
+        yields.append(np.dot(chances, np.arange(1, gamma + 2)))
+    assert int(np.argmax(np.divide(yields, RULE.costs))) == place
+    assert int(RULE.choose(counts, jnp.array([True]))) == place
 
 
-def test_every_gamma_can_be_picked() -> None:
-    alive = jnp.array([True])
-    counts = [jnp.array([[20.0, share]]) for share in (0.0, 11.0, 20.0)]
-    assert [int(RULE.choose(count, alive)) for count in counts] == [0, 1, 2]
+def test_a_place_without_counts_takes_the_rate_of_all() -> None:
+    """By hand: 8 of 10 first guesses stood, and none else was tested."""
+    counts = jnp.array([[[10.0, 8.0], [0, 0], [0, 0], [0, 0]]])
+    pooled = (2 * 0.6 + 8) / (2 + 10)
+    first = (2 * pooled + 8) / (2 + 10)
+    tokens = 1 + first * np.cumsum(pooled ** np.arange(4))
+    costs = tokens[[0, 1, 3]]
+    for place in range(3):
+        times = tuple(cost * (0.999 if i == place else 1) for i, cost in enumerate(costs))
+        rule = Adaptive((1, 2, 4), times, alpha=0.6, strength=2.0)
+        assert int(rule.choose(counts, jnp.array([True]))) == place
 
 
 def test_rows_that_ended_have_no_say() -> None:
-    counts = jnp.array([[20.0, 0.0], [20.0, 20.0]])
+    counts = jnp.array([[[20.0, 0.0]] * 4, [[20.0, 20.0]] * 4])
     assert int(RULE.choose(counts, jnp.array([True, False]))) == 0
     assert int(RULE.choose(counts, jnp.array([False, True]))) == 2
 
 
 def test_counts_fade() -> None:
-    counts = RULE.count(jnp.array([[10.0, 5.0]]), jnp.array([3]), jnp.array([2]))
-    np.testing.assert_allclose(counts, [[11.0, 6.0]], rtol=1e-6)
+    """A step of three guesses, of which two stood."""
+    counts = jnp.array([[[10.0, 5.0], [5.0, 4.0], [4.0, 1.0], [1.0, 1.0]]])
+    got = RULE.count(counts, jnp.array([3]), jnp.array([2]))
+    want = [[[9.0, 5.0], [5.0, 4.2], [4.2, 0.8], [0.8, 0.8]]]
+    np.testing.assert_allclose(got, want, rtol=1e-6)
 
 
 def test_outputs_follow_the_targets_law_and_gamma_varies() -> None:
@@ -102,14 +126,15 @@ def test_counts_go_on_from_text_to_text() -> None:
         counts = output.counts
         outputs.append(output)
     tested, accepted = (sum(getattr(o, name) for o in outputs) for name in ("tested", "accepted"))
-    np.testing.assert_array_equal(counts, np.stack([tested, accepted], axis=1))
+    assert counts is not None
+    np.testing.assert_array_equal(counts.sum(axis=1), np.stack([tested, accepted], axis=1))
 
 
 @pytest.mark.parametrize(("share", "gamma"), [(0.0, 1), (1.0, 4)])
 def test_a_text_begins_by_the_counts_of_earlier_ones(share: float, gamma: int) -> None:
     """After a great many guesses one text changes no mind: gamma stays the one that is best."""
     draws = random_draws(3, np.arange(8), settings(1.0).capacity)
-    counts = jnp.full((8, 2), 1e6) * jnp.array([1, share])
+    counts = jnp.full((8, 4, 2), 1e6) * jnp.array([1, share])
     rule = Adaptive(RULE.gammas, RULE.costs, memory=1.0)
     inputs = jnp.ones((8, 1))
     got = fast.generate(TARGET, DRAFT, PARAMS, inputs, draws, settings(1.0, rule), counts)
@@ -122,8 +147,8 @@ def test_a_text_begins_by_the_counts_of_earlier_ones(share: float, gamma: int) -
 def test_counts_of_another_batch_are_refused() -> None:
     config = settings(1.0)
     draws = random_draws(3, np.arange(2), config.capacity)
-    with pytest.raises(ValueError, match=r"counts must be \[2, 2\], not \[1, 2\]"):
-        fast.generate(TARGET, DRAFT, PARAMS, jnp.ones((2, 1)), draws, config, jnp.zeros((1, 2)))
+    with pytest.raises(ValueError, match=r"counts must be \[2, 4, 2\], not \[1, 4, 2\]"):
+        fast.generate(TARGET, DRAFT, PARAMS, jnp.ones((2, 1)), draws, config, jnp.zeros((1, 4, 2)))
 
 
 def test_streaming_needs_a_fixed_gamma() -> None:
