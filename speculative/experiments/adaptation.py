@@ -182,7 +182,7 @@ def told(work: Workload, on_progress: OnProgress) -> tuple[float, tuple[float, .
 
 
 def _settled(
-    work: Workload, number: int, gamma: int | Adaptive, sample: int, counts: jax.Array
+    work: Workload, number: int, gamma: int | Adaptive, sample: int, counts: jax.Array | None
 ) -> tuple[Output, float]:
     """Decodes a source as whoever keeps to one way of decoding would, and gives the seconds.
 
