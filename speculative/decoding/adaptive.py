@@ -17,21 +17,21 @@ class Adaptive:
     """Picks gamma for each step; hashable, a static argument of jitted functions.
 
     The pick has the most expected tokens a unit of time. Equation 1 expects them of one alpha for
-    all guesses of a block; but where a text is easy, guess after guess stands, and some drafts are
-    good for one guess alone. So each place has a rate of its own, of the guesses tested there: a
-    block of gamma yields 1 + r_1 + r_1 r_2 + ... + r_1 ... r_gamma tokens. What shorter blocks
-    leave out is thereby censored, as by Kaplan and Meier (1958).
+    all guesses of a block; but after guesses that stood the next is likelier to stand with some
+    drafts, less likely with others. So each of a block's positions has a rate of its own, of the
+    guesses tested there, and gamma guesses yield 1 + r_1 + r_1 r_2 + ... + r_1 ... r_gamma tokens:
+    Kaplan and Meier's estimate (1958), to which a short block tells nothing of later positions.
 
-    Counts fade with every step. Where a place has few of them, it takes the rate of all places
-    together: (s alpha + accepted) / (s + tested), alpha being found likewise from all counts and
-    where it begins. Texts are short beside what it takes to know the rates: `Output.counts` of one
-    are where the next may begin.
+    Counts fade with every step. Where a position has few, its rate is near that of all together:
+    r = (s alpha + accepted) / (s + tested), and alpha is found likewise, from all positions' counts
+    and from where it begins. Texts are short beside what it takes to know these: `Output.counts` of
+    one are where the next may begin.
 
     Attributes:
         gammas: to pick from, ascending; each is a compiled loop.
         costs: the time that a step with each takes, gamma c + v(gamma), in any unit.
-        alpha: where the rate of all places begins.
-        strength: s, the guesses that this and the rate of all places count for.
+        alpha: where the rate of all positions begins.
+        strength: s, the guesses that this counts for, and for each position the rate of all.
         memory: the share of the counts that a step leaves.
 
     Raises:
@@ -65,8 +65,8 @@ class Adaptive:
     def choose(self, counts: Array, live: Flags) -> Array:
         """The place of the best gamma in `gammas`, for all live [B] rows together.
 
-        `counts` [B, max(gammas), 2] are faded numbers of guesses tested and accepted, by their
-        place in a block.
+        `counts` [B, max(gammas), 2] are faded numbers of guesses tested and accepted, by position
+        in a block.
         """
         counts = jnp.where(live[:, None, None], counts, 0.0).sum(axis=0)
         (tested, accepted), (all_tested, all_accepted) = counts.T, counts.sum(axis=0)
@@ -77,5 +77,5 @@ class Adaptive:
 
     def count(self, counts: Array, tested: Rows, accepted: Rows) -> Array:
         """The counts [B, max(gammas), 2] after a step that tested and accepted so many [B]."""
-        places = jnp.arange(counts.shape[1])[:, None]
-        return self.memory * counts + (places < jnp.stack([tested, accepted], axis=1)[:, None])
+        positions = jnp.arange(counts.shape[1])[:, None]
+        return self.memory * counts + (positions < jnp.stack([tested, accepted], axis=1)[:, None])

@@ -11,17 +11,24 @@ import speculative
 
 
 def commit() -> str:
-    """The checkout's commit, marked where files differ from it, or else the version."""
+    """The checkout's commit, marked where its files differ from it, or else the version.
+
+    Results do not count: what measures writes them over, before it asks.
+    """
     root = pathlib.Path(speculative.__file__).parent.parent
     if (root / ".git").exists():
-        command = ["git", "-C", str(root), "describe", "--always", "--dirty"]
         try:
-            return subprocess.run(
-                command, capture_output=True, text=True, check=True
-            ).stdout.strip()
+            name = _git(root, "describe", "--always")
+            changed = _git(root, "status", "--porcelain", "-uno", "--", ".", ":!results")
+            return name + "-dirty" * bool(changed)
         except (OSError, subprocess.CalledProcessError):
             pass
     return speculative.__version__
+
+
+def _git(root: pathlib.Path, *arguments: str) -> str:
+    command = ["git", "-C", str(root), *arguments]
+    return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
 
 
 def gin() -> str:

@@ -30,8 +30,8 @@ def settings(temperature: float, adaptive: Adaptive | None = RULE, gamma: int = 
     return Decoding(toy.VOCABULARY, sampling, gamma, LENGTH, toy.EOS, adaptive=adaptive)
 
 
-def test_the_pick_is_equation_1s_where_all_places_are_alike() -> None:
-    """Whatever the counts' number, if each place accepts the same share as the prior says."""
+def test_the_pick_is_equation_1s_where_all_positions_are_alike() -> None:
+    """Whatever the counts' number, if each position accepts the same share as the prior says."""
     for alpha in np.linspace(0.05, 0.95, 19):
         rule = Adaptive(RULE.gammas, RULE.costs, alpha=alpha)
         tokens = [(1 - alpha ** (gamma + 1)) / (1 - alpha) for gamma in rule.gammas]
@@ -45,8 +45,8 @@ def test_the_pick_is_equation_1s_where_all_places_are_alike() -> None:
     ("rates", "place"),
     [((0.9, 0.0, 0.9, 0.9), 0), ((0.6, 0.8, 0.0, 0.9), 1), ((0.45, 0.9, 0.99, 0.99), 2)],
 )
-def test_the_pick_follows_the_rates_of_the_places(rates: tuple[float, ...], place: int) -> None:
-    """A block's tokens by enumeration: place j is the first to fail, or none is."""
+def test_the_pick_follows_the_rates_of_the_positions(rates: tuple[float, ...], place: int) -> None:
+    """A block's tokens by enumeration: guess j is the first to fail, or none is."""
     counts = jnp.array([[[1e7, 1e7 * rate] for rate in rates]])
     yields = []
     for gamma in RULE.gammas:
@@ -57,7 +57,7 @@ def test_the_pick_follows_the_rates_of_the_places(rates: tuple[float, ...], plac
     assert int(RULE.choose(counts, jnp.array([True]))) == place
 
 
-def test_a_place_without_counts_takes_the_rate_of_all() -> None:
+def test_a_position_without_counts_takes_the_rate_of_all() -> None:
     """By hand: 8 of 10 first guesses stood, and none else was tested."""
     counts = jnp.array([[[10.0, 8.0], [0, 0], [0, 0], [0, 0]]])
     pooled = (2 * 0.6 + 8) / (2 + 10)
