@@ -1,4 +1,4 @@
-"""How many guesses the next step takes, from how recent ones fared (section 3.5).
+"""How many guesses the next steps take, from how recent ones fared (section 3.5).
 
 The choice depends on the past alone, and Algorithm 1 is exact for any number of guesses, so
 outputs stay the target's own.
@@ -14,7 +14,7 @@ from speculative.types import Flags, Rows
 
 @dataclasses.dataclass(frozen=True)
 class Adaptive:
-    """Picks gamma for each step; hashable, a static argument of jitted functions.
+    """Picks gamma for the next few steps; hashable, a static argument of jitted functions.
 
     The pick has the most expected tokens a unit of time. Equation 1 expects them of one alpha for
     all guesses of a block; but after guesses that stood the next is likelier to stand with some
@@ -33,6 +33,8 @@ class Adaptive:
         alpha: where the rate of all positions begins.
         strength: s, the guesses that this counts for, and for each position the rate of all.
         memory: the share of the counts that a step leaves.
+        stride: steps from pick to pick. A pick takes time, and so does another gamma: its code and
+            its buffers are in no cache.
 
     Raises:
         ValueError: a value outside its range.
@@ -41,8 +43,9 @@ class Adaptive:
     gammas: tuple[int, ...]
     costs: tuple[float, ...]
     alpha: float = 0.7
-    strength: float = 16.0
-    memory: float = 0.99
+    strength: float = 8.0
+    memory: float = 0.998
+    stride: int = 8
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "gammas", tuple(self.gammas))
@@ -61,6 +64,8 @@ class Adaptive:
                 "Adaptive.alpha must lie in (0, 1), strength be positive and memory lie in [0, 1], "
                 f"not {self.alpha}, {self.strength} and {self.memory}."
             )
+        if self.stride < 1:
+            raise ValueError(f"Adaptive.stride must be at least 1 step, not {self.stride}.")
 
     def choose(self, counts: Array, live: Flags) -> Array:
         """The place of the best gamma in `gammas`, for all live [B] rows together.

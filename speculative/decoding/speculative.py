@@ -63,7 +63,7 @@ class Progress:
 
     The target's cache holds the first token and all emitted tokens but the newest, which is
     `last`; that is `lengths` tokens, beside a prompt. `counts` [B, gamma, 2] are what `Adaptive`
-    keeps, `pick` the place of the gamma that it picks for the next step.
+    keeps.
     """
 
     target: Any
@@ -77,7 +77,6 @@ class Progress:
     accepted: Rows
     finite: Flags
     counts: Array
-    pick: Array
 
 
 @struct.dataclass
@@ -112,7 +111,6 @@ def start(
     """Both models' states before the first token, for inputs [B, S]; counts as in `generate`."""
     batch = inputs.shape[0]
     zeros = jnp.zeros(batch, jnp.int32)
-    counts = jnp.zeros((batch, config.gamma, 2)) if counts is None else counts
     target, draft = models.target.start(params.target, inputs, cache_length), ()
     if models.draft:
         draft = models.draft.start(params.draft, inputs, cache_length, target)
@@ -127,8 +125,7 @@ def start(
         tested=zeros,
         accepted=zeros,
         finite=jnp.ones(batch, bool),
-        counts=counts,
-        pick=config.adaptive.choose(counts, jnp.ones(batch, bool)) if config.adaptive else zeros[0],
+        counts=jnp.zeros((batch, config.gamma, 2)) if counts is None else counts,
     )
 
 
@@ -204,10 +201,9 @@ def step(
     finite = progress.finite & (jnp.isfinite(peak).all(axis=1) | progress.finished)
     tested = jnp.minimum(jnp.minimum(accepted + 1, gamma), count)
     stood = jnp.minimum(accepted, count)
-    counts, pick = progress.counts, progress.pick
+    counts = progress.counts
     if config.adaptive:
         counts = config.adaptive.count(counts, tested, stood)
-        pick = config.adaptive.choose(counts, ~finished)
     progress = Progress(
         target=models.target.rewind(target, lengths),
         draft=models.draft.commit(proposal, accepted) if models.draft and proposal else (),
@@ -220,7 +216,6 @@ def step(
         accepted=progress.accepted + stood,
         finite=finite,
         counts=counts,
-        pick=pick,
     )
     return progress, Step(block, count, guesses, accepted, finished, finite)
 
@@ -253,27 +248,29 @@ def _steps(
     config: Decoding,
     runs: Callable[[Progress], Array],
 ) -> Callable[[Progress], Progress]:
-    """What a device loop repeats: a step or, where gamma is picked, steps of each gamma in turn.
+    """What a device loop repeats: a step or, where gamma is picked, a stride of steps with it.
 
-    Loops within the loop, for a branch for each gamma would copy the caches.
+    A loop for each gamma, of which one runs, for a branch for each would copy the caches.
     """
     adaptive = config.adaptive
     if adaptive is None:
         return lambda progress: step(models, params, progress, draws, config)[0]
 
-    def of_each(progress: Progress) -> Progress:
+    def stride(progress: Progress) -> Progress:
+        pick = adaptive.choose(progress.counts, ~progress.finished)
+        until = progress.target_calls.max() + adaptive.stride
         for place, gamma in enumerate(adaptive.gammas):
 
-            def picked(progress: Progress, place: int = place) -> Array:
-                return runs(progress) & (progress.pick == place)
+            def goes_on(progress: Progress, place: int = place) -> Array:
+                return runs(progress) & (pick == place) & (progress.target_calls.max() < until)
 
             def body(progress: Progress, gamma: int = gamma) -> Progress:
                 return step(models, params, progress, draws, config, gamma)[0]
 
-            progress = lax.while_loop(picked, body, progress)
+            progress = lax.while_loop(goes_on, body, progress)
         return progress
 
-    return of_each
+    return stride
 
 
 @functools.partial(jax.jit, static_argnames=("models", "config"))

@@ -4,6 +4,7 @@
 correct program would fail the chi-square tests here with probability 1e-4 at most.
 """
 
+import dataclasses
 from collections import Counter
 from typing import Any
 
@@ -21,7 +22,7 @@ from tests import toy
 TARGET = toy.MarkovModel()
 DRAFT = TransformerDraft(TARGET)  # pyright: ignore[reportArgumentType]
 PARAMS = Params(toy.params(toy.target_table()), toy.params(toy.near_table()))
-RULE = Adaptive((1, 2, 4), (1.2, 1.35, 1.9), alpha=0.6, strength=2.0, memory=0.8)
+RULE = Adaptive((1, 2, 4), (1.2, 1.35, 1.9), alpha=0.6, strength=2.0, memory=0.8, stride=1)
 ROWS, LENGTH = 20_000, 6
 
 
@@ -107,6 +108,31 @@ def test_outputs_follow_the_targets_law_and_gamma_varies() -> None:
     assert min(fixed) < output.target_calls.mean() < max(fixed)
 
 
+@pytest.mark.parametrize("stride", [1, 2, 3])
+def test_a_pick_holds_for_a_stride(stride: int) -> None:
+    """Beside steps that are dispatched one by one; counts fade, so that each pick shows in them."""
+    config = settings(1.0, dataclasses.replace(RULE, stride=stride))
+    models, inputs = fast.Models(TARGET, DRAFT), jnp.ones((1, 1))
+    counts, picks = jnp.zeros((1, 4, 2)), set()
+    for number in range(20):
+        draws = random_draws(3, np.array([number]), config.capacity)
+        progress = fast.start(models, PARAMS, inputs, config, config.capacity, counts)
+        gamma = steps = 0
+        while not progress.finished[0]:
+            if steps % stride == 0:
+                gamma = RULE.gammas[int(RULE.choose(progress.counts, jnp.array([True])))]
+                picks.add(gamma)
+            progress, _ = fast.step(models, PARAMS, progress, draws, config, gamma)
+            steps += 1
+        got = fast.generate(TARGET, DRAFT, PARAMS, inputs, draws, config, counts)
+        assert int(got.target_calls[0]) == steps
+        np.testing.assert_allclose(got.counts, progress.counts, rtol=1e-6)
+        length = int(progress.lengths[0])
+        np.testing.assert_array_equal(got.tokens[:, :length], progress.tokens[:, :length])
+        counts = got.counts
+    assert len(picks) > 1
+
+
 def test_greedy_outputs_are_the_targets_own() -> None:
     config = settings(0.0)
     sources = jnp.ones((5, 1), jnp.int32)
@@ -170,6 +196,7 @@ def test_streaming_needs_a_fixed_gamma() -> None:
         ({"alpha": 1.0}, "alpha must lie in"),
         ({"strength": 0.0}, "strength be positive"),
         ({"memory": 1.5}, "memory lie in"),
+        ({"stride": 0}, "at least 1 step"),
     ],
 )
 def test_wrong_rules_are_refused(changes: dict[str, Any], said: str) -> None:
