@@ -43,9 +43,9 @@ class Adaptive:
     gammas: tuple[int, ...]
     costs: tuple[float, ...]
     alpha: float = 0.7
-    strength: float = 8.0
-    memory: float = 0.998
-    stride: int = 8
+    strength: float = 12.0
+    memory: float = 0.99
+    stride: int = 6
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "gammas", tuple(self.gammas))

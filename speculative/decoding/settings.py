@@ -31,7 +31,7 @@ class Decoding:
             is computed as ever, and what comes out is not the target's. For timing alone.
         lenience: l in (0, 1] of appendix A.5. Below 1 more guesses stand and outputs are no longer
             the target's own, but no token is likelier than p / l.
-        adaptive: picks the guesses of each step; gamma is then the most it may pick.
+        adaptive: picks the guesses of the next steps; gamma is then the most it may pick.
     """
 
     vocab_size: int
