@@ -33,8 +33,7 @@ class Adaptive:
         alpha: where the rate of all positions begins.
         strength: s, the guesses that this counts for, and for each position the rate of all.
         memory: the share of the counts that a step leaves.
-        stride: steps from pick to pick. A pick takes time, and so does another gamma: its code and
-            its buffers are in no cache.
+        stride: steps from pick to pick, for a pick takes time, and so does a change of gamma.
 
     Raises:
         ValueError: a value outside its range.
