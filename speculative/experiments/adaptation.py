@@ -4,6 +4,7 @@ import dataclasses
 import itertools
 import json
 import statistics
+from collections import defaultdict
 from typing import Any
 
 import jax
@@ -18,6 +19,7 @@ from speculative.experiments.settings import RowConfig
 from speculative.experiments.tuning import OnProgress
 from speculative.experiments.workload import Workload
 from speculative.measurement.timing import typical
+from speculative.pair import Result
 
 GAMMAS: tuple[int, ...] = (1, 3, 5, 7)
 """Fixed numbers of guesses, and those that the adaptive one picks from."""
@@ -25,9 +27,10 @@ GAMMAS: tuple[int, ...] = (1, 3, 5, 7)
 TURNS = 48
 """Of timing steps: they are all that the adaptive gamma is told, so their noise is its own."""
 
-SAMPLES = 4
-"""Of each text, where it is sampled: ways that write other texts differ by chance. A text that is
-always the same is timed so many times as often instead."""
+PASSES = 4
+"""Over all texts, each with programs that are compiled anew: of two copies of one program, one is
+often faster by 1 to 2%, by where it lies in memory. Where texts are sampled, each pass draws its
+own, for ways that write other texts differ by chance."""
 
 
 @dataclasses.dataclass
@@ -35,7 +38,7 @@ class Timed:
     """One way of decoding all texts.
 
     Attributes:
-        seconds: of all samples of all texts, each the median of its rounds, prefill included.
+        seconds: of all samples of all texts, each its timings' median, prefill included.
         tokens: decoded.
         calls: passes of the target.
         tested: guesses tested.
@@ -47,6 +50,13 @@ class Timed:
     calls: int = 0
     tested: int = 0
     accepted: int = 0
+
+    def add(self, result: Result) -> None:
+        """Counts what a text took."""
+        self.tokens += len(result.tokens)
+        self.calls += result.target_calls
+        self.tested += result.tested
+        self.accepted += result.accepted
 
     @property
     def tokens_per_call(self) -> float:
@@ -127,7 +137,7 @@ def adapt(work: Workload, on_progress: OnProgress) -> Adaptation:
     """Decodes every text with each fixed gamma and with the adaptive one, taking turns.
 
     The adaptive one is told the measured costs of its steps, and nothing of acceptance but what it
-    counts itself, from text to text.
+    counts itself, from text to text of a pass.
 
     Raises:
         ValueError: logits are not finite.
@@ -137,25 +147,26 @@ def adapt(work: Workload, on_progress: OnProgress) -> Adaptation:
     rule = Adaptive(GAMMAS, steps)
     ways: list[int | Adaptive] = [*GAMMAS, rule]
     timed = [Timed() for _ in ways]
+    seconds: dict[tuple[int, int, int], list[float]] = defaultdict(list)
+    samples = 1 if config.sampling.greedy else PASSES
     counts = None
-    samples = 1 if config.sampling.greedy else SAMPLES
-    rounds = config.rounds * SAMPLES // samples
-    for done, (number, sample) in enumerate(itertools.product(range(count), range(samples)), 1):
-        seconds: list[list[float]] = [[] for _ in ways]
+    for done, (turn, number) in enumerate(itertools.product(range(PASSES), range(count)), 1):
+        if number == 0:
+            jax.clear_caches()
+            counts = None
+        sample = turn % samples
         outputs = {}
-        for turn in range(rounds):
-            for place in np.random.default_rng((config.seed, done, turn)).permutation(len(ways)):
+        for again in range(config.rounds):
+            for place in np.random.default_rng((config.seed, done, again)).permutation(len(ways)):
                 outputs[place], took = _settled(work, number, ways[place], sample, counts)
-                seconds[place].append(took)
-        for place, total in enumerate(timed):
-            result = work.pair.result(outputs[place])
-            total.seconds += statistics.median(seconds[place])
-            total.tokens += len(result.tokens)
-            total.calls += result.target_calls
-            total.tested += result.tested
-            total.accepted += result.accepted
+                seconds[place, number, sample].append(took)
         counts = outputs[len(GAMMAS)].counts
-        on_progress("examples", 0.1 + 0.9 * done / (count * samples))
+        if turn < samples:
+            for place, total in enumerate(timed):
+                total.add(work.pair.result(outputs[place]))
+        on_progress("examples", 0.1 + 0.9 * done / (count * PASSES))
+    for (place, _, _), timings in seconds.items():
+        timed[place].seconds += statistics.median(timings)
     fixed = dict(zip(GAMMAS, timed, strict=False))
     return Adaptation(config, rule, count * samples, prefill, fixed, timed[-1])
 
