@@ -1,7 +1,6 @@
 """An adaptive gamma beside every fixed one, on the same texts, in one run."""
 
 import dataclasses
-import itertools
 import json
 import statistics
 from collections import defaultdict
@@ -24,13 +23,14 @@ from speculative.pair import Result
 GAMMAS: tuple[int, ...] = (1, 3, 5, 7)
 """Fixed numbers of guesses, and those that the adaptive one picks from."""
 
-TURNS = 48
-"""Of timing steps: they are all that the adaptive gamma is told, so their noise is its own."""
-
 PASSES = 4
 """Over all texts, each with programs that are compiled anew: of two copies of one program, one is
 often faster by 1 to 2%, by where it lies in memory. Where texts are sampled, each pass draws its
 own, for ways that write other texts differ by chance."""
+
+TURNS = 12
+"""Of timing steps before each pass: they are all that the adaptive gamma is told, so their noise is
+its own."""
 
 
 @dataclasses.dataclass
@@ -38,7 +38,7 @@ class Timed:
     """One way of decoding all texts.
 
     Attributes:
-        seconds: of all samples of all texts, each its timings' median, prefill included.
+        seconds: of all texts, prefill included.
         tokens: decoded.
         calls: passes of the target.
         tested: guesses tested.
@@ -70,15 +70,15 @@ class Adaptation:
 
     Attributes:
         config: the row's.
-        rule: how gamma was picked.
-        texts: how many, all samples counted.
+        told: by gamma, seconds of a step as measured before a pass; the mean of all passes.
+        texts: decoded in all passes.
         prefill: seconds of a text, of target and draft together.
         fixed: by gamma.
         adaptive: with the gamma that was picked.
     """
 
     config: RowConfig
-    rule: Adaptive
+    told: dict[int, float]
     texts: int
     prefill: float
     fixed: dict[int, Timed]
@@ -121,7 +121,7 @@ class Adaptation:
                 name: dataclasses.asdict(timed) | {"ms_per_token": self.ms_per_token(timed)}
                 for name, timed in (ways | {"adaptive": self.adaptive}).items()
             },
-            "told": dict(zip(self.rule.gammas, self.rule.costs, strict=True)),
+            "told": self.told,
             "prefill": self.prefill,
             "best_fixed": self.best,
             "ratio": self.ratio,
@@ -136,43 +136,48 @@ class Adaptation:
 def adapt(work: Workload, on_progress: OnProgress) -> Adaptation:
     """Decodes every text with each fixed gamma and with the adaptive one, taking turns.
 
-    The adaptive one is told the measured costs of its steps, and nothing of acceptance but what it
-    counts itself, from text to text of a pass.
+    Before a pass the adaptive one is told the costs of its steps, measured anew; of acceptance it
+    knows nothing but what it counts itself, from text to text of the pass.
 
     Raises:
         ValueError: logits are not finite.
     """
     config, count = work.config, len(work.sources)
-    prefill, steps = told(work, on_progress)
-    rule = Adaptive(GAMMAS, steps)
-    ways: list[int | Adaptive] = [*GAMMAS, rule]
-    timed = [Timed() for _ in ways]
+    timed = [Timed() for _ in range(len(GAMMAS) + 1)]
     seconds: dict[tuple[int, int, int], list[float]] = defaultdict(list)
     samples = 1 if config.sampling.greedy else PASSES
-    counts = None
-    for done, (turn, number) in enumerate(itertools.product(range(PASSES), range(count)), 1):
-        if number == 0:
-            jax.clear_caches()
-            counts = None
-        sample = turn % samples
-        outputs = {}
-        for again in range(config.rounds):
-            for place in np.random.default_rng((config.seed, done, again)).permutation(len(ways)):
-                outputs[place], took = _settled(work, number, ways[place], sample, counts)
-                seconds[place, number, sample].append(took)
-        counts = outputs[len(GAMMAS)].counts
-        if turn < samples:
+    costs = []
+    for turn in range(PASSES):
+        jax.clear_caches()
+        costs.append(_costs(work, turn, on_progress))
+        ways: list[int | Adaptive] = [*GAMMAS, Adaptive(GAMMAS, costs[-1][1:])]
+        sample, counts = turn % samples, None
+        for number in range(count):
+            outputs = {}
+            for again in range(config.rounds):
+                order = np.random.default_rng((config.seed, turn, number, again))
+                for place in order.permutation(len(ways)):
+                    outputs[place], took = _settled(work, number, ways[place], sample, counts)
+                    seconds[place, number, sample].append(took)
             for place, total in enumerate(timed):
                 total.add(work.pair.result(outputs[place]))
-        on_progress("examples", 0.1 + 0.9 * done / (count * PASSES))
+            counts = outputs[len(GAMMAS)].counts
+            on_progress("examples", (turn + 0.3 + 0.7 * (number + 1) / count) / PASSES)
     for (place, _, _), timings in seconds.items():
-        timed[place].seconds += statistics.median(timings)
-    fixed = dict(zip(GAMMAS, timed, strict=False))
-    return Adaptation(config, rule, count * samples, prefill, fixed, timed[-1])
+        timed[place].seconds += statistics.median(timings) * PASSES / samples
+    prefill, *steps = (statistics.mean(column) for column in zip(*costs, strict=True))
+    return Adaptation(
+        config,
+        dict(zip(GAMMAS, steps, strict=True)),
+        count * PASSES,
+        prefill,
+        dict(zip(GAMMAS, timed, strict=False)),
+        timed[-1],
+    )
 
 
-def told(work: Workload, on_progress: OnProgress) -> tuple[float, tuple[float, ...]]:
-    """Seconds of a prefill, and those of a step with each of `GAMMAS`, where texts are decoded.
+def _costs(work: Workload, number: int, on_progress: OnProgress) -> tuple[float, ...]:
+    """Seconds of a prefill, and those of a step with each of `GAMMAS`, before a pass of a number.
 
     The texts do not end, for the steps of a short one are few beside its prefill, whose noise
     would be theirs.
@@ -182,14 +187,15 @@ def told(work: Workload, on_progress: OnProgress) -> tuple[float, tuple[float, .
     work.prefill(0, max(GAMMAS))
     prefills, turns = [], []
     for turn in range(TURNS):
-        number, seconds = turn % len(work.sources), [0.0] * len(GAMMAS)
-        prefills.append(work.prefill(number, max(GAMMAS)))
-        for place in np.random.default_rng((work.config.seed, turn)).permutation(len(GAMMAS)):
-            output, took = work.decode(number, GAMMAS[place], ends=False)
+        text, seconds = (number * TURNS + turn) % len(work.sources), [0.0] * len(GAMMAS)
+        prefills.append(work.prefill(text, max(GAMMAS)))
+        order = np.random.default_rng((work.config.seed, number, turn))
+        for place in order.permutation(len(GAMMAS)):
+            output, took = work.decode(text, GAMMAS[place], ends=False)
             seconds[place] = (took - prefills[-1]) / int(output.target_calls[0])
         turns.append(seconds)
-        on_progress("costs", 0.1 * (turn + 1) / TURNS)
-    return statistics.median(prefills), tuple(typical(turns))
+        on_progress("costs", (number + 0.3 * (turn + 1) / TURNS) / PASSES)
+    return statistics.median(prefills), *typical(turns)
 
 
 def _settled(
@@ -214,9 +220,9 @@ def show(found: Adaptation, console: Console) -> None:
     for head in ("γ", "ms/step", "tokens/call", "ms/token", "best fixed is 1"):
         shown.add_column(head, justify="right")
     least = found.ms_per_token(found.fixed[found.best])
-    costs = dict(zip(found.rule.gammas, found.rule.costs, strict=True))
     ways = {
-        str(gamma): (f"{1e3 * costs[gamma]:.3f}", timed) for gamma, timed in found.fixed.items()
+        str(gamma): (f"{1e3 * found.told[gamma]:.3f}", timed)
+        for gamma, timed in found.fixed.items()
     }
     for name, (cost, timed) in (ways | {"adaptive": ("", found.adaptive)}).items():
         ms = found.ms_per_token(timed)

@@ -11,7 +11,7 @@ import time
 import pytest
 
 from speculative import cli
-from speculative.experiments import paper, records, settings, sweep, weights
+from speculative.experiments import adaptation, paper, records, settings, sweep, weights
 from speculative.gin_files import CONFIGS
 from speculative.tasks import TASKS
 
@@ -260,3 +260,37 @@ def test_figures_are_written(
     capsys.readouterr()
     assert cli.main(["figure", "2", "--records", "none.jsonl", "--output", image]) == 2
     assert "There are no records at none.jsonl" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(("temperature", "passes"), [(0.0, 2), (1.0, 1)])
+def test_adapt_decodes_what_a_row_does(
+    temperature: float,
+    passes: int,
+    arguments: list[str],
+    tmp_path: pathlib.Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """With the row's own gamma; a greedy text is the same in every pass."""
+    monkeypatch.setattr(adaptation, "GAMMAS", (1, 2))
+    monkeypatch.setattr(adaptation, "PASSES", passes)
+    monkeypatch.setattr(adaptation, "TURNS", 2)
+    setting = f"--gin=RowConfig.temperature = {temperature}"
+    assert cli.main([*arguments, setting, "--limit=3"]) == 0
+    run = examples(tmp_path / "out")
+    file = tmp_path / "adaptive.jsonl"
+    assert cli.main(about(arguments, "adapt", setting, "--limit=3", f"--output={file}")) == 0
+    assert "ms/token" in capsys.readouterr().out
+    found = json.loads(file.read_text())
+    ways = found["ways"]
+    assert list(ways) == ["1", "2", "adaptive"]
+    for name in ("target_calls", "tested", "accepted"):
+        want = passes * sum(example[name] for example in run)
+        assert ways["2"][name.removeprefix("target_")] == want
+    assert ways["2"]["tokens"] == passes * sum(example["lengths"][1] for example in run)
+    if temperature == 0:
+        assert len({way["tokens"] for way in ways.values()}) == 1
+    fixed = min(ways[gamma]["ms_per_token"] for gamma in ("1", "2"))
+    assert found["ratio"] == pytest.approx(fixed / ways["adaptive"]["ms_per_token"])
+    assert cli.main(about(arguments, "adapt", "--simulated_alpha=0.5")) == 2
+    assert "nothing to adapt to" in capsys.readouterr().err
