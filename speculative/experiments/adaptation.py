@@ -23,14 +23,17 @@ from speculative.pair import Result
 GAMMAS: tuple[int, ...] = (1, 3, 5, 7)
 """Fixed numbers of guesses, and those that the adaptive one picks from."""
 
-PASSES = 4
-"""Over all texts, each with programs that are compiled anew: of two copies of one program, one is
-often faster by 1 to 2%, by where it lies in memory. Where texts are sampled, each pass draws its
-own, for ways that write other texts differ by chance."""
+SAMPLES = 4
+"""Of each text, for ways that write other texts differ by chance. A text that is always the same is
+timed so many times as often instead."""
 
-TURNS = 12
-"""Of timing steps before each pass: they are all that the adaptive gamma is told, so their noise is
-its own."""
+COPIES = 12
+"""Of every program, each for its part of the texts: of two copies of one program, one is often
+faster by 2%, by where it lies in memory."""
+
+TURNS = 4
+"""Of timing steps with each copy. All turns so far are what the adaptive gamma is told, so that
+their noise is its own."""
 
 
 @dataclasses.dataclass
@@ -70,8 +73,8 @@ class Adaptation:
 
     Attributes:
         config: the row's.
-        told: by gamma, seconds of a step as measured before a pass; the mean of all passes.
-        texts: decoded in all passes.
+        told: by gamma, seconds of a step as measured.
+        texts: how many, all samples counted.
         prefill: seconds of a text, of target and draft together.
         fixed: by gamma.
         adaptive: with the gamma that was picked.
@@ -136,48 +139,46 @@ class Adaptation:
 def adapt(work: Workload, on_progress: OnProgress) -> Adaptation:
     """Decodes every text with each fixed gamma and with the adaptive one, taking turns.
 
-    Before a pass the adaptive one is told the costs of its steps, measured anew; of acceptance it
-    knows nothing but what it counts itself, from text to text of the pass.
+    The adaptive one is told the costs of its steps, as measured so far; of acceptance it knows
+    nothing but what it counts itself, from text to text.
 
     Raises:
         ValueError: logits are not finite.
     """
     config, count = work.config, len(work.sources)
     timed = [Timed() for _ in range(len(GAMMAS) + 1)]
-    seconds: dict[tuple[int, int, int], list[float]] = defaultdict(list)
-    samples = 1 if config.sampling.greedy else PASSES
-    costs = []
-    for turn in range(PASSES):
+    seconds: dict[tuple[int, ...], list[float]] = defaultdict(list)
+    texts = SAMPLES * count
+    copies = min(COPIES, texts)
+    prefills, turns, counts = [], [], None
+    for copy in range(copies):
         jax.clear_caches()
-        costs.append(_costs(work, turn, on_progress))
-        ways: list[int | Adaptive] = [*GAMMAS, Adaptive(GAMMAS, costs[-1][1:])]
-        sample, counts = turn % samples, None
-        for number in range(count):
+        for turn in _turns(work, copy):
+            prefills.append(turn[0])
+            turns.append(turn[1:])
+        ways: list[int | Adaptive] = [*GAMMAS, Adaptive(GAMMAS, tuple(typical(turns)))]
+        for done in range(copy * texts // copies, (copy + 1) * texts // copies):
+            sample, number = divmod(done, count)
+            text = (number,) if config.sampling.greedy else (number, sample)
             outputs = {}
             for again in range(config.rounds):
-                order = np.random.default_rng((config.seed, turn, number, again))
+                order = np.random.default_rng((config.seed, done, again))
                 for place in order.permutation(len(ways)):
                     outputs[place], took = _settled(work, number, ways[place], sample, counts)
-                    seconds[place, number, sample].append(took)
+                    seconds[place, *text].append(took)
             for place, total in enumerate(timed):
                 total.add(work.pair.result(outputs[place]))
             counts = outputs[len(GAMMAS)].counts
-            on_progress("examples", (turn + 0.3 + 0.7 * (number + 1) / count) / PASSES)
-    for (place, _, _), timings in seconds.items():
-        timed[place].seconds += statistics.median(timings) * PASSES / samples
-    prefill, *steps = (statistics.mean(column) for column in zip(*costs, strict=True))
-    return Adaptation(
-        config,
-        dict(zip(GAMMAS, steps, strict=True)),
-        count * PASSES,
-        prefill,
-        dict(zip(GAMMAS, timed, strict=False)),
-        timed[-1],
-    )
+            on_progress("examples", (done + 1) / texts)
+    for (place, *_), timings in seconds.items():
+        timed[place].seconds += statistics.median(timings) * len(timings) / config.rounds
+    told = dict(zip(GAMMAS, typical(turns), strict=True))
+    fixed = dict(zip(GAMMAS, timed, strict=False))
+    return Adaptation(config, told, texts, statistics.median(prefills), fixed, timed[-1])
 
 
-def _costs(work: Workload, number: int, on_progress: OnProgress) -> tuple[float, ...]:
-    """Seconds of a prefill, and those of a step with each of `GAMMAS`, before a pass of a number.
+def _turns(work: Workload, copy: int) -> list[list[float]]:
+    """`TURNS` times the seconds of a prefill, and those of a step with each of `GAMMAS`.
 
     The texts do not end, for the steps of a short one are few beside its prefill, whose noise
     would be theirs.
@@ -185,17 +186,15 @@ def _costs(work: Workload, number: int, on_progress: OnProgress) -> tuple[float,
     for gamma in GAMMAS:  # Compiled before it is timed, and checked before the long work.
         work.pair.result(work.decode(0, gamma, ends=False)[0])
     work.prefill(0, max(GAMMAS))
-    prefills, turns = [], []
-    for turn in range(TURNS):
-        text, seconds = (number * TURNS + turn) % len(work.sources), [0.0] * len(GAMMAS)
-        prefills.append(work.prefill(text, max(GAMMAS)))
-        order = np.random.default_rng((work.config.seed, number, turn))
-        for place in order.permutation(len(GAMMAS)):
-            output, took = work.decode(text, GAMMAS[place], ends=False)
-            seconds[place] = (took - prefills[-1]) / int(output.target_calls[0])
-        turns.append(seconds)
-        on_progress("costs", (number + 0.3 * (turn + 1) / TURNS) / PASSES)
-    return statistics.median(prefills), *typical(turns)
+    turns = []
+    for turn in range(copy * TURNS, (copy + 1) * TURNS):
+        number = turn % len(work.sources)
+        prefill, seconds = work.prefill(number, max(GAMMAS)), [0.0] * len(GAMMAS)
+        for place in np.random.default_rng((work.config.seed, turn)).permutation(len(GAMMAS)):
+            output, took = work.decode(number, GAMMAS[place], ends=False)
+            seconds[place] = (took - prefill) / int(output.target_calls[0])
+        turns.append([prefill, *seconds])
+    return turns
 
 
 def _settled(

@@ -262,19 +262,20 @@ def test_figures_are_written(
     assert "There are no records at none.jsonl" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize(("temperature", "passes"), [(0.0, 2), (1.0, 1)])
+@pytest.mark.parametrize(("temperature", "samples"), [(0.0, 2), (1.0, 1)])
 def test_adapt_decodes_what_a_row_does(
     temperature: float,
-    passes: int,
+    samples: int,
     arguments: list[str],
     tmp_path: pathlib.Path,
     capsys: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """With the row's own gamma; a greedy text is the same in every pass."""
+    """With the row's own gamma; a greedy text is always the same."""
     monkeypatch.setattr(adaptation, "GAMMAS", (1, 2))
-    monkeypatch.setattr(adaptation, "PASSES", passes)
-    monkeypatch.setattr(adaptation, "TURNS", 2)
+    monkeypatch.setattr(adaptation, "SAMPLES", samples)
+    monkeypatch.setattr(adaptation, "COPIES", 2)
+    monkeypatch.setattr(adaptation, "TURNS", 1)
     setting = f"--gin=RowConfig.temperature = {temperature}"
     assert cli.main([*arguments, setting, "--limit=3"]) == 0
     run = examples(tmp_path / "out")
@@ -285,9 +286,9 @@ def test_adapt_decodes_what_a_row_does(
     ways = found["ways"]
     assert list(ways) == ["1", "2", "adaptive"]
     for name in ("target_calls", "tested", "accepted"):
-        want = passes * sum(example[name] for example in run)
+        want = samples * sum(example[name] for example in run)
         assert ways["2"][name.removeprefix("target_")] == want
-    assert ways["2"]["tokens"] == passes * sum(example["lengths"][1] for example in run)
+    assert ways["2"]["tokens"] == samples * sum(example["lengths"][1] for example in run)
     if temperature == 0:
         assert len({way["tokens"] for way in ways.values()}) == 1
     fixed = min(ways[gamma]["ms_per_token"] for gamma in ("1", "2"))
