@@ -27,7 +27,7 @@ SAMPLES = 4
 """Of each text, for ways that write other texts differ by chance. A text that is always the same is
 timed so many times as often instead."""
 
-COPIES = 12
+COPIES = 8
 """Of every program, each for its part of the texts: of two copies of one program, one is often
 faster by 2%, by where it lies in memory."""
 
@@ -157,6 +157,8 @@ def adapt(work: Workload, on_progress: OnProgress) -> Adaptation:
             prefills.append(turn[0])
             turns.append(turn[1:])
         ways: list[int | Adaptive] = [*GAMMAS, Adaptive(GAMMAS, tuple(typical(turns)))]
+        for way in ways:  # The adaptive one compiles, and a machine is slower just after that.
+            _settled(work, 0, way, 0, counts)
         for done in range(copy * texts // copies, (copy + 1) * texts // copies):
             sample, number = divmod(done, count)
             text = (number,) if config.sampling.greedy else (number, sample)
@@ -203,7 +205,7 @@ def _settled(
     """Decodes a source as whoever keeps to one way of decoding would, and gives the seconds.
 
     It is decoded twice and timed once: the first time pays for the change from another way, whose
-    memory and whose threads were others, the adaptive one's most of all; or for compiling this one.
+    memory and whose threads were others, the adaptive one's most of all.
     """
     given = None if isinstance(gamma, int) else counts
     work.decode(number, gamma, sample, counts=given)
