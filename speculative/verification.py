@@ -10,7 +10,7 @@ import math
 import jax.numpy as jnp
 from jax import Array
 
-from speculative.sampling import categorical
+from speculative.sampling import categorical, first
 
 
 def acceptance(p: Array, q: Array, lenience: float = 1.0) -> Array:
@@ -55,7 +55,7 @@ def residual(p: Array, q: Array) -> Array:
 
 def leading(accepted: Array) -> Array:
     """The number of leading True values: [B, G] -> [B] int32."""
-    return jnp.cumprod(accepted.astype(jnp.int32), axis=-1).sum(axis=-1)
+    return first(~accepted)
 
 
 def verify(

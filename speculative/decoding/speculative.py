@@ -18,7 +18,7 @@ from jax import Array, lax
 from speculative.decoding.settings import ACCEPT, CORRECT, DRAFT, Decoding, Output
 from speculative.drafts.base import Draft, require_shapes
 from speculative.models.cache import grow, read_rows, write_rows
-from speculative.sampling import argmax, standardise
+from speculative.sampling import argmax, first, standardise
 from speculative.types import PAD_ID, Flags, Inputs, Logits, PyTree, Rows, Tokens
 from speculative.verification import leading, lenient_best, verify, verify_greedy
 
@@ -191,13 +191,12 @@ def step(
         jnp.pad(guesses, ((0, 0), (0, 1))),
         next_token[:, None],
     )
-    ends = (block == config.eos_id) & (places <= accepted[:, None])
-    count = jnp.where(ends.any(axis=1), jnp.argmax(ends, axis=1), accepted) + 1
-    count = jnp.minimum(count, config.max_length - progress.lengths)
-    count = jnp.where(progress.finished, 0, count).astype(jnp.int32)
+    end = first(block == config.eos_id)
+    count = jnp.minimum(jnp.minimum(end, accepted) + 1, config.max_length - progress.lengths)
+    count = jnp.where(progress.finished, 0, count)
     lengths = progress.lengths + count
     live = ~progress.finished
-    finished = progress.finished | ends.any(axis=1) | (lengths >= config.max_length)
+    finished = progress.finished | (end <= accepted) | (lengths >= config.max_length)
     finite = progress.finite & (jnp.isfinite(peak).all(axis=1) | progress.finished)
     tested = jnp.minimum(jnp.minimum(accepted + 1, gamma), count)
     stood = jnp.minimum(accepted, count)
