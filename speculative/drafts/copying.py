@@ -13,7 +13,7 @@ from jax import Array, lax
 
 from speculative.drafts.base import Proposal
 from speculative.models.cache import read_rows, write_rows
-from speculative.sampling import Sampling, first
+from speculative.sampling import Sampling
 from speculative.types import PAD_ID, Inputs, PyTree, Rows
 
 
@@ -99,10 +99,9 @@ class CopyDraft:
         # The last token itself has nothing after it, and what lies beyond is stale.
         earlier = longest + jnp.arange(places) < text.ends[:, None] - 1
         agreement = jnp.where(earlier, agreement, 0)
-        most = agreement.max(axis=1)
-        at = longest + first(agreement == most[:, None])[:, None] + 1
+        at = longest + jnp.argmax(agreement, axis=1)[:, None] + 1
         token = jnp.take_along_axis(text.tokens, at, axis=1)[:, 0]
-        differs = (1 << longest) - 1 - most
+        differs = (1 << longest) - 1 - agreement.max(axis=1)
         # A source may hold what the target never says; any token will do there.
         return jnp.clip(token, 0, vocab_size - 1), lax.clz(differs) - (32 - longest)
 
