@@ -157,7 +157,7 @@ def adapt(work: Workload, on_progress: OnProgress) -> Adaptation:
             prefills.append(turn[0])
             turns.append(turn[1:])
         ways: list[int | Adaptive] = [*GAMMAS, Adaptive(GAMMAS, tuple(typical(turns)))]
-        for way in ways:  # The adaptive one compiles, and a machine is slower just after that.
+        for way in ways:  # Compiled before they are timed: a machine is slower just after that.
             _settled(work, 0, way, 0, counts)
         for done in range(copy * texts // copies, (copy + 1) * texts // copies):
             sample, number = divmod(done, count)
