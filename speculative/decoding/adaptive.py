@@ -29,7 +29,8 @@ class Adaptive:
 
     Attributes:
         gammas: to pick from, ascending; each is a compiled loop.
-        costs: the time that a step with each takes, gamma c + v(gamma), in any unit.
+        costs: the time that a step with each takes, gamma c + v(gamma), in any unit. No part of
+            what is compiled: rules that differ in these alone are equal, and share one program.
         alpha: where the rate of all positions begins.
         strength: s, the guesses that this counts for, and for each position the rate of all.
         memory: the share of the counts that a step leaves.
@@ -40,7 +41,7 @@ class Adaptive:
     """
 
     gammas: tuple[int, ...]
-    costs: tuple[float, ...]
+    costs: tuple[float, ...] = dataclasses.field(compare=False)
     alpha: float = 0.7
     strength: float = 12.0
     memory: float = 0.99
@@ -66,18 +67,18 @@ class Adaptive:
         if self.stride < 1:
             raise ValueError(f"Adaptive.stride must be at least 1 step, not {self.stride}.")
 
-    def choose(self, counts: Array, live: Flags) -> Array:
+    def choose(self, counts: Array, costs: Array, live: Flags) -> Array:
         """The place of the best gamma in `gammas`, for all live [B] rows together.
 
         `counts` [B, max(gammas), 2] are faded numbers of guesses tested and accepted, by position
-        in a block.
+        in a block; `costs` [len(gammas)] are the rule's, or those given to a program it shares.
         """
         counts = jnp.where(live[:, None, None], counts, 0.0).sum(axis=0)
         (tested, accepted), (all_tested, all_accepted) = counts.T, counts.sum(axis=0)
         alpha = (self.strength * self.alpha + all_accepted) / (self.strength + all_tested)
         rates = (self.strength * alpha + accepted) / (self.strength + tested)
         tokens = 1 + jnp.cumsum(jnp.cumprod(rates))
-        return jnp.argmax(tokens[jnp.array(self.gammas) - 1] / jnp.array(self.costs))
+        return jnp.argmax(tokens[jnp.array(self.gammas) - 1] / costs)
 
     def count(self, counts: Array, tested: Rows, accepted: Rows) -> Array:
         """The counts [B, max(gammas), 2] after a step that tested and accepted so many [B]."""

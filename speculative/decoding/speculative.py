@@ -14,6 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 from flax import struct
 from jax import Array, lax
+from jax.typing import ArrayLike
 
 from speculative.decoding.settings import ACCEPT, CORRECT, DRAFT, Decoding, Output
 from speculative.drafts.base import Draft, require_shapes
@@ -245,6 +246,7 @@ def _steps(
     params: Params,
     draws: Array,
     config: Decoding,
+    costs: Array,
     runs: Callable[[Progress], Array],
 ) -> Callable[[Progress], Progress]:
     """What a device loop repeats: a step or, where gamma is picked, a stride of steps with it.
@@ -256,7 +258,7 @@ def _steps(
         return lambda progress: step(models, params, progress, draws, config)[0]
 
     def stride(progress: Progress) -> Progress:
-        pick = adaptive.choose(progress.counts, ~progress.finished)
+        pick = adaptive.choose(progress.counts, costs, ~progress.finished)
         until = progress.target_calls.max() + adaptive.stride
         for place, gamma in enumerate(adaptive.gammas):
 
@@ -280,6 +282,7 @@ def _generate(
     draws: Array,
     config: Decoding,
     counts: Array | None = None,
+    costs: ArrayLike | tuple[()] = (),
 ) -> Output:
     def finish(progress: Progress, size: int, *larger: int) -> Output:
         """Decodes in caches of this size, then in larger ones what has no room in them."""
@@ -292,7 +295,8 @@ def _generate(
             progress = _grown(models, params, inputs, progress, config, larger[0])
             return finish(progress, *larger)
 
-        progress = lax.while_loop(runs, _steps(models, params, draws, config, runs), progress)
+        steps = _steps(models, params, draws, config, jnp.asarray(costs), runs)
+        progress = lax.while_loop(runs, steps, progress)
         if not larger:
             return _output(progress, config)
         # Each way ends with the output alone: caches that left it would be copied.
@@ -340,12 +344,15 @@ def generate(
         counts: [B, gamma, 2], `Output.counts` of earlier texts, by which an adaptive gamma begins.
     """
     check_draws(draws, config)
+    costs: ArrayLike | tuple[()] = ()
     if config.adaptive:
+        costs = np.array(config.adaptive.costs, np.float32)
         shape = (len(inputs), config.gamma, 2)
         counts = jnp.zeros(shape) if counts is None else counts
         if counts.shape != shape:
             raise ValueError(f"counts must be {list(shape)}, not {list(counts.shape)}.")
-    return _generate(Models(target, draft), params, jnp.asarray(inputs), draws, config, counts)
+    models, inputs = Models(target, draft), jnp.asarray(inputs)
+    return _generate(models, params, inputs, draws, config, counts, costs)
 
 
 @functools.partial(jax.jit, static_argnames=("models", "config", "size"))

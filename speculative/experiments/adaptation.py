@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import math
 import statistics
 from collections import defaultdict
 from typing import Any
@@ -31,9 +32,9 @@ COPIES = 8
 """Of every program, each for its part of the texts: of two copies of one program, one is often
 faster by 2%, by where it lies in memory."""
 
-TURNS = 4
-"""Of timing steps with each copy. All turns so far are what the adaptive gamma is told, so that
-their noise is its own."""
+TURNS = 24
+"""Of timing steps with each copy, each on a text. All turns so far are what the adaptive gamma is
+told, so that their noise is its own."""
 
 
 @dataclasses.dataclass
@@ -73,7 +74,7 @@ class Adaptation:
 
     Attributes:
         config: the row's.
-        told: by gamma, seconds of a step as measured.
+        told: by gamma, seconds of a step of the adaptive program.
         texts: how many, all samples counted.
         prefill: seconds of a text, of target and draft together.
         fixed: by gamma.
@@ -153,9 +154,9 @@ def adapt(work: Workload, on_progress: OnProgress) -> Adaptation:
     prefills, turns, counts = [], [], None
     for copy in range(copies):
         jax.clear_caches()
-        for turn in _turns(work, copy):
-            prefills.append(turn[0])
-            turns.append(turn[1:])
+        prefill, timings = _timed_steps(work, copy)
+        prefills.append(prefill)
+        turns += timings
         ways: list[int | Adaptive] = [*GAMMAS, Adaptive(GAMMAS, tuple(typical(turns)))]
         for way in ways:  # Compiled before they are timed: a machine is slower just after that.
             _settled(work, 0, way, 0, counts)
@@ -179,24 +180,29 @@ def adapt(work: Workload, on_progress: OnProgress) -> Adaptation:
     return Adaptation(config, told, texts, statistics.median(prefills), fixed, timed[-1])
 
 
-def _turns(work: Workload, copy: int) -> list[list[float]]:
-    """`TURNS` times the seconds of a prefill, and those of a step with each of `GAMMAS`.
+def _timed_steps(work: Workload, copy: int) -> tuple[float, list[list[float]]]:
+    """The seconds of a prefill, and `TURNS` times those of a step with each of `GAMMAS`.
 
-    The texts do not end, for the steps of a short one are few beside its prefill, whose noise
-    would be theirs.
+    Of the adaptive program's own steps, kept to one gamma by infinite costs of the others.
     """
-    for gamma in GAMMAS:  # Compiled before it is timed, and checked before the long work.
-        work.pair.result(work.decode(0, gamma, ends=False)[0])
+    ways = [
+        Adaptive(GAMMAS, tuple(1.0 if other == gamma else math.inf for other in GAMMAS))
+        for gamma in GAMMAS
+    ]
+    # Compiled before they are timed, and checked before the long work.
     work.prefill(0, max(GAMMAS))
+    work.pair.result(work.decode(0, ways[0])[0])
+    texts = [turn % len(work.sources) for turn in range(copy * TURNS, (copy + 1) * TURNS)]
+    prefill = statistics.median(work.prefill(number, max(GAMMAS)) for number in texts)
     turns = []
-    for turn in range(copy * TURNS, (copy + 1) * TURNS):
-        number = turn % len(work.sources)
-        prefill, seconds = work.prefill(number, max(GAMMAS)), [0.0] * len(GAMMAS)
-        for place in np.random.default_rng((work.config.seed, turn)).permutation(len(GAMMAS)):
-            output, took = work.decode(number, GAMMAS[place], ends=False)
+    for turn, number in enumerate(texts):
+        seconds = [0.0] * len(GAMMAS)
+        order = np.random.default_rng((work.config.seed, copy, turn))
+        for place in order.permutation(len(GAMMAS)):
+            output, took = work.decode(number, ways[place])
             seconds[place] = (took - prefill) / int(output.target_calls[0])
-        turns.append([prefill, *seconds])
-    return turns
+        turns.append(seconds)
+    return prefill, turns
 
 
 def _settled(

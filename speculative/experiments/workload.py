@@ -50,16 +50,13 @@ class Workload:
         number: int,
         gamma: int | Adaptive,
         sample: int = 0,
-        ends: bool = True,
         counts: jax.Array | None = None,
     ) -> tuple[Output, float]:
         """Decodes a source and gives the seconds that it took, its prefill included.
 
-        Each sample has random numbers of its own. Unless it `ends`, it goes on to the last token
-        that there is room for. Counts are as in `Pair.run`.
+        Each sample has random numbers of its own. Counts are as in `Pair.run`.
         """
         config = self.decoding(gamma)
-        config = config if ends else config.endless
         numbers = np.array([number + sample * len(self.sources)])
         draws = jax.block_until_ready(random_draws(self.config.seed, numbers, config.capacity))
         began = time.perf_counter()

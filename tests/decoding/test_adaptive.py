@@ -5,6 +5,7 @@ correct program would fail the chi-square tests here with probability 1e-4 at mo
 """
 
 import dataclasses
+import math
 from collections import Counter
 from typing import Any
 
@@ -31,6 +32,11 @@ def settings(temperature: float, adaptive: Adaptive | None = RULE, gamma: int = 
     return Decoding(toy.VOCABULARY, sampling, gamma, LENGTH, toy.EOS, adaptive=adaptive)
 
 
+def pick(rule: Adaptive, counts: jax.Array, *live: bool) -> int:
+    """The place of the gamma, for one live row unless told of more."""
+    return int(rule.choose(counts, jnp.asarray(rule.costs), jnp.array(live or [True])))
+
+
 def test_the_pick_is_equation_1s_where_all_positions_are_alike() -> None:
     """Whatever the counts' number, if each position accepts the same share as the prior says."""
     for alpha in np.linspace(0.05, 0.95, 19):
@@ -39,7 +45,7 @@ def test_the_pick_is_equation_1s_where_all_positions_are_alike() -> None:
         want = int(np.argmax(np.divide(tokens, rule.costs)))
         for tested in ([0, 0, 0, 0], [9, 5, 2, 1], [400, 3, 0, 0]):
             counts = np.multiply.outer(tested, [1, alpha])
-            assert int(rule.choose(jnp.asarray(counts)[None], jnp.array([True]))) == want
+            assert pick(rule, jnp.asarray(counts)[None]) == want
 
 
 @pytest.mark.parametrize(
@@ -55,7 +61,7 @@ def test_the_pick_follows_the_rates_of_the_positions(rates: tuple[float, ...], p
         chances.append(float(np.prod(rates[:gamma])))
         yields.append(np.dot(chances, np.arange(1, gamma + 2)))
     assert int(np.argmax(np.divide(yields, RULE.costs))) == place
-    assert int(RULE.choose(counts, jnp.array([True]))) == place
+    assert pick(RULE, counts) == place
 
 
 def test_a_position_without_counts_takes_the_rate_of_all() -> None:
@@ -68,13 +74,13 @@ def test_a_position_without_counts_takes_the_rate_of_all() -> None:
     for place in range(3):
         times = tuple(cost * (0.999 if i == place else 1) for i, cost in enumerate(costs))
         rule = Adaptive((1, 2, 4), times, alpha=0.6, strength=2.0)
-        assert int(rule.choose(counts, jnp.array([True]))) == place
+        assert pick(rule, counts) == place
 
 
 def test_rows_that_ended_have_no_say() -> None:
     counts = jnp.array([[[20.0, 0.0]] * 4, [[20.0, 20.0]] * 4])
-    assert int(RULE.choose(counts, jnp.array([True, False]))) == 0
-    assert int(RULE.choose(counts, jnp.array([False, True]))) == 2
+    assert pick(RULE, counts, True, False) == 0
+    assert pick(RULE, counts, False, True) == 2
 
 
 def test_counts_fade() -> None:
@@ -120,7 +126,7 @@ def test_a_pick_holds_for_a_stride(stride: int) -> None:
         gamma = steps = 0
         while not progress.finished[0]:
             if steps % stride == 0:
-                gamma = RULE.gammas[int(RULE.choose(progress.counts, jnp.array([True])))]
+                gamma = RULE.gammas[pick(RULE, progress.counts)]
                 picks.add(gamma)
             progress, _ = fast.step(models, PARAMS, progress, draws, config, gamma)
             steps += 1
@@ -168,6 +174,25 @@ def test_a_text_begins_by_the_counts_of_earlier_ones(share: float, gamma: int) -
     np.testing.assert_array_equal(got.target_calls, want.target_calls)
     np.testing.assert_array_equal(got.tested, want.tested)
     np.testing.assert_array_equal(got.tokens, want.tokens)
+
+
+def test_rules_of_other_costs_share_a_program() -> None:
+    """Each keeps to the only gamma of a finite cost."""
+    draws, inputs = random_draws(3, np.arange(8), settings(1.0).capacity), jnp.ones((8, 1))
+
+    def decode(adaptive: Adaptive | None, gamma: int = 4) -> tuple[np.ndarray, ...]:
+        config = settings(1.0, adaptive, gamma)
+        got = fast.generate(TARGET, DRAFT, PARAMS, inputs, draws, config)
+        return tuple(map(np.asarray, (got.tokens, got.target_calls, got.tested)))
+
+    want = [decode(None, gamma) for gamma in RULE.gammas]
+    decode(RULE)
+    programs = fast._generate._cache_size()  # pyright: ignore[reportAttributeAccessIssue]
+    for gamma, fixed in zip(RULE.gammas, want, strict=True):
+        costs = tuple(1.0 if other == gamma else math.inf for other in RULE.gammas)
+        for kept, wanted in zip(decode(dataclasses.replace(RULE, costs=costs)), fixed, strict=True):
+            np.testing.assert_array_equal(kept, wanted)
+    assert fast._generate._cache_size() == programs  # pyright: ignore[reportAttributeAccessIssue]
 
 
 def test_counts_of_another_batch_are_refused() -> None:

@@ -44,7 +44,8 @@ def compiled(
     assert config.cache_lengths() == [CACHE]
     source, draws = jnp.asarray(tiny.sources(1)), random_draws(0, jnp.zeros(1, int), CACHE)
     models = Models(model, TransformerDraft(model) if gamma else None)
-    program = _generate.lower(models, Params(params, params), source, draws, config)
+    costs = jnp.asarray(adaptive.costs) if adaptive else ()
+    program = _generate.lower(models, Params(params, params), source, draws, config, None, costs)
     return program.compile().as_text() or ""
 
 
