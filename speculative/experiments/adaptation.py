@@ -224,7 +224,7 @@ def show(found: Adaptation, console: Console) -> None:
     shown = Table(
         title=f"{config.task}, {config.draft}, T = {config.temperature:g}", box=None, pad_edge=False
     )
-    for head in ("γ", "ms/step", "tokens/call", "ms/token", "best fixed is 1"):
+    for head in ("γ", "told ms/step", "tokens/call", "ms/token", "best fixed is 1"):
         shown.add_column(head, justify="right")
     least = found.ms_per_token(found.fixed[found.best])
     ways = {
