@@ -192,10 +192,10 @@ def _timed_steps(work: Workload, copy: int) -> tuple[float, list[list[float]]]:
     # Compiled before they are timed, and checked before the long work.
     work.prefill(0, max(GAMMAS))
     work.pair.result(work.decode(0, ways[0])[0])
-    texts = [turn % len(work.sources) for turn in range(copy * TURNS, (copy + 1) * TURNS)]
-    prefill = statistics.median(work.prefill(number, max(GAMMAS)) for number in texts)
+    numbers = [turn % len(work.sources) for turn in range(copy * TURNS, (copy + 1) * TURNS)]
+    prefill = statistics.median(work.prefill(number, max(GAMMAS)) for number in numbers)
     turns = []
-    for turn, number in enumerate(texts):
+    for turn, number in enumerate(numbers):
         seconds = [0.0] * len(GAMMAS)
         order = np.random.default_rng((work.config.seed, copy, turn))
         for place in order.permutation(len(GAMMAS)):

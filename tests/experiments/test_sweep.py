@@ -275,7 +275,7 @@ def test_adapt_decodes_what_a_row_does(
     monkeypatch.setattr(adaptation, "GAMMAS", (1, 2))
     monkeypatch.setattr(adaptation, "SAMPLES", samples)
     monkeypatch.setattr(adaptation, "COPIES", 2)
-    monkeypatch.setattr(adaptation, "TURNS", 1)
+    monkeypatch.setattr(adaptation, "TURNS", 3)
     setting = f"--gin=RowConfig.temperature = {temperature}"
     assert cli.main([*arguments, setting, "--limit=3"]) == 0
     run = examples(tmp_path / "out")
