@@ -32,7 +32,7 @@ COPIES = 8
 """Of every program, each for its part of the texts: of two copies of one program, one is often
 faster by 2%, by where it lies in memory."""
 
-TURNS = 24
+TURNS = 48
 """Of timing steps with each copy, each on a text. All turns so far are what the adaptive gamma is
 told, so that their noise is its own."""
 
