@@ -17,12 +17,13 @@ help:
 demo: .venv/core.stamp
 	$(BIN)/speculative demo
 
-# As many at once as there are cores, a file at a time: most of the time is compilation.
+# As many at once as there are cores. Each begins with neighbouring tests, which share fixtures,
+# and takes from another's when it has none left.
 test: .venv/dev.stamp
-	$(BIN)/python -m pytest -n auto --dist loadfile
+	$(BIN)/python -m pytest -n auto --dist worksteal
 
 test-peers: .venv/peers.stamp
-	$(BIN)/python -m pytest tests/peers
+	$(BIN)/python -m pytest tests/benchmarks
 
 check: .venv/dev.stamp
 	$(BIN)/ruff check .

@@ -19,6 +19,7 @@ CORE = [
     "rouge-score>=0.1.2,<0.2",
     "sacrebleu>=2.4,<3",
     "safetensors>=0.4.5",
+    "scipy>=1.14",
     "sentencepiece>=0.2,<0.3",
     "tensorstore>=0.1.74",
 ]
@@ -37,7 +38,6 @@ DEV = [
     "pytest-timeout>=2.3",
     "pytest-xdist>=3.6",
     "ruff>=0.9",
-    "scipy>=1.14",
     TOKENIZERS,
 ]
 
@@ -54,8 +54,9 @@ setup(
     license_files=["LICENSE"],
     python_requires=">=3.11",
     packages=find_packages(include=["speculative", "speculative.*"]),
-    # The shipped pair travels in the wheel; configs/ and scripts/ are for a checkout.
-    package_data={"speculative": ["assets/**", "models/*.cc"]},
+    # The shipped pair travels in the wheel; configs/, scripts/ and benchmarks/ are for
+    # a checkout.
+    package_data={"speculative": ["assets/**", "backends/cpu/*.cc"]},
     install_requires=CORE,
     extras_require={
         "tasks": TASKS,

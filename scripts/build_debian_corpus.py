@@ -29,10 +29,9 @@ import urllib.request
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
+import debian_corpus as corpus
 from absl import logging
-
-from speculative.tasks import debian_corpus as corpus
-from speculative.tasks.debian_corpus import Description, Example
+from debian_corpus import Description, Example
 
 RELEASES = "bullseye,bookworm,trixie"
 SOURCES = (

@@ -1,4 +1,4 @@
-"""Counts n-grams of training targets, or of what a model wrote: the table of the n-gram drafts.
+"""Counts n-grams of training targets, or of a model's outputs, into a table for n-gram drafts.
 
 python scripts/count_ngrams.py data/tokenized/debian_*_train.npz --order=3 \
     --vocabulary=speculative/assets/debian.model --output=ngrams.npz
@@ -27,11 +27,8 @@ def main() -> None:
     arguments = parser.parse_args()
     try:
         vocabulary = open_vocabulary(arguments.vocabulary, arguments.extra_ids)
-        sequences = []
-        for path in arguments.files:
-            texts = examples.load(path)
-            text = texts.target if arguments.which == "targets" else texts.input
-            sequences += [text(i) for i in range(len(texts))]
+        side = ("inputs", "targets").index(arguments.which)
+        sequences = [text[side] for path in arguments.files for text in examples.load(path)]
         table = count_ngrams(
             sequences, arguments.order, vocabulary.size, arguments.width, arguments.min_count
         )

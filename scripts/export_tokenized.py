@@ -7,7 +7,47 @@ python scripts/export_tokenized.py --tasks=wmt_t2t_ende_v003 --output_dir=data/t
 import argparse
 import pathlib
 
+import numpy as np
+
 from speculative.tasks import get_task
+from speculative.training.examples import ragged
+
+MAX_LENGTHS = {"inputs": 512, "targets": 128}  # tokens, EOS included
+T5_LENGTHS = {"inputs": 512, "targets": 512}
+
+
+def export(task: str, split: str, path: pathlib.Path) -> tuple[int, int]:
+    """Writes a split's token ids, prefix and EOS included, as `speculative.training.examples`.
+
+    Training examples beyond `MAX_LENGTHS` are left out, because half a translation would teach the
+    model to stop early; held-out ones are cut, so that every system is measured on the same
+    examples. T5's own tasks are cut at `T5_LENGTHS`, as T5 cuts them: most articles of CNN/DM are
+    longer. A language model's texts have the same limit.
+
+    Returns:
+        The numbers of examples that were kept and left out.
+
+    Raises:
+        ValueError: there is no such task, or the split cannot be read.
+    """
+    registered = get_task(task)
+    import seqio  # It imports TensorFlow, which --help does not need.
+
+    t5s = isinstance(registered.source, seqio.TfdsDataSource)
+    longest = T5_LENGTHS if t5s or task == "debian_lm" else MAX_LENGTHS
+    limits = longest if t5s or split != "train" else None
+    small = registered.output_features["targets"].vocabulary.vocab_size <= 2**15
+    kept: dict[str, list[np.ndarray]] = {"inputs": [], "targets": []}
+    left_out = 0
+    dataset = registered.get_dataset(limits, split=split, shuffle=False)
+    for example in dataset.as_numpy_iterator():
+        if any(len(example[name]) > longest[name] for name in kept):
+            left_out += 1
+            continue
+        for name, ids in kept.items():  # Half the memory matters for large tasks.
+            ids.append(example[name].astype(np.int16 if small else np.int32))
+    ragged(**kept).save(path)
+    return len(kept["inputs"]), left_out
 
 
 def main() -> None:
@@ -19,13 +59,10 @@ def main() -> None:
     arguments = parser.parse_args()
     try:
         for name in arguments.tasks.split(","):
-            task = get_task(name)
-            from speculative.tasks import debian  # imports TensorFlow, so only now
-
-            for split in task.splits:
+            for split in get_task(name).splits:
                 path = arguments.output_dir / f"{name}_{split}.npz"
-                counts = debian.export_tokenized(name, split, path)
-                print(f"{path}: {counts['examples']} examples, {counts['dropped']} too long")
+                kept, left_out = export(name, split, path)
+                print(f"{path}: {kept} examples, {left_out} too long")
     except (OSError, ValueError) as error:
         parser.exit(2, f"error: {error}\n")
 

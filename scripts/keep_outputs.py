@@ -1,4 +1,4 @@
-"""Keeps a sample of what the target wrote: the past outputs of the suffix draft.
+"""Keeps a sample of the target's outputs, from which the suffix draft copies.
 
 python scripts/keep_outputs.py work/draft/texts/debian_ende_unlabelled_greedy.npz \
     work/draft/texts/debian_synopsis_unlabelled_greedy.npz \
@@ -12,7 +12,6 @@ import pathlib
 
 from speculative import checkpoints
 from speculative.drafts import suffix
-from speculative.drafts.named import PAST_OUTPUTS
 from speculative.training import examples
 from speculative.vocabulary import open_vocabulary
 
@@ -23,16 +22,15 @@ def main() -> None:
     parser.add_argument(
         "--vocabulary", type=pathlib.Path, default=checkpoints.ASSETS / "debian.model"
     )
-    parser.add_argument("--tokens", type=int, default=300_000, help="how many to keep at most")
+    parser.add_argument("--tokens", type=int, default=300_000, help="the largest number to keep")
     parser.add_argument(
         "--output",
         type=pathlib.Path,
-        default=checkpoints.SHIPPED["debian_target"] / PAST_OUTPUTS,
+        default=checkpoints.SHIPPED["debian_target"] / suffix.TABLE.file,
     )
     arguments = parser.parse_args()
     try:
-        loaded = [examples.load(path) for path in arguments.files]
-        targets = [e.target(i) for e in loaded for i in range(len(e))]
+        targets = [target for path in arguments.files for _, target in examples.load(path)]
         share = min(1.0, arguments.tokens / sum(map(len, targets)))
         kept, room = [], 0.0
         for target in targets:

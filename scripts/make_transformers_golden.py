@@ -1,10 +1,10 @@
-"""Small models of the transformers package, with what it computes for them: golden files for tests.
+"""Makes golden files for tests: small models of the transformers package and their outputs.
 
     python scripts/make_transformers_golden.py --output_dir=tests/data
 
 Needs torch and transformers (the extra `peers`). A folder for each version: `config.json`,
 `model.safetensors`, and `expected.npz` with inputs, logits and greedy continuations. T5's inputs
-are filled up with 0, GPT-2's with -1.
+are padded with 0, GPT-2's with -1.
 """
 
 import argparse

@@ -19,9 +19,9 @@ ASSET = pathlib.Path(__file__).parent.parent / "speculative" / "assets" / "debia
 
 
 def read_texts(data_dir: pathlib.Path, sentences: int) -> list[str]:
-    """A fair share of the distinct texts of every file, in an order that the texts decide.
+    """A sample of the distinct texts of all files.
 
-    The order is by hash, so the sample does not follow the alphabet or the order of the files.
+    It is ordered by hash, and so does not follow the alphabet or the order of the files.
     """
     texts: set[str] = set()
     for name in FILES:
@@ -42,7 +42,7 @@ def read_texts(data_dir: pathlib.Path, sentences: int) -> list[str]:
 
 
 def train(texts: list[str], output: pathlib.Path, vocabulary_size: int) -> None:
-    """Trains on one thread: the pieces' scores are sums whose order must not vary."""
+    """Trains on one thread, because the pieces' scores are sums whose order must not vary."""
     output.parent.mkdir(parents=True, exist_ok=True)
     with output.open("wb") as file:
         sentencepiece.SentencePieceTrainer.train(

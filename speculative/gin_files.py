@@ -1,4 +1,4 @@
-"""Reading gin files, whose includes are those of the checkout wherever a command is run."""
+"""Reads gin files, whose includes come from the checkout wherever a command is run."""
 
 import contextlib
 import os
@@ -12,12 +12,12 @@ CONFIGS = pathlib.Path(__file__).parents[1] / "configs"
 
 
 def read(file: str | pathlib.Path, bindings: Sequence[str] = ()) -> None:
-    """Binds what a gin file says, then what bindings like `RowConfig.gamma = 3` do.
+    """Applies a gin file, then bindings like `RowConfig.gamma = 3`.
 
-    What it includes is looked for in the checkout, then in the working directory.
+    Included files are searched in the checkout, then in the working directory.
     """
-    # Gin takes the folder of an include for a package before it looks in its search path, and a
-    # checkout's `configs`, seen as one, has no file: the checkout must be where it looks first.
+    # Gin takes an include's folder `configs` for a package without a file before it looks in its
+    # search path, unless the file is found from the working directory.
     gin.add_config_file_search_path(os.getcwd())
     path = pathlib.Path(file).resolve()
     with contextlib.chdir(CONFIGS.parent):

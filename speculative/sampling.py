@@ -1,8 +1,7 @@
 """From logits to standardised probabilities, and from probabilities to a token.
 
-Every way of sampling (argmax, temperature, top-k, nucleus) becomes ordinary sampling from
-an adjusted distribution (Leviathan et al., section 2.2). The same adjustment is made to the
-target's p and the draft's q, and everything after it knows only distributions.
+Every way of sampling (argmax, temperature, top-k, nucleus) becomes sampling from an adjusted
+distribution, the same for the target's p and the draft's q (Leviathan et al., section 2.2).
 """
 
 import dataclasses
@@ -13,7 +12,7 @@ import jax.numpy as jnp
 from jax import Array
 
 SMALLEST_TEMPERATURE = 1e-6
-"""Below it logits over temperature may overflow float32; argmax is meant, and has its own value."""
+"""Below it logits divided by temperature may overflow float32; for argmax the temperature is 0."""
 
 _BLOCK = 128
 
@@ -25,7 +24,7 @@ class Sampling:
     Attributes:
         temperature: 0 is argmax; 1 is the model's own distribution.
         top_k: keep the k most probable tokens (ties with the k-th stay); 0 keeps all.
-        top_p: keep the smallest set of most probable tokens whose mass reaches this.
+        top_p: keep the smallest set of most probable tokens with at least this total probability.
 
     Raises:
         ValueError: a value outside its range.
@@ -54,7 +53,7 @@ class Sampling:
 
 
 def standardise(logits: Array, sampling: Sampling) -> Array:
-    """The distribution actually sampled from: logits [..., V] -> float32 probabilities [..., V]."""
+    """The distribution to sample from: logits [..., V] -> float32 probabilities [..., V]."""
     logits = logits.astype(jnp.float32)
     if sampling.greedy:
         return jax.nn.one_hot(argmax(logits), logits.shape[-1])
@@ -77,13 +76,23 @@ def standardise(logits: Array, sampling: Sampling) -> Array:
 def argmax(logits: Array) -> Array:
     """The first token of the greatest logit: [..., V] -> [...] int32.
 
-    Over the maxima of blocks, then inside the first block that has it: XLA's argmax of the
-    whole vocabulary takes a small model's step on CPU a quarter longer.
+    Over the maxima of blocks, then inside the first block with the maximum: with XLA's argmax of
+    the whole vocabulary a small model's step on CPU is a quarter slower.
     """
     blocks = _blocks(logits, -jnp.inf)
     block = jnp.argmax(blocks.max(axis=-1), axis=-1)[..., None]
     chosen = jnp.take_along_axis(blocks, block[..., None], axis=-2)[..., 0, :]
     return (block[..., 0] * blocks.shape[-1] + jnp.argmax(chosen, axis=-1)).astype(jnp.int32)
+
+
+def greatest(logits: Array, sampling: Sampling) -> Array:
+    """The greatest logit, or NaN if there is one: [..., V] -> [...].
+
+    At temperature 0 it comes from the argmax, which sampling computes too.
+    """
+    if not sampling.greedy:
+        return jnp.max(logits, axis=-1)
+    return jnp.take_along_axis(logits, argmax(logits)[..., None], axis=-1)[..., 0]
 
 
 def _blocks(values: Array, filler: float) -> Array:
@@ -96,10 +105,10 @@ def _blocks(values: Array, filler: float) -> Array:
 
 
 def first(flags: Array) -> Array:
-    """The place of the first True, or N where none is: [..., N] -> [...] int32.
+    """The index of the first True, or N if there is none: [..., N] -> [...] int32.
 
-    A minimum of places rather than an argmax, whose reducer is a dozen buffers to XLA on CPU: every
-    dispatch sets up those of all its loops.
+    A minimum, because XLA on CPU needs a dozen buffers for an argmax, and every dispatch sets up
+    the buffers of all its loops.
     """
     size = flags.shape[-1]
     return jnp.min(jnp.where(flags, jnp.arange(size), size), axis=-1, initial=size)
@@ -108,8 +117,8 @@ def first(flags: Array) -> Array:
 def categorical(weights: Array, uniform: Array) -> Array:
     """Draws by inversion: the first token at which the running sum exceeds `uniform` of the total.
 
-    One uniform number a draw, so a host loop in float64 can repeat the draw. The sum runs over
-    blocks, then inside the chosen one, for a scan of the whole vocabulary is slow everywhere.
+    A draw takes one number, so that the host can repeat it in float64. The sum runs over blocks,
+    then inside the chosen block, because a scan of the whole vocabulary is slow.
 
     Args:
         weights: [..., V], not negative, not necessarily normalised, not all 0.
@@ -128,10 +137,10 @@ def categorical(weights: Array, uniform: Array) -> Array:
 
 
 def _invert(weights: Array, threshold: Array) -> tuple[Array, Array]:
-    """The first index whose running sum exceeds `threshold`, and what remains of it there."""
+    """The first index whose running sum exceeds `threshold`, and the threshold's rest there."""
     running = jnp.cumsum(weights, axis=-1)
-    # Rounding may leave the threshold at or beyond the last sum; the index at which the full
-    # sum is first reached has positive weight and is the right answer then.
+    # After rounding the threshold may not lie below the last sum; then the result is the index at
+    # which the full sum is first reached, which has positive weight.
     index = first(~((running <= threshold[..., None]) & (running < running[..., -1:])))
     at = index[..., None]
     before = jnp.take_along_axis(running - weights, at, axis=-1)[..., 0]

@@ -1,73 +1,23 @@
 """The paper's equations in closed form, float64, and what we add to them.
 
-Symbols: alpha is the expected acceptance rate, gamma the guesses of a step (0 is plain decoding),
-c the time of one draft step over that of one target step, and v, `verify_cost`, the time of a
-target pass over gamma + 1 positions over that of one position. All ratios are without unit.
-Equation, theorem and section numbers are those of arXiv 2211.17192v2.
+Symbols: `alpha` is the expected acceptance rate in [0, 1]; `gamma` the guesses of a step, 0 or more
+(0 is autoregressive decoding); `c` the time of one draft step over that of one target step;
+`verify_cost`, v, the time of a target pass over gamma + 1 positions over that of one position.
+Ratios have no unit. Every function raises ValueError for an argument out of range. Equation,
+theorem and section numbers are those of arXiv 2211.17192v2.
 """
 
 import math
 from collections.abc import Callable, Sequence
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
-
-Float64 = NDArray[np.float64]
-
-
-def divergence(p: ArrayLike, q: ArrayLike) -> Float64:
-    """D_LK, the distance between two distributions that one rejection rate measures (Def. 3.2).
-
-    Args:
-        p: target probabilities [..., V].
-        q: draft probabilities [..., V].
-
-    Returns:
-        The sum of |p - (p + q) / 2| over the vocabulary [...]; 0 where equal, 1 where disjoint.
-
-    Raises:
-        ValueError: if p or q is not a distribution, or their shapes differ.
-    """
-    p, q = _distributions(p, q)
-    return np.abs(p - (p + q) / 2).sum(axis=-1)
-
-
-def acceptance(p: ArrayLike, q: ArrayLike, lenience: float = 1.0) -> Float64:
-    """beta, the probability that a guess drawn from q is accepted (Theorem 3.5; A.5).
-
-    Its mean over prefixes is alpha (Corollary 3.6).
-
-    Args:
-        p: target probabilities [..., V].
-        q: draft probabilities [..., V].
-        lenience: l in (0, 1]; below 1 the outputs are no longer distributed as p.
-
-    Returns:
-        The sum of min(p / l, q) over the vocabulary [...].
-
-    Raises:
-        ValueError: if p or q is not a distribution, their shapes differ, or l is out of range.
-    """
-    if not 0 < lenience <= 1:
-        raise ValueError(f"lenience must lie in (0, 1], not {lenience}; 1 keeps decoding exact.")
-    p, q = _distributions(p, q)
-    return np.minimum(p / lenience, q).sum(axis=-1)
 
 
 def expected_tokens(alpha: float, gamma: int) -> float:
-    """Tokens a target pass yields on average, for independent guesses (Eq. 1).
+    """Tokens a target pass yields on average, for i.i.d. acceptances (Eq. 1).
 
-    Memory reads of the target's weights and cache shrink by the same factor.
-
-    Args:
-        alpha: acceptance rate in [0, 1].
-        gamma: guesses of a step, 0 or more.
-
-    Returns:
-        (1 - alpha^(gamma + 1)) / (1 - alpha), between 1 and gamma + 1.
-
-    Raises:
-        ValueError: if alpha or gamma is out of range.
+    (1 - alpha^(gamma + 1)) / (1 - alpha), between 1 and gamma + 1. Memory reads of the target's
+    weights and cache shrink by the same factor.
     """
     _check_alpha(alpha)
     _check_gamma(gamma)
@@ -78,36 +28,17 @@ def expected_tokens(alpha: float, gamma: int) -> float:
 def oracle_tokens(alpha: float) -> float:
     """Tokens a target pass would yield if gamma always were the number acceptable (section 3.5).
 
-    Args:
-        alpha: acceptance rate in [0, 1].
-
-    Returns:
-        1 / (1 - alpha): Eq. 1 for unbounded gamma; infinite at alpha = 1.
-
-    Raises:
-        ValueError: if alpha is out of range.
+    1 / (1 - alpha): Eq. 1 for unbounded gamma; infinite at alpha = 1.
     """
     _check_alpha(alpha)
     return math.inf if alpha == 1 else 1 / (1 - alpha)
 
 
 def speedup(alpha: float, gamma: int, c: float, verify_cost: float = 1.0) -> float:
-    """Wall-time factor over plain decoding (Theorem 3.8), for any cost of verification.
+    """Wall-time factor over autoregressive decoding (Theorem 3.8), for any cost of verification.
 
     The theorem lets gamma + 1 positions cost what one does. Where a wide pass is not free,
-    the measured v takes the place of that 1: Eq. 1 / (gamma c + v).
-
-    Args:
-        alpha: acceptance rate in [0, 1].
-        gamma: guesses of a step, 0 or more.
-        c: time of one draft step over that of one target step.
-        verify_cost: v at this gamma; 1 is the theorem as printed.
-
-    Returns:
-        Time without over time with speculation, for the same tokens.
-
-    Raises:
-        ValueError: if an argument is out of range.
+    the measured v replaces that 1: Eq. 1 / (gamma c + v).
     """
     _check_cost("c", c)
     if not 0 < verify_cost < math.inf:
@@ -118,16 +49,8 @@ def speedup(alpha: float, gamma: int, c: float, verify_cost: float = 1.0) -> flo
 def operations(alpha: float, gamma: int, c_hat: float) -> float:
     """Factor by which arithmetic operations grow (Theorem 3.11).
 
-    Args:
-        alpha: acceptance rate in [0, 1].
-        gamma: guesses of a step, 0 or more.
-        c_hat: operations a token of the draft over those of the target.
-
-    Returns:
-        (1 - alpha) (gamma c_hat + gamma + 1) / (1 - alpha^(gamma + 1)).
-
-    Raises:
-        ValueError: if an argument is out of range.
+    (1 - alpha) (gamma c_hat + gamma + 1) / (1 - alpha^(gamma + 1)), where c_hat is the operations a
+    token of the draft over those of the target.
     """
     _check_cost("c_hat", c_hat)
     return (gamma * c_hat + gamma + 1) / expected_tokens(alpha, gamma)
@@ -141,17 +64,8 @@ def best_gamma(
 ) -> int:
     """The gamma of the largest `speedup` (section 3.5); the smallest such gamma on a tie.
 
-    Args:
-        alpha: acceptance rate in [0, 1].
-        c: time of one draft step over that of one target step.
-        verify_cost: v as a function of gamma, asked for 1 to `max_gamma`; None is v = 1.
-        max_gamma: largest gamma considered.
-
-    Returns:
-        A gamma from 0, where no number of guesses beats plain decoding, to `max_gamma`.
-
-    Raises:
-        ValueError: if an argument, or a verification cost, is out of range.
+    It lies between 0, where no number of guesses beats autoregressive decoding, and `max_gamma`.
+    `verify_cost` is asked for v at 1 to `max_gamma`; None is v = 1.
     """
     _check_gamma(max_gamma)
     factors = [1.0]
@@ -161,23 +75,12 @@ def best_gamma(
 
 
 def expected_calls(alpha: float, gamma: int, length: int) -> float:
-    """Target passes that `length` tokens take on average, for independent guesses.
+    """Target passes that `length` tokens take on average, for i.i.d. acceptances.
 
     Eq. 1 is the yield of a pass that may run on; the last pass of a text yields no more than
     what is missing. This is the renewal equation over the tokens still to come, in which a pass
-    yields k <= gamma tokens with probability alpha^(k - 1) (1 - alpha), and else gamma + 1.
-
-    Args:
-        alpha: acceptance rate in [0, 1].
-        gamma: guesses of a step, 0 or more.
-        length: tokens of the text, 0 or more.
-
-    Returns:
-        Between length / (gamma + 1) and length; for long texts length / `expected_tokens`
-        and a constant.
-
-    Raises:
-        ValueError: if an argument is out of range.
+    yields k <= gamma tokens with probability alpha^(k - 1) (1 - alpha), and else gamma + 1. For
+    long texts it is length / `expected_tokens` and a constant.
     """
     _check_alpha(alpha)
     _check_gamma(gamma)
@@ -201,23 +104,10 @@ def predicted_speedup(
     prefill: float = 0.0,
     prefill_draft: float = 0.0,
 ) -> float:
-    """`speedup` for texts of given lengths whose sources must be encoded first.
+    """`speedup` for texts of given lengths, in tokens, whose sources must be encoded first.
 
-    Args:
-        alpha: acceptance rate in [0, 1].
-        gamma: guesses of a step, 0 or more.
-        c: time of one draft step over that of one target step.
-        verify_cost: v at this gamma.
-        lengths: tokens of each text.
-        prefill: time in which the target encodes a source, over that of one target step.
-        prefill_draft: likewise for the draft.
-
-    Returns:
-        The time all texts take without over the time with speculation; without prefill and
-        for long texts, `speedup`.
-
-    Raises:
-        ValueError: if an argument is out of range.
+    `prefill` and `prefill_draft` are the times in which target and draft encode a source, over that
+    of one target step. Without them, and for long texts, it is `speedup`.
     """
     step = expected_tokens(alpha, gamma) / speedup(alpha, gamma, c, verify_cost)
     _check_cost("prefill", prefill)
@@ -242,18 +132,3 @@ def _check_gamma(gamma: int) -> None:
 def _check_cost(name: str, ratio: float) -> None:
     if not 0 <= ratio < math.inf:
         raise ValueError(f"{name} must be 0 or more, not {ratio}; it is a cost over the target's.")
-
-
-def _distributions(p: ArrayLike, q: ArrayLike) -> tuple[Float64, Float64]:
-    """Both as float64, after checking that they are distributions over one vocabulary."""
-    p, q = np.asarray(p, np.float64), np.asarray(q, np.float64)
-    if p.shape != q.shape:
-        raise ValueError(f"p and q must have one shape [..., V], not {p.shape} and {q.shape}.")
-    for name, values in (("p", p), ("q", q)):
-        # The tolerance is float32's, over a vocabulary of tens of thousands.
-        if not ((values >= 0).all() and np.allclose(values.sum(axis=-1), 1, rtol=0, atol=1e-4)):
-            raise ValueError(
-                f"{name} must be probabilities that sum to 1 over the last axis; "
-                "standardise the logits first."
-            )
-    return p, q

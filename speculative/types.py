@@ -18,11 +18,12 @@ PAD_ID = 0
 EOS_ID = 1
 """T5's end of sequence."""
 
+ACTIVATIONS = ("gelu", "relu", "linear")
+"""Of feed-forward layers, in the order of `Activation` in kernels.cc."""
+
 Tokens = Int[Array, "B L"]
 Inputs = Int[Array, "B S"]
 Guesses = Int[Array, "B G"]
 Rows = Int[Array, "B"]
 Flags = Bool[Array, "B"]
 Logits = Float[Array, "B L V"]
-Probabilities = Float[Array, "B L V"]
-Uniforms = Float[Array, "B L"]

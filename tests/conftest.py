@@ -1,7 +1,10 @@
-"""A core for each of several workers, and what tests of many folders share."""
+"""A core for each of several workers, compiled programs for all of them, and what tests share."""
 
+import atexit
 import os
 import pathlib
+import shutil
+import tempfile
 
 import pytest
 
@@ -11,6 +14,14 @@ WORKER = os.environ.get("PYTEST_XDIST_WORKER")
 if WORKER and hasattr(os, "sched_setaffinity"):
     CORES = sorted(os.sched_getaffinity(0))
     os.sched_setaffinity(0, {CORES[int(WORKER.removeprefix("gw")) % len(CORES)]})
+
+# Most of the time is compilation, so what one worker or program compiled serves the others. The
+# folder is the run's own, which leaves nothing behind, unless the user has named one to keep.
+if "JAX_COMPILATION_CACHE_DIR" not in os.environ:
+    COMPILED = tempfile.mkdtemp(prefix="speculative-tests-")
+    os.environ["JAX_COMPILATION_CACHE_DIR"] = COMPILED
+    os.environ["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0.1"
+    atexit.register(shutil.rmtree, COMPILED, ignore_errors=True)
 
 from tests import saved  # noqa: E402
 

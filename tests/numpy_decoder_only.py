@@ -14,13 +14,19 @@ from tests.numpy_t5 import bucket
 Tree = dict[str, Any]
 
 
-def logits(params: Tree, config: DecoderOnlyConfig, text: np.ndarray) -> np.ndarray:
-    """Logits [L, V] of one text [L]."""
+def logits(
+    params: Tree,
+    config: DecoderOnlyConfig,
+    text: np.ndarray,
+    hidden: dict[str, np.ndarray] | None = None,
+) -> np.ndarray:
+    """Logits [L, V] of one text [L]; `hidden` receives the states [L, D] by name."""
+    hidden = {} if hidden is None else hidden
     tree, length = _float64(params), len(text)
     embedding, decoder = tree["token_embedder"]["embedding"], tree["decoder"]
     bias = np.where(np.arange(length)[None, :] > np.arange(length)[:, None], -np.inf, 0.0)
     x = embedding[text]
-    if config.max_positions:
+    if config.positions == "learned":
         x = x + decoder["position_embedder"]["embedding"][:length]
     else:
         table, places = decoder["relpos_bias"]["rel_embedding"], range(length)
@@ -30,7 +36,8 @@ def logits(params: Tree, config: DecoderOnlyConfig, text: np.ndarray) -> np.ndar
         y = _norm(x, layer["pre_self_attention_layer_norm"])
         x = x + _attention(layer["self_attention"], config, y, bias)
         x = x + _mlp(layer["mlp"], _norm(x, layer["pre_mlp_layer_norm"]))
-    x = _norm(x, decoder["decoder_norm"])
+        hidden[f"decoder/layers_{i}"] = x
+    x = hidden["decoder/decoder_norm"] = _norm(x, decoder["decoder_norm"])
     if config.logits_via_embedding:
         return x @ embedding.T
     return x @ decoder["logits_dense"]["kernel"]
@@ -63,7 +70,7 @@ def _attention(
         _dense(layer[name], x).reshape(heads) for name in ("query", "key", "value")
     )
     # GPT-2 divides by the root of the heads' size, T5 by nothing.
-    scale = np.sqrt(config.head_dim) if config.max_positions else 1.0
+    scale = np.sqrt(config.head_dim) if config.scaled_attention else 1.0
     scores = np.einsum("qnh,knh->nqk", query, key) / scale + bias
     weights = np.exp(scores - scores.max(axis=-1, keepdims=True))
     weights /= weights.sum(axis=-1, keepdims=True)

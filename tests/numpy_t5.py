@@ -56,8 +56,15 @@ def encode(params: Tree, config: T5Config, source: np.ndarray) -> np.ndarray:
     return _norm(x, encoder["encoder_norm"])
 
 
-def decode(params: Tree, config: T5Config, encoded: np.ndarray, tokens: np.ndarray) -> np.ndarray:
-    """Logits [L, V] on an encoded source [S, D]."""
+def decode(
+    params: Tree,
+    config: T5Config,
+    encoded: np.ndarray,
+    tokens: np.ndarray,
+    hidden: dict[str, np.ndarray] | None = None,
+) -> np.ndarray:
+    """Logits [L, V] on an encoded source [S, D]; `hidden` receives the states [L, D] by name."""
+    hidden = {} if hidden is None else hidden
     tree = _float64(params)
     embedding = tree["token_embedder"]["embedding"]
     x = embedding[tokens]
@@ -72,7 +79,8 @@ def decode(params: Tree, config: T5Config, encoded: np.ndarray, tokens: np.ndarr
         y = _norm(x, layer["pre_cross_attention_layer_norm"])
         x = x + _attention(layer["encoder_decoder_attention"], config, y, encoded, 0.0)
         x = x + _mlp(layer["mlp"], config, _norm(x, layer["pre_mlp_layer_norm"]))
-    x = _norm(x, decoder["decoder_norm"])
+        hidden[f"decoder/layers_{i}"] = x
+    x = hidden["decoder/decoder_norm"] = _norm(x, decoder["decoder_norm"])
     if config.logits_via_embedding:
         return (x / np.sqrt(config.emb_dim)) @ embedding.T
     return x @ decoder["logits_dense"]["kernel"]

@@ -1,9 +1,11 @@
 """A tiny random pair as checkpoints with the shipped vocabulary, padded to different sizes."""
 
+import hashlib
 import pathlib
 
 import jax
 import numpy as np
+import pytest
 
 from speculative.checkpoints import ASSETS, native
 from speculative.models import Config, DecoderOnlyConfig, T5Config, model_of
@@ -20,3 +22,16 @@ def save(folder: pathlib.Path, config: Config, seed: int, logits_scale: float = 
     if "logits_dense" in params["decoder"]:
         params["decoder"]["logits_dense"]["kernel"] *= logits_scale
     native.save(folder, config, params, VOCABULARY)
+
+
+def hashed(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The names of the files that are hashed from now on, in a list that grows."""
+    names: list[str] = []
+    digest = hashlib.file_digest
+
+    def noting(file, kind):
+        names.append(pathlib.Path(file.name).name)
+        return digest(file, kind)
+
+    monkeypatch.setattr(hashlib, "file_digest", noting)
+    return names

@@ -21,8 +21,9 @@ import speculative
 from speculative import cli
 from speculative.checkpoints import native
 from speculative.commands import decode
-from speculative.decoding.speculative import Step
+from speculative.decoding.loop import Step
 from speculative.models import T5
+from speculative.studies import step_costs
 from speculative.vocabulary import Vocabulary
 from tests import saved
 from tests.saved import VOCABULARY
@@ -53,7 +54,7 @@ def give_input(monkeypatch: pytest.MonkeyPatch, raw: bytes) -> None:
 def test_text_is_what_one_dispatch_decodes(pair: list[str], capsys) -> None:
     assert generate(pair, TEXT, "--temperature", "1", "--seed", "7") == 0
     assert capsys.readouterr().out == expected(pair, TEXT, temperature=1.0, seed=7).text + "\n"
-    assert generate(pair, TEXT, "--lenience", "0.1") == 0
+    assert generate(pair, TEXT, "--lenience", "0.1", "--verification", "token") == 0
     assert capsys.readouterr().out == expected(pair, TEXT, lenience=0.1).text + "\n"
 
 
@@ -82,6 +83,40 @@ def test_prompts_from_standard_input_with_a_tasks_prefix(
         for i, text in enumerate((TEXT, "Übergröße"))
     ]
     assert capsys.readouterr().out == "".join(text + "\n" for text in texts)
+
+
+@pytest.fixture
+def costs(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> pathlib.Path:
+    """The folder in which costs of steps are kept: an empty one."""
+    monkeypatch.setattr(step_costs, "cache_folder", lambda: tmp_path)
+    return tmp_path / "costs"
+
+
+def test_gamma_auto_measures_once_and_decodes_the_same(
+    pair: list[str], costs: pathlib.Path, capsys, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    give_input(monkeypatch, f"{TEXT}\nmaps\n".encode())
+    assert generate(pair, "--gamma", "auto") == 0
+    greedy = "".join(expected(pair, text).text + "\n" for text in (TEXT, "maps"))
+    out, err = capsys.readouterr()
+    assert out == greedy
+    assert err.startswith("Measuring the costs of this pair's steps first") and len(err) < 100
+    (file,) = costs.iterdir()
+    kept = json.loads(file.read_text())
+    assert list(kept["ms_step"]) == ["1", "3", "5", "7"]
+    assert [kept["target"], kept["draft"]] == pair[1::2]
+    # Where γ = 5 costs next to nothing it is always taken, at any temperature.
+    file.write_text(json.dumps({"ms_step": {"1": 1e9, "3": 1e9, "5": 1, "7": 1e9}}))
+    sampled = ["--gamma", "auto", "--json"]
+    assert generate(pair, TEXT, *sampled) == 0
+    out, err = capsys.readouterr()
+    fixed = speculative.load(pair[1], pair[3]).generate(TEXT, max_length=12, gamma=5)
+    assert json.loads(out)["target_calls"] == fixed.target_calls
+    assert err == ""
+    file.write_text("{")
+    assert generate(pair, TEXT, "--gamma", "auto") == 0
+    assert capsys.readouterr().err.startswith("Measuring")
+    assert list(json.loads(file.read_text())["ms_step"]) == ["1", "3", "5", "7"]
 
 
 def test_a_long_prompt_is_cut_when_asked(pair: list[str], capsys) -> None:
@@ -123,7 +158,7 @@ def test_streaming_never_shows_half_a_character() -> None:
     vocabulary = Vocabulary(VOCABULARY)
     text = "Größe: 日本 €"
     tokens = vocabulary.encode(text).tolist()
-    parts = list(decode._as_it_grows(vocabulary, steps_of(tokens)))
+    parts = list(decode.as_it_grows(vocabulary, steps_of(tokens)))
     assert len(tokens) > len(text) // 2
     assert "\N{REPLACEMENT CHARACTER}" not in "".join(parts)
     assert "".join(parts) == text
@@ -132,7 +167,7 @@ def test_streaming_never_shows_half_a_character() -> None:
 def test_streaming_shows_bytes_that_stay_broken() -> None:
     vocabulary = Vocabulary(VOCABULARY)
     first_byte = vocabulary.pieces.index("<0xE2>")
-    parts = list(decode._as_it_grows(vocabulary, steps_of([first_byte])))
+    parts = list(decode.as_it_grows(vocabulary, steps_of([first_byte])))
     assert parts == ["", "\N{REPLACEMENT CHARACTER}"]
 
 
@@ -155,6 +190,7 @@ def fails(capsys, arguments: list[str], *fragments: str) -> None:
         (["generate", TEXT, "--gama", "3"], ["--gama"]),
         (["generate", TEXT, "--gamma", "0"], ["--gamma", "from 1 to", "'0'"]),
         (["generate", TEXT, "--gamma", "two"], ["--gamma", "'two'"]),
+        (["generate", TEXT, "--gamma", "auto", "--lenience", "0.5"], ["--gamma auto", "is 0.5"]),
         (["generate", TEXT, "--temperature", "-0.5"], ["temperature", "-0.5"]),
         (["generate", TEXT, "--temperature", "nan"], ["temperature", "nan"]),
         (["generate", TEXT, "--temperature", "inf"], ["temperature", "inf"]),
@@ -165,6 +201,7 @@ def fails(capsys, arguments: list[str], *fragments: str) -> None:
         (["generate", TEXT, "--top_k", "-1"], ["top_k", "-1"]),
         (["generate", TEXT, "--lenience", "0"], ["lenience", "(0, 1]", "0.0"]),
         (["generate", TEXT, "--lenience", "nan"], ["lenience", "nan"]),
+        (["generate", TEXT, "--verification", "any"], ["no verification 'any'", "known are token"]),
         (["generate", TEXT, "--max_length", "0"], ["--max_length", "from 1 to 1024", "'0'"]),
         (["generate", TEXT, "--max_length", "1025"], ["--max_length", "from 1 to 1024", "'1025'"]),
         (["generate", TEXT, "--seed", "-1"], ["--seed", "'-1'"]),
@@ -183,7 +220,7 @@ def test_wrong_settings_end_before_anything_is_loaded(
     def load(*arguments: Any) -> None:
         raise AssertionError("loaded a checkpoint first")
 
-    monkeypatch.setattr("speculative.pair.load", load)
+    monkeypatch.setattr("speculative.loading.load", load)
     fails(capsys, arguments, *fragments)
 
 

@@ -7,10 +7,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from speculative import pair as pair_lib
+from speculative import loading
+from speculative.decoding import Adaptive, Token
+from speculative.decoding.rules import EXACT, Simulated
 from speculative.drafts import ngram, suffix
-from speculative.drafts.named import MODEL_FREE, NGRAMS, PAST_OUTPUTS, TABLES
-from speculative.pair import Pair, load, load_random
+from speculative.drafts.named import MODEL_FREE
+from speculative.loading import load
+from speculative.pair import Pair
 from speculative.vocabulary import Vocabulary
 from tests import saved
 
@@ -35,26 +38,32 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
     texts = [vocabulary.encode(text) for text in (TEXT, "an editor", "a library for text")]
     table = ngram.count_ngrams(texts, 3, vocabulary.size)
     for name in ("t5", "gpt"):
-        ngram.save(folder / name / NGRAMS, table, vocabulary)
-        suffix.save(folder / name / PAST_OUTPUTS, texts, vocabulary)
+        ngram.save(folder / name / ngram.TABLE.file, table, vocabulary)
+        suffix.save(folder / name / suffix.TABLE.file, texts, vocabulary)
     return folder
 
 
-@pytest.mark.parametrize("draft", [*MODEL_FREE, "model"])
-@pytest.mark.parametrize("kind", ["t5", "gpt"])
-def test_every_draft_of_both_kinds_is_exact_at_temperature_0(
-    folder: pathlib.Path, kind: str, draft: str
+@pytest.mark.parametrize(
+    ("kind", "draft", "temperature"),
+    [
+        (kind, draft, float((number + (kind == "gpt")) % 2))
+        for number, draft in enumerate([*MODEL_FREE, "model"])
+        for kind in ("t5", "gpt")
+    ],
+)
+def test_every_draft_of_both_kinds_is_exact(
+    folder: pathlib.Path, kind: str, draft: str, temperature: float
 ) -> None:
-    """Also by the reference loop, which checks every proposal."""
+    """By the reference loop, which checks every proposal and compares with the fast path.
+
+    Each draft meets both kinds of models and both temperatures, not each with each.
+    """
     name = str(folder / f"{kind}_draft") if draft == "model" else draft
     pair = load(str(folder / kind), name)
-    plain = pair.generate(TEXT, gamma=0, max_length=12)
-    assert pair.generate(TEXT, gamma=3, max_length=12).tokens == plain.tokens
-    assert pair.check(TEXT, gamma=3, max_length=12).tokens == plain.tokens
-    sampled = pair.check(TEXT, gamma=2, max_length=8, temperature=1.0, seed=4)
-    assert (
-        sampled.tokens == pair.generate(TEXT, gamma=2, max_length=8, temperature=1.0, seed=4).tokens
-    )
+    found = pair.check(TEXT, gamma=3, max_length=12, temperature=temperature, seed=4)
+    assert found.tokens
+    if temperature == 0:
+        assert found.tokens == pair.generate(TEXT, gamma=0, max_length=12).tokens
 
 
 def language_model(folder: pathlib.Path) -> Pair:
@@ -102,11 +111,17 @@ def test_too_few_positions_are_told(
     assert pair.generate(TEXT, max_length=40, gamma=3).tokens
 
 
-@pytest.mark.parametrize("draft", sorted(TABLES))
+@pytest.mark.parametrize(
+    ("draft", "made_by"),
+    [
+        *((name, r"ngrams.npz.*scripts/count_ngrams") for name in ("unigram", "bigram", "trigram")),
+        ("suffix", r"past_outputs.npz.*scripts/keep_outputs"),
+    ],
+)
 def test_a_missing_table_is_named_with_the_script_that_makes_it(
-    folder: pathlib.Path, draft: str
+    folder: pathlib.Path, draft: str, made_by: str
 ) -> None:
-    with pytest.raises(ValueError, match=rf"'{draft}' needs .*bare.*{TABLES[draft]}.*scripts/"):
+    with pytest.raises(ValueError, match=rf"'{draft}' needs .*bare.*{made_by}"):
         load(str(folder / "bare"), draft)
 
 
@@ -119,13 +134,58 @@ def test_kinds_must_agree(folder: pathlib.Path) -> None:
 
 def test_random_weights_have_nothing_to_count() -> None:
     with pytest.raises(ValueError, match="no text to count for bigram"):
-        load_random("gpt_6m", "bigram")
+        load("gpt_6m", "bigram", random=True)
 
 
 def test_each_shipped_target_has_a_draft_of_its_own() -> None:
-    for target, draft in pair_lib.DRAFTS.items():
+    for target, draft in loading.DRAFTS.items():
         pair = load(target)
         assert pair.names == (target, draft)
-        prompt = TEXT if pair.target.continues else f"summarize: {TEXT}"
-        plain = pair.generate(prompt, gamma=0, max_length=16)
-        assert pair.generate(prompt, gamma=4, max_length=16).tokens == plain.tokens
+        prompt = TEXT if pair.target.decoder_only else f"summarize: {TEXT}"
+        plain = pair.generate(prompt, gamma=0)  # The README's settings: compiled once for both.
+        assert pair.generate(prompt, gamma=5).tokens == plain.tokens
+
+
+@pytest.mark.parametrize(
+    ("kind", "settings"), [("t5", {}), ("gpt", {"temperature": 1.0, "seed": 3})]
+)
+def test_a_list_of_texts_is_decoded_at_once(
+    folder: pathlib.Path, kind: str, settings: dict[str, Any]
+) -> None:
+    """Each as it would be alone, its number in the list being its example's."""
+    pair = load(str(folder / kind), str(folder / f"{kind}_draft"))
+    texts = [TEXT, "an editor", "a library for text files, and an editor"]
+    asked: dict[str, Any] = {"gamma": 3, "max_length": 10} | settings
+    together = pair.generate(texts, example=5, **asked)
+    alone = [pair.generate(text, example=5 + i, **asked) for i, text in enumerate(texts)]
+    assert together == alone
+    assert pair.generate(texts[:1], **asked) == [pair.generate(texts[0], **asked)]
+    streamed: list[list[int]] = [[], [], []]
+    for step in pair.stream(texts, example=5, **asked):
+        for row, tokens in enumerate(streamed):
+            tokens += step.tokens[row, : step.count[row]].tolist()
+    assert streamed == [result.tokens for result in alone]
+
+
+def test_no_text_is_told(folder: pathlib.Path) -> None:
+    with pytest.raises(ValueError, match="no text to decode"):
+        load(str(folder / "gpt"), "copy").generate([])
+
+
+def test_without_guesses_the_target_decodes_alone(folder: pathlib.Path) -> None:
+    """Whatever the rule is."""
+    pair = load(str(folder / "gpt"), "copy")
+    for rule in (Token(0.1), Simulated(0.5)):
+        assert pair.decoding(gamma=0, verification=rule).rule == EXACT
+        assert pair.decoding(gamma=2, verification=rule).rule == rule
+    with pytest.raises(ValueError, match="give it to the rule itself"):
+        pair.decoding(verification=Token(), lenience=0.5)
+
+
+def test_what_cannot_be_adaptive_says_so_at_the_call(folder: pathlib.Path) -> None:
+    pair = load(str(folder / "gpt"), "copy")
+    adaptive = Adaptive([1, 2], [1.0, 1.2])  # pyright: ignore[reportArgumentType]
+    assert pair.generate(TEXT, adaptive=adaptive, max_length=6).tokens
+    for call in (pair.stream, pair.check):
+        with pytest.raises(ValueError, match="fixed gamma"):
+            call(TEXT, adaptive=adaptive, max_length=6)

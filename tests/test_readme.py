@@ -2,8 +2,16 @@
 
 import pathlib
 import re
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
 
 from speculative import checkpoints
+from speculative.decoding import rules
+from speculative.drafts import named
+from speculative.models import registry
+from speculative.tasks import TASKS
 
 README = pathlib.Path(__file__).parent.parent / "README.md"
 
@@ -13,16 +21,41 @@ def test_quick_start_runs_as_printed(capsys):
     assert len(code.strip().splitlines()) <= 11
     names: dict[str, object] = {}
     exec(compile(code, str(README), "exec"), names)  # noqa: S102
-    fast, plain = names["fast"], names["plain"]
-    assert fast.tokens == plain.tokens  # type: ignore[attr-defined]
+    fast, alone = names["fast"], names["alone"]
+    assert fast.tokens == alone.tokens  # type: ignore[attr-defined]
     assert "tokens a target call" in capsys.readouterr().out
 
 
-def test_the_documented_draft_runs_as_printed(capsys):
-    page = README.parent / "docs" / "drafts.md"
-    [code] = re.findall(r"```python\n(.*?)```", page.read_text(encoding="utf-8"), re.DOTALL)
-    exec(compile(code, str(page), "exec"), {"__name__": "documented"})  # noqa: S102
-    assert "target_calls" in capsys.readouterr().out
+@pytest.fixture
+def registries() -> Iterator[None]:
+    """What a page registers is gone for other tests."""
+    all_: list[dict[str, Any]] = [named.MODEL_FREE, rules.RULES, registry.FAMILIES, TASKS]
+    before = [dict(entries) for entries in all_]
+    yield
+    for entries, kept in zip(all_, before, strict=True):
+        entries.clear()
+        entries.update(kept)
+
+
+@pytest.mark.usefixtures("registries")
+def test_the_page_on_extending_runs_as_printed(capsys):
+    """Block after block; each addition takes less than a page."""
+    page = README.parent / "docs" / "extending.md"
+    names: dict[str, object] = {"__name__": "documented"}
+    sections = page.read_text(encoding="utf-8").split("\n## ")[1:]
+    assert [section.partition("\n")[0] for section in sections] == [
+        "A draft",
+        "A verification rule",
+        "A family of models",
+        "A task",
+        "A table",
+    ]
+    for section in sections:
+        code = re.findall(r"```python\n(.*?)```", section, re.DOTALL)
+        assert 0 < len("".join(code).splitlines()) <= 50
+        for block in code:
+            exec(compile(block, str(page), "exec"), names)  # noqa: S102
+    assert "tokens a target call" in capsys.readouterr().out
 
 
 def test_the_shipped_pair_fits_its_budget():

@@ -65,7 +65,7 @@ def test_tokens_that_tie_with_the_last_one_kept_stay(sampling: Sampling, kept: l
 def test_top_p_keeps_the_token_that_reaches_the_mass() -> None:
     """In binary fractions, so that no rounding decides."""
     logits = jnp.log(jnp.array([0.5, 0.25, 0.125, 0.125]))
-    for top_p, kept in ((0.49, 1), (0.51, 2), (0.74, 2), (0.76, 4)):
+    for top_p, kept in ((0.49, 1), (0.5, 1), (0.51, 2), (0.74, 2), (0.75, 2), (0.76, 4)):
         assert (standardised(logits, Sampling(top_p=top_p)) > 0).sum() == kept
 
 

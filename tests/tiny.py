@@ -5,7 +5,8 @@ import functools
 import jax
 import numpy as np
 
-from speculative.models import T5, T5Config, pack
+from speculative.backends import prepack
+from speculative.models import T5, T5Config
 from speculative.types import PyTree
 
 VOCABULARY = 50
@@ -25,17 +26,17 @@ def stored_params() -> PyTree:
 
 @functools.cache
 def target_params() -> PyTree:
-    return pack(stored_params())
+    return prepack(stored_params())
 
 
 @functools.cache
 def draft_params() -> PyTree:
-    return pack(jax.jit(DRAFT.init)(jax.random.key(1)), rounded=True)
+    return prepack(jax.jit(DRAFT.init)(jax.random.key(1)), quantized=True)
 
 
 @functools.cache
 def reader_params() -> PyTree:
-    return pack(jax.jit(READER.init)(jax.random.key(2)))
+    return prepack(jax.jit(READER.init)(jax.random.key(2)))
 
 
 @functools.cache

@@ -6,7 +6,7 @@ laws are NumPy alone and share no code with the package.
 
 import dataclasses
 from collections import Counter, defaultdict
-from typing import Any
+from typing import Any, ClassVar
 
 import jax.numpy as jnp
 import numpy as np
@@ -15,8 +15,9 @@ from jax import Array
 from scipy import stats
 
 from speculative.drafts import Proposal
+from speculative.models.interface import Extended, Started
 from speculative.sampling import Sampling
-from speculative.types import Inputs, Logits, PyTree, Rows, Tokens
+from speculative.types import Inputs, PyTree, Rows, Tokens
 
 VOCABULARY = 4
 """Tokens 0 (also the start), 1 (ends a row), 2 and 3."""
@@ -28,6 +29,9 @@ EOS = 1
 
 Law = dict[tuple[int, ...], float]
 """Probabilities of outcomes."""
+
+NOTHING = Started((), {})
+"""A target's start, for drafts that do not look at it."""
 
 Walk = tuple[int, int, int]
 """Where a row is: its token before last, its last token, how many tokens it has."""
@@ -48,18 +52,35 @@ class MarkovModel:
     A state that kept a rejected token, or missed an accepted one, shows in the second index.
     """
 
+    vocab_size: int = PADDED
+    pad_id: ClassVar[int] = 0
+    decoder_only: ClassVar[bool] = False
+
     def first(self, inputs: Inputs) -> Rows:
         return jnp.zeros(inputs.shape[0], jnp.int32)
 
-    def start(self, params: PyTree, inputs: Inputs, cache_length: int) -> MarkovState:
+    def start(
+        self,
+        params: PyTree,
+        inputs: Inputs,
+        cache_length: int,
+        encoded: Array | None = None,
+        layers: tuple[str, ...] = (),
+    ) -> Started:
         batch = inputs.shape[0]
         # Stale from the start, so that nothing leans on a cache of zeros.
         seen = jnp.full((batch, cache_length), VOCABULARY - 1, jnp.int32)
-        return MarkovState(jnp.zeros(batch, jnp.int32), seen)
+        return Started(MarkovState(jnp.zeros(batch, jnp.int32), seen), {})
 
     def extend(
-        self, params: PyTree, state: MarkovState, tokens: Tokens, at: Rows | None = None
-    ) -> tuple[Logits, MarkovState]:
+        self,
+        params: PyTree,
+        state: MarkovState,
+        tokens: Tokens,
+        at: Rows | None = None,
+        layers: tuple[str, ...] = (),
+    ) -> Extended:
+        """Its only hidden state is the token that was fed."""
         rows = jnp.arange(tokens.shape[0])[:, None]
         places = state.lengths[:, None] + jnp.arange(tokens.shape[1])
         seen = state.seen.at[rows, places].set(tokens)
@@ -67,7 +88,8 @@ class MarkovModel:
         logits = params[before, tokens]
         if at is not None:
             logits = logits[rows, at[:, None]]
-        return logits, MarkovState(state.lengths + tokens.shape[1], seen)
+        hidden = {name: tokens[..., None] for name in layers}
+        return Extended(logits, MarkovState(state.lengths + tokens.shape[1], seen), hidden)
 
     def rewind(self, state: MarkovState, lengths: Rows) -> MarkovState:
         return MarkovState(lengths, state.seen)
@@ -94,7 +116,7 @@ class CertainDraft:
             guesses.append(params[guesses[-1]])
         return Proposal(jnp.stack(guesses[1:], axis=1), None, state)
 
-    def commit(self, proposal: Proposal, accepted: Rows) -> tuple[()]:
+    def commit(self, proposal: Proposal, accepted: Rows, hidden: dict[str, Array]) -> tuple[()]:
         return ()
 
 

@@ -1,8 +1,9 @@
-"""A checkpoint of any format: its configuration, and its tensors, each read when it is wanted."""
+"""A checkpoint of any format: its configuration, and its tensors, which are read one by one."""
 
 import contextlib
 import dataclasses
-import errno
+import functools
+import hashlib
 import json
 import math
 import pathlib
@@ -14,10 +15,11 @@ import jax
 import ml_dtypes
 import numpy as np
 from flax import traverse_util
-from jax import Array
+from safetensors.numpy import save_file
 
 from speculative.models import Config, abstract_params
 from speculative.types import PyTree
+from speculative.vocabulary import Vocabulary, open_vocabulary, store
 
 CONFIG = "config.json"
 """The file that describes a model, in our folders and in Hugging Face's."""
@@ -30,8 +32,8 @@ class Tensor(NamedTuple):
 
     Attributes:
         shape: in T5X's orientation: kernels are [in, out].
-        dtype: as stored: "float32", "bfloat16", "float16", "int8".
-        read: its values, of the shape and in a floating-point format.
+        dtype: the stored format: "float32", "bfloat16", "float16" or "int8".
+        read: returns the values, in a floating-point format.
     """
 
     shape: tuple[int, ...]
@@ -40,11 +42,7 @@ class Tensor(NamedTuple):
 
 
 def read_settings(folder: str | pathlib.Path) -> dict[str, Any]:
-    """What the `config.json` of a folder holds; nothing where there is none.
-
-    Raises:
-        ValueError: it is damaged.
-    """
+    """The contents of a folder's `config.json`, empty without one; ValueError if it is damaged."""
     path = pathlib.Path(folder) / CONFIG
     if not path.is_file():
         return {}
@@ -57,65 +55,85 @@ def read_settings(folder: str | pathlib.Path) -> dict[str, Any]:
     return found
 
 
+def sha256(path: pathlib.Path) -> str:
+    """The SHA-256 of a file, in hexadecimal."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+class Checksums:
+    """The SHA-256 of files, each computed once, when it is first needed."""
+
+    def __init__(self, recorded: Mapping[pathlib.Path, str] | None = None) -> None:
+        """`recorded` holds the checksums that files must have."""
+        self._recorded = recorded or {}
+        self.sha256 = functools.cache(sha256)
+
+    def verify(self, path: pathlib.Path) -> None:
+        """Raises ValueError if a file's checksum differs from the recorded one."""
+        if path in self._recorded and self.sha256(path) != self._recorded[path]:
+            raise ValueError(
+                f"{path} was altered or cut off: its checksum is not that of "
+                f"{path.with_name(CONFIG)}; fetch the checkpoint again."
+            )
+
+
 @dataclasses.dataclass(frozen=True)
 class Checkpoint:
     """An opened checkpoint whose tensors fit its configuration.
 
     Attributes:
-        place: where it is, for messages.
+        location: the folder or address, for messages.
         format: "native", "t5x" or "huggingface".
         config: the sizes.
         tensors: by T5X's names, "/" between their parts.
         vocabulary: the vocabulary's file beside the weights, if there is one.
-        extra_ids: sentinel tokens after the vocabulary's pieces; T5's own has 100.
-        notes: what was assumed when it was opened.
+        extra_ids: number of sentinel tokens after the vocabulary's pieces; T5's own has 100.
+        checksums: verifies each file when it is read.
 
     Raises:
         ValueError: a tensor is missing, unknown or of another shape than the configuration's.
     """
 
-    place: str
+    location: str
     format: str
     config: Config
     tensors: Mapping[str, Tensor]
     vocabulary: pathlib.Path | None = None
     extra_ids: int = 0
-    notes: tuple[str, ...] = ()
+    checksums: Checksums = dataclasses.field(default_factory=Checksums)
 
     def __post_init__(self) -> None:
         expected = by_name(abstract_params(self.config))
+        where = self.location
         for name in sorted(expected.keys() | self.tensors.keys()):
             if name not in self.tensors:
-                raise ValueError(f"{self.place} lacks the tensor {name}.")
+                raise ValueError(f"{where} lacks the tensor {name}.")
             if name not in expected:
-                raise ValueError(f"{self.place} has a tensor {name}, unknown to its configuration.")
-            if tuple(self.tensors[name].shape) != expected[name].shape:
+                raise ValueError(f"{where} has a tensor {name}, unknown to its configuration.")
+            if self.tensors[name].shape != expected[name].shape:
                 raise ValueError(
-                    f"Tensor {name} of {self.place} is {tuple(self.tensors[name].shape)}; its "
+                    f"Tensor {name} of {where} is {self.tensors[name].shape}; its "
                     f"configuration asks for {expected[name].shape}."
                 )
 
     @property
     def dtype(self) -> str:
-        """In which format to write it elsewhere so that nothing is lost."""
+        """The number format in which a copy loses nothing."""
         stored = {tensor.dtype for tensor in self.tensors.values()}
         return "bfloat16" if stored == {"bfloat16"} else "float32"
 
     @property
     def parameters(self) -> int:
-        """How many numbers it holds."""
+        """The number of parameters."""
         return sum(math.prod(tensor.shape) for tensor in self.tensors.values())
 
     def read(self, name: str) -> np.ndarray:
-        """A tensor's values.
-
-        Raises:
-            ValueError: it cannot be read, or holds values that are not finite.
-        """
+        """A tensor's values; raises ValueError if they cannot be read or are not finite."""
         value = self.tensors[name].read()
-        # The sum of finite values overflows next to never, and needs no array of flags.
+        # The sum of finite values hardly ever overflows, and needs no array of flags.
         if not np.isfinite(np.sum(value, dtype=np.float64)):
-            raise ValueError(f"Tensor {name} of {self.place} holds values that are not finite.")
+            raise ValueError(f"Tensor {name} of {self.location} holds values that are not finite.")
         return value
 
     def numpy(self) -> PyTree:
@@ -123,38 +141,51 @@ class Checkpoint:
         values = {name: self.read(name).astype(np.float32) for name in self.tensors}
         return traverse_util.unflatten_dict(values, sep="/")
 
-    def load(self, dtype: str, place: Callable[[str, np.ndarray], Array] | None = None) -> PyTree:
-        """All parameters on their device, T5X's tree, one tensor in the host's memory at a time.
+    def load(self, dtype: str) -> PyTree:
+        """All parameters on JAX's device as T5X's tree, in the number format `dtype`.
 
-        Args:
-            dtype: "float32" or "bfloat16"; each tensor is cast before it leaves the host.
-            place: puts a tensor, given its name and values, where it belongs; by default on
-                JAX's default device.
+        The host's memory holds one tensor at a time, which is cast before it leaves the host.
         """
-        values = {}
-        for name in self.tensors:
-            value = self.read(name).astype(DTYPES[dtype])
+
+        def loaded(name: str) -> jax.Array:
             # A copy: on CPU a view would keep the host's array, and its format's file, alive.
-            placed = place(name, value) if place else jax.device_put(value, may_alias=False)
-            values[name] = jax.block_until_ready(placed)
-            del value  # Not while the next one is read.
+            value = self.read(name).astype(DTYPES[dtype])
+            return jax.block_until_ready(jax.device_put(value, may_alias=False))
+
+        values = {name: loaded(name) for name in self.tensors}
         return traverse_util.unflatten_dict(values, sep="/")
+
+    def verified_vocabulary(self) -> pathlib.Path | None:
+        """The vocabulary's file, if there is one; raises ValueError if it was altered."""
+        if self.vocabulary is not None:
+            self.checksums.verify(self.vocabulary)
+        return self.vocabulary
+
+    def open_vocabulary(self) -> Vocabulary | None:
+        """The vocabulary, if there is one; raises ValueError if its file is altered or damaged."""
+        path = self.verified_vocabulary()
+        return open_vocabulary(path, self.extra_ids) if path else None
+
+    def store_vocabulary(self, folder: pathlib.Path) -> str | None:
+        """Copies the vocabulary, if there is one, into a folder; returns its file's name there."""
+        path = self.verified_vocabulary()
+        return store(path, folder) if path else None
 
 
 def in_memory(
-    place: str,
+    location: str,
     config: Config,
     params: PyTree,
     vocabulary: pathlib.Path | None = None,
     extra_ids: int = 0,
 ) -> Checkpoint:
-    """A checkpoint of parameters that are there already."""
+    """A checkpoint of parameters that are in memory already."""
 
     def tensor(value: Any) -> Tensor:
         return Tensor(tuple(value.shape), str(value.dtype), lambda: np.asarray(value))
 
     tensors = {name: tensor(value) for name, value in by_name(params).items()}
-    return Checkpoint(place, "native", config, tensors, vocabulary, extra_ids)
+    return Checkpoint(location, "native", config, tensors, vocabulary, extra_ids)
 
 
 def by_name(tree: PyTree) -> dict[str, Any]:
@@ -164,10 +195,9 @@ def by_name(tree: PyTree) -> dict[str, Any]:
 
 @contextlib.contextmanager
 def written(folder: str | pathlib.Path) -> Iterator[pathlib.Path]:
-    """A folder to fill, which becomes `folder` when the block ends, or vanishes if it fails.
+    """A folder to fill, which becomes `folder` when the block ends, or is removed if it fails.
 
-    Raises:
-        ValueError: the folder exists already, or the disk is full.
+    Raises ValueError if the folder exists already or the disk is full.
     """
     folder = pathlib.Path(folder)
     if folder.exists():
@@ -179,11 +209,45 @@ def written(folder: str | pathlib.Path) -> Iterator[pathlib.Path]:
         yield unfinished
     except BaseException as error:
         shutil.rmtree(unfinished, ignore_errors=True)
-        full = isinstance(error, OSError) and error.errno == errno.ENOSPC
-        if full or "No space left" in str(error):
+        if "No space left" in str(error):
             raise ValueError(
                 f"The disk is full: {folder} could not be written and nothing of it was kept; "
-                "make room or choose another place."
+                "free some space or choose another folder."
             ) from error
         raise
     unfinished.rename(folder)
+
+
+def write_tensors(
+    folder: pathlib.Path,
+    sizes: Mapping[str, int],
+    limit: int,
+    values: Callable[[str], dict[str, np.ndarray]],
+    metadata: dict[str, str] | None = None,
+) -> dict[str, str]:
+    """Writes safetensors files of at most `limit` bytes, unless one tensor alone is larger.
+
+    The tensors of one file are in memory at a time. `sizes` holds the bytes of each tensor by
+    name, in the order of writing; `values` returns the arrays to store for a name. The result is
+    the file of each name: `model.safetensors`, or one of several.
+    """
+    shards: list[list[str]] = []
+    filled = 0
+    for name, size in sizes.items():
+        if not shards or filled + size > limit:
+            shards.append([])
+            filled = 0
+        shards[-1].append(name)
+        filled += size
+    files = {}
+    for number, names in enumerate(shards, 1):
+        part = f"-{number:05}-of-{len(shards):05}" if len(shards) > 1 else ""
+        path = folder / f"model{part}.safetensors"
+        arrays: dict[str, np.ndarray] = {}
+        for name in names:
+            arrays |= {key: np.ascontiguousarray(x) for key, x in values(name).items()}
+        save_file(arrays, path, metadata)
+        path.chmod(0o644)  # safetensors makes files that only their owner can read.
+        files |= dict.fromkeys(names, path.name)
+        del arrays  # They must be freed before the next file's are read.
+    return files

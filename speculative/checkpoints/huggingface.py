@@ -1,41 +1,42 @@
-"""Hugging Face folders of transformers' T5 and GPT-2, as `architectures` describes them.
+"""Hugging Face folders of T5 and GPT-2; each family's `names` map their tensors to ours.
 
-A `config.json` and weights as safetensors, in one file or in shards with an index, or as
-`pytorch_model.bin`, for which torch must be installed. The transformers package is not needed.
+Weights are safetensors, or `pytorch_model.bin`, which needs torch; transformers is not needed.
 """
 
 import contextlib
+import functools
 import json
+import math
 import pathlib
 import pickle
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
-from safetensors.numpy import save_file
 
 from speculative import vocabulary
-from speculative.checkpoints import architectures
-from speculative.checkpoints.architectures import SPIECE, Architecture, Stored
 from speculative.checkpoints.checkpoint import (
     CONFIG,
     DTYPES,
     Checkpoint,
     Tensor,
     read_settings,
+    write_tensors,
     written,
 )
 from speculative.checkpoints.native import read_safetensors
+from speculative.models import FAMILIES, names_of
+from speculative.models.names import SPIECE, Names, Stored
 
 VOCABULARIES = (SPIECE, vocabulary.MERGES)
-"""Files of a folder that hold vocabularies and end neither in .json nor in .safetensors."""
+"""Files that hold vocabularies and end neither in .json nor in .safetensors."""
 SAFETENSORS, BIN = "model.safetensors", "pytorch_model.bin"
 SHARD_BYTES = 2**30
 """The largest file that is written."""
 
 
 def found(folder: str | pathlib.Path) -> bool:
-    """Whether a folder is Hugging Face's: its configuration tells a type of model."""
+    """Whether a folder is Hugging Face's: its configuration names a type of model."""
     return "model_type" in read_settings(folder)
 
 
@@ -47,7 +48,15 @@ def open(folder: str | pathlib.Path) -> Checkpoint:
             weights; or a tensor is missing, unknown or of the wrong shape.
     """
     folder = pathlib.Path(folder)
-    kind, config = architectures.described(read_settings(folder), str(folder / CONFIG))
+    settings, path = read_settings(folder), str(folder / CONFIG)
+    every = [family.names for family in FAMILIES.values()]
+    model = settings.get("model_type")
+    kind = next((names for names in every if model in names.model_types), None)
+    if kind is None:
+        read = [names for names in every if names.model_types]
+        known = " and ".join(f"{names.title} ({', '.join(names.model_types)})" for names in read)
+        raise ValueError(f"{path} is of a {model!r} model; only {known} are read.")
+    config = kind.configuration(settings, path)
     table = kind.names(config)
     stored = {
         kind.prefix + name if kind.prefix + name in table else name: tensor
@@ -74,85 +83,63 @@ def open(folder: str | pathlib.Path) -> Checkpoint:
 
 
 def write(folder: str | pathlib.Path, checkpoint: Checkpoint, dtype: str | None = None) -> None:
-    """Writes a folder that transformers loads, whole or not at all.
-
-    Args:
-        folder: must not exist yet.
-        checkpoint: what to write.
-        dtype: "float32" or "bfloat16"; by default what loses nothing.
+    """Writes a new folder that transformers loads, whole or not at all; see `native.write`.
 
     Raises:
         ValueError: the folder exists, the disk is full, or transformers has no such model.
     """
     config, dtype = checkpoint.config, dtype or checkpoint.dtype
-    kind = architectures.of(config)
-    settings = kind.settings(config, checkpoint.place) | {"torch_dtype": dtype}
+    kind = names_of(config)
+    settings = kind.settings(config, checkpoint.location) | {"torch_dtype": dtype}
     table = kind.names(config)
+    counts = {name: math.prod(tensor.shape) for name, tensor in checkpoint.tensors.items()}
     sizes = {
-        name: DTYPES[dtype].itemsize
-        * sum(int(np.prod(checkpoint.tensors[part].shape)) for part in stored.parts)
+        name: DTYPES[dtype].itemsize * sum(counts[part] for part in stored.parts)
         for name, stored in table.items()
     }
-    shards: list[list[str]] = [[]]
-    room = SHARD_BYTES
-    for name, size in sizes.items():
-        if shards[-1] and size > room:
-            shards.append([])
-            room = SHARD_BYTES
-        shards[-1].append(name)
-        room -= size
+
+    def values(name: str) -> dict[str, np.ndarray]:
+        parts, transposed = table[name]
+        value = np.concatenate([checkpoint.read(part) for part in parts], axis=-1)
+        value = value.astype(DTYPES[dtype], copy=False)
+        return {name: value.T if transposed else value}
+
     with written(folder) as unfinished:
-        index = {}
-        for number, members in enumerate(shards, 1):
-            many = f"model-{number:05}-of-{len(shards):05}.safetensors"
-            file = SAFETENSORS if len(shards) == 1 else many
-            values = {}
-            for name in members:
-                parts, transposed = table[name]
-                value = np.concatenate([checkpoint.read(part) for part in parts], axis=-1)
-                value = value.astype(DTYPES[dtype], copy=False)
-                values[name] = np.ascontiguousarray(value.T if transposed else value)
-                index[name] = file
-            save_file(values, unfinished / file, metadata={"format": "pt"})
-            (unfinished / file).chmod(0o644)  # safetensors makes them readable to the owner alone.
-        if len(shards) > 1:
-            contents = {"metadata": {"total_size": sum(sizes.values())}, "weight_map": index}
-            _write_json(unfinished / f"{SAFETENSORS}.index.json", contents)
-        _write_json(unfinished / CONFIG, settings)
-        if checkpoint.vocabulary is not None:
-            name = vocabulary.store(checkpoint.vocabulary, unfinished)
+        if name := checkpoint.store_vocabulary(unfinished):
             tokenizer: dict[str, Any] = {"tokenizer_class": "GPT2Tokenizer"}
             if not name.endswith(".json"):
                 (unfinished / name).rename(unfinished / SPIECE)
                 tokenizer = {"tokenizer_class": "T5Tokenizer", "extra_ids": checkpoint.extra_ids}
             _write_json(unfinished / "tokenizer_config.json", tokenizer)
+        index = write_tensors(unfinished, sizes, SHARD_BYTES, values, {"format": "pt"})
+        if len(set(index.values())) > 1:
+            contents = {"metadata": {"total_size": sum(sizes.values())}, "weight_map": index}
+            _write_json(unfinished / f"{SAFETENSORS}.index.json", contents)
+        _write_json(unfinished / CONFIG, settings)
 
 
 def _write_json(path: pathlib.Path, contents: Any) -> None:
     path.write_text(json.dumps(contents, indent=2) + "\n")
 
 
-def _parts(place: str, tensor: Tensor, stored: Stored) -> Iterator[tuple[str, Tensor]]:
-    """Tensors of ours, by name, in one of theirs."""
+def _parts(described: str, tensor: Tensor, stored: Stored) -> Iterator[tuple[str, Tensor]]:
+    """Our tensors, by name, that one of theirs holds."""
     shape = tensor.shape[::-1] if stored.transposed else tensor.shape
     parts = len(stored.parts)
     if parts > 1:
         if not shape or shape[-1] % parts:
-            raise ValueError(f"Tensor {place} is {shape}, which is not {parts} side by side.")
+            raise ValueError(f"Tensor {described} is {shape}, which is not {parts} side by side.")
         shape = (*shape[:-1], shape[-1] // parts)
 
-    def reader(part: int) -> Callable[[], np.ndarray]:
-        def read() -> np.ndarray:
-            value = tensor.read()
-            return np.split(value.T if stored.transposed else value, parts, axis=-1)[part]
-
-        return read
+    def read(part: int) -> np.ndarray:
+        value = tensor.read()
+        return np.split(value.T if stored.transposed else value, parts, axis=-1)[part]
 
     for i, name in enumerate(stored.parts):
-        yield name, Tensor(shape, tensor.dtype, reader(i))
+        yield name, Tensor(shape, tensor.dtype, functools.partial(read, i))
 
 
-def _extra_ids(folder: pathlib.Path, kind: Architecture) -> int:
+def _extra_ids(folder: pathlib.Path, kind: Names[Any]) -> int:
     with contextlib.suppress(OSError, ValueError):
         tokenizer = json.loads((folder / "tokenizer_config.json").read_text())
         return int(tokenizer.get("extra_ids", kind.extra_ids))
@@ -160,22 +147,23 @@ def _extra_ids(folder: pathlib.Path, kind: Architecture) -> int:
 
 
 def _stored(folder: pathlib.Path) -> dict[str, Tensor]:
-    """Every tensor of the folder by Hugging Face's name, from the best format that is there."""
+    """Every tensor of the folder by Hugging Face's name, from the best format present."""
     for single, members in ((SAFETENSORS, read_safetensors), (BIN, _bin)):
         if (folder / single).is_file():
             return members(folder / single)
         index = folder / f"{single}.index.json"
-        if index.is_file():
-            try:
-                weight_map: dict[str, str] = json.loads(index.read_text())["weight_map"]
-            except (ValueError, KeyError, TypeError) as error:
-                raise ValueError(f"{index} is no index of shards: {error!r}.") from error
-            tensors: dict[str, Tensor] = {}
-            for file in sorted(set(weight_map.values())):
-                if not (folder / file).is_file():
-                    raise ValueError(f"{folder / file} is missing; {index} names it.")
-                tensors |= members(folder / file)
-            return tensors
+        if not index.is_file():
+            continue
+        try:
+            shards = set(json.loads(index.read_text())["weight_map"].values())
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            raise ValueError(f"{index} is no index of shards: {error!r}.") from error
+        tensors: dict[str, Tensor] = {}
+        for shard in sorted(shards):
+            if not (folder / shard).is_file():
+                raise ValueError(f"{folder / shard} is missing; {index} names it.")
+            tensors |= members(folder / shard)
+        return tensors
     raise ValueError(
         f"{folder} has no weights: neither {SAFETENSORS} nor {BIN}, nor an index of shards."
     )
@@ -190,17 +178,15 @@ def _bin(path: pathlib.Path) -> dict[str, Tensor]:
             f"{SAFETENSORS} of the same model."
         ) from error
     try:
-        # Mapped into memory: a tensor is read from the file when it is used.
+        # A tensor of a mapped file is read when it is used.
         stored = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
     except (RuntimeError, pickle.UnpicklingError, OSError) as error:
         raise ValueError(
             f"{path} is no file of PyTorch weights, or is cut off: {error}."
         ) from error
 
-    def reader(value: Any) -> Callable[[], np.ndarray]:
-        return lambda: value.float().numpy()
+    def tensor(value: Any) -> Tensor:
+        dtype = str(value.dtype).removeprefix("torch.")
+        return Tensor(tuple(value.shape), dtype, lambda: value.float().numpy())
 
-    return {
-        name: Tensor(tuple(x.shape), str(x.dtype).removeprefix("torch."), reader(x))
-        for name, x in stored.items()
-    }
+    return {name: tensor(value) for name, value in stored.items()}

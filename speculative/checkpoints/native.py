@@ -1,46 +1,45 @@
 """The project's own checkpoints: a folder of safetensors files and one `config.json`.
 
-Kernels and embeddings may be stored as int8. What is read is then the model itself, not an
-approximation to be hidden: target and draft are both used as read.
+Kernels and embeddings may be stored as int8; the dequantised values are then the model.
 """
 
-import hashlib
+import functools
 import json
+import math
 import pathlib
-from collections.abc import Callable
-from typing import Any, Literal
+from collections.abc import Callable, Iterable
+from typing import Literal
 
 import ml_dtypes  # noqa: F401  (gives NumPy the bfloat16 that safetensors asks for)
 import numpy as np
 from safetensors import SafetensorError, safe_open
-from safetensors.numpy import save_file
 
 from speculative.checkpoints.checkpoint import (
     CONFIG,
     DTYPES,
     Checkpoint,
+    Checksums,
     Tensor,
     in_memory,
     read_settings,
+    sha256,
+    write_tensors,
     written,
 )
-from speculative.models import Config, DecoderOnlyConfig, T5Config
+from speculative.models import FAMILIES, Config, format_of
 from speculative.types import PyTree
-from speculative.vocabulary import store
 
 Storage = Literal["float32", "bfloat16", "int8"]
 """The number formats in which parameters are saved."""
-FORMATS = {"speculative-t5": T5Config, "speculative-decoder-only": DecoderOnlyConfig}
-"""The kinds of models, by the name of their format."""
 VERSION = 1
 KEYS = ("model", "sha256", "vocabulary")
-"""What a description must hold besides."""
+"""The other fields that a description must have."""
 SCALE = ".scale"
-"""What follows the name of an int8 tensor in the name of its scales."""
+"""The end of the name of an int8 tensor's scales."""
 FILE_BYTES = 14 * 2**20
-"""The largest file of a small model; hosts and mirrors balk at bigger files in a repository."""
+"""The largest file of a small model; some hosts refuse larger files in a repository."""
 BIG = 2**30
-"""Models of more bytes than this are cut into files of this size."""
+"""The largest file of a model of more bytes than this."""
 
 
 def quantise(name: str, value: np.ndarray) -> dict[str, np.ndarray]:
@@ -65,159 +64,148 @@ def save(
     storage: Storage = "float32",
     extra_ids: int = 0,
 ) -> None:
-    """Writes parameters that are in memory; see `write`.
-
-    Args:
-        folder: must not exist yet.
-        config: the sizes.
-        params: the parameters.
-        vocabulary: the file of a vocabulary to store with them.
-        storage: the number format; int8 is for kernels and embeddings.
-        extra_ids: sentinels after the vocabulary's pieces.
+    """Writes parameters that are in memory, with a vocabulary's file; see `write`.
 
     Raises:
-        ValueError: as `write`, or the vocabulary does not exist.
+        ValueError: the vocabulary does not exist, or the folder cannot be written.
     """
-    path = pathlib.Path(vocabulary) if vocabulary is not None else None
-    if path is not None and not path.is_file():
+    path = pathlib.Path(vocabulary) if vocabulary else None
+    if path and not path.is_file():
         raise ValueError(f"There is no vocabulary at {path}.")
-    checkpoint = in_memory(str(folder), config, params, path, extra_ids)
-    if storage == "int8":
-        write(folder, checkpoint, quantisation="int8")
-    else:
-        write(folder, checkpoint, storage)
+    write(folder, in_memory(str(folder), config, params, path, extra_ids), storage)
 
 
-def write(
-    folder: str | pathlib.Path,
-    checkpoint: Checkpoint,
-    dtype: str | None = None,
-    quantisation: Literal["int8"] | None = None,
-) -> None:
-    """Writes a checkpoint folder, whole or not at all, one file in memory at a time.
+def write(folder: str | pathlib.Path, checkpoint: Checkpoint, storage: str | None = None) -> None:
+    """Writes a new folder, whole or not at all, with the tensors of one file in memory at a time.
 
-    Args:
-        folder: must not exist yet.
-        checkpoint: what to write.
-        dtype: "float32" or "bfloat16", of all tensors where none is quantised; by default what
-            loses nothing.
-        quantisation: "int8" for kernels and embeddings.
+    `storage` is one of `Storage`, by default the format that loses nothing; int8 stores kernels
+    and embeddings as such, and the other tensors in float32.
 
     Raises:
         ValueError: the folder exists, the disk is full, or a parameter is not finite.
     """
-    if quantisation not in (None, "int8"):
-        raise ValueError(f"quantisation must be int8 or None, not {quantisation!r}.")
-    kind = DTYPES[dtype or checkpoint.dtype]
+    storage = storage or checkpoint.dtype
+    kind = np.dtype(np.int8) if storage == "int8" else DTYPES[storage]
     sizes = {
-        name: int(np.prod(tensor.shape)) * (1 if quantisation else kind.itemsize)
-        for name, tensor in checkpoint.tensors.items()
+        name: math.prod(tensor.shape) * kind.itemsize for name, tensor in checkpoint.tensors.items()
     }
-    files = _files(sizes, BIG if sum(sizes.values()) > BIG else FILE_BYTES)
+    limit = BIG if sum(sizes.values()) > BIG else FILE_BYTES
+
+    def values(name: str) -> dict[str, np.ndarray]:
+        value = checkpoint.read(name)
+        if storage == "int8":
+            return quantise(name, value.astype(np.float32))
+        return {name: value.astype(kind)}
+
     with written(folder) as unfinished:
-        for i, members in enumerate(files, 1):
-            tensors: dict[str, np.ndarray] = {}
-            for name in members:
-                value = checkpoint.read(name)
-                if quantisation:
-                    tensors |= quantise(name, value.astype(np.float32))
-                else:
-                    tensors[name] = np.ascontiguousarray(value.astype(kind))
-            name = f"model-{i:05}-of-{len(files):05}" if len(files) > 1 else "model"
-            path = unfinished / f"{name}.safetensors"
-            save_file(tensors, path)
-            path.chmod(0o644)  # safetensors makes files that only their owner can read.
-        file = checkpoint.vocabulary and store(checkpoint.vocabulary, unfinished)
+        vocabulary = checkpoint.store_vocabulary(unfinished)
+        # Less than the limit, for there are a header and the scales too.
+        write_tensors(unfinished, sizes, limit - 2**17, values)
         description = {
-            "format": _format(checkpoint.config),
+            "format": format_of(checkpoint.config),
             "format_version": VERSION,
-            "quantisation": quantisation,
-            "vocabulary": file,
+            "quantisation": "int8" if storage == "int8" else None,
+            "vocabulary": vocabulary,
             "extra_ids": checkpoint.extra_ids,
             "model": checkpoint.config.to_json(),
-            "sha256": {path.name: _sha256(path) for path in sorted(unfinished.iterdir())},
+            "sha256": {path.name: sha256(path) for path in sorted(unfinished.iterdir())},
         }
         (unfinished / CONFIG).write_text(json.dumps(description, indent=2) + "\n")
 
 
 def load(folder: str | pathlib.Path) -> tuple[Config, PyTree]:
-    """The configuration, and float32 parameters as NumPy arrays; raises as `open`."""
+    """The configuration, and float32 parameters as NumPy arrays; see `open`."""
     checkpoint = open(folder)
     return checkpoint.config, checkpoint.numpy()
 
 
 def found(folder: str | pathlib.Path) -> bool:
-    """Whether a folder is meant as one of ours."""
+    """Whether a folder's configuration names a format of ours."""
     return "format" in read_settings(folder)
 
 
 def open(folder: str | pathlib.Path) -> Checkpoint:
-    """Opens a checkpoint folder; its files' checksums are verified first.
+    """Opens a checkpoint folder; a file's checksum is verified when it is first read from.
 
     Raises:
-        ValueError: a file is missing or altered, or a tensor is missing, too many or of the
-            wrong shape; the message names the file and the tensor.
+        ValueError: a file is missing, or a tensor is missing, unknown or of the wrong shape; the
+            message names both, or says that a file was altered if that is the cause.
     """
     folder = pathlib.Path(folder)
-    description = _description(folder)
+    description = read_settings(folder)
+    if not description:
+        raise ValueError(f"{folder} is no checkpoint folder: it has no {CONFIG}.")
+    kind, version = description.get("format"), description.get("format_version")
+    if kind not in FAMILIES or version != VERSION:
+        raise ValueError(
+            f"{folder / CONFIG} is of format {kind!r}, version {version}; this program reads "
+            f"version {VERSION} of {', '.join(FAMILIES)}."
+        )
+    if missing := [key for key in KEYS if key not in description]:
+        raise ValueError(f"{folder / CONFIG} lacks {missing[0]!r}; fetch the checkpoint again.")
     try:
-        config = FORMATS[description["format"]](**description["model"])
+        config = FAMILIES[kind].config.from_json(description["model"])
     except TypeError as error:
         raise ValueError(f"{folder / CONFIG} has a model of other fields: {error}.") from error
-    stored: dict[str, Tensor] = {}
-    for name, sha256 in description["sha256"].items():
-        path = folder / name
+    recorded = {folder / name: sha256 for name, sha256 in description["sha256"].items()}
+    for path in recorded:
         if not path.is_file():
             raise ValueError(f"{path} is missing; restore it or fetch the checkpoint again.")
-        if _sha256(path) != sha256:
-            raise ValueError(
-                f"{path} was altered or cut off: its checksum is not that of {folder / CONFIG}; "
-                "fetch the checkpoint again."
-            )
+    checksums, vocabulary = Checksums(recorded), description["vocabulary"]
+    try:
+        return Checkpoint(
+            str(folder),
+            "native",
+            config,
+            _tensors(folder, checksums, recorded),
+            folder / vocabulary if vocabulary else None,
+            description.get("extra_ids", 0),
+            checksums,
+        )
+    except ValueError:
+        for path in recorded:
+            checksums.verify(path)
+        raise
+
+
+def _tensors(
+    folder: pathlib.Path, checksums: Checksums, paths: Iterable[pathlib.Path]
+) -> dict[str, Tensor]:
+    """The tensors, dequantised when they are read, of a folder's safetensors files."""
+    stored: dict[str, Tensor] = {}
+    for path in paths:
         if path.suffix == ".safetensors":
-            stored |= read_safetensors(path)
-    tensors = {}
-    for name, tensor in stored.items():
-        if name.endswith(SCALE):
-            continue
-        tensors[name] = tensor
-        if tensor.dtype == "int8":
-            if name + SCALE not in stored:
-                raise ValueError(f"{folder} lacks the tensor {name + SCALE}.")
-            tensors[name] = _dequantised(tensor, stored[name + SCALE])
-    vocabulary = description["vocabulary"]
-    return Checkpoint(
-        str(folder),
-        "native",
-        config,
-        tensors,
-        folder / vocabulary if vocabulary else None,
-        description.get("extra_ids", 0),
-    )
+            stored |= read_safetensors(path, functools.partial(checksums.verify, path))
+
+    def dequantised(name: str) -> Tensor:
+        tensor = stored[name]
+        if tensor.dtype != "int8":
+            return tensor
+        if name + SCALE not in stored:
+            raise ValueError(f"{folder} lacks the tensor {name + SCALE}.")
+        scale = stored[name + SCALE]
+        return tensor._replace(read=lambda: tensor.read().astype(np.float32) * scale.read())
+
+    return {name: dequantised(name) for name in stored if not name.endswith(SCALE)}
 
 
-def _dequantised(tensor: Tensor, scale: Tensor) -> Tensor:
-    return Tensor(tensor.shape, "int8", lambda: tensor.read().astype(np.float32) * scale.read())
+def read_safetensors(
+    path: pathlib.Path, verify: Callable[[], None] = lambda: None
+) -> dict[str, Tensor]:
+    """Every tensor of a safetensors file, by name; `verify` is called before values are read.
 
-
-def read_safetensors(path: pathlib.Path) -> dict[str, Tensor]:
-    """Every tensor of a safetensors file, by name.
-
-    Raises:
-        ValueError: the file is damaged, or a tensor is of a type that no model here has.
+    Raises ValueError if the file is damaged or a tensor's type is not supported.
     """
     kinds = {"F32": "float32", "BF16": "bfloat16", "F16": "float16", "I8": "int8"}
 
-    def reader(name: str) -> Callable[[], np.ndarray]:
-        def read() -> np.ndarray:
-            # Opened for each tensor: what is read of an open file stays in memory.
-            with safe_open(path, framework="numpy") as file:
-                return file.get_tensor(name)
-
-        return read
+    def read(name: str) -> np.ndarray:
+        verify()
+        # The file is opened for each tensor: the pages read of an open file stay in memory.
+        with safe_open(path, framework="numpy") as file:
+            return file.get_tensor(name)
 
     tensors = {}
-    path.open("rb").close()  # The library takes a file that may not be read for a missing one.
+    path.open("rb").close()  # The library reports a file without permission as missing.
     try:
         with safe_open(path, framework="numpy") as file:
             for name in list(file.keys()):
@@ -227,45 +215,7 @@ def read_safetensors(path: pathlib.Path) -> dict[str, Tensor]:
                     raise ValueError(
                         f"Tensor {name} of {path} is of type {kind}; read are {', '.join(kinds)}."
                     )
-                tensors[name] = Tensor(shape, kinds[kind], reader(name))
+                tensors[name] = Tensor(shape, kinds[kind], functools.partial(read, name))
     except (SafetensorError, OSError) as error:
         raise ValueError(f"{path} is no safetensors file, or is cut off: {error}.") from error
     return tensors
-
-
-def _description(folder: pathlib.Path) -> dict[str, Any]:
-    """What `config.json` says, with all that a checkpoint of this format needs."""
-    description = read_settings(folder)
-    if not description:
-        raise ValueError(f"{folder} is no checkpoint folder: it has no {CONFIG}.")
-    kind, version = description.get("format"), description.get("format_version")
-    if kind not in FORMATS or version != VERSION:
-        raise ValueError(
-            f"{folder / CONFIG} is of format {kind!r}, version {version}; this program reads "
-            f"version {VERSION} of {', '.join(FORMATS)}."
-        )
-    if missing := [key for key in KEYS if key not in description]:
-        raise ValueError(f"{folder / CONFIG} lacks {missing[0]!r}; fetch the checkpoint again.")
-    return description
-
-
-def _format(config: Config) -> str:
-    return next(name for name, kind in FORMATS.items() if isinstance(config, kind))
-
-
-def _files(sizes: dict[str, int], limit: int) -> list[list[str]]:
-    """Names in order, cut into files of at most `limit` bytes where a tensor allows."""
-    files: list[list[str]] = [[]]
-    filled = 0
-    for name, size in sizes.items():
-        if files[-1] and filled + size > limit - 2**17:  # Room for the header and the scales.
-            files.append([])
-            filled = 0
-        files[-1].append(name)
-        filled += size
-    return files
-
-
-def _sha256(path: pathlib.Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()

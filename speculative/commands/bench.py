@@ -3,16 +3,12 @@
 import argparse
 import pathlib
 
-from speculative.commands import DTYPES, Command, whole
+from speculative.commands import Command, add_options, whole
 
 
 def _add_bench(parser: argparse.ArgumentParser) -> None:
+    add_options(parser, "--target", "--draft", "--weights", "--dtype", "--vocabulary")
     add = parser.add_argument
-    add("--target", default="debian_target", help="checkpoint folder or name (%(default)s)")
-    add("--draft", help="likewise, or a model-free draft (the shipped one of the target)")
-    add("--weights", choices=["random"], help="of the sizes that target and draft name")
-    add("--dtype", choices=DTYPES, help="of weights and products (as the checkpoints say)")
-    add("--vocabulary", metavar="FILE", help="SentencePiece model, where a checkpoint has none")
     add(
         "--widths",
         type=whole(1, 1024),
@@ -32,11 +28,9 @@ def _add_bench(parser: argparse.ArgumentParser) -> None:
 
 
 def _bench(options: argparse.Namespace) -> None:
-    from rich.console import Console
-
-    from speculative.experiments import bench
-    from speculative.experiments.settings import RowConfig
-    from speculative.pair import DRAFTS
+    from speculative.loading import DRAFTS
+    from speculative.reporting import bench
+    from speculative.rows.config import RowConfig
 
     config = RowConfig(
         task="debian_ende",
@@ -49,13 +43,10 @@ def _bench(options: argparse.Namespace) -> None:
         source_length=options.source_length,
         max_length=options.cache_length,
     )
-    folder = pathlib.Path(
-        options.output_dir or f"results/bench/{pathlib.Path(options.target).name}"
-    )
-    bench.run(config, options.widths or bench.WIDTHS, folder, Console())
-    print(f"Written: {folder / 'bench.json'} and {folder / 'bench.png'}.")
+    folder = options.output_dir or f"results/bench/{pathlib.Path(options.target).name}"
+    bench.run(config, options.widths, pathlib.Path(folder))
 
 
 COMMANDS = {
-    "bench": Command("time a pair's steps beside what the device allows", _add_bench, _bench)
+    "bench": Command("time a pair's steps against what the device allows", _add_bench, _bench)
 }

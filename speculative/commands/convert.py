@@ -2,7 +2,7 @@
 
 import argparse
 
-from speculative.commands import DTYPES, Command
+from speculative.commands import Command, add_options
 
 
 def _add_convert(parser: argparse.ArgumentParser) -> None:
@@ -10,7 +10,7 @@ def _add_convert(parser: argparse.ArgumentParser) -> None:
     add("source", help="checkpoint folder, gs://bucket/folder, name, or Hugging Face id")
     add("destination", help="the folder to make")
     add("--to", required=True, choices=["native", "t5x", "huggingface"], help="its format")
-    add("--dtype", choices=DTYPES, help="of its tensors (what loses nothing)")
+    add_options(parser, "--dtype")
     add("--vocabulary", metavar="FILE", help="SentencePiece model to store with the weights")
 
 
@@ -20,7 +20,7 @@ def _convert(options: argparse.Namespace) -> None:
     made = checkpoints.convert(
         options.source, options.destination, options.to, options.dtype, options.vocabulary
     )
-    print(f"Written: {made.place} ({made.format}, {made.parameters / 1e6:.1f} M parameters).")
+    print(f"Written: {made.location} ({made.format}, {made.parameters / 1e6:.1f} M parameters).")
 
 
 def _add_inspect(parser: argparse.ArgumentParser) -> None:

@@ -7,111 +7,139 @@ import sys
 from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING
 
-from speculative.commands import MAX_GAMMA, Command, add_pair, whole
+from speculative.commands import MAX_GAMMA, Command, add_options, whole
 
 if TYPE_CHECKING:
-    from speculative.decoding.speculative import Step
+    from speculative.decoding.loop import Step
     from speculative.vocabulary import Vocabulary
+
+AUTO = "auto"
+"""Stands for a number of guesses that is picked by measured costs."""
+
+PAIR = ("--target", "--draft", "--vocabulary", "--dtype", "--seed", "--max_length")
+"""Options of the commands that decode."""
 
 
 def _add_demo(parser: argparse.ArgumentParser) -> None:
-    add_pair(parser)
-    add = parser.add_argument
-    add("--output_dir", default="results/demo", metavar="DIR", help="of the report (%(default)s)")
-    add("--limit", type=whole(1, 10**6), metavar="N", help="prompts of each task (all)")
+    add_options(parser, *PAIR, "--output_dir", "--limit", seed=0, output_dir="results/demo")
 
 
 def _demo(options: argparse.Namespace) -> None:
-    from speculative.experiments import demo
+    from speculative.reporting import demo
 
-    demo.run(
-        options.target,
-        options.draft,
-        options.dtype,
-        options.vocabulary,
-        pathlib.Path(options.output_dir),
-        options.seed,
-        options.max_length,
-        options.limit,
-    )
+    names = (options.target, options.draft, options.dtype, options.vocabulary)
+    folder = pathlib.Path(options.output_dir)
+    demo.run(*names, folder, options.seed, options.max_length, options.limit)
 
 
 def _add_generate(parser: argparse.ArgumentParser) -> None:
     prompts = parser.add_mutually_exclusive_group()
     prompts.add_argument("text", nargs="?", help="the prompt; by default standard input's lines")
     prompts.add_argument("--file", metavar="FILE", help="prompts, one a line")
-    add_pair(parser)
+    add_options(parser, *PAIR, seed=0)
     add = parser.add_argument
     add("--task", help="put the prefix of a task before each prompt: debian_ende, debian_synopsis")
-    add("--gamma", type=whole(1, MAX_GAMMA), default=5, help="guesses a step (5)")
+    add(
+        "--gamma",
+        type=_gamma,
+        default=5,
+        help="guesses a step (5), or auto: it follows recent acceptance and the costs of steps, "
+        "which are measured first. Outputs stay exact in distribution, but above T = 0 the text "
+        "may differ between machines",
+    )
     add("--temperature", type=float, default=0.0, metavar="T", help="0 is argmax (0)")
     add("--top_k", type=int, default=0, metavar="K", help="the K likeliest tokens; 0 is all (0)")
     add("--top_p", type=float, default=1.0, metavar="P", help="nucleus, in (0, 1] (1)")
+    add(
+        "--verification",
+        default="token",
+        metavar="RULE",
+        help="how guesses are verified, a name of speculative.decoding.rules.RULES (token)",
+    )
     add(
         "--lenience",
         type=float,
         default=1.0,
         metavar="L",
-        help="in (0, 1]; below 1 more guesses stand, and outputs are not the target's own (1)",
+        help="in (0, 1]; below 1 more guesses are accepted, but outputs are not exact (1)",
     )
     add("--truncate", action="store_true", help="cut a prompt that is too long")
     add("--json", action="store_true", help="a line {text, tokens, target_calls, accepted} each")
 
 
+def _gamma(text: str) -> int | str:
+    return text if text == AUTO else whole(1, MAX_GAMMA)(text)
+
+
 def _generate(options: argparse.Namespace) -> None:
-    from speculative.decoding import Decoding
-    from speculative.pair import load
+    from speculative import tasks
+    from speculative.decoding import rules
+    from speculative.loading import load
     from speculative.sampling import Sampling
 
     sampling = Sampling(options.temperature, options.top_k, options.top_p)
-    Decoding(1, sampling, lenience=options.lenience)  # Wrong values end here.
-    prefix = _prefix(options.task)
+    rule = rules.select(options.verification, options.lenience)  # Wrong values end here.
+    if options.gamma == AUTO and not rule.exact:
+        raise ValueError(
+            f"--gamma {AUTO} is for exact decoding, but --verification is {options.verification} "
+            f"and --lenience is {options.lenience}; give a number of guesses."
+        )
+    prefix = "" if options.task is None else tasks.task(options.task).prefix
     prompts = [prefix + prompt for prompt in _prompts(options)]
     pair = load(options.target, options.draft, options.dtype, options.vocabulary)
     for prompt in prompts:
         pair.encode(prompt, options.truncate)  # As do prompts that are too long.
-    names = ("seed", "truncate", "gamma", "temperature", "top_k", "top_p", "max_length", "lenience")
+    names = (
+        *("seed", "truncate", "gamma", "temperature", "top_k", "top_p", "max_length"),
+        *("lenience", "verification"),
+    )
     settings = {name: getattr(options, name) for name in names}
+    if options.gamma == AUTO:
+        from speculative.studies import step_costs
+
+        del settings["gamma"]
+        settings["adaptive"] = step_costs.adaptive(pair, sampling, _say_measuring)
     for example, prompt in enumerate(prompts):
-        if options.json:
+        if options.json or options.gamma == AUTO:  # What picks gamma does not stream.
             result = pair.generate(prompt, example=example, **settings)
             fields = ("text", "tokens", "target_calls", "accepted")
-            line = {name: getattr(result, name) for name in fields}
-            print(json.dumps(line, ensure_ascii=False), flush=True)
+            line = json.dumps({name: getattr(result, name) for name in fields}, ensure_ascii=False)
+            print(line if options.json else result.text, flush=True)
         else:
             steps = pair.stream(prompt, example=example, **settings)
-            for text in _as_it_grows(pair.vocabulary, steps):
+            for text in as_it_grows(pair.vocabulary, steps):
                 print(text, end="", flush=True)
             print(flush=True)
 
 
-def _prefix(task: str | None) -> str:
-    from speculative import tasks
-
-    return "" if task is None else tasks.task(task).prefix
+def _say_measuring() -> None:
+    print(
+        "Measuring the costs of this pair's steps first, once on this machine (some seconds) ...",
+        file=sys.stderr,
+    )
 
 
 def _prompts(options: argparse.Namespace) -> list[str]:
     """The prompts asked for, none of them empty."""
     if options.text is not None:
-        place, lines = "the command line", [options.text]
+        origin, lines = "the command line", [options.text]
     else:
-        place = options.file or "standard input"
+        origin = options.file or "standard input"
         try:
-            raw = pathlib.Path(place).read_bytes() if options.file else sys.stdin.buffer.read()
+            raw = pathlib.Path(origin).read_bytes() if options.file else sys.stdin.buffer.read()
             lines = raw.decode().splitlines()
         except UnicodeDecodeError:
-            raise ValueError(f"{place} is not UTF-8 text; convert it first.") from None
+            raise ValueError(f"{origin} is not UTF-8 text; convert it first.") from None
         if not lines:
-            raise ValueError(f"There is no prompt: {place} is empty; give a line for each.")
+            raise ValueError(f"There is no prompt: {origin} is empty; give a line for each.")
     for number, line in enumerate(lines, 1):
         if not line.strip():
-            where = place if options.text is not None else f"line {number} of {place}"
+            where = origin if options.text is not None else f"line {number} of {origin}"
             raise ValueError(f"The prompt on {where} is empty; give a text to decode.")
     return lines
 
 
-def _as_it_grows(vocabulary: "Vocabulary", steps: Iterable["Step"]) -> Iterator[str]:
+def as_it_grows(vocabulary: "Vocabulary", steps: Iterable["Step"]) -> Iterator[str]:
     """The text of a streamed generation, in parts that later tokens do not change."""
     tokens: list[int] = []
     shown = text = ""
@@ -127,5 +155,5 @@ def _as_it_grows(vocabulary: "Vocabulary", steps: Iterable["Step"]) -> Iterator[
 
 COMMANDS = {
     "demo": Command("measure the speed-up on the shipped prompts and show it", _add_demo, _demo),
-    "generate": Command("decode your own text, streaming", _add_generate, _generate),
+    "generate": Command("decode your own text", _add_generate, _generate),
 }

@@ -3,56 +3,63 @@
 import argparse
 import dataclasses
 import pathlib
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from speculative.commands import DTYPES, MAX_SEED, Command, whole
+from speculative.commands import Command, add_options, whole
 
 if TYPE_CHECKING:
-    from speculative.experiments.records import Record
-    from speculative.experiments.settings import RowConfig
+    from speculative.rows.config import RowConfig
 
 DEMO = "demo"
-"""In place of a folder of checkpoints: the pair that ships."""
+"""Replaces the name of a folder of checkpoints: the pair that ships."""
 
 PAPER = "paper"
-"""In place of a chance of acceptance: that of the paper's own row."""
+"""Replaces a probability of acceptance: that of the paper's own row."""
 
 ROWS = pathlib.Path(__file__).parents[2] / "configs" / "runs"
-SHIPPED_ROW = str(ROWS / "table2" / "debian_ende_t0.gin")
+SHIPPED_ROW = str(ROWS / "table2.gin:debian_ende_t0")
 
 
-def _add_models(parser: argparse.ArgumentParser) -> None:
-    """What a command may change of a row's models."""
+def _add_rows(parser: argparse.ArgumentParser, texts: bool = True) -> None:
+    """What a command may change of rows: their settings, their models and, maybe, their texts."""
     add = parser.add_argument
     parser.set_defaults(data_file=[], limit=None, seed=None)
     models = parser.add_mutually_exclusive_group()
     models.add_argument("--checkpoints", metavar="DIR", help="folder of checkpoints, or demo")
-    models.add_argument("--weights", choices=["random"], help="true sizes, no checkpoints")
+    add_options(models, "--weights")
     add(
         "--simulated_alpha",
-        type=_chance,
+        type=_probability,
         metavar="A",
-        help="accept guesses with this chance, or with each row's in the paper: times alone are "
-        "real",
+        help="accept guesses with this probability, or with each row's in the paper: only times "
+        "are real",
     )
-    add("--vocabulary", metavar="FILE", help="SentencePiece model, where a checkpoint has none")
-    add("--dtype", choices=DTYPES, help="of weights and products (as configured)")
+    add_options(parser, "--gin", "--vocabulary", "--dtype")
+    if texts:
+        add(
+            "--data_file",
+            action="append",
+            metavar="[TASK=]FILE",
+            help="texts of a task: .tsv, .jsonl, or two parallel files with a comma between",
+        )
+        add_options(parser, "--limit", "--seed")
 
 
-def _add_texts(parser: argparse.ArgumentParser) -> None:
-    """What a command may change of a row's texts."""
-    add = parser.add_argument
-    add(
-        "--data_file",
-        action="append",
-        metavar="[TASK=]FILE",
-        help="texts of a task: .tsv, .jsonl, or two parallel files with a comma between",
+def _add_row(
+    parser: argparse.ArgumentParser, default: str | None = SHIPPED_ROW, texts: bool = True
+) -> None:
+    """One row, by its gin file, and by its name there where the file is a table."""
+    parser.add_argument(
+        "--gin_file",
+        required=default is None,
+        default=default,
+        metavar="FILE[:ROW]",
+        help="the row, and its name where the file has several" + (f" ({default})" * bool(default)),
     )
-    add("--limit", type=whole(1, 10**6), metavar="N", help="examples a row (as configured)")
-    add("--seed", type=whole(0, MAX_SEED), help="of all random numbers (as configured)")
+    _add_rows(parser, texts)
 
 
-def _chance(text: str) -> float | str:
+def _probability(text: str) -> float | str:
     """A number, or the word `PAPER`."""
     try:
         return text if text == PAPER else float(text)
@@ -66,27 +73,13 @@ def _changed(options: argparse.Namespace, config: "RowConfig") -> "RowConfig":
     Raises:
         ValueError: a value out of its range, or the paper has no such row to take alpha from.
     """
-    from speculative.experiments import run
-
-    changes = _changes(options, config.task)
-    if options.simulated_alpha == PAPER:
-        changes["simulated_alpha"] = run.paper_numbers(config)[0]
-        if changes["simulated_alpha"] is None:
-            raise ValueError(
-                f"The paper has no alpha for {config.task} with {config.draft}; give a number "
-                "(--simulated_alpha=A)."
-            )
-    return dataclasses.replace(config, **changes)
-
-
-def _changes(options: argparse.Namespace, task: str) -> dict[str, Any]:
-    """Fields of a task's `RowConfig` that the options change."""
+    from speculative.rows import run
     from speculative.tasks import TASKS
 
     files: dict[str, str] = {}
     for given in options.data_file:
         name, _, file = given.partition("=")
-        files.update({name: file} if name in TASKS else {task: given})
+        files |= {name: file} if name in TASKS else {config.task: given}
     changes = {
         "checkpoints": options.weights or options.checkpoints,
         "simulated_alpha": options.simulated_alpha,
@@ -94,73 +87,66 @@ def _changes(options: argparse.Namespace, task: str) -> dict[str, Any]:
         "num_examples": options.limit,
         "dtype": options.dtype,
         "seed": options.seed,
-        "data_file": files.get(task),
+        "data_file": files.get(config.task),
     }
-    if changes["checkpoints"] == DEMO:
+    if options.checkpoints == DEMO:
         changes["checkpoints"] = None
-    return {name: value for name, value in changes.items() if value is not None}
-
-
-def _add_row(parser: argparse.ArgumentParser, default: str | None = SHIPPED_ROW) -> None:
-    """One row, by its gin file."""
-    add = parser.add_argument
-    shown = f" ({default})" if default else ""
-    add("--gin_file", required=default is None, default=default, help="the row" + shown)
-    _add_bindings(parser, "it")
-    _add_models(parser)
-
-
-def _add_bindings(parser: argparse.ArgumentParser, what: str) -> None:
-    parser.add_argument(
-        "--gin",
-        action="append",
-        default=[],
-        metavar="BINDING",
-        help=f"a binding that overrides {what}, like 'RowConfig.gamma = 3'",
-    )
+    if options.simulated_alpha == PAPER:
+        changes["simulated_alpha"] = run.paper_numbers(config)[0]
+        if changes["simulated_alpha"] is None:
+            raise ValueError(
+                f"The paper has no alpha for {config.task} with {config.draft}; give a number "
+                "(--simulated_alpha=A)."
+            )
+    given = {name: value for name, value in changes.items() if value is not None}
+    return dataclasses.replace(config, **given)
 
 
 def _row(options: argparse.Namespace) -> "RowConfig":
-    from speculative.experiments import settings
+    from speculative.rows.config import read_row
 
-    return _changed(options, settings.parse(options.gin_file, options.gin))
+    return _changed(options, read_row(options.gin_file, options.gin))
 
 
 def _add_run(parser: argparse.ArgumentParser) -> None:
     _add_row(parser, None)
-    _add_texts(parser)
-    parser.add_argument("--output_dir", default="results/run", metavar="DIR", help="(%(default)s)")
+    add_options(parser, "--output_dir", output_dir="results/run")
 
 
 def _run(options: argparse.Namespace) -> None:
-    from speculative.experiments import sweep
+    from speculative.reporting import tables
+    from speculative.rows.config import experiment
+    from speculative.studies import sweep
 
-    file = pathlib.Path(options.gin_file)
-    config = _row(options)
-    _show(sweep.run({sweep.experiment(file): config}, pathlib.Path(options.output_dir)))
+    rows = {experiment(options.gin_file): _row(options)}
+    tables.show_records(sweep.run(rows, pathlib.Path(options.output_dir)))
 
 
 def _add_table(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("table", help="of the paper: 1, 2, 3 or 5; 4 has the rows of 2")
-    _add_bindings(parser, "each row")
-    _add_models(parser)
-    _add_texts(parser)
+    _add_rows(parser)
     parser.add_argument("--output_dir", metavar="DIR", help="(results/tableN)")
 
 
 def _table(options: argparse.Namespace) -> None:
-    from rich.console import Console
-
-    from speculative.experiments import figures, report, settings, sweep
+    from speculative.reporting import tables
+    from speculative.rows.config import experiment, read_row
+    from speculative.studies import sweep
 
     if options.table == "1":
-        report.show_theory(figures.table_1(), Console())
+        tables.show_theory()
         return
     table = "2" if options.table == "4" else options.table
     demo = options.checkpoints == DEMO
-    files = [file for file in sweep.rows(table) if sweep.shipped(settings.parse(file)) == demo]
-    configs = {sweep.experiment(file): settings.parse(file, options.gin) for file in files}
-    _require_task_of_files(options, {config.task for config in configs.values()})
+    rows = [row for row in sweep.rows(table) if sweep.shipped(read_row(row)) == demo]
+    configs = {experiment(row): read_row(row, options.gin) for row in rows}
+    tasks = sorted({config.task for config in configs.values()})
+    for given in options.data_file:
+        if len(tasks) > 1 and given.partition("=")[0] not in tasks:
+            raise ValueError(
+                f"--data_file {given} does not say of which task it is; put one of "
+                f"{', '.join(tasks)} and = before the file."
+            )
     configs = {name: _changed(options, config) for name, config in configs.items()}
     if not configs:
         raise ValueError(
@@ -168,60 +154,18 @@ def _table(options: argparse.Namespace) -> None:
             "demo for the pair that ships (--checkpoints)."
         )
     folder = pathlib.Path(options.output_dir or f"results/table{options.table}")
-    _show(sweep.run(configs, folder))
-
-
-def _require_task_of_files(options: argparse.Namespace, tasks: set[str]) -> None:
-    """Raises ValueError where it is not said which of several tasks a file is of."""
-    for given in options.data_file:
-        if len(tasks) > 1 and given.partition("=")[0] not in tasks:
-            raise ValueError(
-                f"--data_file {given} does not say of which task it is; put one of "
-                f"{', '.join(sorted(tasks))} and = before the file."
-            )
-
-
-def _show(records: "list[Record]") -> None:
-    from rich.console import Console
-
-    from speculative.experiments import report
-
-    report.show_records(records, Console())
-
-
-def _add_tune(parser: argparse.ArgumentParser) -> None:
-    _add_row(parser)
-    _add_texts(parser)
+    tables.show_records(sweep.run(configs, folder))
 
 
 def _tune(options: argparse.Namespace) -> None:
-    from rich.console import Console
+    from speculative.reporting import tables
+    from speculative.studies import sweep
 
-    from speculative.experiments import report, sweep
-
-    report.show_tuning(*sweep.tuning(_row(options)), Console())
-
-
-def _add_adapt(parser: argparse.ArgumentParser) -> None:
-    _add_row(parser)
-    _add_texts(parser)
-    add = parser.add_argument
-    add("--output", metavar="FILE", default="results/adaptive.jsonl", help="(%(default)s)")
-
-
-def _adapt(options: argparse.Namespace) -> None:
-    from rich.console import Console
-
-    from speculative.experiments import adaptation, sweep
-
-    found = sweep.adaptation(_row(options), pathlib.Path(options.output))
-    adaptation.show(found, Console())
-    print(f"Written: {options.output}.")
+    tables.show_tuning(*sweep.tuning(_row(options)))
 
 
 def _add_verify(parser: argparse.ArgumentParser) -> None:
     _add_row(parser)
-    _add_texts(parser)
     add = parser.add_argument
     add("--samples", type=whole(1, 10**6), default=1024, help="first tokens a prompt (1024)")
     add("--false_alarm", type=float, default=0.001, metavar="P", help="(0.001)")
@@ -229,7 +173,7 @@ def _add_verify(parser: argparse.ArgumentParser) -> None:
 
 
 def _verify(options: argparse.Namespace) -> int:
-    from speculative.experiments import certificate, sweep
+    from speculative.studies import certificate, sweep
 
     if not 0 < options.false_alarm < 1:
         raise ValueError(f"--false_alarm must lie in (0, 1), not {options.false_alarm}.")
@@ -242,7 +186,7 @@ def _verify(options: argparse.Namespace) -> int:
 
 
 def _add_plan(parser: argparse.ArgumentParser) -> None:
-    _add_row(parser, None)
+    _add_row(parser, None, texts=False)
     add = parser.add_argument
     add(
         "--device",
@@ -254,11 +198,10 @@ def _add_plan(parser: argparse.ArgumentParser) -> None:
 
 
 def _plan(options: argparse.Namespace) -> int:
-    from rich.console import Console
+    from speculative.reporting import tables
 
-    from speculative.experiments import plan
-
-    fits = plan.show(_row(options), options.device == "present", options.source_length, Console())
+    present = options.device == "present"
+    fits = tables.show_memory(_row(options), present, options.source_length)
     return 0 if fits else 1
 
 
@@ -275,20 +218,14 @@ def _add_figure(parser: argparse.ArgumentParser) -> None:
     )
     add("--output", metavar="FILE", help="(results/figures/figure_N.png, .html for Figure 1)")
     _add_row(parser)
-    _add_texts(parser)
 
 
 def _figure(options: argparse.Namespace) -> None:
-    from rich.console import Console
+    from speculative.reporting import figures
 
-    from speculative.experiments import draw
-
-    kind = "html" if options.figure == 1 else "png"
-    output = options.output or f"results/figures/figure_{options.figure}.{kind}"
-    config = _row(options)
-    draw.draw(
-        options.figure, config, options.text, options.records, pathlib.Path(output), Console()
-    )
+    number, kind = options.figure, "html" if options.figure == 1 else "png"
+    output = pathlib.Path(options.output or f"results/figures/figure_{number}.{kind}")
+    figures.draw(number, _row(options), options.text, options.records, output)
     print(f"Written: {output}.")
 
 
@@ -299,7 +236,7 @@ def _add_report(parser: argparse.ArgumentParser) -> None:
 
 
 def _report(options: argparse.Namespace) -> None:
-    from speculative.experiments import page
+    from speculative.reporting import page
 
     folders = [pathlib.Path(folder) for folder in options.folders]
     output = pathlib.Path(options.output or folders[0] / "report.html")
@@ -310,10 +247,9 @@ def _report(options: argparse.Namespace) -> None:
 COMMANDS = {
     "run": Command("measure a row of a table, or go on with it", _add_run, _run),
     "table": Command("measure all rows of a table of the paper", _add_table, _table),
-    "tune": Command("find the best gamma for a pair on a task", _add_tune, _tune),
-    "adapt": Command("compare an adaptive gamma with fixed ones", _add_adapt, _adapt),
+    "tune": Command("find the best gamma for a pair on a task", _add_row, _tune),
     "figure": Command("draw a figure of the paper, with measured points", _add_figure, _figure),
     "report": Command("write what was measured as one HTML page", _add_report, _report),
-    "verify": Command("prove on a pair and a task that outputs are exact", _add_verify, _verify),
+    "verify": Command("test on a pair and a task that outputs are exact", _add_verify, _verify),
     "plan": Command("tell what a row needs of a device's memory", _add_plan, _plan),
 }

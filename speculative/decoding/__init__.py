@@ -1,18 +1,21 @@
-"""Decoding: knows models and drafts by their verbs alone."""
+"""Decoding: the loop, its rules and its reference."""
 
-from speculative.decoding import autoregressive, reference, speculative
+from speculative.decoding import loop, reference, rules
 from speculative.decoding.adaptive import Adaptive
+from speculative.decoding.loop import Params, stream
+from speculative.decoding.rules import Rule, Token
 from speculative.decoding.settings import Decoding, Output, random_draws
-from speculative.decoding.speculative import Params, stream
 
 __all__ = [
     "Adaptive",
     "Decoding",
     "Output",
     "Params",
-    "autoregressive",
+    "Rule",
+    "Token",
+    "loop",
     "random_draws",
     "reference",
-    "speculative",
+    "rules",
     "stream",
 ]

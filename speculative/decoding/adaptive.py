@@ -1,39 +1,36 @@
-"""How many guesses the next steps take, from how recent ones fared (section 3.5).
-
-The choice depends on the past alone, and Algorithm 1 is exact for any number of guesses, so
-outputs stay the target's own.
-"""
+"""The number of guesses of the next steps, from how recent guesses fared (section 3.5)."""
 
 import dataclasses
 
 import jax.numpy as jnp
 from jax import Array
 
-from speculative.types import Flags, Rows
+from speculative.types import Rows
 
 
 @dataclasses.dataclass(frozen=True)
 class Adaptive:
     """Picks gamma for the next few steps; hashable, a static argument of jitted functions.
 
-    The pick has the most expected tokens a unit of time. Equation 1 expects them of one alpha for
-    all guesses of a block; but after guesses that stood the next is likelier to stand with some
-    drafts, less likely with others. So each of a block's positions has a rate of its own, of the
-    guesses tested there, and gamma guesses yield 1 + r_1 + r_1 r_2 + ... + r_1 ... r_gamma tokens:
-    Kaplan and Meier's estimate (1958), to which a short block tells nothing of later positions.
+    The pick depends on the past alone, so that decoding stays exact. It has the most expected
+    tokens a unit of time. Equation 1 assumes one alpha for all guesses of a block; but with some
+    drafts a guess is accepted more often after accepted ones, with others less often. So each
+    position in a block has a rate of its own, of the guesses tested there, and gamma guesses yield
+    1 + r_1 + r_1 r_2 + ... + r_1 ... r_gamma tokens: Kaplan and Meier's estimate (1958), which
+    takes a block that ends early as no evidence about later positions.
 
-    Counts fade with every step. Where a position has few, its rate is near that of all together:
-    r = (s alpha + accepted) / (s + tested), and alpha is found likewise, from all positions' counts
-    and from where it begins. Texts are short beside what it takes to know these: `Output.counts` of
-    one are where the next may begin.
+    Counts fade with every step. The rate of a position with few counts is near the rate of all
+    positions: r = (s alpha + accepted) / (s + tested); alpha is found likewise from the counts of
+    all positions and the rule's own alpha. One text is too short to learn rates from, so that
+    `Output.counts` of a text may start the next one.
 
     Attributes:
         gammas: to pick from, ascending; each is a compiled loop.
-        costs: the time that a step with each takes, gamma c + v(gamma), in any unit. No part of
-            what is compiled: rules that differ in these alone are equal, and share one program.
-        alpha: where the rate of all positions begins.
-        strength: s, the guesses that this counts for, and for each position the rate of all.
-        memory: the share of the counts that a step leaves.
+        costs: the time of a step with each, gamma c + v(gamma), in any unit. Rules that differ in
+            costs alone are equal, and share one compiled program.
+        alpha: the initial rate of all positions.
+        strength: s, the number of guesses that priors count as.
+        memory: the factor by which each step multiplies the counts.
         stride: steps from pick to pick, for a pick takes time, and so does a change of gamma.
 
     Raises:
@@ -67,20 +64,21 @@ class Adaptive:
         if self.stride < 1:
             raise ValueError(f"Adaptive.stride must be at least 1 step, not {self.stride}.")
 
-    def choose(self, counts: Array, costs: Array, live: Flags) -> Array:
-        """The place of the best gamma in `gammas`, for all live [B] rows together.
+    def choose(self, counts: Array, costs: Array) -> Array:
+        """The best gamma of each row [B], from its own counts alone.
 
         `counts` [B, max(gammas), 2] are faded numbers of guesses tested and accepted, by position
-        in a block; `costs` [len(gammas)] are the rule's, or those given to a program it shares.
+        in a block; `costs` [len(gammas)] are those of the rule, as an array.
         """
-        counts = jnp.where(live[:, None, None], counts, 0.0).sum(axis=0)
-        (tested, accepted), (all_tested, all_accepted) = counts.T, counts.sum(axis=0)
+        tested, accepted = counts[..., 0], counts[..., 1]
+        all_tested, all_accepted = (x.sum(axis=1, keepdims=True) for x in (tested, accepted))
         alpha = (self.strength * self.alpha + all_accepted) / (self.strength + all_tested)
         rates = (self.strength * alpha + accepted) / (self.strength + tested)
-        tokens = 1 + jnp.cumsum(jnp.cumprod(rates))
-        return jnp.argmax(tokens[jnp.array(self.gammas) - 1] / costs)
+        tokens = 1 + jnp.cumsum(jnp.cumprod(rates, axis=1), axis=1)
+        gammas = jnp.array(self.gammas)
+        return gammas[jnp.argmax(tokens[:, gammas - 1] / costs, axis=1)]
 
     def count(self, counts: Array, tested: Rows, accepted: Rows) -> Array:
-        """The counts [B, max(gammas), 2] after a step that tested and accepted so many [B]."""
+        """The counts [B, max(gammas), 2] after a step with `tested` and `accepted` [B] guesses."""
         positions = jnp.arange(counts.shape[1])[:, None]
         return self.memory * counts + (positions < jnp.stack([tested, accepted], axis=1)[:, None])

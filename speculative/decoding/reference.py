@@ -1,13 +1,10 @@
-"""Algorithm 1 line by line, on the host: what the fast path must equal, and what traces show.
+"""The reference loop: Algorithm 1 on the host, step by step, in float64 by `verify_reference`.
 
-The models run as they are; everything the paper's proof speaks of (standardised
-distributions, acceptance, residual, draws) is NumPy in float64. From the same random numbers
-this emits the same tokens as `speculative.generate`.
+From the same random numbers it emits the same tokens as `loop.generate`; traces show its steps.
 """
 
 import dataclasses
 import functools
-import time
 from typing import Any
 
 import jax
@@ -15,14 +12,16 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
-from speculative.decoding.settings import ACCEPT, CORRECT, DRAFT, Decoding
-from speculative.decoding.speculative import Model, Params
-from speculative.drafts.base import Draft, Proposal, require_shapes
-from speculative.sampling import Sampling
+from speculative.decoding.algorithm_1 import standardise
+from speculative.decoding.loop import Params
+from speculative.decoding.rules import DRAFT
+from speculative.decoding.settings import Decoding
+from speculative.drafts.base import Draft, Proposal, layers_read, require_shapes
+from speculative.models.interface import Model, Started
 from speculative.types import PyTree
 
 SUM_TOLERANCE = 1e-3
-"""How far from 1 a draft's probabilities may sum up, which float32 over a vocabulary needs."""
+"""Allowed distance from 1 of a sum of probabilities: float32 rounding over a vocabulary."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -33,28 +32,17 @@ class TraceStep:
         guesses: the draft's gamma tokens.
         p: [gamma + 1, V] the target's standardised distributions.
         q: [gamma, V] the draft's.
-        r: [gamma] the random numbers that tested the guesses.
-        accepted: n, how many stand.
+        accepted: n, the number of accepted guesses.
         next_token: the correction, or the bonus token if n is gamma.
-        emitted: tokens this step gave to the output.
-        draft_seconds: wall-clock of the proposal.
-        target_seconds: wall-clock of the verification.
+        emitted: tokens added to the output.
     """
 
     guesses: list[int]
     p: np.ndarray
     q: np.ndarray
-    r: np.ndarray
     accepted: int
     next_token: int
     emitted: list[int]
-    draft_seconds: float
-    target_seconds: float
-
-    @property
-    def beta(self) -> np.ndarray:
-        """[gamma] sum min(p, q) at each guess."""
-        return np.minimum(self.p[:-1], self.q).sum(axis=-1)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -69,96 +57,32 @@ class Trace:
         return [token for step in self.steps for token in step.emitted]
 
 
-def standardise(logits: np.ndarray, sampling: Sampling) -> np.ndarray:
-    """`sampling.standardise` in float64, [..., V] -> [..., V]."""
-    logits = np.asarray(logits, np.float64)
-    if sampling.greedy:
-        return np.eye(logits.shape[-1])[logits.argmax(axis=-1)]
-    logits = logits / sampling.temperature
-    if 0 < sampling.top_k < logits.shape[-1]:
-        smallest = np.sort(logits, axis=-1)[..., -sampling.top_k, None]
-        logits = np.where(logits >= smallest, logits, -np.inf)
-    p = np.exp(logits - logits.max(axis=-1, keepdims=True))
-    p /= p.sum(axis=-1, keepdims=True)
-    if sampling.top_p < 1:
-        descending = -np.sort(-p, axis=-1)
-        needed = np.cumsum(descending, axis=-1) - descending < sampling.top_p
-        smallest = np.where(needed, descending, np.inf).min(axis=-1, keepdims=True)
-        p = np.where(p >= smallest, p, 0.0)
-        p /= p.sum(axis=-1, keepdims=True)
-    return p
-
-
-def draw(weights: np.ndarray, uniform: float) -> int:
-    """The first token whose running sum exceeds `uniform` of the total: [V] -> token."""
-    running = np.cumsum(np.asarray(weights, np.float64))
-    return min(
-        int(np.searchsorted(running, uniform * running[-1], side="right")),
-        int(np.argmax(running >= running[-1])),
-    )
-
-
-def algorithm_1(
-    guesses: list[int],
-    p: np.ndarray,
-    q: np.ndarray,
-    r: np.ndarray,
-    correct: np.ndarray,
-    lenience: float = 1.0,
-) -> tuple[int, int]:
-    """Lines 3 to 5 of Algorithm 1: how many guesses stand, and the token after them.
-
-    Lenience puts l q in the place of q (A.5).
-    """
-    q = lenience * q
-    n = 0
-    while n < len(guesses) and r[n] * q[n, guesses[n]] < p[n, guesses[n]]:
-        n += 1
-    weights = p[n]
-    if n < len(guesses):
-        left = np.maximum(p[n] - q[n], 0.0)
-        weights = left if left.sum() > 0 else p[n]
-    return n, draw(weights, correct[n])
-
-
-def lenient_argmax(guesses: list[int], p: np.ndarray, lenience: float) -> tuple[int, int]:
-    """Like `algorithm_1` at temperature 0: a guess stands if p(x) >= l max p (A.5).
-
-    Here p [gamma + 1, V] is the target's own distribution, the softmax of its logits.
-    """
-    n = 0
-    while n < len(guesses) and p[n, guesses[n]] >= lenience * p[n].max():
-        n += 1
-    return n, int(p[n].argmax())
+@functools.partial(jax.jit, static_argnums=(0, 3, 4))
+def start_target(
+    target: Model, params: PyTree, inputs: Array, cache_length: int, layers: tuple[str, ...]
+) -> Started:
+    """Compiled `Model.start`."""
+    return target.start(params, inputs, cache_length, layers=layers)
 
 
 @functools.partial(jax.jit, static_argnums=(0, 3))
-def _start(
-    model: Model | Draft, params: PyTree, source: Array, cache_length: int, *target: Any
+def start_draft(
+    draft: Draft, params: PyTree, inputs: Array, cache_length: int, target: Started
 ) -> Any:
-    return model.start(params, source, cache_length, *target)
+    """Compiled `Draft.start`."""
+    return draft.start(params, inputs, cache_length, target)
 
 
-@functools.partial(jax.jit, static_argnums=0)
-def _extend(target: Model, params: PyTree, state: Any, chunk: Array) -> tuple[Array, Any]:
-    return target.extend(params, state, chunk)
-
-
-@functools.partial(jax.jit, static_argnums=(0, 5, 6))
-def _propose(
-    draft: Draft,
-    params: PyTree,
-    state: Any,
-    last: Array,
-    uniforms: Array,
-    sampling: Sampling,
-    vocab_size: int,
-) -> Proposal:
-    return draft.propose(params, state, last, uniforms, sampling, vocab_size)
+_extend = jax.jit(
+    lambda target, *arrays, layers: target.extend(*arrays, layers=layers),
+    static_argnums=0,
+    static_argnames="layers",
+)
+_propose = jax.jit(lambda draft, *given: draft.propose(*given), static_argnums=(0, 5, 6))
 
 
 def _require_proper(proposal: Proposal, vocab_size: int, number: int) -> None:
-    """Raises ValueError unless guesses are tokens, and q are distributions that hold them."""
+    """Raises ValueError unless guesses are tokens, of positive probability in proper q."""
     guesses = np.asarray(proposal.guesses)[0]
     if guesses.min() < 0 or guesses.max() >= vocab_size:
         raise ValueError(
@@ -172,9 +96,9 @@ def _require_proper(proposal: Proposal, vocab_size: int, number: int) -> None:
     if not np.isfinite(q).all() or q.min() < 0:
         raise ValueError(f"{at} has a probability of {q.min()}; they must be finite, from 0 on.")
     sums = q.sum(axis=-1)
-    place = int(np.abs(sums - 1).argmax())
-    if abs(sums[place] - 1) > SUM_TOLERANCE:
-        raise ValueError(f"{at} of guess {place + 1} sums to {sums[place]:.6g}; it must be 1.")
+    worst = int(np.abs(sums - 1).argmax())
+    if abs(sums[worst] - 1) > SUM_TOLERANCE:
+        raise ValueError(f"{at} of guess {worst + 1} sums to {sums[worst]:.6g}; it must be 1.")
     of_guesses = q[np.arange(len(guesses)), guesses]
     if of_guesses.min() == 0:
         raise ValueError(
@@ -191,77 +115,51 @@ def generate(
     draws: np.ndarray,
     config: Decoding,
 ) -> Trace:
-    """Decodes one example from the host.
-
-    Args:
-        target: the model that is sampled from.
-        draft: what guesses for it.
-        params: of both.
-        inputs: [S] source tokens.
-        draws: [capacity, 3], one row's random numbers from `random_draws`.
-        config: gamma (at least 1), sampling, lengths.
+    """Decodes one example, from inputs [S] and its row of `Decoding.draws`.
 
     Raises:
-        ValueError: gamma is 0, or the draft's proposal is no guess with the distribution that it
-            was drawn from; the message names the step.
+        ValueError: gamma is 0, or a proposal of the draft has a wrong shape, tokens that do not
+            exist or a q that is no distribution of its guesses; the message names the step.
     """
     if config.gamma < 1:
         raise ValueError(f"The reference loop needs gamma of at least 1, not {config.gamma}.")
+    if config.adaptive:
+        raise ValueError("The reference loop has a fixed gamma; set Decoding.adaptive to None.")
     gamma, vocab_size = config.gamma, config.vocab_size
     draws = np.asarray(draws, np.float64)
     source = jnp.asarray(inputs)[None]
     size = config.cache_lengths()[-1]
-    target_state = _start(target, params.target, source, size)
-    draft_state = _start(draft, params.draft, source, size, target_state)
+    layers = layers_read(draft)
+    begun = start_target(target, params.target, source, size, layers)
+    draft_state = start_draft(draft, params.draft, source, size, begun)
+    target_state = begun.state
     output, last, steps = [], int(target.first(source)[0]), []
     while len(output) < config.max_length and config.eos_id not in output:
-        here = draws[len(output) : len(output) + gamma + 1]
-        began = time.perf_counter()
+        at = len(output)
+        here = draws[at] if config.rule.keyed_by == "step" else draws[at : at + gamma + 1]
+        newest = jnp.array([last], jnp.int32)
+        uniforms = jnp.asarray(here[None, :gamma, DRAFT], jnp.float32)
         proposal = _propose(
-            draft,
-            params.draft,
-            draft_state,
-            jnp.array([last], jnp.int32),
-            jnp.asarray(here[None, :gamma, DRAFT], jnp.float32),
-            config.sampling,
-            vocab_size,
+            draft, params.draft, draft_state, newest, uniforms, config.sampling, vocab_size
         )
         require_shapes(proposal, 1, gamma, vocab_size)
         guesses = [int(token) for token in np.asarray(proposal.guesses)[0]]
-        drafted = time.perf_counter()
         _require_proper(proposal, vocab_size, len(steps) + 1)
         chunk = jnp.array([[last, *guesses]], jnp.int32)
-        logits, target_state = _extend(target, params.target, target_state, chunk)
+        logits, target_state, hidden = _extend(
+            target, params.target, target_state, chunk, layers=layers
+        )
         rows = np.asarray(logits)[0, :, :vocab_size]
-        p = standardise(rows, config.sampling)
-        verified = time.perf_counter()
         one_hot = np.eye(vocab_size)[guesses]
         q = one_hot if proposal.q is None else np.asarray(proposal.q[0], np.float64)
-
-        if config.sampling.greedy and config.lenience < 1:
-            own = standardise(rows, Sampling())
-            n, next_token = lenient_argmax(guesses, own, config.lenience)
-        else:
-            r, correct = here[:gamma, ACCEPT], here[:, CORRECT]
-            n, next_token = algorithm_1(guesses, p, q, r, correct, config.lenience)
+        n, next_token = config.rule.verify_reference(guesses, rows, q, config.sampling, here)
         block = [*guesses[:n], next_token][: config.max_length - len(output)]
         if config.eos_id in block:
             block = block[: block.index(config.eos_id) + 1]
         output += block
         last = next_token
         target_state = target.rewind(target_state, jnp.array([len(output)], jnp.int32))
-        draft_state = draft.commit(proposal, jnp.array([n], jnp.int32))
-        steps.append(
-            TraceStep(
-                guesses,
-                p,
-                q,
-                here[:gamma, ACCEPT],
-                n,
-                next_token,
-                block,
-                drafted - began,
-                verified - drafted,
-            )
-        )
+        draft_state = draft.commit(proposal, jnp.array([n], jnp.int32), hidden)
+        p = standardise(rows, config.sampling)
+        steps.append(TraceStep(guesses, p, q, n, next_token, block))
     return Trace(steps)

@@ -1,4 +1,4 @@
-"""What a generation is told, what it draws, and what it gives back."""
+"""A generation's settings, random numbers and output."""
 
 import dataclasses
 import functools
@@ -10,11 +10,10 @@ from flax import struct
 from jax import Array
 
 from speculative.decoding.adaptive import Adaptive
+from speculative.decoding.rules import EXACT, Rule
+from speculative.ragged import read_rows
 from speculative.sampling import Sampling
 from speculative.types import EOS_ID, Flags, Rows, Tokens
-
-DRAFT, ACCEPT, CORRECT = 0, 1, 2
-"""What the three random numbers of a position are for."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -22,16 +21,13 @@ class Decoding:
     """How to decode; hashable, a static argument of jitted functions.
 
     Attributes:
-        vocab_size: the vocabulary's pieces V; rows that pad a model beyond it are never chosen.
+        vocab_size: the vocabulary's pieces V; a model's tokens beyond them are never chosen.
         sampling: temperature, top-k, top-p, the same for target and draft.
         gamma: guesses a step; 0 is autoregressive decoding, one token a target call.
         max_length: tokens after which a row ends without an end-of-sequence token.
         eos_id: the token that ends a row; it is the row's last token.
-        simulated_alpha: accept each guess with this chance, whatever target and draft say: all
-            is computed as ever, and what comes out is not the target's. For timing alone.
-        lenience: l in (0, 1] of appendix A.5. Below 1 more guesses stand and outputs are no longer
-            the target's own, but no token is likelier than p / l.
-        adaptive: picks the guesses of the next steps; gamma is then the most it may pick.
+        rule: how guesses are verified.
+        adaptive: picks gamma step by step; `gamma` is then the largest that it may pick.
     """
 
     vocab_size: int
@@ -39,8 +35,7 @@ class Decoding:
     gamma: int = 0
     max_length: int = 128
     eos_id: int = EOS_ID
-    simulated_alpha: float | None = None
-    lenience: float = 1.0
+    rule: Rule = EXACT
     adaptive: Adaptive | None = None
 
     def __post_init__(self) -> None:
@@ -50,10 +45,6 @@ class Decoding:
             raise ValueError(f"gamma must be a whole number of guesses, not {self.gamma}.")
         if not isinstance(self.max_length, int) or self.max_length < 1:
             raise ValueError(f"max_length must be at least 1 token, not {self.max_length}.")
-        if not (isinstance(self.lenience, int | float) and 0 < self.lenience <= 1):
-            raise ValueError(
-                f"lenience must be a number in (0, 1], not {self.lenience}; 1 keeps decoding exact."
-            )
         if self.adaptive and self.gamma != max(self.adaptive.gammas):
             raise ValueError(
                 f"gamma must be the most that Adaptive.gammas {self.adaptive.gammas} may pick, not "
@@ -62,7 +53,7 @@ class Decoding:
 
     @property
     def endless(self) -> "Decoding":
-        """The same, but no token ends a text: every output has all of its length."""
+        """The same settings without an end token: every output has `max_length` tokens."""
         return dataclasses.replace(self, eos_id=-1)
 
     @property
@@ -76,32 +67,89 @@ class Decoding:
         return self.max_length + self.room
 
     def cache_lengths(self) -> list[int]:
-        """Cache sizes, short to long: a generation starts in the first and moves on when full."""
+        """Cache sizes, ascending: a generation starts with the first and grows to the next."""
         last = -(-self.capacity // 16) * 16
         return [size for size in (64, 256, 1024) if self.room <= size < last] + [last]
 
+    def draws(self, seed: int, examples: Array | np.ndarray) -> Array:
+        """All random numbers of a generation; see `random_draws`."""
+        offsets = self.gamma + 1 if self.rule.keyed_by == "step" else None
+        return random_draws(seed, examples, self.capacity, offsets, self.rule.numbers)
 
-def random_draws(seed: int, examples: Array | np.ndarray, length: int) -> Array:
-    """Every random number of a generation: [B, length, 3] float32, uniform on [0, 1).
+    def check_draws(self, draws: Array, batch: int) -> None:
+        """Raises ValueError unless there are numbers for every row and position that may be read.
 
-    Folded from (seed, example, position), so that they depend neither on what else is in the
-    batch nor on how a position came to be decoded. A position drafted twice, because an
-    earlier guess was rejected, meets the same numbers again; nothing emitted depends on their
-    first use, so the output's distribution is the target's all the same.
+        A read beyond the last position would be shifted back silently and use numbers twice.
+        """
+        if draws.shape[1] < self.capacity:
+            raise ValueError(
+                f"There are random numbers for {draws.shape[1]} positions, but max_length = "
+                f"{self.max_length} with gamma = {self.gamma} needs {self.capacity}; draw "
+                "Decoding.capacity of them."
+            )
+        if (draws.ndim == 4) != (self.rule.keyed_by == "step") or draws.ndim not in (3, 4):
+            raise ValueError(
+                f"Random numbers of shape {draws.shape} are not keyed by the {self.rule.keyed_by}, "
+                f"as {type(self.rule).__name__} needs them; draw them with Decoding.draws."
+            )
+        offsets = draws.shape[2:-1]
+        if (
+            draws.shape[0] != batch
+            or draws.shape[-1] != self.rule.numbers
+            or (offsets and offsets[0] < self.gamma + 1)
+        ):
+            raise ValueError(
+                f"Random numbers of shape {draws.shape} are not those of {batch} rows with "
+                f"gamma = {self.gamma} and {self.rule.numbers} numbers each; draw them with "
+                "Decoding.draws."
+            )
+
+    def step_draws(self, draws: Array, lengths: Rows, gamma: int) -> Array:
+        """The numbers [B, gamma + 1, numbers] of a step that begins after `lengths` [B] tokens."""
+        if self.rule.keyed_by == "step":
+            return read_rows(draws, lengths, 1)[:, 0, : gamma + 1]
+        return read_rows(draws, lengths, gamma + 1)
+
+
+def random_draws(
+    seed: int,
+    examples: Array | np.ndarray,
+    length: int,
+    offsets: int | None = None,
+    numbers: int = Rule.numbers,
+) -> Array:
+    """Every random number of a generation, float32, uniform on [0, 1).
+
+    Folded from (seed, example, position), so that they depend neither on other rows nor on earlier
+    steps. A position that is drafted twice, because an earlier guess was rejected, uses the same
+    numbers again; decoding is still exact if no emitted token depends on their first use. Other
+    rules (`Rule.keyed_by`) have numbers for each offset from the position where a step began.
 
     Args:
         seed: of the run.
         examples: [B] the number of each row's example in its task.
         length: positions; `Decoding.capacity`.
+        offsets: of a step; None where numbers are keyed by the position alone.
+        numbers: of a position or an offset.
+
+    Returns:
+        [B, length, numbers], or [B, length, offsets, numbers].
     """
-    return _draws(jax.random.key(seed), jnp.asarray(examples, jnp.int32), length)
+    examples = jnp.asarray(examples, jnp.int32)
+    return _draws(jax.random.key(seed), examples, length, offsets, numbers)
 
 
-@functools.partial(jax.jit, static_argnums=2)
-def _draws(key: Array, examples: Array, length: int) -> Array:
+@functools.partial(jax.jit, static_argnums=(2, 3, 4))
+def _draws(key: Array, examples: Array, length: int, offsets: int | None, numbers: int) -> Array:
+    def uniforms(key: Array) -> Array:
+        return jax.random.uniform(key, (numbers,))
+
     def at(example: Array, position: Array) -> Array:
         folded = jax.random.fold_in(jax.random.fold_in(key, example), position)
-        return jax.random.uniform(folded, (3,))
+        if offsets is None:
+            return uniforms(folded)
+        of_offsets = jax.vmap(jax.random.fold_in, in_axes=(None, 0))(folded, jnp.arange(offsets))
+        return jax.vmap(uniforms)(of_offsets)
 
     row = jax.vmap(at, in_axes=(None, 0))
     return jax.vmap(row, in_axes=(0, None))(examples, jnp.arange(length))
@@ -109,16 +157,16 @@ def _draws(key: Array, examples: Array, length: int) -> Array:
 
 @struct.dataclass
 class Output:
-    """What a generation gives back.
+    """The result of a generation.
 
     Attributes:
         tokens: [B, max_length] int32, zeros after the row's end.
         lengths: [B] tokens emitted, the end-of-sequence token included.
         target_calls: [B] passes of the target while the row was unfinished.
-        tested: [B] guesses that were tested: the accepted ones and each step's first rejected.
-        accepted: [B] guesses accepted (of those before the row's end).
+        tested: [B] guesses tested: the accepted ones and each step's first rejected one.
+        accepted: [B] guesses accepted, before the row's end.
         finite: [B] False where the target's logits were not finite.
-        counts: [B, gamma, 2] what `Adaptive` keeps for the next text; zeros without it.
+        counts: [B, gamma, 2] of `Adaptive`, for the next text; zeros without it.
     """
 
     tokens: Tokens

@@ -1,21 +1,22 @@
-"""The face of a draft: start, propose, commit."""
+"""The interface of drafts: start, propose, commit."""
 
 from typing import Any, NamedTuple, Protocol
 
 import jax.numpy as jnp
 from jax import Array
 
-from speculative.sampling import Sampling
+from speculative.models.interface import Started
+from speculative.sampling import Sampling, argmax, categorical, standardise
 from speculative.types import Guesses, Inputs, PyTree, Rows
 
 
 class Proposal(NamedTuple):
-    """Guesses and where they came from.
+    """Guesses and their distributions.
 
     Attributes:
         guesses: [B, G] int32.
-        q: [B, G, V] the standardised distributions the guesses were drawn from, or None
-            where each guess was certain (one-hot q).
+        q: [B, G, V] the standardised distributions that the guesses were drawn from, or None for
+            deterministic proposals (one-hot q).
         state: the draft's state after guessing.
     """
 
@@ -30,27 +31,39 @@ def require_shapes(proposal: Proposal, batch: int, gamma: int, vocab_size: int) 
     if guesses.shape != (batch, gamma) or not jnp.issubdtype(guesses.dtype, jnp.integer):
         raise ValueError(
             f"The draft proposed guesses of shape {guesses.shape} and type {guesses.dtype}; they "
-            f"must be whole numbers of shape {(batch, gamma)}, a row's batch by gamma."
+            f"must be whole numbers of shape {(batch, gamma)}, the batch size by gamma."
         )
     if q is not None and q.shape != (batch, gamma, vocab_size):
         raise ValueError(
             f"The draft proposed a q of shape {q.shape}; it must be {(batch, gamma, vocab_size)}: "
-            "a probability of each token for each guess, or None where guesses are certain."
+            "a probability of each token for each guess, or None where proposals are deterministic."
         )
+
+
+def guess(logits: Array, uniform: Rows, sampling: Sampling) -> tuple[Rows, Array | None]:
+    """Draws a token [B] from logits [B, V], and gives its q [B, V]; None at temperature 0."""
+    if sampling.greedy:
+        return argmax(logits), None
+    q = standardise(logits, sampling)
+    return categorical(q, uniform), q
 
 
 class Draft(Protocol):
     """Anything that guesses the next tokens; hashable, so that it can be a static argument.
 
-    A draft is exact whatever it guesses, as long as each guess was drawn from the q it
-    reports, given what it has seen; better guesses only make decoding faster. `Pair.check` tells
-    where a draft breaks this.
+    Decoding is exact for any draft that draws each guess from the q it reports, given the text so
+    far; better guesses only make it faster. `Pair.check` finds drafts that break this contract.
+
+    A draft that reads the target's hidden states names their layers in an attribute `layers`, a
+    tuple of strings (see `models.interface`); `start` and `commit` are then given them.
     """
 
-    def start(self, params: PyTree, inputs: Inputs, cache_length: int, target: Any) -> Any:
-        """The state before the first token, for sources [B, S].
+    def start(self, params: PyTree, inputs: Inputs, cache_length: int, target: Started) -> Any:
+        """The state before the first token, for inputs [B, S].
 
-        `target` is the state in which the target starts; a draft may read what is in it.
+        `target` holds the target's first state and the hidden states that the draft asked for. The
+        first axis of each leaf holds the rows, each with the same number of entries; caches may
+        grow at their end.
         """
         ...
 
@@ -63,13 +76,22 @@ class Draft(Protocol):
         sampling: Sampling,
         vocab_size: int,
     ) -> Proposal:
-        """Guesses what follows `last` [B], the newest token of each row.
+        """Guesses the G = gamma tokens after `last` [B], the newest token of each row.
 
-        `uniforms` [B, G] in [0, 1) are the random numbers, one a guess; G is gamma.
-        `vocab_size` is the number of tokens V that may be guessed.
+        `uniforms` [B, G] in [0, 1) are the random numbers, one a guess; guesses are tokens below
+        `vocab_size`.
         """
         ...
 
-    def commit(self, proposal: Proposal, accepted: Rows) -> Any:
-        """The state once the target has accepted the first `accepted` [B] guesses."""
+    def commit(self, proposal: Proposal, accepted: Rows, hidden: dict[str, Array]) -> Any:
+        """The state after the target has accepted the first `accepted` [B] guesses.
+
+        `hidden` are the target's hidden states [B, G + 1, D], by layer, where it read `last` and
+        the guesses; the first `accepted` + 1 positions hold tokens that stay.
+        """
         ...
+
+
+def layers_read(draft: Draft | None) -> tuple[str, ...]:
+    """The target's layers whose hidden states a draft asks for."""
+    return getattr(draft, "layers", ())

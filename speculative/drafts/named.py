@@ -1,72 +1,80 @@
 """Drafts without a model, by name; some read a table that lies beside their target's weights."""
 
+import functools
 import pathlib
+from collections.abc import Callable
+from typing import NamedTuple
 
 from speculative.drafts import ngram, suffix
 from speculative.drafts.base import Draft
 from speculative.drafts.copying import CopyDraft
 from speculative.drafts.ngram import NgramDraft
 from speculative.drafts.suffix import SuffixDraft
+from speculative.drafts.tables import Table
 from speculative.drafts.uniform import UniformDraft
 from speculative.types import PyTree
 from speculative.vocabulary import Vocabulary
 
-ORDERS = {"unigram": 1, "bigram": 2, "trigram": 3}
-"""Tokens of the n-grams, by the name of the draft."""
 
-MODEL_FREE = ("uniform", *ORDERS, "copy", "suffix")
-"""Drafts without a checkpoint."""
+class ModelFree(NamedTuple):
+    """How a draft without a checkpoint is made.
 
-NGRAMS, PAST_OUTPUTS = "ngrams.npz", "past_outputs.npz"
-TABLES = {**dict.fromkeys(ORDERS, NGRAMS), "suffix": PAST_OUTPUTS}
-"""The file that a draft reads."""
+    Attributes:
+        make: makes the draft; its argument tells whether the target is decoder-only.
+        table: the file that the draft reads, if any.
+        load: reads the draft's parameters from that file, for the target's vocabulary.
+    """
 
-_MADE_BY = {NGRAMS: "scripts/count_ngrams.py", PAST_OUTPUTS: "scripts/keep_outputs.py"}
+    make: Callable[[bool], Draft]
+    table: Table | None = None
+    load: Callable[[pathlib.Path, Vocabulary], PyTree] | None = None
 
 
-def table(name: str, folder: pathlib.Path) -> pathlib.Path | None:
+def _ngram(order: int) -> ModelFree:
+    load = functools.partial(ngram.load, order=order)
+    return ModelFree(functools.partial(NgramDraft, order), ngram.TABLE, load)
+
+
+MODEL_FREE = {
+    "uniform": ModelFree(lambda decoder_only: UniformDraft()),
+    "unigram": _ngram(1),
+    "bigram": _ngram(2),
+    "trigram": _ngram(3),
+    "copy": ModelFree(CopyDraft),
+    "suffix": ModelFree(SuffixDraft, suffix.TABLE, suffix.load),
+}
+"""Drafts without a checkpoint. A new draft is one entry here."""
+
+
+def table(name: str, folder: pathlib.Path | None) -> pathlib.Path | None:
     """The file that a draft reads in its target's folder; None where it reads none.
+
+    Random weights have no folder.
 
     Raises:
         ValueError: there is no such file.
     """
-    if name not in TABLES:
+    reads = MODEL_FREE[name].table if name in MODEL_FREE else None
+    if reads is None:
         return None
-    path = folder / TABLES[name]
+    if folder is None:
+        raise ValueError(f"Random weights have no text to count for {name}; take another draft.")
+    path = folder / reads.file
     if not path.is_file():
         raise ValueError(
             f"The draft {name!r} needs {path}, which does not exist; make it with "
-            f"{_MADE_BY[path.name]}, in a local folder beside the target's weights."
+            f"{reads.script}, in a local folder beside the target's weights."
         )
     return path
 
 
-def require_no_table(name: str) -> None:
-    """Raises ValueError for a draft that counts text: random weights write none."""
-    if name in TABLES:
-        raise ValueError(f"Random weights have no text to count for {name}; take another draft.")
-
-
 def model_free(
-    name: str, continues: bool, folder: pathlib.Path, vocabulary: Vocabulary
+    name: str, decoder_only: bool, path: pathlib.Path | None, vocabulary: Vocabulary
 ) -> tuple[Draft, PyTree]:
-    """A draft of `MODEL_FREE` and its parameters.
-
-    Args:
-        name: of the draft.
-        continues: whether texts go on from their inputs, as a decoder-only target's do.
-        folder: of the target's weights.
-        vocabulary: the target's.
+    """A draft of `MODEL_FREE` and its parameters, from what `table` gives for it.
 
     Raises:
-        ValueError: its table is missing, damaged, or of another vocabulary.
+        ValueError: the table is damaged, or of another vocabulary.
     """
-    path = table(name, folder)
-    if name == "uniform":
-        return UniformDraft(), ()
-    if path is None:
-        return CopyDraft(continues), ()
-    if name == "suffix":
-        return SuffixDraft(continues), suffix.load(path, vocabulary)
-    draft = NgramDraft(ORDERS[name], continues)
-    return draft, ngram.load(path, vocabulary, draft.order)
+    make, _, load = MODEL_FREE[name]
+    return make(decoder_only), load(path, vocabulary) if load and path else ()

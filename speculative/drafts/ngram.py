@@ -2,30 +2,30 @@
 
 import dataclasses
 import pathlib
-import zipfile
 from collections.abc import Sequence
-from typing import Any
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import struct
 from jax import Array, lax
 
-from speculative.drafts.base import Proposal
-from speculative.models.cache import read_rows
-from speculative.sampling import Sampling, argmax, categorical, standardise
-from speculative.types import PAD_ID, Inputs, Rows
+from speculative.drafts.base import Draft, Proposal, guess
+from speculative.drafts.tables import Table
+from speculative.ragged import read_rows
+from speculative.types import PAD_ID, Rows
 from speculative.vocabulary import Vocabulary
 
 WIDTH = 64
 """Followers that a context keeps."""
 
 _COLUMNS = ("unigram", "children", "token", "total", "distinct", "kept", "follower", "count")
+TABLE = Table("ngrams.npz", "n-gram counts", "scripts/count_ngrams.py", ("order", *_COLUMNS))
 
 
 @struct.dataclass
 class NgramParams:
-    """Parameters of an `NgramDraft`: a trie of contexts, each with what followed it.
+    """Parameters of an `NgramDraft`: a trie of contexts, each with the tokens that followed it.
 
     Node 0 is the empty context, and a child's context has one more token to the left. Children
     of a node are neighbours, sorted by that token. The last node stands for all contexts that
@@ -34,11 +34,11 @@ class NgramParams:
     Attributes:
         unigram: [V] float32, q after the empty context.
         token: [M] int32, the leftmost token of each node's context.
-        child: [M + 1] int32, where the children of each node begin; they end with the next's.
+        child: [M + 1] int32: node i's children are those from child[i] to child[i + 1].
         backoff: [M] float32, the weight of the shorter context.
-        first: [M + 1] int32, where the followers of each node begin, likewise.
+        first: [M + 1] int32: node i's followers are those from first[i] to first[i + 1].
         follower: [E] int32 tokens.
-        share: [E] float32, what a follower has of its own, c(h, w) / (c(h) + T(h)).
+        share: [E] float32, a follower's own part of q, c(h, w) / (c(h) + T(h)).
         width: the most followers of a node.
     """
 
@@ -53,78 +53,63 @@ class NgramParams:
 
 
 @dataclasses.dataclass(frozen=True)
-class NgramDraft:
-    """Guesses from the frequencies of what followed the last tokens in a corpus.
+class NgramDraft(Draft):
+    """Guesses from the frequencies of the tokens that followed the last ones in a corpus.
 
     Its state is the `order` - 2 tokens before the last one, [B, order - 2], -1 where there is
     none. Its parameters are those of `load`, of the same order or a higher one.
 
     Attributes:
         order: tokens of an n-gram: 1 guesses without context, 2 from the last token.
-        continues: whether the text goes on from its inputs (decoder-only models), -1 being their
-            padding, at the right, and their last token the first `last`. Otherwise they are the
-            source of a text that begins with the start token.
+        decoder_only: as of `CopyDraft`.
 
     Raises:
         ValueError: the order is below 1.
     """
 
     order: int
-    continues: bool = False
+    decoder_only: bool = False
 
     def __post_init__(self) -> None:
         _require_positive("order", self.order)
 
-    def start(self, params: NgramParams, inputs: Inputs, cache_length: int, target: Any) -> Array:
-        """The end of the inputs where the text goes on from them, else nothing."""
+    def start(self, params, inputs, cache_length, target) -> Array:
+        """The end of the prompts; a source is no context."""
         size = max(self.order - 2, 0)
-        if not self.continues:
+        if not self.decoder_only:
             return jnp.full((inputs.shape[0], size), -1, jnp.int32)
         padded = jnp.pad(inputs, ((0, 0), (size, 0)), constant_values=-1)
         return read_rows(padded, (inputs >= 0).sum(axis=1) - 1, size)
 
-    def propose(
-        self,
-        params: NgramParams,
-        state: Array,
-        last: Rows,
-        uniforms: Array,
-        sampling: Sampling,
-        vocab_size: int,
-    ) -> Proposal:
-        """Walks the table, one row a guess; the state becomes all tokens known or guessed."""
+    def propose(self, params, state, last, uniforms, sampling, vocab_size) -> Proposal:
+        """Looks up one row of the table a guess; the new state holds known and guessed tokens."""
 
         def step(context: Array, uniform: Array) -> tuple[Array, tuple[Array, Array | None]]:
             row = distribution(params, context)[:, :vocab_size]
-            if sampling.greedy:
-                token, q = argmax(row), None
-            else:
-                q = standardise(jnp.log(row), sampling)
-                token = categorical(q, uniform)
+            token, q = guess(row if sampling.greedy else jnp.log(row), uniform, sampling)
             return jnp.concatenate([context, token[:, None]], axis=1)[:, 1:], (token, q)
 
         known = jnp.concatenate([state, last[:, None]], axis=1)
         context = known[:, known.shape[1] - (self.order - 1) :]
-        _, (guesses, q) = lax.scan(step, context, uniforms.T)
-        guesses = guesses.T
-        q = None if q is None else q.swapaxes(0, 1)
+        _, drawn = lax.scan(step, context, uniforms.T)
+        guesses, q = jax.tree.map(lambda x: x.swapaxes(0, 1), drawn)
         return Proposal(guesses, q, jnp.concatenate([known, guesses], axis=1))
 
-    def commit(self, proposal: Proposal, accepted: Rows) -> Array:
-        """Forgets what was rejected, and what lies too far back."""
+    def commit(self, proposal, accepted, hidden) -> Array:
+        """Removes rejected guesses, and tokens too far back to matter."""
         return read_rows(proposal.state, accepted + 1, max(self.order - 2, 0))
 
 
 def distribution(params: NgramParams, context: Array) -> Array:
-    """What follows `context` [B, n], its oldest token first, -1 where there is none: q [B, V].
+    """The distribution q [B, V] after `context` [B, n], oldest token first, -1 where none is.
 
     Interpolated back-off as of Witten and Bell (1991): with h' for a context h without its
     oldest token, c for counts and T(h) for the number of distinct tokens that followed h,
 
         q(w | h) = (c(h, w) + T(h) q(w | h')) / (c(h) + T(h)),
 
-    and (c(w) + 1) / (N + V) without a context. Followers that were not kept leave their share
-    to h', contexts that were not kept all of it.
+    and (c(w) + 1) / (N + V) without a context. The share of followers that were not kept goes to
+    h', and so does all of q after a context that was not kept.
     """
     batch = context.shape[0]
     q = jnp.broadcast_to(params.unigram, (batch, *params.unigram.shape))
@@ -139,7 +124,7 @@ def distribution(params: NgramParams, context: Array) -> Array:
 
 
 def _child(params: NgramParams, node: Rows, token: Array) -> Rows:
-    """The node of each context with `token` [B] before it, or the last: a binary search."""
+    """The node of each context extended by `token` [B] on the left, or the last node."""
     low, end = params.child[node], params.child[node + 1]
 
     def halve(_: int, span: tuple[Array, Array]) -> tuple[Array, Array]:
@@ -159,9 +144,8 @@ def count_ngrams(
     vocab_size: int,
     width: int = WIDTH,
     min_count: int = 1,
-    start: int = PAD_ID,
 ) -> dict[str, np.ndarray]:
-    """How often which token followed which contexts of up to `order` - 1 tokens.
+    """Counts which tokens follow which contexts of up to `order` - 1 tokens.
 
     Contexts are numbered breadth first, children of a context by token; 0 is the empty one.
 
@@ -171,18 +155,13 @@ def count_ngrams(
         vocab_size: tokens V.
         width: followers that a context keeps, the most frequent ones.
         min_count: rarer n-grams of two tokens and more are dropped.
-        start: the token from which decoding starts, put before each sequence.
 
     Returns:
-        order: [].
-        unigram: [V] counts of each token.
-        children: [M] how many contexts extend each one.
-        token: [M - 1], from context 1 on, its leftmost token.
-        total: [M - 1] how often a token followed it.
-        distinct: [M - 1] how many different ones did.
-        kept: [M - 1] how many of those are kept.
-        follower: [E] the kept ones, context by context, ascending.
-        count: [E] how often each did.
+        order []; unigram [V], the count of each token; children [M], the number of contexts that
+        extend each one; of every context but the empty one, [M - 1]: token, its leftmost;
+        total, how many tokens followed it; distinct, how many different ones; kept, how many of
+        these are kept; and of the kept ones, context by context, [E]: follower, the token,
+        ascending; count, how often it followed.
 
     Raises:
         ValueError: there is nothing to count or nothing left, a token is outside the vocabulary,
@@ -194,7 +173,7 @@ def count_ngrams(
     if not sequences:
         raise ValueError("Counting n-grams needs at least one sequence that is not empty.")
     said = np.concatenate(sequences).astype(np.int64)
-    for token in (said.min(), said.max(), start):
+    for token in (said.min(), said.max()):
         if not 0 <= token < vocab_size:
             raise ValueError(
                 f"Token {token} is outside the vocabulary of {vocab_size} pieces; count tokens "
@@ -202,9 +181,9 @@ def count_ngrams(
             )
     lengths = np.array([len(sequence) for sequence in sequences])
     at = np.arange(len(said)) + np.repeat(np.arange(1, len(lengths) + 1), lengths)
-    text = np.full(len(said) + len(lengths), start, np.int64)
+    text = np.full(len(said) + len(lengths), PAD_ID)  # Each sequence follows the start token.
     text[at] = said
-    # How many tokens of its own sequence precede each one, the start token included.
+    # The number of tokens before each one in its sequence, the start token included.
     before = np.arange(len(said)) - np.repeat(np.cumsum(lengths) - lengths, lengths) + 1
     unigram = np.bincount(said, minlength=vocab_size)
 
@@ -281,16 +260,8 @@ def ngram_params(table: dict[str, np.ndarray], order: int) -> NgramParams:
 
 
 def save(path: str | pathlib.Path, table: dict[str, np.ndarray], vocabulary: Vocabulary) -> None:
-    """Writes `count_ngrams` over this vocabulary as the .npz that `load` reads, whole or not."""
-    path = pathlib.Path(path)
-    unfinished = path.with_name(path.name + ".unfinished")
-    arrays: dict[str, Any] = {
-        name: values.astype(np.min_scalar_type(values.max(initial=0)))
-        for name, values in table.items()
-    }
-    with unfinished.open("wb") as file:
-        np.savez_compressed(file, vocabulary=vocabulary.fingerprint, **arrays)
-    unfinished.rename(path)
+    """Writes `count_ngrams` over this vocabulary for `load`."""
+    TABLE.save(path, vocabulary, table)
 
 
 def load(path: str | pathlib.Path, vocabulary: Vocabulary, order: int) -> NgramParams:
@@ -300,32 +271,17 @@ def load(path: str | pathlib.Path, vocabulary: Vocabulary, order: int) -> NgramP
         ValueError: the file is missing, damaged or of another vocabulary, or the order is below 1
             or above the file's.
     """
-    path = pathlib.Path(path)
-    if not path.is_file():
-        raise ValueError(f"{path} does not exist; make it with scripts/count_ngrams.py.")
-    try:
-        with zipfile.ZipFile(path) as archive:
-            # NumPy reads no further than its arrays, and may miss the checksums behind them.
-            if (damaged := archive.testzip()) is not None:
-                raise ValueError(f"the checksum of {damaged} differs")
-        with np.load(path) as arrays:
-            table = {name: arrays[name] for name in ("vocabulary", "order", *_COLUMNS)}
-        theirs, size = str(table.pop("vocabulary")), len(table["unigram"])
-    except Exception as error:  # NumPy and zipfile raise many kinds for a damaged archive.
-        raise ValueError(
-            f"{path} is no .npz of n-gram counts ({error}); make it again with "
-            "scripts/count_ngrams.py."
-        ) from error
-    if (theirs, size) != (vocabulary.fingerprint, vocabulary.size):
-        raise ValueError(
-            f"{path} counts the tokens of another vocabulary ({size} pieces, SHA-256 "
-            f"{theirs[:12]}) than {vocabulary.path} ({vocabulary.size} pieces, SHA-256 "
-            f"{vocabulary.fingerprint[:12]}); count again with it (scripts/count_ngrams.py)."
-        )
-    try:
-        return ngram_params(table, order)
-    except ValueError as error:
-        raise ValueError(f"{path}: {error}") from error
+
+    def make(table: dict[str, np.ndarray]) -> NgramParams:
+        params = ngram_params(table, order)
+        if (size := len(table["unigram"])) != vocabulary.size:
+            raise ValueError(
+                f"The counts are of {size} pieces, but {vocabulary.path} has {vocabulary.size}; "
+                f"count again with it ({TABLE.script})."
+            )
+        return params
+
+    return TABLE.load(path, vocabulary, make)
 
 
 def _columns(table: dict[str, np.ndarray]) -> tuple[np.ndarray, ...]:
@@ -333,13 +289,13 @@ def _columns(table: dict[str, np.ndarray]) -> tuple[np.ndarray, ...]:
 
 
 def _starts(before: list[int], sizes: np.ndarray, end: int) -> Array:
-    """Where neighbours of these sizes begin, cut at an end, with one empty one after them."""
+    """The first indices of neighbours of these sizes, at most `end`, and of an empty one."""
     starts = np.concatenate([before, sizes, [0]]).cumsum()
     return jnp.asarray(np.minimum(starts, end), jnp.int32)
 
 
 def _level_ends(children: np.ndarray) -> list[int]:
-    """How many contexts have at most 0, 1, 2 ... tokens."""
+    """The numbers of contexts of at most 0, 1, 2 ... tokens."""
     ends = [1]
     while (end := 1 + int(children[: ends[-1]].sum())) > ends[-1]:
         ends.append(end)

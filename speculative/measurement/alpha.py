@@ -10,13 +10,14 @@ import numpy as np
 from jax import Array, lax
 from numpy.typing import NDArray
 
-from speculative.decoding import Params
-from speculative.decoding.speculative import Models
-from speculative.measurement import forcing
+from speculative.decoding import Params, Rule
+from speculative.decoding.loop import Models
+from speculative.decoding.rules import EXACT
+from speculative.drafts.base import layers_read
+from speculative.measurement import teacher_forced
 from speculative.pair import Pair
-from speculative.sampling import Sampling, standardise
+from speculative.sampling import Sampling
 from speculative.types import Inputs, Tokens
-from speculative.verification import acceptance, near_best
 
 
 def alpha_on_target_text(
@@ -25,24 +26,23 @@ def alpha_on_target_text(
     tokens: Sequence[Sequence[int]],
     sampling: Sampling,
     max_length: int,
-    lenience: float = 1.0,
+    rule: Rule = EXACT,
 ) -> list[NDArray[np.float32]]:
-    """beta, the sum of min(p / l, q), at every token of texts that the target generated.
+    """Beta, the rule's acceptance, at every token of texts that the target generated.
 
-    Alpha is their mean over all tokens. No guess is drawn at random and none is rejected, so
-    this varies less than the share of guesses that decoding accepted.
+    Alpha is their mean over all tokens. Without random guesses and rejections its variance is
+    lower than that of the share of guesses that decoding accepts.
 
     Args:
-        pair: the target and the draft, any that has the face of one.
-        sources: of each example, [1, S] as `Pair.encode` gives it.
-        tokens: what the target generated for it, the end of sequence included.
+        pair: the target and the draft.
+        sources: of each example, [1, S] from `Pair.encode`.
+        tokens: the target's output for each, with its end of sequence.
         sampling: adjusts p and q alike.
-        max_length: tokens to which every text is padded, for each width is a compiled program.
-        lenience: l (A.5). At temperature 0 and below 1, beta is the mass of q where p(x) >=
-            l max p, p being the target's own distribution.
+        max_length: every text is padded to so many tokens, so that one program is compiled.
+        rule: defines the acceptance (`Rule.acceptance`).
 
     Returns:
-        Of each example, beta [length] at each of its tokens.
+        Beta [length] for each example.
 
     Raises:
         ValueError: the probabilities of target or draft are not finite.
@@ -50,8 +50,8 @@ def alpha_on_target_text(
     models = Models(pair.target, pair.draft)
     found = []
     for source, text in zip(sources, tokens, strict=True):
-        row = forcing.padded(text, max_length)
-        beta = _betas(models, pair.params, source, row, sampling, pair.vocabulary.size, lenience)
+        row = teacher_forced.padded(text, max_length)
+        beta = _betas(models, pair.params, source, row, sampling, pair.vocabulary.size, rule)
         found.append(np.asarray(beta)[0, : len(text)])
         if not np.isfinite(found[-1]).all():
             raise ValueError(
@@ -61,7 +61,7 @@ def alpha_on_target_text(
     return found
 
 
-@functools.partial(jax.jit, static_argnames=("models", "sampling", "vocab_size", "lenience"))
+@functools.partial(jax.jit, static_argnames=("models", "sampling", "vocab_size", "rule"))
 def _betas(
     models: Models,
     params: Params,
@@ -69,30 +69,32 @@ def _betas(
     tokens: Tokens,
     sampling: Sampling,
     vocab_size: int,
-    lenience: float,
+    rule: Rule,
 ) -> Array:
-    """Beta [B, L] at each of tokens [B, L], which the draft is fed one by one."""
+    """Beta [B, L] at each of tokens [B, L], which the draft reads one by one."""
     draft = models.draft
     assert draft is not None, "an acceptance rate needs a draft"
     batch, length = tokens.shape
-    logits = forcing.logits(models.target, params.target, source, tokens)[..., :vocab_size]
+    layers = layers_read(draft)
+    begun, (logits, _, hidden) = teacher_forced.score(
+        models.target, params.target, source, tokens, layers
+    )
     nothing = jnp.zeros(batch, jnp.int32)
     # q does not depend on the random number that a guess is drawn with.
     uniforms = jnp.zeros((batch, 1))
 
-    def at(state: Any, both: tuple[Array, Array]) -> tuple[Any, Array]:
-        last, row = both
+    def at(state: Any, at_token: tuple[Array, Array, dict[str, Array]]) -> tuple[Any, Array]:
+        last, row, hidden = at_token
         proposal = draft.propose(params.draft, state, last, uniforms, sampling, vocab_size)
         q = proposal.q
         q = jax.nn.one_hot(proposal.guesses, vocab_size) if q is None else q
-        if sampling.greedy and lenience < 1:
-            beta = jnp.where(near_best(row, lenience), q[:, 0], 0.0).sum(axis=-1)
-        else:
-            beta = acceptance(standardise(row, sampling), q[:, 0], lenience)
-        return draft.commit(proposal, nothing), beta
+        beta = rule.acceptance(row, q[:, 0], sampling)
+        # The guess is never accepted, so that its hidden states may have any value.
+        hidden = {name: jnp.stack([x, x], axis=1) for name, x in hidden.items()}
+        return draft.commit(proposal, nothing, hidden), beta
 
-    # Two more positions: a draft may catch up with a chunk of two.
-    begun = models.target.start(params.target, source, 1)
+    # Two more positions, because a draft may read a chunk of two.
     state = draft.start(params.draft, source, length + 2, begun)
-    along = (forcing.previous(tokens, models.target.first(source)).T, logits.swapaxes(0, 1))
+    fed = teacher_forced.previous(tokens, models.target.first(source))
+    along = jax.tree.map(lambda x: x.swapaxes(0, 1), (fed, logits[..., :vocab_size], hidden))
     return lax.scan(at, state, along)[1].T

@@ -1,4 +1,4 @@
-"""Intervals for what is measured over examples, by resampling them."""
+"""Confidence intervals by resampling of examples."""
 
 from collections.abc import Callable
 
@@ -11,17 +11,10 @@ RESAMPLES = 2000
 def interval(
     statistic: Callable[[NDArray[np.intp]], float], size: int, seed: int = 0
 ) -> tuple[float, float]:
-    """The percentile bootstrap's 95% interval of a statistic over examples.
+    """The percentile bootstrap's 95% interval of a statistic over `size` examples.
 
-    Whole examples are drawn, not tokens: tokens of one text depend on each other.
-
-    Args:
-        statistic: maps the numbers [size] of the examples drawn, some repeated, to its value.
-        size: how many examples there are.
-        seed: of the resampling.
-
-    Returns:
-        The 2.5th and the 97.5th percentile of the statistic over the resamples.
+    `statistic` maps the numbers [size] of the drawn examples, some repeated, to its value. Whole
+    examples are drawn, because tokens of one text depend on each other.
 
     Raises:
         ValueError: there is no example.

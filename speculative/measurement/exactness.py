@@ -1,4 +1,4 @@
-"""At temperature 0 both ways of decoding give one text; where they do not, why."""
+"""The first difference between autoregressive and speculative outputs at temperature 0."""
 
 import dataclasses
 import itertools
@@ -8,25 +8,25 @@ from collections.abc import Sequence
 import numpy as np
 from jax import Array
 
-from speculative.measurement import forcing
+from speculative.measurement import teacher_forced
 from speculative.pair import Pair
 
 NEAR_TIES = {"float32": 1e-4, "bfloat16": 0.25}
-"""Margins between logits that sums in another order may turn round, by the dtype of products.
+"""Margins between logits that rounding may reverse, by the dtype of products.
 
-Bfloat16 keeps eight bits, so that logits of about 20 come out a tenth apart.
+Bfloat16 has eight significant bits, so that logits of about 20 are rounded to multiples of 0.125.
 """
 
 
 @dataclasses.dataclass(frozen=True)
 class Difference:
-    """Where two greedy outputs part.
+    """The first difference of two greedy outputs.
 
     Attributes:
         position: of the first token that differs.
-        autoregressive: the token there, decoded plainly; None beyond the text's end.
-        speculative: the token there, decoded speculatively; None beyond the text's end.
-        margin: how far the logit of the less likely of the two lies below the largest one.
+        autoregressive: the token there; None after the text's end.
+        speculative: the token there; None after the text's end.
+        margin: the largest logit minus the smaller logit of the two tokens.
         tolerance: of `NEAR_TIES`.
     """
 
@@ -38,7 +38,7 @@ class Difference:
 
     @property
     def near_tie(self) -> bool:
-        """Whether rounding explains it: a pass of another width sums in another order."""
+        """Whether rounding explains it: passes of different widths sum in different orders."""
         return self.margin < self.tolerance
 
 
@@ -51,18 +51,17 @@ def compare_greedy(
 ) -> Difference | None:
     """The first difference of two greedy outputs for source [1, S], or None.
 
-    The margin comes from a fresh pass of the target over the text up to there; `dtype` is that of
-    the target's products.
+    The margin comes from a teacher-forced pass; `dtype` is that of the target's products.
     """
     both = itertools.zip_longest(tokens_autoregressive, tokens_speculative)
     for position, (plain, speculative) in enumerate(both):
         if plain == speculative:
             continue
-        if plain is None or speculative is None:  # One ended with no token to show for it.
+        if plain is None or speculative is None:  # One text is the beginning of the other.
             return Difference(position, plain, speculative, math.inf)
         length = -(-(position + 1) // 32) * 32
-        row = forcing.padded(tokens_autoregressive[:position], length)
-        logits = forcing.logits(pair.target, pair.params.target, source, row)
+        row = teacher_forced.padded(tokens_autoregressive[:position], length)
+        logits = teacher_forced.logits(pair.target, pair.params.target, source, row)
         there = np.asarray(logits)[0, position, : pair.vocabulary.size]
         margin = there.max() - min(there[plain], there[speculative])
         return Difference(position, plain, speculative, float(margin), NEAR_TIES[dtype])

@@ -1,4 +1,4 @@
-"""What the present device does at best, measured: how fast it reads, what an operation costs."""
+"""Measured limits of the present device: its read bandwidth, and the time of an operation."""
 
 import statistics
 import time
@@ -9,21 +9,21 @@ import jax
 import jax.numpy as jnp
 from jax import Array, lax
 
-from speculative.models import kernels
+from speculative.backends.cpu import kernels
 
 STREAMED = 2**29
-"""Bytes of a streaming read: many times what a processor's caches hold."""
+"""Bytes of a streaming read: many times a processor's caches."""
 
 ROUNDS = 9
 READS = 8
-"""In a dispatch, where one read takes no longer than that does."""
+"""Reads in a dispatch, because a dispatch may take as long as one read."""
 
 CHAIN, REPEATS = 16, 64
-"""Operations in the body of a timed loop, and how often it runs."""
+"""Operations in the body of a timed loop, and iterations of that loop."""
 
 
 def seconds(run: Callable[[], Any], rounds: int = ROUNDS) -> float:
-    """The median time of a call whose result is arrays, after one that compiles."""
+    """The median time of a call that returns arrays, after one call that compiles."""
     jax.block_until_ready(run())
     times = []
     for _ in range(rounds):
@@ -34,7 +34,7 @@ def seconds(run: Callable[[], Any], rounds: int = ROUNDS) -> float:
 
 
 def read_bandwidth(size: int = STREAMED) -> float:
-    """Bytes a second at which a device adds up an array of so many bytes that it streams past."""
+    """Bytes a second at which the device sums an array of `size` bytes."""
     values = jnp.ones(size // 4, jnp.float32)
     if jax.default_backend() == "cpu" and kernels.native():
         return size / seconds(lambda: kernels.total(values))
@@ -43,21 +43,23 @@ def read_bandwidth(size: int = STREAMED) -> float:
 
 @jax.jit
 def _totals(values: Array) -> Array:
-    """Adds all up `READS` times in one dispatch, each time a little more than the last sum."""
+    """Sums all values `READS` times; each sum depends on the last one, so that none is dropped."""
     return lax.fori_loop(0, READS, lambda _, sum_: (values + 1e-30 * sum_).sum(), 0.0)
 
 
 def operation_seconds() -> float:
-    """What one operation costs that does next to nothing, a product of 8 by 8 numbers, in a loop.
+    """The time of a tiny operation, a product of 8 x 8 matrices, in a loop.
 
-    Each one waits for the one before, as those of a decoding step do.
+    Each operation waits for the one before, as in a decoding step.
     """
     x, kernel = jnp.ones((8, 8)), jnp.eye(8)
-    return seconds(lambda: _chain(x, kernel)) / (CHAIN * REPEATS)
+    return seconds(lambda: chain(x, kernel)) / (CHAIN * REPEATS)
 
 
 @jax.jit
-def _chain(x: Array, kernel: Array) -> Array:
+def chain(x: Array, kernel: Array) -> Array:
+    """Multiplies x [8, 8] by the kernel [8, 8] `CHAIN * REPEATS` times."""
+
     def body(_: Array, x: Array) -> Array:
         for _turn in range(CHAIN):
             x = jnp.matmul(x, kernel)

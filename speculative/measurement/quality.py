@@ -1,7 +1,4 @@
-"""Quality of decoded text: BLEU for translation, ROUGE for summaries, set up as T5's metrics are.
-
-`bleu` and `rouge` take plain strings and return percentages, and serve as a seqio task's metrics.
-"""
+"""BLEU and ROUGE of decoded text with the settings of T5; both can be a seqio task's metrics."""
 
 from collections.abc import Callable, Mapping, Sequence
 
@@ -13,17 +10,10 @@ ROUGE_TYPES = ("rouge1", "rouge2", "rougeL", "rougeLsum")
 
 
 def bleu(targets: Sequence[str], predictions: Sequence[str]) -> dict[str, float]:
-    """Corpus BLEU of sacreBLEU with `intl` tokenisation, which T5's WMT results use.
-
-    Args:
-        targets: One reference an example.
-        predictions: The decoded text of each example, in the same order.
-
-    Returns:
-        `{"bleu": score}`, in percent.
+    """Corpus BLEU of sacreBLEU in percent, with `intl` tokenisation as in T5's WMT results.
 
     Raises:
-        ValueError: if there is no example, or not one prediction for each target.
+        ValueError: there is no example, or not one prediction for each target.
     """
     _check(targets, predictions)
     score = sacrebleu.corpus_bleu(list(predictions), [list(targets)], tokenize="intl")
@@ -31,27 +21,18 @@ def bleu(targets: Sequence[str], predictions: Sequence[str]) -> dict[str, float]
 
 
 def rouge(targets: Sequence[str], predictions: Sequence[str]) -> dict[str, float]:
-    """Mean ROUGE F1 over the examples, no stemming.
+    """Mean ROUGE F1 of `ROUGE_TYPES` over the examples in percent, without stemming.
 
     T5 reports the median of bootstrap resamples, which is random; the mean is its limit. For
-    `rougeLsum` each sentence is a line, which T5 obtains by a break after a free-standing stop.
-
-    Args:
-        targets: One reference an example.
-        predictions: The decoded text of each example, in the same order.
-
-    Returns:
-        `rouge1`, `rouge2`, `rougeL` and `rougeLsum`, in percent.
+    `rougeLsum` T5 breaks the line after a full stop between spaces, and so do we.
 
     Raises:
-        ValueError: if there is no example, or not one prediction for each target.
+        ValueError: there is no example, or not one prediction for each target.
     """
     _check(targets, predictions)
     scorer = rouge_scorer.RougeScorer(ROUGE_TYPES)
-    scores = [
-        scorer.score(target.replace(" . ", " .\n"), prediction.replace(" . ", " .\n"))
-        for target, prediction in zip(targets, predictions, strict=True)
-    ]
+    lines = ([text.replace(" . ", " .\n") for text in texts] for texts in (targets, predictions))
+    scores = [scorer.score(*pair) for pair in zip(*lines, strict=True)]
     return {
         kind: 100 * float(np.mean([score[kind].fmeasure for score in scores]))
         for kind in ROUGE_TYPES
@@ -61,14 +42,14 @@ def rouge(targets: Sequence[str], predictions: Sequence[str]) -> dict[str, float
 Metric = Callable[[Sequence[str], Sequence[str]], dict[str, float]]
 
 METRICS: Mapping[str, Metric] = {"bleu": bleu, "rougeL": rouge, "rougeLsum": rouge}
-"""The scores that a table may show, by name, and what computes them."""
+"""The functions that compute the scores of a table, by name."""
 
 
 def measure(metric: str, targets: Sequence[str], predictions: Sequence[str]) -> float:
     """One score of `METRICS`, in percent.
 
     Raises:
-        ValueError: if there is no such score, no example, or not one prediction for each target.
+        ValueError: there is no such score, no example, or not one prediction for each target.
     """
     if metric not in METRICS:
         raise ValueError(f"There is no metric {metric!r}; the metrics are {', '.join(METRICS)}.")

@@ -1,9 +1,8 @@
-"""What a pass of the target and a guess of the draft cost, timed where decoding runs them.
+"""The costs of a target pass and of a draft's guess, timed within decoding steps.
 
-Steps of decoding are timed in device loops, and each one's result feeds the next, so that the
-compiler can neither hoist nor drop it. A proposal is timed as what it adds to a step: between
-two proposals the target's weights drive the draft's out of a processor's caches, which a loop
-over proposals alone would not show.
+Steps are timed in device loops, and each step's result feeds the next, so that the compiler can
+neither hoist nor drop it. A proposal's time is what it adds to a step: between two proposals the
+target's weights drive the draft's out of the caches, which a loop over proposals would not show.
 """
 
 import dataclasses
@@ -19,15 +18,20 @@ import jax
 import jax.numpy as jnp
 from jax import Array, lax
 
-from speculative.decoding import Decoding, Params
-from speculative.decoding.speculative import Models, Progress, start, step
-from speculative.drafts import Draft, Proposal
+from speculative.decoding import Decoding, Params, Rule
+from speculative.decoding.loop import Models, Progress, begin, step
+from speculative.decoding.reference import start_draft, start_target
+from speculative.decoding.rules import EXACT
+from speculative.drafts import Draft, Proposal, UniformDraft
+from speculative.drafts.base import layers_read
 from speculative.pair import Pair
 from speculative.sampling import Sampling
-from speculative.types import Inputs, PyTree, Rows
 
 ITERATIONS = 32
-"""Steps in a timed loop: many beside the cost of starting it, few enough for a short cache."""
+"""Steps in a timed loop: enough to hide the cost of starting it, few enough for a short cache."""
+
+TURNS = 3
+"""The least number of turns for costs; a turn times every kind of step once."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -35,11 +39,11 @@ class Costs:
     """Times in milliseconds, at batch size 1.
 
     Attributes:
-        ms_prefill_target: encoding the source for the target.
-        ms_prefill_draft: likewise for the draft.
-        ms_target_step: one token by the target alone, its choice included.
+        ms_prefill_target: reading the source by the target.
+        ms_prefill_draft: reading the source by the draft.
+        ms_target_step: one token by the target alone, including sampling.
         ms_verify: by gamma, a target pass over gamma + 1 positions and the verification.
-        ms_proposal: by gamma, what all guesses of a step add to it.
+        ms_proposal: by gamma, all guesses of a step.
     """
 
     ms_prefill_target: float
@@ -49,81 +53,52 @@ class Costs:
     ms_proposal: dict[int, float]
 
     def ms_draft_step(self, gamma: int) -> float:
-        """One guess, as a share of a proposal: its first costs more than the others."""
+        """The mean time of a guess in a proposal, whose first guess costs more than the others."""
         return self.ms_proposal[gamma] / gamma
 
     def c(self, gamma: int) -> float:
-        """A guess over a target step (section 3.3)."""
+        """The time of a guess over that of a target step (section 3.3)."""
         return self.ms_draft_step(gamma) / self.ms_target_step
 
     def verify_cost(self, gamma: int) -> float:
-        """v: a target pass over gamma + 1 positions over one of a single position."""
+        """v: the time of a target pass over gamma + 1 positions over that of a target step."""
         return self.ms_verify[gamma] / self.ms_target_step
 
 
-@dataclasses.dataclass(frozen=True)
-class _Given:
-    """A draft whose parameters are its proposal: a step with it is verification alone."""
+class _Given(UniformDraft):
+    """Proposes its parameters, guesses and q, so that a step is verification alone."""
 
-    def start(self, params: PyTree, inputs: Inputs, cache_length: int, target: Any) -> tuple[()]:
-        return ()
-
-    def propose(
-        self,
-        params: PyTree,
-        state: tuple[()],
-        last: Rows,
-        uniforms: Array,
-        sampling: Sampling,
-        vocab_size: int,
-    ) -> Proposal:
+    def propose(self, params, state, last, uniforms, sampling, vocab_size) -> Proposal:
         guesses, q = params
         return Proposal(guesses, q, state)
 
-    def commit(self, proposal: Proposal, accepted: Rows) -> tuple[()]:
-        return proposal.state
-
 
 @dataclasses.dataclass(frozen=True)
-class _Rejected:
-    """A draft none of whose guesses stands, so that it advances by one token a step."""
+class _Rejected(Draft):
+    """A draft whose guesses are all rejected, so that it advances by one token a step."""
 
     draft: Draft
 
-    def start(self, params: PyTree, inputs: Inputs, cache_length: int, target: Any) -> Any:
+    @property
+    def layers(self) -> tuple[str, ...]:
+        return layers_read(self.draft)
+
+    def start(self, params, inputs, cache_length, target) -> Any:
         return self.draft.start(params, inputs, cache_length, target)
 
-    def propose(
-        self,
-        params: PyTree,
-        state: Any,
-        last: Rows,
-        uniforms: Array,
-        sampling: Sampling,
-        vocab_size: int,
-    ) -> Proposal:
+    def propose(self, params, state, last, uniforms, sampling, vocab_size) -> Proposal:
         return self.draft.propose(params, state, last, uniforms, sampling, vocab_size)
 
-    def commit(self, proposal: Proposal, accepted: Rows) -> Any:
-        return self.draft.commit(proposal, jnp.zeros_like(accepted))
-
-
-def typical(turns: Sequence[Sequence[float]]) -> list[float]:
-    """Each kind's median share of the median turn, for turns of a time for each kind.
-
-    A machine that slows down slows all kinds, and leaves their shares as they were.
-    """
-    turn = statistics.median(map(sum, turns))
-    shares = zip(*([time / sum(times) for time in times] for times in turns), strict=True)
-    return [turn * statistics.median(share) for share in shares]
+    def commit(self, proposal, accepted, hidden) -> Any:
+        return self.draft.commit(proposal, jnp.zeros_like(accepted), hidden)
 
 
 class CostMeter:
-    """Times every kind of step of a pair, one after the other, over and over.
+    """Times every kind of step of a pair in turn, again and again.
 
-    A machine that slows down then slows all of them, and each kind's share of its turn stays as
-    it was: what is given is the median share of the median turn. Whoever times something else
-    beside puts ticks in between, for the same reason.
+    A machine that slows down slows all kinds alike, and each kind's share of its turn stays the
+    same: a cost is the median share of the median turn. For the same reason `tick` may be called
+    between measurements of something else.
     """
 
     def __init__(
@@ -133,15 +108,17 @@ class CostMeter:
         gammas: Sequence[int],
         source_length: int,
         cache_length: int,
+        rule: Rule = EXACT,
     ) -> None:
-        """Compiles what will be timed.
+        """Compiles every kind of step.
 
         Args:
-            pair: whose costs.
-            sampling: the choice of a token, and the verification, are part of a step.
+            pair: target and draft.
+            sampling: part of every step.
             gammas: numbers of guesses, each at least 1.
             source_length: tokens S of the source.
             cache_length: positions T of the caches.
+            rule: how guesses are verified.
 
         Raises:
             ValueError: a gamma below 1, or a cache too short for the timed loop.
@@ -156,10 +133,10 @@ class CostMeter:
             )
         self._gammas = gammas
         source = jnp.full((1, source_length), pair.vocabulary.size - 1, jnp.int32)
-        self._kinds = _kinds(pair, sampling, gammas, source, cache_length)
+        self._kinds = timed_calls(pair, sampling, gammas, source, cache_length, rule)
         self._seconds: dict[tuple[str, int], list[float]] = {kind: [] for kind in self._kinds}
         self._order = itertools.cycle(self._kinds)
-        with ThreadPoolExecutor() as pool:  # What is compiled here, is compiled side by side.
+        with ThreadPoolExecutor() as pool:  # The programs are compiled in parallel.
             list(pool.map(lambda run: jax.block_until_ready(run()), self._kinds.values()))
 
     def turn(self) -> None:
@@ -176,13 +153,16 @@ class CostMeter:
 
     @property
     def turns(self) -> int:
-        """How often every kind has been timed."""
+        """The number of times that every kind has been timed."""
         return min(map(len, self._seconds.values()))
 
     def costs(self) -> Costs:
-        """From all whole turns so far, of which there must be one."""
-        seconds = typical(list(zip(*self._seconds.values(), strict=False)))
-        ms = {kind: 1e3 * second for kind, second in zip(self._seconds, seconds, strict=True)}
+        """The costs, from all complete turns; there must be one."""
+        turns = list(zip(*self._seconds.values(), strict=False))
+        turn = 1e3 * statistics.median(map(sum, turns))
+        shares = zip(*([seconds / sum(times) for seconds in times] for times in turns), strict=True)
+        medians = map(statistics.median, shares)
+        ms = {kind: turn * share for kind, share in zip(self._seconds, medians, strict=True)}
         verify = {gamma: ms["verify", gamma] / ITERATIONS for gamma in self._gammas}
         step = {gamma: ms["step", gamma] / ITERATIONS for gamma in self._gammas}
         return Costs(
@@ -190,36 +170,44 @@ class CostMeter:
             ms_prefill_draft=ms["prefill draft", 0],
             ms_target_step=ms["verify", 0] / ITERATIONS,
             ms_verify=verify,
-            # A draft that costs next to nothing may seem to cost less than that.
+            # The measured difference may be negative for a draft that costs almost nothing.
             ms_proposal={gamma: max(0.0, step[gamma] - verify[gamma]) for gamma in self._gammas},
         )
 
 
-def _kinds(
-    pair: Pair, sampling: Sampling, gammas: Sequence[int], source: Array, cache_length: int
+def timed_calls(
+    pair: Pair,
+    sampling: Sampling,
+    gammas: Sequence[int],
+    source: Array,
+    cache_length: int,
+    rule: Rule,
 ) -> dict[tuple[str, int], Callable[[], Any]]:
-    """What to time, by its name and gamma: calls without arguments that give arrays."""
-    params, vocab_size = pair.params, pair.vocabulary.size
-    # No token has the id -1, so that no row ends while it is timed.
+    """The calls to time, by name and gamma; each returns arrays."""
+    params, vocab_size, batch = pair.params, pair.vocabulary.size, len(source)
+    # No token is -1, so that no row ends while it is timed.
     plain = Decoding(vocab_size, sampling, 0, cache_length - 2, eos_id=-1)
     models = Models(pair.target, _Rejected(pair.draft))
-    begun = begin(models, params, source, plain)
+    begun = begin(models, params, source, plain, plain.capacity)
     alone = dataclasses.replace(begun, draft=())
+    layers = layers_read(pair.draft)
+    started = start_target(pair.target, params.target, source, cache_length, layers)
     kinds: dict[tuple[str, int], Callable[[], Any]] = {
         ("prefill target", 0): functools.partial(
-            _start, pair.target, params.target, source, cache_length
+            start_target, pair.target, params.target, source, cache_length, layers
         ),
         ("prefill draft", 0): functools.partial(
-            _start, pair.draft, params.draft, source, cache_length, begun.target
+            start_draft, pair.draft, params.draft, source, cache_length, started
         ),
         ("verify", 0): functools.partial(
             _steps, Models(pair.target, None), Params(params.target), alone, plain
         ),
     }
     for gamma in gammas:
-        config = dataclasses.replace(plain, gamma=gamma, max_length=cache_length - gamma - 2)
-        guesses = jnp.full((1, gamma), vocab_size - 1, jnp.int32)
-        q = None if sampling.greedy else jnp.full((1, gamma, vocab_size), 1 / vocab_size)
+        length = cache_length - gamma - 2
+        config = dataclasses.replace(plain, gamma=gamma, max_length=length, rule=rule)
+        guesses = jnp.full((batch, gamma), vocab_size - 1, jnp.int32)
+        q = None if sampling.greedy else jnp.full((batch, gamma, vocab_size), 1 / vocab_size)
         given = Models(pair.target, _Given()), Params(params.target, (guesses, q))
         kinds["verify", gamma] = functools.partial(_steps, *given, alone, config)
         kinds["step", gamma] = functools.partial(_steps, models, params, begun, config)
@@ -227,20 +215,10 @@ def _kinds(
 
 
 @functools.partial(jax.jit, static_argnums=(0, 3))
-def _start(model: Any, params: PyTree, source: Array, cache_length: int, *target: Any) -> Any:
-    return model.start(params, source, cache_length, *target)
-
-
-@functools.partial(jax.jit, static_argnums=(0, 3))
-def begin(models: Models, params: Params, source: Array, config: Decoding) -> Progress:
-    """`speculative.start` in a cache for all of the longest output: the prefill of both models."""
-    return start(models, params, source, config, config.capacity)
-
-
-@functools.partial(jax.jit, static_argnums=(0, 3))
 def _steps(models: Models, params: Params, progress: Progress, config: Decoding) -> Progress:
-    """Steps of decoding, each from where the loop began, on the token the last one chose."""
-    draws = jnp.full((1, config.capacity, 3), 0.5)
+    """Decoding steps, each at the loop's first position, with the token of the step before."""
+    numbers = jax.eval_shape(lambda: config.draws(0, jnp.arange(len(progress.last))))
+    draws = jnp.full(numbers.shape, 0.5)
 
     def body(_: Array, progress: Progress) -> Progress:
         lengths = progress.lengths

@@ -1,13 +1,23 @@
-"""Models of three verbs on explicit state; nothing above this floor knows Flax."""
+"""Models: a folder for each family, which floors above know by `interface` and `registry` alone."""
 
-from speculative.models.config import SIZES, Config, DecoderOnlyConfig, T5Config, named
-from speculative.models.decoder_only import DecoderOnly
-from speculative.models.model import FlaxModel
-from speculative.models.packing import for_decoding, pack
-from speculative.models.params import abstract_params, model_of, random_params, read_by_step
-from speculative.models.t5 import T5
+from speculative.models.config import Config
+from speculative.models.flax_model import FlaxModel
+from speculative.models.gpt import DecoderOnly, DecoderOnlyConfig
+from speculative.models.registry import (
+    FAMILIES,
+    SIZES,
+    abstract_params,
+    format_of,
+    model_of,
+    named,
+    names_of,
+    random_params,
+    read_by_step,
+)
+from speculative.models.t5 import T5, T5Config
 
 __all__ = [
+    "FAMILIES",
     "SIZES",
     "T5",
     "Config",
@@ -16,10 +26,10 @@ __all__ = [
     "FlaxModel",
     "T5Config",
     "abstract_params",
-    "for_decoding",
+    "format_of",
     "model_of",
     "named",
-    "pack",
+    "names_of",
     "random_params",
     "read_by_step",
 ]

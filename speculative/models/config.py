@@ -1,28 +1,23 @@
-"""The shapes of models, and the shapes that have names."""
+"""What the configurations of all families have in common."""
 
 import dataclasses
+from collections.abc import Mapping
 from typing import Any, ClassVar, Self
 
-ACTIVATIONS = ("gelu", "relu", "linear")
-"""In the order of `Activation` in kernels.cc."""
+from speculative.types import ACTIVATIONS
 
-
-class _Sizes:
-    """What configurations of either kind can do."""
-
-    def replace(self, **changes: Any) -> Self:
-        """The same configuration with some fields changed."""
-        return dataclasses.replace(self, **changes)  # pyright: ignore[reportArgumentType]
-
-    def to_json(self) -> dict[str, Any]:
-        """The fields as JSON-ready values."""
-        fields = dataclasses.asdict(self)  # pyright: ignore[reportArgumentType]
-        return fields | {"mlp_activations": list(fields["mlp_activations"])}
+_CHOICES = {
+    "norm": ("rms", "layer"),
+    "positions": ("relative", "learned"),
+    "dtype": ("float32", "bfloat16"),
+}
 
 
 @dataclasses.dataclass(frozen=True)
-class T5Config(_Sizes):
-    """The sizes of a T5 encoder-decoder; field names are T5X's.
+class Config:
+    """The sizes of a model and the kinds of its layers; field names are T5X's where it has one.
+
+    The defaults are those of T5 v1.1. A family adds its numbers of layers.
 
     Attributes:
         vocab_size: rows V of the embedding (may be padded beyond the vocabulary's pieces).
@@ -30,16 +25,26 @@ class T5Config(_Sizes):
         num_heads: attention heads N.
         head_dim: size H of a head.
         mlp_dim: features of the feed-forward layer.
-        num_encoder_layers: layers of the encoder.
-        num_decoder_layers: layers of the decoder.
-        mlp_activations: ("gelu", "linear") is v1.1's gated GELU, ("relu",) is v1.0.
-        logits_via_embedding: v1.0 ties the output to the embedding, scaled by D^-1/2.
+        num_kv_heads: heads of keys and values; 0 stands for num_heads, all that is implemented.
+        mlp_activations: ("gelu", "linear") is a gated GELU, ("relu",) a plain layer.
+        norm: "rms" divides by the root mean square and scales; "layer" takes the mean away,
+            divides by the standard deviation, scales and shifts.
+        positions: "relative" adds a bias to attention's scores, learned for each bucket of
+            distances; "learned" adds an embedding of each position to the tokens'.
+        max_positions: learned positions; 0 where they are relative.
+        biases: whether projections have biases, except the one to the logits.
+        scaled_attention: whether products of queries and keys are multiplied by H^-1/2; T5 has
+            this in its initial weights.
+        logits_via_embedding: whether the output is tied to the embedding.
         dropout_rate: used in training only.
         dtype: "float32" or "bfloat16", of the products; logits and softmax are float32.
         num_buckets: relative-position buckets.
         max_distance: distance from which all positions share the last bucket.
-        source_dim: features of another model's encoder, which this one reads in place of one of
-            its own (a draft that reads its target's); num_encoder_layers is 0 then. 0: its own.
+        source_dim: features of another model's encoder (a draft's target) that this one reads
+            in place of its own; 0: none.
+
+    Raises:
+        ValueError: a value is outside its range, or a combination is not implemented.
     """
 
     vocab_size: int
@@ -47,9 +52,14 @@ class T5Config(_Sizes):
     num_heads: int
     head_dim: int
     mlp_dim: int
-    num_encoder_layers: int
-    num_decoder_layers: int
+    _: dataclasses.KW_ONLY
+    num_kv_heads: int = 0
     mlp_activations: tuple[str, ...] = ("gelu", "linear")
+    norm: str = "rms"
+    positions: str = "relative"
+    max_positions: int = 0
+    biases: bool = False
+    scaled_attention: bool = False
     logits_via_embedding: bool = False
     dropout_rate: float = 0.0
     dtype: str = "float32"
@@ -57,184 +67,81 @@ class T5Config(_Sizes):
     max_distance: int = 128
     source_dim: int = 0
 
-    gpt: ClassVar[bool] = False
-    """Its layers are T5's: see `DecoderOnlyConfig.gpt`."""
-
-    def __post_init__(self) -> None:
-        _check(self, may_be_0=("source_dim", "num_encoder_layers"))
-        if (self.source_dim == 0) == (self.num_encoder_layers == 0):
-            raise ValueError(
-                "A model has an encoder of its own or reads another's: one of "
-                "T5Config.num_encoder_layers and T5Config.source_dim must be 0, not "
-                f"{self.num_encoder_layers} and {self.source_dim}."
-            )
-
-
-@dataclasses.dataclass(frozen=True)
-class DecoderOnlyConfig(_Sizes):
-    """The sizes of a decoder-only model: a GPT's, or a LaMDA's, whose layers are T5's.
-
-    Attributes:
-        vocab_size: rows V of the embedding (may be padded beyond the vocabulary's pieces).
-        emb_dim: features D.
-        num_heads: attention heads N.
-        head_dim: size H of a head.
-        mlp_dim: features of the feed-forward layer.
-        num_layers: layers.
-        max_positions: learned positions, which make it a GPT: layer norms with mean and shift,
-            projections with biases, attention scaled by H^-1/2 (Radford et al., 2019). 0: a
-            T5's layers, with its relative positions (LaMDA: Thoppilan et al., 2022, section 4).
-        mlp_activations: ("gelu",) is GPT's, ("gelu", "linear") LaMDA's gated GELU.
-        logits_via_embedding: whether the output is tied to the embedding, as GPT's is.
-        dropout_rate: used in training only.
-        dtype: "float32" or "bfloat16", of the products; logits and softmax are float32.
-        num_buckets: relative-position buckets.
-        max_distance: distance from which all positions share the last bucket.
-    """
-
-    vocab_size: int
-    emb_dim: int
-    num_heads: int
-    head_dim: int
-    mlp_dim: int
-    num_layers: int
-    max_positions: int = 0
-    mlp_activations: tuple[str, ...] = ("gelu",)
-    logits_via_embedding: bool = True
-    dropout_rate: float = 0.0
-    dtype: str = "float32"
-    num_buckets: int = 32
-    max_distance: int = 128
-
-    source_dim: ClassVar[int] = 0
-    """It reads no source beside its own text: see `T5Config.source_dim`."""
-
-    def __post_init__(self) -> None:
-        _check(self, may_be_0=("max_positions",))
-        if self.gpt and len(self.mlp_activations) > 1:
-            raise ValueError(
-                "A GPT's feed-forward layer is not gated: DecoderOnlyConfig.mlp_activations must "
-                f"name one, not {', '.join(self.mlp_activations)}, where max_positions is not 0."
-            )
+    depths: ClassVar[tuple[str, ...]]
+    """The fields that count layers; the last one those of the decoder."""
+    may_be_0: ClassVar[tuple[str, ...]] = ("num_kv_heads", "max_positions", "source_dim")
+    fixed: ClassVar[Mapping[str, Any]] = {}
+    """Fields of which a family implements one value alone."""
 
     @property
-    def gpt(self) -> bool:
-        """Whether norms have a mean and a shift, projections a bias, and attention a scale."""
-        return self.max_positions > 0
+    def decoder_layers(self) -> int:
+        """Layers of the decoder; each keeps a key and a value of every token."""
+        return getattr(self, self.depths[-1])
+
+    @property
+    def gated(self) -> bool:
+        """Whether a feed-forward layer has two inputs, which are multiplied."""
+        return len(self.mlp_activations) == 2
+
+    def description(self) -> tuple[str, str]:
+        """The family of the model, and its layers, for people."""
+        raise NotImplementedError
+
+    @classmethod
+    def from_json(cls, fields: Mapping[str, Any]) -> Self:
+        """The configuration of the fields that `to_json` gave, or an older version's.
+
+        Raises:
+            TypeError: a field is unknown or missing.
+            ValueError: as of the class.
+        """
+        return cls(**fields)
+
+    def to_json(self) -> dict[str, Any]:
+        """The fields as JSON-ready values."""
+        return dataclasses.asdict(self) | {"mlp_activations": list(self.mlp_activations)}
+
+    def replace(self, **changes: Any) -> Self:
+        """The same configuration with some fields changed."""
+        return dataclasses.replace(self, **changes)
+
+    def __post_init__(self) -> None:
+        # A list from JSON or gin would make the configuration unhashable, hence no jit key.
+        object.__setattr__(self, "mlp_activations", tuple(self.mlp_activations))
+        for field in dataclasses.fields(self):
+            value = getattr(self, field.name)
+            least = 0 if field.name in self.may_be_0 else 1
+            if field.type in (int, "int") and (not isinstance(value, int) or value < least):
+                kind = "positive" if least else "non-negative"
+                self._refuse(field.name, f"a {kind} whole number")
+            if value not in _CHOICES.get(field.name, (value,)):
+                self._refuse(field.name, " or ".join(_CHOICES[field.name]))
+            if field.name in self.fixed and value != self.fixed[field.name]:
+                self._refuse(field.name, f"{self.fixed[field.name]!r}, all that is implemented")
+        if unknown := [a for a in self.mlp_activations if a not in ACTIVATIONS]:
+            name, known = type(self).__name__, ", ".join(ACTIVATIONS)
+            raise ValueError(f"{name}.mlp_activations has {unknown[0]!r}; known: {known}.")
+        if len(self.mlp_activations) not in (1, 2):
+            self._refuse("mlp_activations", "one or two names")
+        if self.gated and self.biases:
+            self._refuse("mlp_activations", "one name where biases is True")
+        if self.num_kv_heads not in (0, self.num_heads):
+            self._refuse("num_kv_heads", f"{self.num_heads}, as num_heads is, or 0 for as many")
+        if (self.positions == "learned") != (self.max_positions > 0):
+            kind = "positive" if self.positions == "learned" else "0"
+            self._refuse("max_positions", f"{kind} where positions is {self.positions!r}")
+        if self.num_buckets < 4 or self.num_buckets % 4:
+            self._refuse("num_buckets", "a multiple of 4")
+        if self.max_distance <= self.num_buckets // 2:
+            self._refuse("max_distance", f"above {self.num_buckets // 2}, half the buckets")
+        if not 0 <= self.dropout_rate < 1:
+            self._refuse("dropout_rate", "in [0, 1)")
+
+    def _refuse(self, field: str, wanted: str) -> None:
+        name, value = type(self).__name__, getattr(self, field)
+        raise ValueError(f"{name}.{field} must be {wanted}, not {value!r}.")
 
 
-Config = T5Config | DecoderOnlyConfig
-"""The sizes of a model of either kind."""
-
-
-def _check(config: Config, may_be_0: tuple[str, ...]) -> None:
-    """Raises ValueError for a field outside its range, and makes the activations hashable."""
-    name = type(config).__name__
-    # A list from JSON or gin would make the configuration unhashable, hence no jit key.
-    object.__setattr__(config, "mlp_activations", tuple(config.mlp_activations))
-    for field in dataclasses.fields(config):
-        value = getattr(config, field.name)
-        least = 0 if field.name in may_be_0 else 1
-        if field.type in (int, "int") and (not isinstance(value, int) or value < least):
-            kind = "positive" if least else "non-negative"
-            raise ValueError(f"{name}.{field.name} must be a {kind} whole number, not {value!r}.")
-    if unknown := [a for a in config.mlp_activations if a not in ACTIVATIONS]:
-        raise ValueError(
-            f"{name}.mlp_activations has {unknown[0]!r}; known: {', '.join(ACTIVATIONS)}."
-        )
-    if len(config.mlp_activations) not in (1, 2):
-        raise ValueError(
-            f"{name}.mlp_activations must name one or two, not {len(config.mlp_activations)}."
-        )
-    if config.num_buckets < 4 or config.num_buckets % 4:
-        raise ValueError(f"{name}.num_buckets must be a multiple of 4, not {config.num_buckets}.")
-    if config.max_distance <= config.num_buckets // 2:
-        raise ValueError(
-            f"{name}.max_distance must be above {config.num_buckets // 2}, half the buckets, "
-            f"not {config.max_distance}."
-        )
-    if config.dtype not in ("float32", "bfloat16"):
-        raise ValueError(f"{name}.dtype must be float32 or bfloat16, not {config.dtype!r}.")
-    if not 0 <= config.dropout_rate < 1:
-        raise ValueError(f"{name}.dropout_rate must lie in [0, 1), not {config.dropout_rate}.")
-
-
-def _v1_1(emb_dim: int, mlp_dim: int, num_heads: int, layers: int) -> T5Config:
-    return T5Config(32128, emb_dim, num_heads, 64, mlp_dim, layers, layers)
-
-
-def _v1_0(emb_dim: int, mlp_dim: int, num_heads: int, head_dim: int, layers: int) -> T5Config:
-    return T5Config(
-        32128,
-        emb_dim,
-        num_heads,
-        head_dim,
-        mlp_dim,
-        layers,
-        layers,
-        mlp_activations=("relu",),
-        logits_via_embedding=True,
-    )
-
-
-def _gpt(vocab_size: int, emb_dim: int, layers: int, tied: bool = True) -> DecoderOnlyConfig:
-    return DecoderOnlyConfig(
-        vocab_size,
-        emb_dim,
-        emb_dim // 64,
-        64,
-        4 * emb_dim,
-        layers,
-        max_positions=1024,
-        logits_via_embedding=tied,
-    )
-
-
-def _lamda(emb_dim: int, layers: int) -> DecoderOnlyConfig:
-    return DecoderOnlyConfig(
-        32000,
-        emb_dim,
-        emb_dim // 64,
-        128,
-        8 * emb_dim,
-        layers,
-        mlp_activations=("gelu", "linear"),
-    )
-
-
-SIZES: dict[str, Config] = {
-    "t5_1_1_small": _v1_1(512, 1024, 6, 8),
-    "t5_1_1_base": _v1_1(768, 2048, 12, 12),
-    "t5_1_1_large": _v1_1(1024, 2816, 16, 24),
-    "t5_1_1_xl": _v1_1(2048, 5120, 32, 24),
-    "t5_1_1_xxl": _v1_1(4096, 10240, 64, 24),
-    "t5_small": _v1_0(512, 2048, 8, 64, 6),
-    "t5_base": _v1_0(768, 3072, 12, 64, 12),
-    "t5_large": _v1_0(1024, 4096, 16, 64, 24),
-    "t5_3b": _v1_0(1024, 16384, 32, 128, 24),
-    "t5_11b": _v1_0(1024, 65536, 128, 128, 24),
-    "gpt_97m": _gpt(8192, 768, 12, tied=False),
-    "gpt_6m": _gpt(8192, 256, 2, tied=False),
-    "gpt2": _gpt(50257, 768, 12),
-    "gpt2_medium": _gpt(50257, 1024, 24),
-    "gpt2_large": _gpt(50257, 1280, 36),
-    "gpt2_xl": _gpt(50257, 1600, 48),
-    "lamda_137b": _lamda(8192, 64),
-    "lamda_8b": _lamda(4096, 16),
-    "lamda_2b": _lamda(2560, 10),
-    "lamda_100m": _lamda(768, 4),
-}
-"""Sizes by name: Raffel et al.'s v1.1 (gated GELU, untied) and v1.0 (ReLU, tied); the GPT-like
-pair of Leviathan et al., section 4.1 (8k pieces; untied, as their counts tell); GPT-2's; LaMDA's
-(Thoppilan et al., 2022), of whose smallest only the number of parameters is known."""
-
-
-def named(size: str, **changes: Any) -> Config:
-    """The configuration of a public size, e.g. ``named("t5_1_1_xxl", dtype="bfloat16")``.
-
-    Raises:
-        ValueError: the size is unknown; the message lists the known ones.
-    """
-    if size not in SIZES:
-        raise ValueError(f"Unknown model size {size!r}; known: {', '.join(SIZES)}.")
-    return SIZES[size].replace(**changes)
+def count(number: int, noun: str) -> str:
+    """So many layers, for people: ``count(1, "decoder layer")`` is "1 decoder layer"."""
+    return f"{number} {noun}{'s' * (number != 1)}"

@@ -1,4 +1,4 @@
-"""The tasks by name; seqio, and with it TensorFlow, is imported only when one is asked for."""
+"""The tasks by name. seqio, and with it TensorFlow, is imported only when a task is used."""
 
 import dataclasses
 import importlib
@@ -10,15 +10,15 @@ if TYPE_CHECKING:
 
 @dataclasses.dataclass(frozen=True)
 class Task:
-    """What is known of a task without its data.
+    """A task without its data.
 
     Attributes:
-        name: the task's, here and in seqio's registry.
-        prefix: what tells the target its task, put before each source.
-        metric: one of `measurement.quality.METRICS`; None where nothing is compared.
-        paper: the paper's task, by its name in `experiments.paper`, that is of the same kind.
-        split: the one that is evaluated.
-        module: of this package; importing it registers the task with seqio.
+        name: the task's name, here and in seqio's registry.
+        prefix: the words before each source that tell the target its task.
+        metric: one of `measurement.quality.METRICS`; None if there is no reference to compare.
+        paper: the name in `paper` of the paper's task of the same kind.
+        split: the split that is evaluated.
+        module: the module of this package that registers the task with seqio when imported.
     """
 
     name: str
@@ -33,9 +33,9 @@ _TO_GERMAN, _SUMMARIZE = "translate English to German: ", "summarize: "
 _ALL = (
     Task("debian_ende", _TO_GERMAN, "bleu", "ende", "test", "debian"),
     Task("debian_synopsis", _SUMMARIZE, "rougeL", "cnndm", "test", "debian"),
-    Task("wmt_t2t_ende_v003", _TO_GERMAN, "bleu", "ende", "test", "wmt"),
-    Task("cnn_dailymail_v002", _SUMMARIZE, "rougeLsum", "cnndm", "test", "cnn_dailymail"),
-    Task("lm1b", "", None, "lm1b", "test", "lm1b"),
+    Task("wmt_t2t_ende_v003", _TO_GERMAN, "bleu", "ende", "test", "t5"),
+    Task("cnn_dailymail_v002", _SUMMARIZE, "rougeLsum", "cnndm", "test", "t5"),
+    Task("lm1b", "", None, "lm1b", "test", "t5"),
     Task("debian_lm", "", None, "lm1b", "test", "debian"),
 )
 TASKS = {known.name: known for known in _ALL}
@@ -43,18 +43,14 @@ TASKS = {known.name: known for known in _ALL}
 
 
 def task(name: str) -> Task:
-    """The task of a name.
-
-    Raises:
-        ValueError: there is no such task; the message lists them.
-    """
+    """The task of a name; raises ValueError, which lists all names, if there is none."""
     if name not in TASKS:
         raise ValueError(f"There is no task {name!r}; the tasks are {', '.join(TASKS)}.")
     return TASKS[name]
 
 
 def get_task(name: str) -> "seqio.Task":
-    """The task as seqio knows it; its data is read when a dataset is asked for.
+    """The task in seqio's registry; its data is read when a dataset is requested.
 
     Raises:
         ValueError: there is no such task, or seqio or what it needs cannot be imported.

@@ -1,4 +1,4 @@
-"""How a task is registered with seqio: columns of text to tokens, as T5's own tasks do it."""
+"""Registers tasks with seqio: columns of text become tokens, as in T5's own tasks."""
 
 import functools
 import os
@@ -14,17 +14,17 @@ from speculative.vocabulary import EXTRA_IDS
 
 T5_VOCABULARY = "gs://t5-data/vocabs/cc_all.32000.100extra/sentencepiece.model"
 
-# TensorFlow only reads text here; left alone, it would take the GPU's memory away from JAX.
+# TensorFlow only reads text here, and by default would take the GPU's memory away from JAX.
 tf.config.set_visible_devices([], "GPU")
 
 
 def t5_vocabulary() -> seqio.SentencePieceVocabulary:
     """T5's vocabulary of 32,000 pieces and 100 sentinels, read when it is first used.
 
-    It is the file that the environment variable `SPECULATIVE_T5_VOCABULARY` names, else T5's own.
+    The environment variable `SPECULATIVE_T5_VOCABULARY` may name another file.
 
     Raises:
-        ValueError: the variable names a file that does not exist.
+        ValueError: that file does not exist.
     """
     path = os.environ.get("SPECULATIVE_T5_VOCABULARY", T5_VOCABULARY)
     if "://" not in path and not pathlib.Path(path).is_file():
@@ -38,13 +38,9 @@ def t5_vocabulary() -> seqio.SentencePieceVocabulary:
 def to_text(
     dataset: tf.data.Dataset, prefix: str, inputs: str | None, targets: str
 ) -> tf.data.Dataset:
-    """Examples of `inputs` and `targets`, from columns of other names.
+    """Examples of `inputs` and `targets` from those columns, with a prefix before each input.
 
-    Args:
-        dataset: examples with scalar strings.
-        prefix: put before each input.
-        inputs: the inputs' column; None leaves them with the prefix alone.
-        targets: the targets' column.
+    Where `inputs` is None, each input is the prefix alone.
     """
 
     def convert(example: dict[str, tf.Tensor]) -> dict[str, tf.Tensor]:
@@ -59,16 +55,11 @@ def register(
 ) -> None:
     """Registers one of `TASKS`: prefixed text, tokenised, cut to length and closed by EOS.
 
-    Args:
-        name: of the task.
-        source: of its examples; Any, for seqio declares its sources more narrowly than it takes
-            them.
-        vocabulary: of inputs and targets.
-        inputs: the inputs' column; None where there are none.
-        targets: the targets' column.
+    `inputs` and `targets` name the columns of its source; a task without inputs has None. The
+    source is typed Any, because seqio accepts more than it declares.
     """
     if name in seqio.TaskRegistry.names():
-        return  # T5's library has tasks of the same names, which mean the same.
+        return  # T5's library registers tasks of the same names and contents.
     known = task(name)
     feature = functools.partial(seqio.Feature, vocabulary, dtype=tf.int32)
     seqio.TaskRegistry.add(
@@ -79,25 +70,10 @@ def register(
             seqio.preprocessors.tokenize,
             seqio.preprocessors.append_eos_after_trim,
         ],
-        # Nothing has no end either.
+        # A missing input has no end-of-sequence token either.
         output_features={
             "inputs": feature(add_eos=inputs is not None),
             "targets": feature(add_eos=True),
         },
         metric_fns=[quality.METRICS[known.metric]] if known.metric else [],
     )
-
-
-def register_tfds(
-    name: str, dataset: str, splits: tuple[str, ...], inputs: str | None, targets: str
-) -> None:
-    """Registers a task that T5's vocabulary writes and TFDS holds.
-
-    Args:
-        name: of the task.
-        dataset: TFDS's name for it, with configuration and version.
-        splits: those it has; named, for TFDS would look for them on the network.
-        inputs: as in `register`.
-        targets: as in `register`.
-    """
-    register(name, seqio.TfdsDataSource(dataset, splits=splits), t5_vocabulary(), inputs, targets)

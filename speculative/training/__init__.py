@@ -1,1 +1,1 @@
-"""Training: a target on text, a draft on what the target writes."""
+"""Training: a target learns from text, a draft from what the target writes."""

@@ -1,7 +1,6 @@
 """Tokenised examples, mixed and packed into rows of fixed lengths.
 
-Packing is a function of (seed, epoch), which makes every step's batch known from its number
-alone: a run that was stopped resumes with the batch it would have seen.
+Packing depends on (seed, epoch) alone, so a resumed run sees the batches of an unbroken one.
 """
 
 import concurrent.futures
@@ -13,21 +12,21 @@ import numpy as np
 from speculative.training.examples import Examples
 
 Batch = dict[str, np.ndarray]
-"""What seqio's packing encoder-decoder converter gives, without positions; all int32:
+"""The fields of seqio's packing encoder-decoder converter, without positions; all int32:
 `encoder_input_tokens`, `encoder_segment_ids` [B, S]; `decoder_input_tokens`,
 `decoder_target_tokens`, `decoder_segment_ids`, `decoder_loss_weights` [B, L].
 """
 
 OPEN_ROWS = 24
-"""Rows that may still take an example; more pack tighter and search longer."""
+"""Number of rows that may still take an example; more of them leave less padding but are slower."""
 
 
 class Mixture:
     """Several files of examples, mixed and packed.
 
     Args:
-        sources: the examples, each with its passes an epoch; 1.5 is every example once and a
-            random half of them twice.
+        sources: each file's examples and passes an epoch; 1.5 passes show every example once, and
+            a random half of them a second time.
         batch_size: B rows.
         source_length: S tokens a row.
         target_length: L tokens a row.
@@ -43,44 +42,37 @@ class Mixture:
         source_length: int,
         target_length: int,
     ) -> None:
+        weights = [weight for _, weight in sources]
+        if not weights or min(weights) <= 0:
+            raise ValueError(f"A mixture needs files of positive weight, not {weights}.")
         self.batch_size = batch_size
-        self.lengths = (source_length, target_length)
-        self._weights = [weight for _, weight in sources]
-        if not sources or min(self._weights) <= 0:
-            raise ValueError(f"A mixture needs files of positive weight, not {self._weights}.")
-        parts = [part for part, _ in sources]
-        self._inputs, input_starts, input_sizes = _joined(
-            [(part.inputs, part.inputs_offsets) for part in parts]
+        self._lengths = (source_length, target_length)
+        # All files as one, for sources and targets: tokens, each example's start and size.
+        self._sides = (
+            _joined([(part.inputs, part.inputs_offsets) for part, _ in sources]),
+            _joined([(part.targets, part.targets_offsets) for part, _ in sources]),
         )
-        self._targets, target_starts, target_sizes = _joined(
-            [(part.targets, part.targets_offsets) for part in parts]
-        )
-        self._starts = (input_starts, target_starts)
-        self._sizes = (input_sizes, target_sizes)
-        # An example cut to fit would teach to stop early, so one that does not fit is left out.
-        fits = (input_sizes <= source_length) & (target_sizes <= target_length)
-        fits &= target_sizes > 0
-        bounds = np.cumsum([0, *map(len, parts)])
-        self._members = [
-            np.flatnonzero(fits[low:high]) + low
-            for low, high in zip(bounds, bounds[1:], strict=False)
-        ]
-        self.kept, self.left_out = int(fits.sum()), int((~fits).sum())
-        if not self.kept:
+        input_sizes, target_sizes = (sizes for _, _, sizes in self._sides)
+        # A shortened example would teach the model to stop early, so it is left out instead.
+        fits = (input_sizes <= source_length) & (target_sizes <= target_length) & (target_sizes > 0)
+        if not fits.any():
             raise ValueError(
                 f"None of {len(fits)} examples has a target and fits a row of {source_length} "
                 f"source and {target_length} target tokens; ask for longer rows."
             )
+        ends = np.cumsum([len(part) for part, _ in sources])
+        members = np.split(np.arange(len(fits)), ends[:-1])
+        self._parts = [(m[fits[m]], weight) for m, weight in zip(members, weights, strict=True)]
 
     @functools.cached_property
     def steps_per_epoch(self) -> int:
-        """Batches an epoch; the first epoch's packing decides it for all."""
+        """Number of batches of every epoch: as many as the first epoch of seed 0 fills."""
         return max(1, len(self._packed(0, 0)[0]) // self.batch_size)
 
     def batches(self, seed: int, start_step: int = 0) -> Iterator[Batch]:
-        """Endless batches from step `start_step` (from 0) of the run of this seed.
+        """Endless batches from step `start_step` on (the first is 0).
 
-        The next epoch is packed in a thread while this one is used.
+        A thread packs the next epoch meanwhile.
         """
         epoch, first = divmod(start_step, self.steps_per_epoch)
         with concurrent.futures.ThreadPoolExecutor(1) as pool:
@@ -89,8 +81,8 @@ class Mixture:
                 rows = coming.result()
                 epoch += 1
                 coming = pool.submit(self._packed, seed, epoch)
-                # Epochs pack a little better or worse: rows too many are dropped, rows
-                # missing are taken from the beginning.
+                # An epoch may fill a few rows more or fewer than the first: surplus rows are
+                # dropped, missing ones are copied from its beginning.
                 order = np.resize(np.arange(len(rows[0])), self.steps_per_epoch * self.batch_size)
                 for step in range(first, self.steps_per_epoch):
                     chosen = order[step * self.batch_size : (step + 1) * self.batch_size]
@@ -98,7 +90,7 @@ class Mixture:
                 first = 0
 
     def once(self) -> list[Batch]:
-        """Every example once; the last batch is filled up with empty rows."""
+        """Batches with every example once; the last batch is filled up with empty rows."""
         rows = self._packed(0, None)
         missing = -len(rows[0]) % self.batch_size
         rows = [np.pad(column, ((0, missing), (0, 0))) for column in rows]
@@ -108,29 +100,30 @@ class Mixture:
         ]
 
     def _packed(self, seed: int, epoch: int | None) -> list[np.ndarray]:
-        """An epoch's rows: source tokens and segments [R, S], target ones [R, L]."""
+        """An epoch's rows: source tokens and segments [R, S], then those of the target [R, L].
+
+        The epoch None holds every example once, in order.
+        """
         if epoch is None:
-            chosen = np.concatenate(self._members)
+            chosen = np.concatenate([members for members, _ in self._parts])
         else:
             random = np.random.default_rng((seed, epoch))
-            chosen = np.concatenate(
-                [
-                    part
-                    for members, weight in zip(self._members, self._weights, strict=True)
-                    for part in [members] * int(weight)
-                    + [random.permutation(members)[: round(len(members) * (weight % 1))]]
-                ]
-            )
+            passes = []
+            for members, weight in self._parts:
+                passes += [members] * int(weight)
+                passes.append(random.permutation(members)[: round(len(members) * (weight % 1))])
+            chosen = np.concatenate(passes)
             random.shuffle(chosen)
-        sizes = [size[chosen] for size in self._sizes]
-        rows, segments, *places = first_fit(sizes[0], sizes[1], self.lengths)
+        source_sizes, target_sizes = (sizes[chosen] for _, _, sizes in self._sides)
+        rows, segments, *begins = first_fit(source_sizes, target_sizes, self._lengths)
         packed: list[np.ndarray] = []
-        for tokens, starts, size, place, length in zip(
-            (self._inputs, self._targets), self._starts, sizes, places, self.lengths, strict=True
+        for (tokens, starts, sizes), begin, length in zip(
+            self._sides, begins, self._lengths, strict=True
         ):
-            # One flat copy an epoch: token k of an example goes to its row's place + k.
+            # A single flat copy: token k of an example goes to index begin + k of its row.
+            size = sizes[chosen]
             within = np.arange(size.sum()) - np.repeat(np.cumsum(size) - size, size)
-            to = np.repeat(rows * length + place, size) + within
+            to = np.repeat(rows * length + begin, size) + within
             values = np.zeros((rows.max() + 1) * length, np.int32)
             values[to] = tokens[np.repeat(starts[chosen], size) + within]
             numbers = np.zeros_like(values)
@@ -141,14 +134,15 @@ class Mixture:
 
 def first_fit(
     input_sizes: np.ndarray, target_sizes: np.ndarray, lengths: tuple[int, int]
-) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
-    """Packs examples, in their order, each into the first open row with room for both sides.
+) -> np.ndarray:
+    """Packs examples, in their order, each into the first open row that both sides fit into.
 
     Returns:
-        For each example: its row, its number within the row from 1, and the places where its
-        source and its target begin.
+        [4, n], for each example: its row, its number within the row from 1, and the indices in the
+        row at which its source and its target begin.
     """
-    # [row, examples, source tokens, target tokens], plain lists: this loop is the whole cost.
+    # Each is [row, examples, source tokens, target tokens]; lists are fastest in this loop, where
+    # almost all the time of packing is spent.
     open_rows: list[list[int]] = []
     made = 0
     source_room, target_room = lengths
@@ -167,19 +161,16 @@ def first_fit(
         out.append((row[0], row[1], row[2], row[3]))
         row[2] += source
         row[3] += target
-    found = np.array(out, np.int64).T
-    return found[0], found[1], found[2], found[3]
+    return np.array(out, np.int64).T
 
 
 def _joined(
     parts: Sequence[tuple[np.ndarray, np.ndarray]],
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """All tokens, and each example's start and size among them."""
-    before = np.cumsum([0, *(len(flat) for flat, _ in parts)])
-    starts = [offsets[:-1] + b for (_, offsets), b in zip(parts, before, strict=False)]
-    sizes = [np.diff(offsets) for _, offsets in parts]
-    flat = np.concatenate([flat for flat, _ in parts])
-    return flat, np.concatenate(starts), np.concatenate(sizes)
+    tokens = np.concatenate([flat for flat, _ in parts])
+    sizes = np.concatenate([np.diff(offsets) for _, offsets in parts])
+    return tokens, np.cumsum(sizes) - sizes, sizes
 
 
 def _batch(

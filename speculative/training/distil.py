@@ -1,6 +1,7 @@
-"""Distilling a draft from a target, on text that the target itself writes."""
+"""Distilling a draft from a target, on text that the target writes."""
 
 import dataclasses
+import math
 import pathlib
 import time
 from collections.abc import Mapping
@@ -9,32 +10,33 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
+from speculative.backends import for_decoding
 from speculative.checkpoints import native
 from speculative.decoding import Decoding
-from speculative.models import Config, FlaxModel, for_decoding, model_of
+from speculative.models import Config, FlaxModel, model_of
 from speculative.sampling import Sampling
 from speculative.training import outputs
 from speculative.training.examples import load
 from speculative.training.loop import Metrics, TrainConfig, fit
 from speculative.training.train import Files, initial, teacher_forced
-from speculative.types import EOS_ID, PyTree
+from speculative.types import PyTree
 from speculative.vocabulary import open_vocabulary
 
 WRITTEN = {"greedy": 0.0, "sampled": 1.0}
-"""How the target writes, and at which temperature: a draft meets both prefixes in use."""
+"""The temperature of each kind of text; a draft in use reads prefixes of both kinds."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Distillation:
-    """How far the draft's distribution q is from the target's p, token by token.
+    """The distance of the draft's distribution q from the target's p, token by token.
 
     Attributes:
         draft: the model to train.
-        target: the model to imitate; its parameters are the frozen ones.
-        kl_weight: of KL(p || q), in nats.
-        variation_weight: of the total variation 1 - sum min(p, q). That is 1 - alpha, the very
-            rate of rejection (Leviathan et al., Theorem 3.5), but its gradient vanishes where
-            p and q hardly overlap, hence the KL beside it.
+        target: the model to imitate, whose parameters are frozen.
+        kl_weight: weight of KL(p || q), in nats.
+        variation_weight: weight of the total variation distance 1 - sum min(p, q). It equals
+            1 - alpha, the rate of rejection (Leviathan et al., Theorem 3.5), but where p and q
+            hardly overlap its gradient vanishes; there the KL divergence helps.
     """
 
     draft: FlaxModel
@@ -45,10 +47,9 @@ class Distillation:
     def __call__(
         self, params: PyTree, frozen: PyTree, batch: Mapping[str, Array], dropout_key: Array | None
     ) -> tuple[Array, Metrics]:
-        """Sums over target tokens.
+        """See `loop.Objective`; the metrics are `loss`, `alpha` and `agreement`.
 
-        Metrics: `loss`, `alpha` (sum min(p, q): acceptance at temperature 1) and `agreement`
-        (equal argmax: acceptance at temperature 0).
+        The last two are acceptance at temperature 1 (sum min(p, q)) and 0 (equal argmax).
         """
         weights = batch["decoder_loss_weights"]
         encoded = self.target.encode(
@@ -67,43 +68,6 @@ class Distillation:
         return loss, {"loss": loss, "alpha": alpha, "agreement": agreement}
 
 
-def write_texts(
-    target: FlaxModel,
-    params: PyTree,
-    names: list[str],
-    data_dir: pathlib.Path,
-    text_dir: pathlib.Path,
-    max_length: int,
-    batch_size: int,
-    deadline: float | None = None,
-    eos_id: int = EOS_ID,
-) -> bool:
-    """Writes `<name>_greedy.npz` and `<name>_sampled.npz` for the inputs of every file.
-
-    Files already there are kept.
-
-    Returns:
-        Whether all are written (False: stopped at the deadline).
-    """
-    for name in names:
-        examples = load(data_dir / f"{name}.npz")
-        if target.continues:
-            examples = outputs.prompts(examples)
-        for kind, temperature in WRITTEN.items():
-            path = text_dir / f"{name}_{kind}.npz"
-            if path.exists():
-                continue
-            if deadline is not None and time.monotonic() > deadline:
-                return False
-            sampling = Sampling(temperature)
-            decoding = Decoding(target.vocab_size, sampling, 0, max_length, eos_id)
-            began = time.monotonic()
-            written = outputs.write(target, params, examples, decoding, batch_size=batch_size)
-            (outputs.joined(written) if target.continues else written).save(path)
-            print(f"{path}: {len(examples)} outputs, {time.monotonic() - began:.0f} s", flush=True)
-    return True
-
-
 def distil(
     model: Config,
     config: TrainConfig,
@@ -114,44 +78,47 @@ def distil(
     out_dir: str | pathlib.Path,
     vocabulary: str | pathlib.Path,
     init_from: str | pathlib.Path | None = None,
-    max_minutes: float | None = None,
+    max_minutes: float = math.inf,
     references: Mapping[str, float] | None = None,
     kl_weight: float = 1.0,
     variation_weight: float = 1.0,
     max_length: int = 128,
     generation_batch: int = 1024,
 ) -> bool:
-    """Lets the target write, trains a draft on that, saves it; goes on where it stopped.
+    """Trains a draft on text that its target writes, and saves it; a second call resumes.
 
     Args:
         model: the draft's sizes.
-        config: how long and how fast.
-        files: whose inputs the target writes for; their own targets are not used.
+        config: length, learning rate and batches.
+        files: the tokenised files to whose inputs the target writes outputs; a decoder-only
+            target continues the beginnings of their texts.
         target_dir: the target, a native checkpoint.
-        data_dir: where the files are.
-        work_dir: where written text, training checkpoints and log go.
-        out_dir: the folder of the draft to come.
-        vocabulary: stored with the draft.
-        init_from: a checkpoint of the draft's sizes to start from; None starts at random.
-        max_minutes: save and stop after so many minutes; None is no limit.
-        references: files whose own targets are learnt from too, each with its passes an epoch:
-            the target's distribution after another's words, which costs no writing.
+        data_dir: the folder of the files.
+        work_dir: the folder of training checkpoints, log and `texts/`, where the target writes
+            `<name>_greedy.npz` and `<name>_sampled.npz` for each file.
+        out_dir: the folder of the saved draft.
+        vocabulary: the vocabulary's file, stored with the draft.
+        init_from: see `train.train`.
+        max_minutes: see `train.train`.
+        references: files, each with its passes an epoch, whose own targets are used as well: the
+            draft learns the target's distribution after each of their prefixes.
         kl_weight: see `Distillation`.
         variation_weight: see `Distillation`.
-        max_length: tokens that the target writes at most.
-        generation_batch: examples written at a time.
+        max_length: the longest output that the target writes, in tokens.
+        generation_batch: number of examples written at a time.
 
     Returns:
         Whether the draft is finished and saved.
 
     Raises:
-        ValueError: target and draft differ in their vocabulary's size, or a file is missing.
+        ValueError: target and draft do not fit each other, or a file is missing or damaged.
     """
     if pathlib.Path(out_dir).exists():
         return True
-    deadline = None if max_minutes is None else time.monotonic() + 60 * max_minutes
+    deadline = time.monotonic() + 60 * max_minutes
     target_config, target_params = native.load(target_dir)
-    if type(target_config) is not type(model):
+    target, draft = model_of(target_config.replace(dtype=model.dtype)), model_of(model)
+    if target.decoder_only != draft.decoder_only:
         raise ValueError(
             f"The draft's sizes are a {type(model).__name__}, those of the target in {target_dir} "
             f"a {type(target_config).__name__}; they must be of one kind."
@@ -167,29 +134,36 @@ def distil(
             f"{target_dir} has {target_config.emb_dim} features; they must be equal, or "
             "source_dim 0 and the encoder the draft's own."
         )
-    target, draft = model_of(target_config.replace(dtype=model.dtype)), model_of(model)
     target_params = jax.tree.map(jnp.asarray, target_params)
-    data_dir, text_dir = pathlib.Path(data_dir), pathlib.Path(work_dir) / "texts"
-    names = [*files.train, *files.held_out]
-    sizes = (max_length, generation_batch)
-    eos_id = open_vocabulary(vocabulary).eos_id
-    if not write_texts(target, target_params, names, data_dir, text_dir, *sizes, deadline, eos_id):
-        return False
-    others = {str((data_dir / name).absolute()): w for name, w in (references or {}).items()}
+    text_dir, eos_id = pathlib.Path(work_dir) / "texts", open_vocabulary(vocabulary).eos_id
+    for name in (*files.train, *files.held_out):
+        examples = load(pathlib.Path(data_dir, f"{name}.npz"))
+        if target.decoder_only:
+            examples = outputs.prompts(examples)
+        for kind, temperature in WRITTEN.items():
+            path = text_dir / f"{name}_{kind}.npz"
+            if path.exists():
+                continue
+            if time.monotonic() > deadline:
+                return False
+            began = time.monotonic()
+            decoding = Decoding(target.vocab_size, Sampling(temperature), 0, max_length, eos_id)
+            written = outputs.write(
+                target, target_params, examples, decoding, batch_size=generation_batch
+            )
+            (outputs.whole_texts(written) if target.decoder_only else written).save(path)
+            print(f"{path}: {len(examples)} outputs, {time.monotonic() - began:.0f} s", flush=True)
+    # An absolute path stays itself where it is joined to the folder of the written texts.
+    own = pathlib.Path(data_dir).absolute()
+    others = {str(own / name): weight for name, weight in (references or {}).items()}
     written = Files(
         {f"{name}_{kind}": w for name, w in files.train.items() for kind in WRITTEN} | others,
         [f"{name}_{kind}" for name in files.held_out for kind in WRITTEN],
     )
-    params, finished = fit(
-        Distillation(draft, target, kl_weight, variation_weight),
-        initial(draft, config.seed, init_from),
-        config,
-        written.mixture(text_dir, config),
-        written.held_out_batches(text_dir, config),
-        work_dir,
-        frozen=for_decoding(target_params),
-        deadline=deadline,
-    )
+    objective = Distillation(draft, target, kl_weight, variation_weight)
+    start, batches = initial(draft, config.seed, init_from), written.read(text_dir, config)
+    frozen = for_decoding(target_params)
+    params, finished = fit(objective, start, config, *batches, work_dir, frozen, deadline)
     if finished:
         native.save(out_dir, model.replace(dtype="float32"), params, vocabulary, "int8")
     return finished

@@ -2,7 +2,7 @@
 
 import dataclasses
 import pathlib
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 
@@ -11,11 +11,8 @@ import numpy as np
 class Examples:
     """Ragged token ids: example i is the slice between offsets i and i + 1.
 
-    Attributes:
-        inputs: all source tokens, end of sequence included.
-        inputs_offsets: [n + 1].
-        targets: all target tokens.
-        targets_offsets: [n + 1].
+    All tokens of `inputs` and `targets` include the end of sequence; offsets are [n + 1].
+    Iteration gives each example's source tokens and target tokens.
     """
 
     inputs: np.ndarray
@@ -26,6 +23,9 @@ class Examples:
     def __len__(self) -> int:
         return len(self.inputs_offsets) - 1
 
+    def __iter__(self) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+        return ((self.input(i), self.target(i)) for i in range(len(self)))
+
     def input(self, i: int) -> np.ndarray:
         """Source tokens of example i."""
         return self.inputs[self.inputs_offsets[i] : self.inputs_offsets[i + 1]]
@@ -35,7 +35,7 @@ class Examples:
         return self.targets[self.targets_offsets[i] : self.targets_offsets[i + 1]]
 
     def save(self, path: str | pathlib.Path) -> None:
-        """Writes the .npz file that `load` reads, whole or not at all."""
+        """Writes a .npz file for `load`, whole or not at all."""
         path = pathlib.Path(path)
         path.parent.mkdir(parents=True, exist_ok=True)
         unfinished = path.with_name(path.name + ".unfinished")
@@ -45,7 +45,7 @@ class Examples:
 
 
 def ragged(inputs: Sequence[np.ndarray], targets: Sequence[np.ndarray]) -> Examples:
-    """Examples from one array of token ids each."""
+    """Examples from the token ids of each source and each target."""
     columns: list[np.ndarray] = []
     for rows in (inputs, targets):
         flat = np.concatenate(rows) if rows else np.zeros(0)
@@ -55,11 +55,7 @@ def ragged(inputs: Sequence[np.ndarray], targets: Sequence[np.ndarray]) -> Examp
 
 
 def load(path: str | pathlib.Path) -> Examples:
-    """Reads tokenised examples.
-
-    Raises:
-        ValueError: the file is missing, is no .npz of ragged examples, or is empty.
-    """
+    """Reads tokenised examples; raises ValueError if the file is missing, damaged or empty."""
     path = pathlib.Path(path)
     if not path.is_file():
         raise ValueError(f"{path} does not exist; make it with scripts/export_tokenized.py.")
@@ -68,10 +64,9 @@ def load(path: str | pathlib.Path) -> Examples:
             examples = Examples(*(arrays[f.name] for f in dataclasses.fields(Examples)))
     except Exception as error:  # NumPy raises many kinds for a damaged archive.
         raise ValueError(f"{path} is no .npz of tokenised examples: {error}.") from error
-    for name, flat, offsets in (
-        ("inputs", examples.inputs, examples.inputs_offsets),
-        ("targets", examples.targets, examples.targets_offsets),
-    ):
-        if len(offsets) < 2 or offsets[-1] != len(flat) or len(offsets) != len(examples) + 1:
+    for name in ("inputs", "targets"):
+        flat, offsets = getattr(examples, name), getattr(examples, f"{name}_offsets")
+        ends_fit = len(offsets) > 1 and offsets[0] == 0 and offsets[-1] == len(flat)
+        if not ends_fit or len(offsets) != len(examples) + 1:
             raise ValueError(f"{path} has no examples, or offsets that do not fit its {name}.")
     return examples

@@ -1,26 +1,23 @@
-"""What the training scripts share: flags, gin, one line for an error."""
+"""The shared part of the training scripts: options, gin, and errors in one line."""
 
 import argparse
-import os
 import sys
 from collections.abc import Callable
 
 import gin
-import jax
 
 from speculative import gin_files
+from speculative.loading import enable_compilation_cache
 
 UNFINISHED = 75
-"""Exit code of a run that stopped at `--max_minutes`; the same command goes on."""
+"""Exit code of a run that stopped at `--max_minutes`; the same command continues it."""
 
 
 def main(recipe: Callable[..., bool], documentation: str | None, target_dir: bool = False) -> int:
-    """Configures a recipe by gin, runs it, and returns the process's exit code.
+    """Configures `train.train` or `distil.distil` by gin, runs it, and returns the exit code.
 
-    Args:
-        recipe: `train.train` or `distil.distil`.
-        documentation: of the script; its first line heads `--help`.
-        target_dir: whether the recipe needs a target.
+    The first line of the script's `documentation` heads `--help`; `target_dir` says whether the
+    recipe needs a target.
     """
     parser = argparse.ArgumentParser(description=(documentation or "").split("\n")[0])
     parser.add_argument("--config", required=True, help="a .gin file")
@@ -33,16 +30,31 @@ def main(recipe: Callable[..., bool], documentation: str | None, target_dir: boo
     parser.add_argument("--vocabulary", help="SentencePiece model of the files (as configured)")
     parser.add_argument("--init_from", help="start from this checkpoint, not from random weights")
     parser.add_argument("--max_minutes", type=float, help="then save and stop; exit code 75")
-    # What is not given is left to the gin file.
+    # The gin file decides about options that are not given.
     arguments = {k: v for k, v in vars(parser.parse_args()).items() if v is not None}
     config, bindings = arguments.pop("config"), arguments.pop("gin")
-    # A resumed run compiles the same programs again; this keeps them.
-    cache = os.path.join(arguments["work_dir"], os.pardir, "compiled")
-    jax.config.update("jax_compilation_cache_dir", os.path.abspath(cache))
+    enable_compilation_cache()  # A resumed run needs the same compiled programs.
     try:
-        gin_files.read(config, bindings)
+        _configure(config, bindings)
         finished = gin.get_configurable(recipe)(**arguments)
     except (ValueError, OSError) as error:
         print(f"error: {' '.join(str(error).split())}", file=sys.stderr)
         return 2
     return 0 if finished else UNFINISHED
+
+
+def _configure(file: str, bindings: list[str]) -> None:
+    """Applies a gin file; raises ValueError if it names something that does not exist."""
+    try:
+        gin_files.read(file, bindings)
+    except (AttributeError, ValueError) as error:
+        if "speculative.models.config" in str(error) or "'config.named'" in str(error):
+            raise ValueError(
+                f"{file} is of an older layout: import speculative.models.t5.config or "
+                "speculative.models.gpt.config in place of speculative.models.config, and "
+                "speculative.models.registry for registry.named in place of config.named, as "
+                "configs/training does."
+            ) from error
+        if isinstance(error, ValueError):
+            raise
+        raise ValueError(f"{file} names what does not exist: {error}") from error

@@ -1,11 +1,11 @@
-"""The training loop, one for every objective: steps, held-out loss, log, checkpoints, resume."""
+"""The training loop of every objective: steps, held-out loss, log, checkpoints, resuming."""
 
 import dataclasses
+import json
 import math
 import pathlib
 import time
-from collections.abc import Mapping, Sequence
-from typing import Protocol
+from collections.abc import Callable, Mapping, Sequence
 
 import jax
 import jax.numpy as jnp
@@ -14,45 +14,36 @@ import optax
 import orbax.checkpoint as ocp
 from flax import struct
 from jax import Array
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from speculative.training.data import Batch, Mixture
-from speculative.training.log import Log, brief, means, progress_bar
 from speculative.types import PyTree
 
 Metrics = dict[str, Array]
-
-
-class Objective(Protocol):
-    """What a run minimises."""
-
-    def __call__(
-        self, params: PyTree, frozen: PyTree, batch: Mapping[str, Array], dropout_key: Array | None
-    ) -> tuple[Array, Metrics]:
-        """The loss and the metrics, each summed over the batch's target tokens.
-
-        `frozen` are parameters that are used and not trained: a teacher's.
-        """
-        ...
+Objective = Callable[[PyTree, PyTree, Mapping[str, Array], Array | None], tuple[Array, Metrics]]
+"""From (params, frozen, batch, dropout key) to the loss and the metrics, each summed over the
+batch's target tokens. The frozen parameters, such as a teacher's, are used but not trained.
+"""
 
 
 @dataclasses.dataclass(frozen=True)
 class TrainConfig:
-    """How long, how fast and on what batches.
+    """The length of a run, its learning rate and its batches.
 
     Attributes:
-        steps: of the whole run.
+        steps: number of steps of the whole run.
         batch_size: B rows.
-        microbatches: equal parts of a batch that are computed one after the other, where the
-            whole has no room in memory; their gradients add up to the batch's.
+        microbatches: number of equal parts of a batch, computed one after the other to save
+            memory; their gradients add up to the batch's.
         source_length: S tokens a row, filled with several examples.
         target_length: L tokens a row.
-        learning_rate: the peak. Adafactor scales it by each parameter's own size, so 0.01 is
-            a step of 1% (T5's constant).
-        warmup_steps: of linear warm-up to the peak; a cosine follows.
-        final_share: of the peak, at which the cosine ends; 1 stays at the peak.
+        learning_rate: the highest learning rate. Adafactor scales it by each parameter's own
+            size, so 0.01 is a step of 1% (T5's constant).
+        warmup_steps: steps in which the learning rate rises linearly; a cosine follows.
+        final_share: the last learning rate as a share of the highest; at 1 the rate is constant.
         clip_norm: the gradient's largest global norm.
-        seed: of initialisation, order and dropout.
-        log_every: steps between log lines; checkpoints and stops fall on them.
+        seed: seed of initialisation, of the examples' order and of dropout.
+        log_every: steps between log lines; a run saves and stops only at such a step.
         evaluate_every: steps between held-out evaluations, a multiple of log_every.
         checkpoint_every: steps between checkpoints, a multiple of log_every.
     """
@@ -84,16 +75,15 @@ class TrainConfig:
                 f"TrainConfig.warmup_steps ({self.warmup_steps}) must be below steps "
                 f"({self.steps})."
             )
-        if self.batch_size % self.microbatches:
-            raise ValueError(
-                f"TrainConfig.batch_size ({self.batch_size}) must be a multiple of microbatches "
-                f"({self.microbatches})."
-            )
-        for name in ("evaluate_every", "checkpoint_every"):
-            if getattr(self, name) % self.log_every:
+        for name, of in (
+            ("batch_size", "microbatches"),
+            ("evaluate_every", "log_every"),
+            ("checkpoint_every", "log_every"),
+        ):
+            value, divisor = getattr(self, name), getattr(self, of)
+            if value % divisor:
                 raise ValueError(
-                    f"TrainConfig.{name} ({getattr(self, name)}) must be a multiple of "
-                    f"log_every ({self.log_every})."
+                    f"TrainConfig.{name} ({value}) must be a multiple of {of} ({divisor})."
                 )
 
     def schedule(self) -> optax.Schedule:
@@ -115,13 +105,7 @@ class TrainConfig:
 
 @struct.dataclass
 class TrainState:
-    """All that a step reads and changes; a checkpoint holds exactly this.
-
-    Attributes:
-        step: steps done.
-        params: the model's parameters, float32.
-        optimizer: the optimizer's state.
-    """
+    """The number of steps done, float32 parameters and the optimizer's state: a checkpoint."""
 
     step: Array
     params: PyTree
@@ -136,15 +120,9 @@ def mean_gradient(
     dropout_key: Array,
     microbatches: int,
 ) -> tuple[PyTree, Metrics]:
-    """The gradient of the batch's mean loss a target token, and its metrics, summed.
+    """The gradient of the batch's mean loss per target token, and the metrics' sums.
 
-    Args:
-        objective: the loss.
-        params: where the gradient is taken.
-        frozen: see `Objective`.
-        batch: B rows.
-        dropout_key: of all masks.
-        microbatches: see `TrainConfig`; a divisor of B.
+    Each of the microbatches (see `TrainConfig`) has its own dropout key, split from `dropout_key`.
     """
     tokens = jnp.maximum(batch["decoder_loss_weights"].sum(), 1)
 
@@ -171,22 +149,23 @@ def fit(
     held_out: Mapping[str, Sequence[Batch]],
     folder: str | pathlib.Path,
     frozen: PyTree = (),
-    deadline: float | None = None,
+    deadline: float = math.inf,
 ) -> tuple[PyTree, bool]:
-    """Trains from the folder's newest checkpoint, or from `params` where there is none.
+    """Trains from the folder's newest checkpoint, or else from `params`.
 
-    The folder gets `checkpoints/` and `log.jsonl`: step, mean loss and metrics since the line
-    before, learning rate, tokens a second, and held-out means where they were taken. A resumed
-    run takes the batches and dropout masks that the uninterrupted one would have taken.
+    The folder gets `checkpoints/` and `log.jsonl`, whose lines hold the step, the mean loss and
+    metrics since the line before, the learning rate, tokens a second, and held-out means where
+    they were computed. A resumed run uses the same batches and dropout masks as one that never
+    stopped.
 
     Args:
         objective: the loss.
         params: initial parameters.
-        config: see `TrainConfig`.
+        config: length, learning rate and batches.
         train: training batches.
         held_out: batches by name, evaluated without dropout.
-        folder: where the run lives.
-        frozen: parameters that the objective only reads.
+        folder: the folder of the run.
+        frozen: see `Objective`.
         deadline: `time.monotonic()` seconds after which the run saves and stops.
 
     Returns:
@@ -200,7 +179,7 @@ def fit(
     optimizer = config.optimizer()
 
     def step(state: TrainState, frozen: PyTree, batch: dict[str, Array]):
-        # "rbg" keys make dropout masks several times faster than the default generator's.
+        # Dropout masks from "rbg" keys are made several times faster than by default.
         key = jax.random.fold_in(jax.random.key(config.seed, impl="rbg"), state.step)
         gradient, metrics = mean_gradient(
             objective, state.params, frozen, batch, key, config.microbatches
@@ -214,25 +193,27 @@ def fit(
 
     train_step = jax.jit(step, donate_argnums=0)
     evaluate_step = jax.jit(evaluate)
-    # A copy, because the step donates its state and the caller's parameters must survive.
+    # The step donates its state, so the caller's parameters are copied.
     params = jax.tree.map(lambda x: jnp.array(x, jnp.float32), params)
     state = TrainState(jnp.zeros((), jnp.int32), params, optimizer.init(params))
     options = ocp.CheckpointManagerOptions(max_to_keep=1)
     with (
         ocp.CheckpointManager(folder / "checkpoints", options=options) as manager,
-        progress_bar() as progress,
+        Progress(
+            BarColumn(),
+            MofNCompleteColumn(),
+            TimeRemainingColumn(),
+            TextColumn("{task.description}"),
+        ) as progress,
     ):
         if (newest := manager.latest_step()) is not None:
-            abstract = jax.tree.map(
-                lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding), state
-            )
-            state = manager.restore(newest, args=ocp.args.StandardRestore(abstract))
+            state = manager.restore(newest, args=ocp.args.StandardRestore(state))
         done = int(state.step)
-        log = Log(folder / "log.jsonl", done)
+        log = folder / "log.jsonl"
+        _drop_lines_after(done, log)
         bar = progress.add_task("", total=config.steps, completed=done)
         batches = train.batches(config.seed, done)
-        window: list[Metrics] = []
-        since = time.monotonic()
+        window, since = list[Metrics](), time.monotonic()
         while done < config.steps:
             state, metrics = train_step(state, frozen, next(batches))
             window.append(metrics)
@@ -240,7 +221,7 @@ def fit(
             last = done == config.steps
             if done % config.log_every and not last:
                 continue
-            line = {"step": done} | means(window)
+            line = {"step": done} | _means(window)
             if not math.isfinite(line["loss"]):
                 raise ValueError(
                     f"The loss is {line['loss']} at step {done} of {folder}; lower "
@@ -250,19 +231,42 @@ def fit(
             line["tokens_per_second"] = round(line.pop("tokens") / (time.monotonic() - since))
             if last or done % config.evaluate_every == 0:
                 for name, batches_of in held_out.items():
-                    of = means([evaluate_step(state.params, frozen, b) for b in batches_of])
+                    of = _means([evaluate_step(state.params, frozen, b) for b in batches_of])
                     line |= {f"{name}/{key}": of[key] for key in of if key != "tokens"}
-                progress.console.print(brief(line), highlight=False)
-            log.write(line)
+                told = (
+                    f"{k} {v:.4g}" if isinstance(v, float) else f"{k} {v}" for k, v in line.items()
+                )
+                progress.console.print("  ".join(told), highlight=False)
+            with log.open("a") as file:
+                file.write(json.dumps(line) + "\n")
             progress.update(bar, completed=done, description=f"loss {line['loss']:.3f}")
-            stop = deadline is not None and time.monotonic() > deadline
+            stop = time.monotonic() > deadline
             if last or stop or done % config.checkpoint_every == 0:
                 manager.save(done, args=ocp.args.StandardSave(state))
             if stop:
                 break
-            window = []
-            since = time.monotonic()
+            window, since = [], time.monotonic()
     return state.params, done >= config.steps
+
+
+def _drop_lines_after(step: int, log: pathlib.Path) -> None:
+    """Drops the lines that a run wrote after its last checkpoint, at `step`."""
+    kept = []
+    for line in log.read_text().splitlines() if log.exists() else []:
+        try:
+            if json.loads(line)["step"] <= step:
+                kept.append(line + "\n")
+        except ValueError:  # A process that was killed may leave half a line.
+            break
+    log.write_text("".join(kept))
+
+
+def _means(window: Sequence[Metrics]) -> dict[str, float]:
+    """The metrics of several steps as means over target tokens; `tokens` stays a sum."""
+    window = jax.device_get(window)
+    sums = {key: float(np.sum([m[key] for m in window], dtype=np.float64)) for key in window[0]}
+    weight = max(sums.pop("weight"), 1.0)
+    return {key: value if key == "tokens" else value / weight for key, value in sums.items()}
 
 
 def _with_counts(metrics: Metrics, batch: Mapping[str, Array]) -> Metrics:

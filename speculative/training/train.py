@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import math
 import pathlib
 import time
 from collections.abc import Mapping, Sequence
@@ -14,13 +15,17 @@ from jax import Array
 from speculative import checkpoints
 from speculative.checkpoints import native
 from speculative.decoding import Decoding
+from speculative.measurement import quality
 from speculative.models import Config, FlaxModel, model_of
 from speculative.sampling import Sampling
 from speculative.training import data, outputs
-from speculative.training.examples import Examples, load
+from speculative.training.examples import load
 from speculative.training.loop import Metrics, TrainConfig, fit
 from speculative.types import Logits, PyTree
-from speculative.vocabulary import Vocabulary, from_elsewhere, open_vocabulary
+from speculative.vocabulary import Vocabulary, from_elsewhere
+
+METRICS = {"rouge": quality.rouge, **quality.METRICS}
+"""The metrics of tests by name; "rouge" gives all kinds of ROUGE."""
 
 
 def teacher_forced(
@@ -30,7 +35,7 @@ def teacher_forced(
     dropout_key: Array | None,
     encoded: Array | None = None,
 ) -> Logits:
-    """Logits [B, L, V] of a packed batch, `encoded` [B, S, D] by default by the model itself."""
+    """Teacher-forced logits [B, L, V] of a packed batch; `encoded` as in `FlaxModel.forward`."""
     return model.forward(
         params,
         batch["encoder_input_tokens"],
@@ -47,7 +52,8 @@ class CrossEntropy:
 
     Attributes:
         model: the model to train.
-        z_loss: weight of the squared log normaliser, which keeps logits from drifting.
+        z_loss: weight of the squared logarithm of the softmax's normaliser, which keeps the
+            logits from drifting.
     """
 
     model: FlaxModel
@@ -56,8 +62,7 @@ class CrossEntropy:
     def __call__(
         self, params: PyTree, frozen: PyTree, batch: Mapping[str, Array], dropout_key: Array | None
     ) -> tuple[Array, Metrics]:
-        """Sums over target tokens; metrics are the plain loss and the argmax's accuracy."""
-        del frozen
+        """See `loop.Objective`; the metrics are `loss`, without z-loss, and argmax `accuracy`."""
         logits = teacher_forced(self.model, params, batch, dropout_key)
         targets, weights = batch["decoder_target_tokens"], batch["decoder_loss_weights"]
         normaliser = jax.nn.logsumexp(logits, axis=-1)
@@ -68,62 +73,54 @@ class CrossEntropy:
         return loss + penalty, {"loss": loss, "accuracy": right}
 
 
-DEPTHS = ("num_encoder_layers", "num_decoder_layers", "num_layers")
-"""Fields of configurations that count layers."""
-
-
 def initial(model: FlaxModel, seed: int, init_from: str | pathlib.Path | None) -> PyTree:
-    """A run's first parameters: random, or a checkpoint's, deepened where it is shallower.
+    """A run's first parameters: random, or a checkpoint's, with layers on top that it lacks.
+
+    An added layer has output kernels of zero, so that the residual connection passes its input on
+    and the deeper model first computes the same function (Chen et al., arXiv 1511.05641).
 
     Raises:
-        ValueError: as `checkpoints.open`, or the checkpoint has other sizes, or more layers.
+        ValueError: the checkpoint cannot be opened, or has other sizes or more layers.
     """
-    fresh = jax.jit(model.init)(jax.random.key(seed))
+    init = jax.jit(model.init)
     if init_from is None:
-        return fresh
+        return init(jax.random.key(seed))
     checkpoint = checkpoints.open(init_from)
-    sizes = checkpoint.config
-    depths = [d for d in DEPTHS if hasattr(model.config, d)]
-    alike = type(sizes) is type(model.config)
-    if alike:
-        deep_enough = all(getattr(sizes, d) <= getattr(model.config, d) for d in depths)
-        free = ("dropout_rate", "dtype", *depths)
-        same = sizes.replace(**{name: getattr(model.config, name) for name in free})
-        alike = deep_enough and same == model.config
-    if not alike:
-        raise ValueError(f"{init_from} holds {sizes}, but the run is of {model.config}.")
-    return {name: deepened(fresh[name], tree) for name, tree in checkpoint.numpy().items()}
-
-
-def deepened(stack: PyTree, shallower: PyTree) -> PyTree:
-    """A shallower stack's parameters, and `stack`'s own layers on top as identities.
-
-    A residual layer whose output kernels are zero changes nothing, so the deeper model begins
-    as the very function that the shallower one is (Chen et al., arXiv 1511.05641).
-    """
+    sizes, wanted = checkpoint.config, model.config
+    fits = type(sizes) is type(wanted)
+    if fits:
+        free = ("dropout_rate", "dtype", *wanted.depths)
+        fits = sizes.replace(**{name: getattr(wanted, name) for name in free}) == wanted
+        fits = fits and all(getattr(sizes, d) <= getattr(wanted, d) for d in wanted.depths)
+    if not fits:
+        raise ValueError(f"{init_from} holds {sizes}, but the run is of {wanted}.")
+    params = checkpoint.numpy()
+    if sizes.replace(dropout_rate=wanted.dropout_rate, dtype=wanted.dtype) == wanted:
+        return params
 
     def identity(path: tuple[Any, ...], leaf: Array) -> Array:
-        into_residual = {"out", "wo"} & {key.key for key in path}
-        return jnp.zeros_like(leaf) if into_residual else leaf
+        return jnp.zeros_like(leaf) if {"out", "wo"} & {key.key for key in path} else leaf
 
-    added = {name: layer for name, layer in stack.items() if name not in shallower}
-    return shallower | jax.tree_util.tree_map_with_path(identity, added)
+    for name, stack in init(jax.random.key(seed)).items():
+        added = {layer: stack[layer] for layer in stack.keys() - params[name].keys()}
+        params[name] |= jax.tree_util.tree_map_with_path(identity, added)
+    return params
 
 
 def vocabulary_of(
     model: Config, file: str | pathlib.Path | None, init_from: str | pathlib.Path | None
 ) -> Vocabulary:
-    """The vocabulary of a run: a file's, or that of the checkpoint from which it starts.
+    """The vocabulary of a run: that of a file, or of the checkpoint from which it starts.
 
     Raises:
-        ValueError: there is none, or the model has no room for it.
+        ValueError: there is none, or it has more pieces than the embedding.
     """
-    start = None if file or not init_from else checkpoints.open(init_from)
+    pieces = None
     if file:
         pieces = from_elsewhere(file, model.vocab_size)
-    elif start and start.vocabulary:
-        pieces = open_vocabulary(start.vocabulary, start.extra_ids)
-    else:
+    elif init_from:
+        pieces = checkpoints.open(init_from).open_vocabulary()
+    if pieces is None:
         raise ValueError(
             f"{init_from or 'A run from random weights'} brings no vocabulary; give the "
             "SentencePiece model of the token files (--vocabulary)."
@@ -142,30 +139,27 @@ class Files:
 
     Attributes:
         train: file names, each with its passes an epoch.
-        held_out: file names; their names also head the held-out columns of the log.
+        held_out: file names, which also name the held-out columns of the log.
     """
 
     train: Mapping[str, float]
     held_out: Sequence[str]
 
-    def mixture(self, folder: str | pathlib.Path, config: TrainConfig) -> data.Mixture:
-        """The training batches."""
-        return _mixture(folder, self.train, config, config.batch_size)
-
-    def held_out_batches(
+    def read(
         self, folder: str | pathlib.Path, config: TrainConfig
-    ) -> dict[str, list[data.Batch]]:
-        """Each held-out file's examples once, as many rows at a time as are trained on."""
+    ) -> tuple[data.Mixture, dict[str, list[data.Batch]]]:
+        """Training batches, and each held-out file's examples once in batches of a microbatch.
+
+        Raises ValueError if a file is missing, damaged or fits no row.
+        """
+
+        def mixture(weights: Mapping[str, float], rows: int) -> data.Mixture:
+            sources = [(load(pathlib.Path(folder, f"{n}.npz")), w) for n, w in weights.items()]
+            return data.Mixture(sources, rows, config.source_length, config.target_length)
+
         rows = config.batch_size // config.microbatches
-        return {name: _mixture(folder, {name: 1.0}, config, rows).once() for name in self.held_out}
-
-
-def _mixture(
-    folder: str | pathlib.Path, weights: Mapping[str, float], config: TrainConfig, rows: int
-) -> data.Mixture:
-    folder = pathlib.Path(folder)
-    sources = [(load(folder / f"{name}.npz"), weight) for name, weight in weights.items()]
-    return data.Mixture(sources, rows, config.source_length, config.target_length)
+        held_out = {name: mixture({name: 1.0}, rows).once() for name in self.held_out}
+        return mixture(self.train, config.batch_size), held_out
 
 
 def train(
@@ -178,92 +172,66 @@ def train(
     out_dir: str | pathlib.Path,
     vocabulary: str | pathlib.Path | None = None,
     init_from: str | pathlib.Path | None = None,
-    max_minutes: float | None = None,
+    max_minutes: float = math.inf,
     storage: native.Storage = "int8",
     z_loss: float = 1e-4,
     max_length: int = 128,
     generation_batch: int = 1024,
 ) -> bool:
-    """Trains a model, saves it, and tests what was saved.
-
-    Called again, it goes on where it stopped; what is done is not done again.
+    """Trains a model, saves it, and tests the saved one; a second call resumes.
 
     Args:
         model: the sizes.
-        config: how long and how fast.
-        files: which tokenised files.
-        tests: files on which it is tested, each with its metric, "bleu" or "rouge".
-        data_dir: where the files are.
-        work_dir: where training checkpoints, log, test outputs and scores go.
-        out_dir: the folder of the checkpoint to come.
-        vocabulary: the SentencePiece model of the token files, stored with the checkpoint; None
-            is that of `init_from`.
-        init_from: a checkpoint of any format and of these sizes to start from; None starts at
-            random.
-        max_minutes: save and stop after so many minutes; None is no limit.
-        storage: the number format of the checkpoint to come.
+        config: length, learning rate and batches.
+        files: the tokenised files.
+        tests: files on which it is tested, each with its metric, one of `METRICS`.
+        data_dir: the folder of the files.
+        work_dir: the folder of training checkpoints, log, test outputs and scores.
+        out_dir: the folder of the saved model.
+        vocabulary: the vocabulary's file, stored with the model; None takes that of `init_from`.
+        init_from: a checkpoint of any format to start from, of these sizes or with fewer layers;
+            None starts from random weights.
+        max_minutes: minutes after which the run saves and stops.
+        storage: the number format of the saved model.
         z_loss: see `CrossEntropy`.
-        max_length: tokens written at most in a test.
-        generation_batch: examples decoded at a time.
+        max_length: the longest output of a test, in tokens.
+        generation_batch: number of examples decoded at a time.
 
     Returns:
         Whether the model is finished and saved.
 
     Raises:
-        ValueError: a file is missing or unfit, or the loss stopped being finite.
+        ValueError: a setting is unknown, a file is missing or damaged, or the loss is not finite.
     """
-    if storage not in get_args(native.Storage):
-        raise ValueError(
-            f"train.storage must be one of {', '.join(get_args(native.Storage))}, not {storage!r}."
-        )
-    deadline = None if max_minutes is None else time.monotonic() + 60 * max_minutes
-    data_dir, work_dir = pathlib.Path(data_dir), pathlib.Path(work_dir)
-    references = {name: load(data_dir / f"{name}.npz") for name in tests}
+    for name, value, known in (
+        ("storage", storage, get_args(native.Storage)),
+        *(("tests", metric, METRICS) for metric in tests.values()),
+    ):
+        if value not in known:
+            raise ValueError(f"train.{name} must be one of {', '.join(known)}, not {value!r}.")
+    deadline = time.monotonic() + 60 * max_minutes
+    work_dir = pathlib.Path(work_dir)
+    references = {name: load(pathlib.Path(data_dir, f"{name}.npz")) for name in tests}
     pieces = vocabulary_of(model, vocabulary, init_from)
     if not pathlib.Path(out_dir).exists():
         made = model_of(model)
-        params, finished = fit(
-            CrossEntropy(made, z_loss),
-            initial(made, config.seed, init_from),
-            config,
-            files.mixture(data_dir, config),
-            files.held_out_batches(data_dir, config),
-            work_dir,
-            deadline=deadline,
-        )
+        objective, start = CrossEntropy(made, z_loss), initial(made, config.seed, init_from)
+        batches = files.read(data_dir, config)
+        params, finished = fit(objective, start, config, *batches, work_dir, deadline=deadline)
         if not finished:
             return False
-        stored = model.replace(dtype="float32", dropout_rate=0.0)  # Both are of training alone.
+        stored = model.replace(dtype="float32", dropout_rate=0.0)  # Decoding needs neither.
         native.save(out_dir, stored, params, pieces.path, storage, pieces.extra_ids)
     saved, params = native.load(out_dir)
+    made = model_of(saved.replace(dtype=model.dtype))
     decoding = Decoding(pieces.size, Sampling(0.0), 0, max_length, pieces.eos_id)
-    for name, examples in references.items():
-        path = work_dir / f"{name}_greedy.npz"
+    scores: dict[str, dict[str, float]] = {}
+    for name, metric in tests.items():
+        path, expected = work_dir / f"{name}_greedy.npz", references[name]
         if not path.exists():
-            made = model_of(saved.replace(dtype=model.dtype))
-            outputs.write(made, params, examples, decoding, batch_size=generation_batch).save(path)
-    _score(tests, references, pieces, work_dir)
-    return True
-
-
-def _score(
-    tests: Mapping[str, str],
-    references: Mapping[str, Examples],
-    vocabulary: Vocabulary,
-    folder: pathlib.Path,
-) -> None:
-    try:
-        # Late, because a machine that only trains may lack the metrics' packages.
-        from speculative.measurement import quality
-    except ModuleNotFoundError as error:
-        print(f"No scores, for {error.name} is not installed; the outputs are in {folder}.")
-        return
-    metrics = {"bleu": quality.bleu, "rouge": quality.rouge}
-    scores = {
-        name: outputs.score(
-            load(folder / f"{name}_greedy.npz"), references[name], vocabulary, metrics[metric]
-        )
-        for name, metric in tests.items()
-    }
-    (folder / "scores.json").write_text(json.dumps(scores, indent=2) + "\n")
+            outputs.write(made, params, expected, decoding, batch_size=generation_batch).save(path)
+        texts = [[pieces.decode(t) for _, t in found] for found in (expected, load(path))]
+        scores[name] = METRICS[metric](*texts)
+    (work_dir / "scores.json").write_text(json.dumps(scores, indent=2) + "\n")
     print(scores)
+    return True

@@ -2,6 +2,7 @@
 
 import json
 import pathlib
+import shutil
 from typing import Any
 
 import jax
@@ -9,9 +10,11 @@ import numpy as np
 import pytest
 from flax import traverse_util
 
+from speculative import checkpoints
 from speculative.checkpoints import native
 from speculative.checkpoints.checkpoint import read_settings
 from speculative.models import T5, T5Config
+from tests import saved
 
 CONFIG = T5Config(40, 16, 2, 8, 24, 2, 1)
 
@@ -85,7 +88,7 @@ def test_vocabulary_travels_with_its_checksum(tmp_path: pathlib.Path, params: di
     native.load(tmp_path / "model")
     (tmp_path / "model" / "pieces.model").write_bytes(b"Pieces")
     with pytest.raises(ValueError, match=r"pieces\.model was altered"):
-        native.load(tmp_path / "model")
+        native.open(tmp_path / "model").open_vocabulary()
 
 
 def test_an_existing_folder_is_not_overwritten(tmp_path: pathlib.Path, params: dict) -> None:
@@ -163,3 +166,71 @@ def test_an_edited_description_is_one_sentence(tmp_path, change, message):
     path.write_text(json.dumps(change(json.loads(path.read_text()))))
     with pytest.raises(ValueError, match=message):
         native.load(tmp_path / "model")
+
+
+def test_files_are_verified_once_and_when_they_are_read(
+    tmp_path: pathlib.Path, params: dict, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(native, "FILE_BYTES", 2**17 + 4096)
+    native.save(tmp_path / "model", CONFIG, params, saved.VOCABULARY, storage="int8")
+    weights = sorted(path.name for path in (tmp_path / "model").glob("*.safetensors"))
+    hashed = saved.hashed(monkeypatch)
+    made = checkpoints.open(tmp_path / "model")
+    assert hashed == []
+    made.read(min(made.tensors))
+    assert len(hashed) == 1
+    made.load("float32")
+    made.numpy()
+    assert sorted(hashed) == weights
+    made.open_vocabulary()
+    assert sorted(hashed) == [saved.VOCABULARY.name, *weights]
+    hashed.clear()
+    checkpoints.describe(checkpoints.open(tmp_path / "model"))
+    assert sorted(hashed) == ["config.json", saved.VOCABULARY.name, *weights]
+    hashed.clear()
+    checkpoints.convert(tmp_path / "model", tmp_path / "copy", "huggingface")
+    assert sorted(hashed) == [saved.VOCABULARY.name, *weights]
+
+
+def test_altered_values_are_never_given(
+    tmp_path: pathlib.Path, params: dict, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The last bytes are a tensor's: the file is as long as it was, and its header the same."""
+    native.save(tmp_path / "model", CONFIG, params)
+    path = tmp_path / "model" / "model.safetensors"
+    whole = path.read_bytes()
+    path.write_bytes(whole[:-2] + bytes([whole[-2] ^ 1, whole[-1]]))
+    made = checkpoints.open(tmp_path / "model")
+    for read in (
+        lambda: made.read(max(made.tensors)),
+        lambda: made.read(min(made.tensors)),
+        lambda: made.load("float32"),
+        made.numpy,
+        lambda: checkpoints.describe(made),
+        lambda: checkpoints.convert(tmp_path / "model", tmp_path / "copy", "huggingface"),
+    ):
+        with pytest.raises(ValueError, match=r"model\.safetensors was altered or cut off"):
+            read()
+    assert not (tmp_path / "copy").exists()
+
+
+def test_a_vocabulary_is_verified_before_it_is_parsed_or_copied(
+    tmp_path: pathlib.Path, params: dict
+) -> None:
+    native.save(tmp_path / "model", CONFIG, params, saved.VOCABULARY)
+    file = tmp_path / "model" / saved.VOCABULARY.name
+    file.write_bytes(file.read_bytes()[:-9])
+    made = checkpoints.open(tmp_path / "model")
+    for read in (
+        made.open_vocabulary,
+        lambda: checkpoints.convert(tmp_path / "model", tmp_path / "ours", "native"),
+        lambda: checkpoints.convert(tmp_path / "model", tmp_path / "theirs", "huggingface"),
+    ):
+        with pytest.raises(ValueError, match=rf"{file.name} was altered or cut off"):
+            read()
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["model"]
+    # Another vocabulary may take its place.
+    shutil.copy(saved.VOCABULARY, tmp_path / "other.model")
+    other = tmp_path / "other.model"
+    made = checkpoints.convert(tmp_path / "model", tmp_path / "ours", "native", vocabulary=other)
+    assert made.open_vocabulary() is not None

@@ -1,7 +1,7 @@
-"""An adaptive gamma: what it picks, and that outputs stay the target's own.
+"""An adaptive gamma: its picks, and the distribution of outputs.
 
-20,000 outputs, each decoded alone, so that each picks by its own past. The seed is fixed; a
-correct program would fail the chi-square tests here with probability 1e-4 at most.
+The seed is fixed; a correct program would fail the chi-square test of 20,000 outputs with
+probability 1e-4 at most. Most tests decode the same 12 rows, to share compiled programs.
 """
 
 import dataclasses
@@ -14,17 +14,18 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from speculative.decoding import Adaptive, Decoding, Params, autoregressive, random_draws, stream
-from speculative.decoding import speculative as fast
+from speculative.decoding import Adaptive, Decoding, Params, random_draws, stream
+from speculative.decoding import loop as fast
 from speculative.drafts import TransformerDraft
 from speculative.sampling import Sampling
 from tests import toy
 
 TARGET = toy.MarkovModel()
-DRAFT = TransformerDraft(TARGET)  # pyright: ignore[reportArgumentType]
+DRAFT = TransformerDraft(TARGET)
 PARAMS = Params(toy.params(toy.target_table()), toy.params(toy.near_table()))
 RULE = Adaptive((1, 2, 4), (1.2, 1.35, 1.9), alpha=0.6, strength=2.0, memory=0.8, stride=1)
-ROWS, LENGTH = 20_000, 6
+MANY, ROWS, LENGTH = 20_000, 12, 6
+INPUTS = jnp.ones((ROWS, 1), jnp.int32)
 
 
 def settings(temperature: float, adaptive: Adaptive | None = RULE, gamma: int = 4) -> Decoding:
@@ -32,103 +33,127 @@ def settings(temperature: float, adaptive: Adaptive | None = RULE, gamma: int = 
     return Decoding(toy.VOCABULARY, sampling, gamma, LENGTH, toy.EOS, adaptive=adaptive)
 
 
-def pick(rule: Adaptive, counts: jax.Array, *live: bool) -> int:
-    """The place of the gamma, for one live row unless told of more."""
-    return int(rule.choose(counts, jnp.asarray(rule.costs), jnp.array(live or [True])))
+def numbers(rows: int = ROWS) -> jax.Array:
+    return random_draws(3, np.arange(rows), settings(1.0).capacity)
+
+
+def pick(rule: Adaptive, counts: jax.Array) -> int:
+    """The gamma of a single row."""
+    (gamma,) = rule.choose(counts, jnp.asarray(rule.costs)).tolist()
+    return gamma
 
 
 def test_the_pick_is_equation_1s_where_all_positions_are_alike() -> None:
-    """Whatever the counts' number, if each position accepts the same share as the prior says."""
+    """For any counts, if each position's share of accepted guesses is that of the prior."""
     for alpha in np.linspace(0.05, 0.95, 19):
         rule = Adaptive(RULE.gammas, RULE.costs, alpha=alpha)
         tokens = [(1 - alpha ** (gamma + 1)) / (1 - alpha) for gamma in rule.gammas]
-        want = int(np.argmax(np.divide(tokens, rule.costs)))
+        want = rule.gammas[int(np.argmax(np.divide(tokens, rule.costs)))]
         for tested in ([0, 0, 0, 0], [9, 5, 2, 1], [400, 3, 0, 0]):
             counts = np.multiply.outer(tested, [1, alpha])
             assert pick(rule, jnp.asarray(counts)[None]) == want
 
 
 @pytest.mark.parametrize(
-    ("rates", "place"),
+    ("rates", "best"),
     [((0.9, 0.0, 0.9, 0.9), 0), ((0.6, 0.8, 0.0, 0.9), 1), ((0.45, 0.9, 0.99, 0.99), 2)],
 )
-def test_the_pick_follows_the_rates_of_the_positions(rates: tuple[float, ...], place: int) -> None:
-    """A block's tokens by enumeration: guess j is the first to fail, or none is."""
+def test_the_pick_follows_the_rates_of_the_positions(rates: tuple[float, ...], best: int) -> None:
+    """A block's tokens by enumeration: guess j is the first rejected one, or none is."""
     counts = jnp.array([[[1e7, 1e7 * rate] for rate in rates]])
     yields = []
     for gamma in RULE.gammas:
         chances = [float(np.prod(rates[:j])) * (1 - rates[j]) for j in range(gamma)]
         chances.append(float(np.prod(rates[:gamma])))
         yields.append(np.dot(chances, np.arange(1, gamma + 2)))
-    assert int(np.argmax(np.divide(yields, RULE.costs))) == place
-    assert pick(RULE, counts) == place
+    assert int(np.argmax(np.divide(yields, RULE.costs))) == best
+    assert pick(RULE, counts) == RULE.gammas[best]
 
 
 def test_a_position_without_counts_takes_the_rate_of_all() -> None:
-    """By hand: 8 of 10 first guesses stood, and none else was tested."""
+    """By hand: 8 of 10 first guesses were accepted, and no others were tested."""
     counts = jnp.array([[[10.0, 8.0], [0, 0], [0, 0], [0, 0]]])
     pooled = (2 * 0.6 + 8) / (2 + 10)
     first = (2 * pooled + 8) / (2 + 10)
     tokens = 1 + first * np.cumsum(pooled ** np.arange(4))
     costs = tokens[[0, 1, 3]]
-    for place in range(3):
-        times = tuple(cost * (0.999 if i == place else 1) for i, cost in enumerate(costs))
+    for best in range(3):
+        times = tuple(cost * (0.999 if i == best else 1) for i, cost in enumerate(costs))
         rule = Adaptive((1, 2, 4), times, alpha=0.6, strength=2.0)
-        assert pick(rule, counts) == place
+        assert pick(rule, counts) == rule.gammas[best]
 
 
-def test_rows_that_ended_have_no_say() -> None:
+def test_each_row_picks_by_its_own_counts() -> None:
     counts = jnp.array([[[20.0, 0.0]] * 4, [[20.0, 20.0]] * 4])
-    assert pick(RULE, counts, True, False) == 0
-    assert pick(RULE, counts, False, True) == 2
+    assert RULE.choose(counts, jnp.asarray(RULE.costs)).tolist() == [1, 4]
+
+
+@pytest.mark.parametrize("stride", [1, 3])
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_a_row_of_a_batch_decodes_as_it_would_alone(stride: int, temperature: float) -> None:
+    """It has the same tokens, picks and counts, whatever gamma other rows take."""
+    config = settings(temperature, dataclasses.replace(RULE, stride=stride))
+    draws = numbers()
+    shares = np.stack([np.ones(ROWS), np.linspace(0, 1, ROWS)], axis=1)
+    counts = jnp.full((ROWS, 4, 2), 20.0) * shares[:, None]
+    together = fast.generate(TARGET, DRAFT, PARAMS, INPUTS, draws, config, counts)
+    for row in range(ROWS):
+        one = slice(row, row + 1)
+        alone = fast.generate(TARGET, DRAFT, PARAMS, INPUTS[one], draws[one], config, counts[one])
+        for name in ("tokens", "lengths", "target_calls", "tested", "accepted"):
+            np.testing.assert_array_equal(getattr(together, name)[one], getattr(alone, name))
+        np.testing.assert_allclose(together.counts[one], alone.counts, rtol=1e-6)
+    assert len(set(together.target_calls.tolist())) > 1
 
 
 def test_counts_fade() -> None:
-    """A step of three guesses, of which two stood."""
+    """A step that tests three guesses and accepts two."""
     counts = jnp.array([[[10.0, 5.0], [5.0, 4.0], [4.0, 1.0], [1.0, 1.0]]])
     got = RULE.count(counts, jnp.array([3]), jnp.array([2]))
     want = [[[9.0, 5.0], [5.0, 4.2], [4.2, 0.8], [0.8, 0.8]]]
     np.testing.assert_allclose(got, want, rtol=1e-6)
 
 
-def test_outputs_follow_the_targets_law_and_gamma_varies() -> None:
+def test_outputs_have_the_targets_distribution_and_gamma_varies() -> None:
+    """The mean number of target calls lies between those of the smallest and the largest gamma."""
     config = settings(1.0)
-    draws = random_draws(77, np.arange(ROWS), config.capacity)
-
-    def alone(numbers: jax.Array) -> Any:
-        return fast.generate(TARGET, DRAFT, PARAMS, jnp.ones((1, 1)), numbers[None], config)
-
-    output = jax.tree.map(lambda x: np.asarray(x)[:, 0], jax.vmap(alone)(draws))
+    draws = random_draws(77, np.arange(MANY), config.capacity)
+    inputs = jnp.ones((MANY, 1), jnp.int32)
+    output = jax.tree.map(np.asarray, fast.generate(TARGET, DRAFT, PARAMS, inputs, draws, config))
     found = Counter(
         tuple(row[:length].tolist())
         for row, length in zip(output.tokens, output.lengths, strict=True)
     )
     p = toy.distribution(toy.target_table(), config.sampling)
     assert toy.p_value(found, toy.sequence_law(p, LENGTH)) > 1e-4
-    fixed = [
-        fast.generate(
-            TARGET, DRAFT, PARAMS, jnp.ones((ROWS, 1)), draws, settings(1.0, None, gamma)
-        ).target_calls.mean()
-        for gamma in RULE.gammas
-    ]
-    assert min(fixed) < output.target_calls.mean() < max(fixed)
+    q = toy.distribution(toy.near_table(), config.sampling)
+    most, least = (
+        sum(calls * chance for (calls,), chance in toy.calls_law(p, q, gamma, LENGTH).items())
+        for gamma in (1, 4)
+    )
+    assert least < output.target_calls.mean() < most
+
+
+begin = jax.jit(fast.start, static_argnums=(0, 3, 4))
+step = jax.jit(fast.step, static_argnums=(0, 4, 5))
 
 
 @pytest.mark.parametrize("stride", [1, 2, 3])
 def test_a_pick_holds_for_a_stride(stride: int) -> None:
-    """Beside steps that are dispatched one by one; counts fade, so that each pick shows in them."""
+    """Against steps that are dispatched one by one; each pick changes the fading counts."""
     config = settings(1.0, dataclasses.replace(RULE, stride=stride))
-    models, inputs = fast.Models(TARGET, DRAFT), jnp.ones((1, 1))
+    models, inputs = fast.Models(TARGET, DRAFT), INPUTS[:1]
     counts, picks = jnp.zeros((1, 4, 2)), set()
     for number in range(20):
         draws = random_draws(3, np.array([number]), config.capacity)
-        progress = fast.start(models, PARAMS, inputs, config, config.capacity, counts)
+        progress = begin(models, PARAMS, inputs, settings(1.0), config.capacity, counts)
         gamma = steps = 0
         while not progress.finished[0]:
             if steps % stride == 0:
-                gamma = RULE.gammas[pick(RULE, progress.counts)]
+                gamma = pick(RULE, progress.counts)
                 picks.add(gamma)
-            progress, _ = fast.step(models, PARAMS, progress, draws, config, gamma)
+            # A step itself knows no stride: all strides share its programs.
+            progress, _ = step(models, PARAMS, progress, draws, settings(1.0), gamma)
             steps += 1
         got = fast.generate(TARGET, DRAFT, PARAMS, inputs, draws, config, counts)
         assert int(got.target_calls[0]) == steps
@@ -140,21 +165,18 @@ def test_a_pick_holds_for_a_stride(stride: int) -> None:
 
 
 def test_greedy_outputs_are_the_targets_own() -> None:
-    config = settings(0.0)
-    sources = jnp.ones((5, 1), jnp.int32)
-    draws = random_draws(3, np.arange(5), config.capacity)
-    got = fast.generate(TARGET, DRAFT, PARAMS, sources, draws, config)
-    want = autoregressive.generate(TARGET, PARAMS.target, sources, draws, config)
+    got = fast.generate(TARGET, DRAFT, PARAMS, INPUTS, numbers(), settings(0.0))
+    alone = settings(0.0, None, gamma=0)
+    want = fast.generate(TARGET, None, Params(PARAMS.target), INPUTS, numbers(), alone)
     np.testing.assert_array_equal(got.tokens, want.tokens)
 
 
 def test_counts_go_on_from_text_to_text() -> None:
-    """A rule that forgets nothing has counted every guess of both."""
-    rule = Adaptive((1, 2, 4), (1.2, 1.35, 1.9), alpha=0.6, strength=2.0, memory=1.0)
+    """Counts that do not fade are numbers of all guesses."""
+    rule = Adaptive(RULE.gammas, RULE.costs, memory=1.0)
     config, counts, outputs = settings(1.0, rule), None, []
-    for first in (0, 8):
-        draws = random_draws(3, np.arange(first, first + 8), config.capacity)
-        output = fast.generate(TARGET, DRAFT, PARAMS, jnp.ones((8, 1)), draws, config, counts)
+    for draws in np.split(np.asarray(numbers(2 * ROWS)), 2):
+        output = fast.generate(TARGET, DRAFT, PARAMS, INPUTS, jnp.asarray(draws), config, counts)
         counts = output.counts
         outputs.append(output)
     tested, accepted = (sum(getattr(o, name) for o in outputs) for name in ("tested", "accepted"))
@@ -164,49 +186,43 @@ def test_counts_go_on_from_text_to_text() -> None:
 
 @pytest.mark.parametrize(("share", "gamma"), [(0.0, 1), (1.0, 4)])
 def test_a_text_begins_by_the_counts_of_earlier_ones(share: float, gamma: int) -> None:
-    """After a great many guesses one text changes no mind: gamma stays the one that is best."""
-    draws = random_draws(3, np.arange(8), settings(1.0).capacity)
-    counts = jnp.full((8, 4, 2), 1e6) * jnp.array([1, share])
+    """After a million guesses one text does not change the best gamma."""
+    counts = jnp.full((ROWS, 4, 2), 1e6) * jnp.array([1, share])
     rule = Adaptive(RULE.gammas, RULE.costs, memory=1.0)
-    inputs = jnp.ones((8, 1))
-    got = fast.generate(TARGET, DRAFT, PARAMS, inputs, draws, settings(1.0, rule), counts)
-    want = fast.generate(TARGET, DRAFT, PARAMS, inputs, draws, settings(1.0, None, gamma))
+    got = fast.generate(TARGET, DRAFT, PARAMS, INPUTS, numbers(), settings(1.0, rule), counts)
+    want = fast.generate(TARGET, DRAFT, PARAMS, INPUTS, numbers(), settings(1.0, None, gamma))
     np.testing.assert_array_equal(got.target_calls, want.target_calls)
     np.testing.assert_array_equal(got.tested, want.tested)
     np.testing.assert_array_equal(got.tokens, want.tokens)
 
 
 def test_rules_of_other_costs_share_a_program() -> None:
-    """Each keeps to the only gamma of a finite cost."""
-    draws, inputs = random_draws(3, np.arange(8), settings(1.0).capacity), jnp.ones((8, 1))
+    """Each picks the only gamma of a finite cost."""
 
     def decode(adaptive: Adaptive | None, gamma: int = 4) -> tuple[np.ndarray, ...]:
         config = settings(1.0, adaptive, gamma)
-        got = fast.generate(TARGET, DRAFT, PARAMS, inputs, draws, config)
+        got = fast.generate(TARGET, DRAFT, PARAMS, INPUTS, numbers(), config)
         return tuple(map(np.asarray, (got.tokens, got.target_calls, got.tested)))
 
     want = [decode(None, gamma) for gamma in RULE.gammas]
     decode(RULE)
-    programs = fast._generate._cache_size()  # pyright: ignore[reportAttributeAccessIssue]
+    programs = fast.decode._cache_size()  # pyright: ignore[reportAttributeAccessIssue]
     for gamma, fixed in zip(RULE.gammas, want, strict=True):
         costs = tuple(1.0 if other == gamma else math.inf for other in RULE.gammas)
         for kept, wanted in zip(decode(dataclasses.replace(RULE, costs=costs)), fixed, strict=True):
             np.testing.assert_array_equal(kept, wanted)
-    assert fast._generate._cache_size() == programs  # pyright: ignore[reportAttributeAccessIssue]
+    assert fast.decode._cache_size() == programs  # pyright: ignore[reportAttributeAccessIssue]
 
 
 def test_counts_of_another_batch_are_refused() -> None:
-    config = settings(1.0)
-    draws = random_draws(3, np.arange(2), config.capacity)
-    with pytest.raises(ValueError, match=r"counts must be \[2, 4, 2\], not \[1, 4, 2\]"):
-        fast.generate(TARGET, DRAFT, PARAMS, jnp.ones((2, 1)), draws, config, jnp.zeros((1, 4, 2)))
+    wrong = jnp.zeros((1, 4, 2))
+    with pytest.raises(ValueError, match=r"counts must be \[12, 4, 2\], not \[1, 4, 2\]"):
+        fast.generate(TARGET, DRAFT, PARAMS, INPUTS, numbers(), settings(1.0), wrong)
 
 
 def test_streaming_needs_a_fixed_gamma() -> None:
-    config = settings(0.0)
-    draws = random_draws(3, np.arange(1), config.capacity)
     with pytest.raises(ValueError, match="fixed gamma"):
-        next(stream(TARGET, DRAFT, PARAMS, jnp.ones((1, 1)), draws, config))
+        next(stream(TARGET, DRAFT, PARAMS, INPUTS, numbers(), settings(0.0)))
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""What the compiler made of decoding: nothing as large as a cache is copied within its loop."""
+"""Compiled decoding: nothing as large as a cache is copied within its loop."""
 
 import re
 
@@ -7,10 +7,11 @@ import jax.numpy as jnp
 import pytest
 from jax import Array, lax
 
+from speculative.backends import prepack
 from speculative.decoding import Adaptive, Decoding, Params, random_draws
-from speculative.decoding.speculative import Models, _generate
+from speculative.decoding.loop import Models, decode
 from speculative.drafts import TransformerDraft
-from speculative.models import DecoderOnly, DecoderOnlyConfig, FlaxModel, pack
+from speculative.models import DecoderOnly, DecoderOnlyConfig, FlaxModel
 from speculative.sampling import Sampling
 from tests import tiny
 
@@ -19,7 +20,7 @@ CACHE = 64
 
 
 def copies(program: str, least: int) -> list[str]:
-    """Copies of so many numbers or more in what a compiled program's loops repeat."""
+    """The copies of `least` numbers or more in the loops of a compiled program."""
     found, inside = [], False
     for line in program.splitlines():
         if line.endswith("{"):
@@ -39,13 +40,13 @@ def compiled(
     model: FlaxModel, gamma: int, temperature: float, adaptive: Adaptive | None = None
 ) -> str:
     """Decoding by a model that is its own draft."""
-    params = pack(jax.jit(model.init)(jax.random.key(0)))
+    params = prepack(jax.jit(model.init)(jax.random.key(0)))
     config = Decoding(50, Sampling(temperature), gamma, CACHE - gamma - 2, adaptive=adaptive)
     assert config.cache_lengths() == [CACHE]
     source, draws = jnp.asarray(tiny.sources(1)), random_draws(0, jnp.zeros(1, int), CACHE)
     models = Models(model, TransformerDraft(model) if gamma else None)
     costs = jnp.asarray(adaptive.costs) if adaptive else ()
-    program = _generate.lower(models, Params(params, params), source, draws, config, None, costs)
+    program = decode.lower(models, Params(params, params), source, draws, config, None, costs)
     return program.compile().as_text() or ""
 
 
@@ -63,14 +64,14 @@ def test_no_cache_is_copied_in_the_loop(model: FlaxModel, gamma: int, temperatur
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
-def test_no_cache_is_copied_where_gamma_is_picked(temperature: float) -> None:
+def test_no_cache_is_copied_with_an_adaptive_gamma(temperature: float) -> None:
     program = compiled(tiny.TARGET, 3, temperature, Adaptive((1, 3), (1.1, 1.3)))
     config = tiny.TARGET.config
     assert copies(program, CACHE * config.num_heads * config.head_dim) == []
 
 
-def test_a_loop_that_does_copy_is_found_out() -> None:
-    """Two arrays change places in each round, which nothing but copies can do."""
+def test_a_loop_that_copies_is_found() -> None:
+    """Two arrays are exchanged in each iteration, which needs copies."""
 
     @jax.jit
     def loop(a: Array, b: Array) -> tuple[Array, Array]:

@@ -10,19 +10,21 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from speculative.decoding import Decoding, Output, Params, autoregressive, random_draws, reference
-from speculative.decoding import speculative as fast
+from speculative.backends import prepack
+from speculative.decoding import Decoding, Output, Params, random_draws, reference
+from speculative.decoding import loop as fast
 from speculative.drafts import TransformerDraft
-from speculative.models import DecoderOnly, DecoderOnlyConfig, pack
+from speculative.models import DecoderOnly, DecoderOnlyConfig
+from speculative.models.gpt import LAMDA as FIELDS
 from speculative.sampling import Sampling
 from speculative.types import PyTree
 
 VOCABULARY, ROWS, LENGTH = 50, 4, 40
 POSITIONS = 8 + LENGTH
 """No more than the longest prompt and its output need."""
-# Untied: random tied logits say the same token for ever.
-GPT = DecoderOnlyConfig(64, 16, 2, 8, 32, 2, POSITIONS, logits_via_embedding=False)
-LAMDA = DecoderOnlyConfig(64, 16, 2, 12, 32, 1, mlp_activations=("gelu", "linear"))
+# Untied: with random tied embeddings a model repeats one token.
+GPT = DecoderOnlyConfig(64, 16, 2, 8, 32, 2, max_positions=POSITIONS, logits_via_embedding=False)
+LAMDA = DecoderOnlyConfig(64, 16, 2, 12, 32, 1, **FIELDS)
 SMALL = {"vocab_size": 56, "emb_dim": 8, "num_heads": 1, "head_dim": 8, "num_layers": 1}
 TARGETS = {"GPT": DecoderOnly(GPT), "LaMDA": DecoderOnly(LAMDA)}
 DRAFTS = {
@@ -33,7 +35,7 @@ DRAFTS = {
 
 @functools.cache
 def params(name: str, near: bool = False) -> Params:
-    """Of target and draft; or the target's own, a little off, as a draft that is often right."""
+    """Of target and draft; if `near`, the draft's are the target's with some noise."""
 
     def drawn(model: DecoderOnly, seed: int) -> PyTree:
         rng = np.random.default_rng(seed)
@@ -44,10 +46,10 @@ def params(name: str, near: bool = False) -> Params:
     if near:
         rng = np.random.default_rng(2)
         off = lambda x: (x * (1 + rng.normal(0.0, 0.1, x.shape))).astype(np.float32)  # noqa: E731
-        return Params(pack(target), pack(jax.tree.map(off, target)))
+        return Params(prepack(target), prepack(jax.tree.map(off, target)))
     small = DRAFTS[name].model
     assert isinstance(small, DecoderOnly)
-    return Params(pack(target), pack(drawn(small, 1), rounded=True))
+    return Params(prepack(target), prepack(drawn(small, 1), quantized=True))
 
 
 def prompts() -> np.ndarray:
@@ -66,7 +68,7 @@ def decode(name: str, config: Decoding, near: bool = False) -> Output:
     if config.gamma:
         output = fast.generate(target, draft_of(name, near), given, inputs, draws, config)
     else:
-        output = autoregressive.generate(target, given.target, inputs, draws, config)
+        output = fast.generate(target, None, Params(given.target), inputs, draws, config)
     return jax.tree.map(np.asarray, output)
 
 
@@ -77,7 +79,7 @@ def alone(name: str) -> Output:
 
 @pytest.mark.parametrize(("name", "gamma"), [("GPT", 1), ("GPT", 4), ("GPT", 7), ("LaMDA", 4)])
 def test_greedy_outputs_are_those_of_the_target_alone(name: str, gamma: int) -> None:
-    """Up to the last learned position, whatever is guessed beyond it."""
+    """Up to the last learned position, while guesses go beyond it."""
     config = Decoding(VOCABULARY, Sampling(0.0), gamma, LENGTH, eos_id=7)
     output = decode(name, config)
     assert output.finite.all()
@@ -87,7 +89,7 @@ def test_greedy_outputs_are_those_of_the_target_alone(name: str, gamma: int) -> 
 
 
 @pytest.mark.parametrize("name", TARGETS)
-def test_the_target_alone_says_the_best_of_each_whole_text(name: str) -> None:
+def test_the_target_alone_emits_the_argmax_of_each_whole_text(name: str) -> None:
     """Each row by itself, without padding and without a cache."""
     target, given = TARGETS[name], params(name).target
     output = alone(name)
@@ -108,7 +110,7 @@ def test_the_device_loop_is_the_reference(name: str, temperature: float) -> None
     draws = np.asarray(random_draws(0, np.arange(ROWS), config.capacity))
     target, draft, given = TARGETS[name], draft_of(name, True), params(name, near=True)
     for row, prompt in enumerate(prompts()):
-        # All in the batch's width: one compilation, and padding that must not count.
+        # All prompts have the batch's width: one compilation, and padding that must not count.
         trace = reference.generate(target, draft, given, prompt, draws[row], config)
         assert trace.tokens == output.tokens[row, : output.lengths[row]].tolist()
         assert len(trace.steps) == output.target_calls[row]
@@ -116,7 +118,7 @@ def test_the_device_loop_is_the_reference(name: str, temperature: float) -> None
 
 
 def test_streamed_tokens_are_the_same() -> None:
-    """Through caches that grow: the first is for 64 tokens."""
+    """With caches that grow: the first one holds 64 tokens."""
     config = Decoding(VOCABULARY, Sampling(1.0), 4, max_length=80, eos_id=-1)
     output = decode("LaMDA", config)
     draws = random_draws(0, np.arange(ROWS), config.capacity)

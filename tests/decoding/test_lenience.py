@@ -1,4 +1,4 @@
-"""Lenient decoding (appendix A.5) has the law that its closed form says, and keeps its bound.
+"""Lenient decoding (appendix A.5) has the distribution of its closed form, and keeps its bound.
 
 Every check draws 100,000 outputs from enumerable models and compares them with enumerations in
 float64. Seeds are fixed; for the family of all checks here a correct program would fail with
@@ -15,9 +15,8 @@ import pytest
 from jax import Array
 from scipy import stats
 
-from speculative import verification
-from speculative.decoding import Decoding, Params, random_draws
-from speculative.decoding import speculative as fast
+from speculative.decoding import Decoding, Params, random_draws, rules
+from speculative.decoding import loop as fast
 from speculative.drafts import Draft
 from speculative.sampling import Sampling
 from tests import toy
@@ -35,7 +34,7 @@ LENGTHS = {1: 5, 4: 7}
 
 def settings(lenience: float, gamma: int, temperature: float = 1.0) -> Decoding:
     sampling = Sampling(temperature)
-    return Decoding(toy.VOCABULARY, sampling, gamma, LENGTHS[gamma], toy.EOS, lenience=lenience)
+    return Decoding(toy.VOCABULARY, sampling, gamma, LENGTHS[gamma], toy.EOS, rules.Token(lenience))
 
 
 def excess(found: Counter[tuple[int, ...]], p: np.ndarray, lenience: float) -> float:
@@ -46,8 +45,8 @@ def excess(found: Counter[tuple[int, ...]], p: np.ndarray, lenience: float) -> f
     """
     follow: dict[tuple[int, ...], np.ndarray] = {}
     for text, count in found.items():
-        for place, token in enumerate(text):
-            counts = follow.setdefault(text[:place], np.zeros(toy.VOCABULARY))
+        for position, token in enumerate(text):
+            counts = follow.setdefault(text[:position], np.zeros(toy.VOCABULARY))
             counts[token] += count
     counts = np.array(list(follow.values()))
     bound = np.array([p[(0, 0, *prefix)[-2:]] for prefix in follow]) / lenience
@@ -65,7 +64,7 @@ def excess(found: Counter[tuple[int, ...]], p: np.ndarray, lenience: float) -> f
         (toy.far_table, 0.2, 4),
     ],
 )
-def test_the_law_is_the_closed_form(
+def test_the_distribution_is_the_closed_form(
     table: Callable[[], np.ndarray], lenience: float, gamma: int
 ) -> None:
     config = settings(lenience, gamma)
@@ -77,20 +76,20 @@ def test_the_law_is_the_closed_form(
     assert toy.p_value(found, of_outputs) > THRESHOLD
     assert toy.p_value(calls, of_calls) > THRESHOLD
     assert excess(found, p, lenience) > THRESHOLD
-    # These checks can fail: the law is not the target's, and a tighter bound does not hold.
+    # The checks can fail: the distribution is not the target's, and a tighter bound does not hold.
     assert toy.p_value(found, toy.sequence_law(p, config.max_length)) < THRESHOLD
     assert excess(found, p, 1.0) < THRESHOLD
 
 
-def test_the_closed_form_at_1_is_the_targets_law() -> None:
+def test_the_closed_form_at_1_is_the_targets_distribution() -> None:
     p, q = (toy.distribution(t(), Sampling()) for t in (toy.target_table, toy.disjoint_table))
     of_outputs, of_calls = toy.lenient_law(p, q, 1.0, 4, 6)
-    for law, want in (
+    for got, want in (
         (of_outputs, toy.sequence_law(p, 6)),
         (of_calls, toy.calls_law(p, q, 4, 6)),
     ):
-        assert law.keys() == want.keys()
-        np.testing.assert_allclose([law[k] for k in want], list(want.values()), atol=1e-12)
+        assert got.keys() == want.keys()
+        np.testing.assert_allclose([got[k] for k in want], list(want.values()), atol=1e-12)
 
 
 def residual_of_q(p: Array, q: Array) -> Array:
@@ -103,7 +102,7 @@ def never_rejected(accepted: Array) -> Array:
     return jnp.full(accepted.shape[0], accepted.shape[1], jnp.int32)
 
 
-TRUE_RESIDUAL = verification.residual
+TRUE_RESIDUAL = rules.residual
 
 
 @pytest.mark.usefixtures("recompiled")
@@ -114,30 +113,32 @@ TRUE_RESIDUAL = verification.residual
 def test_a_planted_fault_is_found(
     monkeypatch: pytest.MonkeyPatch, name: str, fault: Callable[..., Array], beyond_bound: bool
 ) -> None:
-    monkeypatch.setattr(verification, name, fault)
+    monkeypatch.setattr(rules, name, fault)
     config = settings(0.5, 4)
     found = outputs(decode(MODEL_DRAFT, toy.params(toy.far_table()), config))
     p = toy.distribution(toy.target_table(), config.sampling)
     q = toy.distribution(toy.far_table(), config.sampling)
-    law, _ = toy.lenient_law(p, q, 0.5, 4, config.max_length)
-    assert toy.p_value(found, law) < THRESHOLD
+    want, _ = toy.lenient_law(p, q, 0.5, 4, config.max_length)
+    assert toy.p_value(found, want) < THRESHOLD
     assert (excess(found, p, 0.5) < THRESHOLD) == beyond_bound
 
 
 @pytest.mark.parametrize("sampling", [Sampling(0.0), Sampling(1.3, top_p=0.8)], ids=str)
-@pytest.mark.parametrize("certain", [False, True])
-def test_the_host_loop_emits_the_same_tokens(certain: bool, sampling: Sampling) -> None:
-    config = Decoding(toy.VOCABULARY, sampling, 4, 20, toy.EOS, lenience=0.3)
-    draft: Draft = toy.CertainDraft() if certain else TOY_DRAFT
-    draft_params = jnp.asarray(toy.certain_table()) if certain else toy.params(toy.far_table())
+@pytest.mark.parametrize("deterministic", [False, True])
+def test_the_reference_loop_emits_the_same_tokens(deterministic: bool, sampling: Sampling) -> None:
+    config = Decoding(toy.VOCABULARY, sampling, 4, 20, toy.EOS, rules.Token(0.3))
+    draft: Draft = toy.CertainDraft() if deterministic else TOY_DRAFT
+    draft_params = (
+        jnp.asarray(toy.certain_table()) if deterministic else toy.params(toy.far_table())
+    )
     params = Params(toy.params(toy.target_table()), draft_params)
     for seed in range(3):
         check_same_tokens(TOY, draft, params, np.ones((ROWS, 1), np.int32), config, seed)
 
 
 @pytest.mark.parametrize("lenience", [0.5, 0.2])
-def test_greedy_tokens_are_nearly_the_likeliest(lenience: float) -> None:
-    """p(x) >= l max p of every token, p being the softmax; some are not the argmax."""
+def test_greedy_tokens_are_almost_the_most_probable(lenience: float) -> None:
+    """Every token has p(x) >= l max p, p being the softmax; some are not the argmax."""
     config = settings(lenience, 4, temperature=0.0)
     p = toy.distribution(toy.target_table(), Sampling())
     drafts = [toy.params(toy.far_table() + shift) for shift in np.eye(toy.PADDED)[:4]]

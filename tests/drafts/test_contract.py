@@ -10,7 +10,7 @@ import pytest
 from jax import Array
 
 from speculative.decoding import Decoding, Params, random_draws, reference
-from speculative.decoding import speculative as fast
+from speculative.decoding import loop as fast
 from speculative.drafts import Proposal
 from speculative.sampling import Sampling
 from speculative.types import Inputs, PyTree, Rows
@@ -48,7 +48,7 @@ class Strange:
             q = jnp.where(later[..., None], q, right)
         return Proposal(guesses, q, state + 1)
 
-    def commit(self, proposal: Proposal, accepted: Rows) -> Array:
+    def commit(self, proposal: Proposal, accepted: Rows, hidden: dict[str, Array]) -> Array:
         return proposal.state
 
 

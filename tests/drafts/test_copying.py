@@ -11,7 +11,7 @@ import pytest
 
 from speculative.decoding import Decoding, Params
 from speculative.drafts import CopyDraft, Draft, Proposal
-from speculative.models.cache import grow
+from speculative.ragged import grow
 from speculative.sampling import Sampling
 from speculative.types import PyTree
 from tests import toy
@@ -50,17 +50,17 @@ def texts(seed: int, alphabet: int = VOCAB) -> list[list[int]]:
 
 @functools.partial(jax.jit, static_argnums=(0, 3))
 def start(draft: Draft, params: PyTree, inputs: jax.Array, cache_length: int) -> Any:
-    return draft.start(params, inputs, cache_length, None)
+    return draft.start(params, inputs, cache_length, toy.NOTHING)
 
 
 def begin(
-    draft: Draft, params: PyTree, rows: list[list[int]], continues: bool, cache_length: int
+    draft: Draft, params: PyTree, rows: list[list[int]], decoder_only: bool, cache_length: int
 ) -> tuple[Any, list[int], list[list[int]]]:
     """A state, the first `last` of each row and the text up to it."""
-    filler = -1 if continues else 0
+    filler = -1 if decoder_only else 0
     inputs = jnp.array([[*row, *[filler] * (SIZE - len(row))] for row in rows])
     state = start(draft, params, inputs, cache_length)
-    if continues:
+    if decoder_only:
         return state, [row[-1] for row in rows], [list(row) for row in rows]
     return state, [0] * len(rows), [[*row, 0] for row in rows]
 
@@ -84,7 +84,7 @@ def guess(following: Following, text: list[int], gamma: int) -> list[int]:
 
 
 def check_against_search(
-    draft: Draft, params: PyTree, continues: bool, following: Following, seed: int
+    draft: Draft, params: PyTree, decoder_only: bool, following: Following, seed: int
 ) -> None:
     """Guesses of ragged rows over some steps, whatever was accepted in each, in a cache that grows.
 
@@ -92,41 +92,41 @@ def check_against_search(
     """
     rng = np.random.default_rng(seed)
     rows = texts(seed)
-    state, last, said = begin(draft, params, rows, continues, 16)
+    state, last, said = begin(draft, params, rows, decoder_only, 16)
     for step, gamma in enumerate((1, 1, 4, 4, 4)):
         if step == 2:
-            larger, _, _ = begin(draft, params, rows, continues, 32)
+            larger, _, _ = begin(draft, params, rows, decoder_only, 32)
             state = grow(state, larger)
         guesses, proposed = propose(draft, params, state, jnp.array(last), gamma)
         expected = [guess(following, text, gamma) for text in said]
         np.testing.assert_array_equal(guesses, expected)
         accepted = rng.integers(0, gamma + 1, ROWS)
-        state = draft.commit(Proposal(guesses, None, proposed), jnp.array(accepted))
+        state = draft.commit(Proposal(guesses, None, proposed), jnp.array(accepted), {})
         last = rng.integers(1, VOCAB, ROWS).tolist()
         for text, row, n, token in zip(said, expected, accepted, last, strict=True):
             text += [*row[:n], token]
 
 
-def check_commit(draft: Draft, params: PyTree, continues: bool) -> None:
+def check_commit(draft: Draft, params: PyTree, decoder_only: bool) -> None:
     """After every number of accepted guesses it guesses as if it had read that text afresh."""
     rows, gamma = texts(3), 4
-    state, last, _ = begin(draft, params, rows, continues, 32)
+    state, last, _ = begin(draft, params, rows, decoder_only, 32)
     guesses, proposed = propose(draft, params, state, jnp.array(last), gamma)
     for n in range(gamma + 1):
         accepted = jnp.full(ROWS, n)
-        committed = draft.commit(Proposal(guesses, None, proposed), accepted)
+        committed = draft.commit(Proposal(guesses, None, proposed), accepted, {})
         got, _ = propose(draft, params, committed, jnp.full(ROWS, 2), gamma)
-        fresh, before, _ = begin(draft, params, rows, continues, 32)
+        fresh, before, _ = begin(draft, params, rows, decoder_only, 32)
         for token in [*np.asarray(guesses).T[:n], np.full(ROWS, 2)]:
             nothing, seen = propose(draft, params, fresh, jnp.array(before), gamma)
-            fresh = draft.commit(Proposal(nothing, None, seen), jnp.zeros(ROWS, jnp.int32))
+            fresh = draft.commit(Proposal(nothing, None, seen), jnp.zeros(ROWS, jnp.int32), {})
             before = token.tolist()
         want, _ = propose(draft, params, fresh, jnp.array(before), gamma)
         np.testing.assert_array_equal(got, want)
 
 
 def check_exact(draft: Draft, params: PyTree, gamma: int) -> None:
-    """100,000 outputs follow the target's own law."""
+    """100,000 outputs have the target's distribution."""
     config = Decoding(toy.VOCABULARY, Sampling(), gamma, 6, toy.EOS)
     p = toy.distribution(toy.target_table(), config.sampling)
     output = decode(draft, params, config)
@@ -141,21 +141,21 @@ def check_reference(draft: Draft, draft_params: PyTree, temperature: float) -> N
     check_same_tokens(toy.MarkovModel(), draft, params, inputs, config, seed=0)
 
 
-@pytest.mark.parametrize("continues", [False, True])
+@pytest.mark.parametrize("decoder_only", [False, True])
 @pytest.mark.parametrize("longest", [1, 8])
-def test_the_place_most_like_the_end(longest: int, continues: bool) -> None:
+def test_the_place_most_like_the_end(longest: int, decoder_only: bool) -> None:
     def following(text: list[int]) -> int:
         return copied(text, longest)[0]
 
-    draft = CopyDraft(continues, longest)
+    draft = CopyDraft(decoder_only, longest)
     for seed in range(2):
-        check_against_search(draft, (), continues, following, seed)
+        check_against_search(draft, (), decoder_only, following, seed)
 
 
-@pytest.mark.parametrize("continues", [False, True])
-def test_lengths_of_matches(continues: bool) -> None:
-    draft, rows = CopyDraft(continues, 4), texts(7)
-    state, _, said = begin(draft, (), rows, continues, 8)
+@pytest.mark.parametrize("decoder_only", [False, True])
+def test_lengths_of_matches(decoder_only: bool) -> None:
+    draft, rows = CopyDraft(decoder_only, 4), texts(7)
+    state, _, said = begin(draft, (), rows, decoder_only, 8)
     # The text up to the first `last`, which has not come yet.
     tokens, lengths = draft.following(state, VOCAB)
     known = [(i, text[:-1]) for i, text in enumerate(said) if len(text) > 2]
@@ -165,7 +165,7 @@ def test_lengths_of_matches(continues: bool) -> None:
 
 
 def test_a_copy_runs_on_into_itself() -> None:
-    draft = CopyDraft(continues=True)
+    draft = CopyDraft(decoder_only=True)
     state, last, _ = begin(draft, (), [[1, 3, 2, 1, 3]], True, 32)
     guesses, _ = propose(draft, (), state, jnp.array(last), 8)
     assert guesses.tolist() == [[2, 1, 3, 2, 1, 3, 2, 1]]
@@ -173,23 +173,23 @@ def test_a_copy_runs_on_into_itself() -> None:
 
 def test_a_new_token_stands_in_for_the_one_expected() -> None:
     """After 1 2 came 3; now it is 0, and the copy goes on after the 3."""
-    draft = CopyDraft(continues=True)
+    draft = CopyDraft(decoder_only=True)
     state, last, _ = begin(draft, (), [[1, 2, 3, 1, 1, 2, 0]], True, 8)
     guesses, _ = propose(draft, (), state, jnp.array(last), 1)
     assert guesses.tolist() == [[1]]
 
 
-@pytest.mark.parametrize("continues", [False, True])
-def test_what_the_target_never_says_is_not_guessed(continues: bool) -> None:
-    draft = CopyDraft(continues)
-    state, last, _ = begin(draft, (), texts(5, 2 * VOCAB), continues, 8)
+@pytest.mark.parametrize("decoder_only", [False, True])
+def test_what_the_target_never_says_is_not_guessed(decoder_only: bool) -> None:
+    draft = CopyDraft(decoder_only)
+    state, last, _ = begin(draft, (), texts(5, 2 * VOCAB), decoder_only, 8)
     guesses, _ = propose(draft, (), state, jnp.array(last), 3)
     assert 0 <= guesses.min() <= guesses.max() == VOCAB - 1
 
 
-@pytest.mark.parametrize("continues", [False, True])
-def test_commit_after_any_number_of_guesses(continues: bool) -> None:
-    check_commit(CopyDraft(continues), (), continues)
+@pytest.mark.parametrize("decoder_only", [False, True])
+def test_commit_after_any_number_of_guesses(decoder_only: bool) -> None:
+    check_commit(CopyDraft(decoder_only), (), decoder_only)
 
 
 @pytest.mark.parametrize("longest", [0, 31])

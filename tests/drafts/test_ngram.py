@@ -21,7 +21,7 @@ import pytest
 
 from speculative import checkpoints
 from speculative.decoding import Decoding, Params, random_draws
-from speculative.decoding import speculative as fast
+from speculative.decoding import loop as fast
 from speculative.drafts import NgramDraft, NgramParams, Proposal, count_ngrams, ngram, ngram_params
 from speculative.sampling import Sampling
 from speculative.training import examples
@@ -95,17 +95,10 @@ def test_texts_without_long_contexts() -> None:
     np.testing.assert_allclose(rows(table, some), want, atol=1e-7)
 
 
-def test_another_start_token() -> None:
-    table = ngram_params(count_ngrams([np.array([2, 1])], 2, 5, start=4), 2)
-    found = rows(table, np.array([[4], [0]]))
-    assert found[0].argmax() == 2
-    np.testing.assert_allclose(found[1], table.unigram)
-
-
 propose = functools.partial(jax.jit, static_argnums=(0, 5, 6))(NgramDraft.propose)
 
 
-@pytest.mark.parametrize("continues", [False, True])
+@pytest.mark.parametrize("decoder_only", [False, True])
 @pytest.mark.parametrize(
     ("order", "sampling"),
     [
@@ -115,15 +108,15 @@ propose = functools.partial(jax.jit, static_argnums=(0, 5, 6))(NgramDraft.propos
     ],
     ids=str,
 )
-def test_guesses_walk_the_table(order: int, continues: bool, sampling: Sampling) -> None:
+def test_guesses_walk_the_table(order: int, decoder_only: bool, sampling: Sampling) -> None:
     """Ragged rows, each number of accepted guesses: rows follow from the true text alone."""
     rng, gamma, table = np.random.default_rng(order), 3, params(order)
-    draft = NgramDraft(order, continues)
-    prompts = [[2], [0, 3, 2, 1, 0], [0, 0, 2]] if continues else [[0], [0], [0]]
-    inputs = np.full((3, 6), -1 if continues else 5, np.int32)
-    for i, prompt in enumerate(prompts if continues else []):
+    draft = NgramDraft(order, decoder_only)
+    prompts = [[2], [0, 3, 2, 1, 0], [0, 0, 2]] if decoder_only else [[0], [0], [0]]
+    inputs = np.full((3, 6), -1 if decoder_only else 5, np.int32)
+    for i, prompt in enumerate(prompts if decoder_only else []):
         inputs[i, : len(prompt)] = prompt
-    state = draft.start(table, jnp.asarray(inputs), 64, ())
+    state = draft.start(table, jnp.asarray(inputs), 64, toy.NOTHING)
     known = [list(prompt) for prompt in prompts]
     for step in range(6):
         uniforms = rng.random((3, gamma)).astype(np.float32)
@@ -143,7 +136,7 @@ def test_guesses_walk_the_table(order: int, continues: bool, sampling: Sampling)
             np.testing.assert_allclose(proposal.q[i, j], q, atol=1e-6)
             assert guesses[i, j] == (q.cumsum() <= uniforms[i, j]).sum()
         accepted = (np.arange(3) + step) % (gamma + 1)
-        state = draft.commit(proposal, jnp.asarray(accepted, jnp.int32))
+        state = draft.commit(proposal, jnp.asarray(accepted, jnp.int32), {})
         assert state.shape == (3, max(order - 2, 0))
         for i, text in enumerate(known):
             text += [*guesses[i, : accepted[i]].tolist(), int(rng.integers(0, PIECES))]
@@ -185,7 +178,6 @@ def test_the_device_loop_is_the_reference_loop(sampling: Sampling) -> None:
         ([[]], {}, "at least one sequence"),
         ([[2, 7, 1]], {}, "Token 7 .* 7 pieces"),
         ([[2, -1, 1]], {}, "Token -1 .* 7 pieces"),
-        ([[2, 1]], {"start": 9}, "Token 9 .* 7 pieces"),
         ([[2, 1]], {"order": 0}, "order .* 0"),
         ([[2, 1]], {"width": 0}, "width .* 0"),
         ([[2, 1]], {"min_count": 0}, "min_count .* 0"),
@@ -225,9 +217,11 @@ def test_files_that_do_not_fit(file: pathlib.Path) -> None:
     with pytest.raises(ValueError, match="ngrams.npz.* 3 tokens, not 4"):
         ngram.load(file, Numbers(PIECES), 4)
     for other in (Numbers(PIECES + 1), Vocabulary(DEBIAN)):
-        sizes = rf"\({PIECES} pieces.*\({other.size} pieces"
-        with pytest.raises(ValueError, match=f"another vocabulary {sizes}"):
+        with pytest.raises(ValueError, match=f"ngrams.npz .* another vocabulary .* {other.path}"):
             ngram.load(file, other, 2)
+    ngram.save(file, count_ngrams(TEXTS, 3, PIECES + 1), Numbers(PIECES))
+    with pytest.raises(ValueError, match=f"of {PIECES + 1} pieces, but .* has {PIECES}"):
+        ngram.load(file, Numbers(PIECES), 2)
 
 
 def test_a_damaged_file_is_told(file: pathlib.Path) -> None:

@@ -38,7 +38,7 @@ def test_q_follows_the_accepted_prefix_however_much_of_a_block_stands() -> None:
     rng = np.random.default_rng(0)
     rows = GAMMA + 1
     params = tiny.target_params()
-    state = DRAFT.start(params, jnp.asarray(tiny.sources(rows)), 64, ())
+    state = DRAFT.start(params, jnp.asarray(tiny.sources(rows)), 64, toy.NOTHING)
     prefixes: list[tuple[int, ...]] = [()] * rows
     last = np.zeros(rows, np.int32)
     for shift in range(2 * rows):
@@ -57,13 +57,13 @@ def test_q_follows_the_accepted_prefix_however_much_of_a_block_stands() -> None:
         for row in range(rows):
             stands = guesses[row, : accepted[row]].tolist()
             prefixes[row] = (*prefixes[row], *stands, int(last[row]))
-        state = DRAFT.commit(proposal, jnp.asarray(accepted))
+        state = DRAFT.commit(proposal, jnp.asarray(accepted), {})
 
 
 def test_at_temperature_0_guesses_are_the_argmax_and_certain() -> None:
     params = tiny.target_params()
     rows = GAMMA + 1
-    state = DRAFT.start(params, jnp.asarray(tiny.sources(rows)), 64, ())
+    state = DRAFT.start(params, jnp.asarray(tiny.sources(rows)), 64, toy.NOTHING)
     last = jnp.zeros(rows, jnp.int32)
     proposal = propose(params, state, last, jnp.zeros((rows, GAMMA)), Sampling(0.0), VOCABULARY)
     assert proposal.q is None
@@ -77,10 +77,10 @@ def test_at_temperature_0_guesses_are_the_argmax_and_certain() -> None:
 @pytest.mark.parametrize("gamma", [1, 2, 5])
 def test_any_gamma_catches_up(gamma: int) -> None:
     """On the toy model, all guesses accepted three times in a row."""
-    draft = TransformerDraft(toy.MarkovModel())  # pyright: ignore[reportArgumentType]
+    draft = TransformerDraft(toy.MarkovModel())
     table = toy.near_table()
     q = toy.distribution(table, Sampling())
-    state = draft.start(toy.params(table), jnp.ones((1, 1), jnp.int32), 64, ())
+    state = draft.start(toy.params(table), jnp.ones((1, 1), jnp.int32), 64, toy.NOTHING)
     said = [0, 0]
     for _ in range(3):
         last = jnp.array([said[-1]])
@@ -93,14 +93,14 @@ def test_any_gamma_catches_up(gamma: int) -> None:
             np.testing.assert_allclose(proposal.q[0, i], q[said[-2], said[-1]], atol=1e-6)
             said.append(guess)
         said.append(3)
-        state = draft.commit(proposal, jnp.array([gamma]))
+        state = draft.commit(proposal, jnp.array([gamma]), {})
 
 
 def test_a_draft_may_read_the_encoder_of_its_target() -> None:
     """Its q is the float64 model's of the draft's decoder on the target's encoder."""
     draft = TransformerDraft(tiny.READER, reads_target=True)
     inputs = jnp.asarray(tiny.sources(2))
-    begun = tiny.TARGET.start(tiny.target_params(), inputs, 8)
+    begun = tiny.TARGET.start(tiny.target_params(), inputs, 8, layers=draft.layers)
     state = draft.start(tiny.reader_params(), inputs, 64, begun)
     proposal = draft.propose(
         tiny.reader_params(), state, jnp.zeros(2, jnp.int32), jnp.full((2, 1), 0.5), SAMPLING,

@@ -4,6 +4,7 @@ import pytest
 
 from speculative.drafts import UniformDraft
 from speculative.sampling import Sampling
+from tests import toy
 
 
 @pytest.mark.parametrize("sampling", [Sampling(), Sampling(0.3, top_k=2, top_p=0.5)], ids=str)
@@ -14,7 +15,7 @@ def test_guesses_and_q_are_uniform_whatever_the_sampling(
     uniforms = (np.arange(4 * vocabulary) + 0.5) / (4 * vocabulary)
     rows = jnp.asarray(uniforms, jnp.float32).reshape(4, vocabulary)
     draft = UniformDraft()
-    state = draft.start((), jnp.ones((4, 1), jnp.int32), 64, ())
+    state = draft.start((), jnp.ones((4, 1), jnp.int32), 64, toy.NOTHING)
     proposal = draft.propose((), state, jnp.zeros(4, jnp.int32), rows, sampling, vocabulary)
     assert proposal.q is not None
     assert proposal.q.shape == (4, vocabulary, vocabulary)
@@ -22,4 +23,4 @@ def test_guesses_and_q_are_uniform_whatever_the_sampling(
     # Equally spaced numbers give every token as often.
     counts = np.bincount(np.ravel(proposal.guesses), minlength=vocabulary)
     np.testing.assert_array_equal(counts, 4)
-    assert draft.commit(proposal, jnp.zeros(4, jnp.int32)) == ()
+    assert draft.commit(proposal, jnp.zeros(4, jnp.int32), {}) == ()

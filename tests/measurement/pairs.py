@@ -12,7 +12,7 @@ from speculative.pair import Pair
 from tests import toy
 
 SOURCE = jnp.ones((1, 1), jnp.int32)
-MODEL_DRAFT = TransformerDraft(toy.MarkovModel())  # pyright: ignore[reportArgumentType]
+MODEL_DRAFT = TransformerDraft(toy.MarkovModel())
 
 
 def toy_pair(draft: Draft, draft_params: Any, table: np.ndarray | None = None) -> Pair:

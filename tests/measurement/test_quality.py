@@ -2,8 +2,10 @@
 
 import math
 from collections import Counter
+from typing import Any
 
 import pytest
+import sacrebleu
 
 from speculative.measurement import quality
 
@@ -29,6 +31,20 @@ def test_bleu_is_brevity_penalty_times_geometric_mean_of_precisions() -> None:
     assert quality.bleu(targets, predictions)["bleu"] == pytest.approx(expected, rel=1e-9)
 
 
+def test_bleu_minds_case_and_splits_all_punctuation() -> None:
+    """As T5's own: sacreBLEU's `intl` on the text as it is, where other settings give others."""
+    targets = ["Die Datei „Liste“ wird gelesen – und der Rest bleibt"]
+    predictions = ["die datei „Liste“ wird gelesen – und der Rest bleibt"]
+
+    def score(**settings: Any) -> float:
+        return sacrebleu.corpus_bleu(predictions, [targets], **settings).score
+
+    found = quality.bleu(targets, predictions)["bleu"]
+    assert found == pytest.approx(score(tokenize="intl"))
+    assert abs(found - score(tokenize="13a")) > 1
+    assert abs(found - score(tokenize="intl", lowercase=True)) > 1
+
+
 def f1(overlap: int, target: int, prediction: int) -> float:
     return 100 * 2 * overlap / (target + prediction)
 
@@ -41,6 +57,13 @@ def test_rouge_is_the_mean_f1_of_overlaps() -> None:
     expected = {"rouge1": f1(4, 5, 5), "rouge2": f1(2, 4, 4), "rougeL": f1(4, 5, 5)}
     for kind, first in expected.items():
         assert scores[kind] == pytest.approx((first + 100) / 2), kind
+
+
+def test_rouge_takes_words_as_they_are() -> None:
+    """A stemmer would find all three."""
+    scores = quality.rouge(["editors for files"], ["editor for file"])
+    assert scores["rouge1"] == pytest.approx(f1(1, 3, 3))
+    assert scores["rouge2"] == 0
 
 
 def test_rouge_lsum_joins_the_sentences() -> None:

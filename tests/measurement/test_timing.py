@@ -1,15 +1,18 @@
 """That what is timed is what decoding does, and what is made of the times."""
 
+import dataclasses
 import itertools
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, ClassVar
 
-import jax.numpy as jnp
+import jax
 import numpy as np
 import pytest
+from jax.experimental import io_callback
 
-from speculative.decoding import Decoding, Params
-from speculative.decoding.speculative import Models, Progress
+from speculative.decoding.loop import Progress
+from speculative.decoding.rules import EXACT
+from speculative.drafts import TransformerDraft
 from speculative.measurement import timing
 from speculative.measurement.timing import ITERATIONS, CostMeter, Costs
 from speculative.sampling import Sampling
@@ -28,51 +31,46 @@ def measure(draft_params: Any, sampling: Sampling, gammas: tuple[int, ...], turn
     return meter.costs()
 
 
-def steps(draft: Any, draft_params: Any, gamma: int) -> Progress:
-    """What the timed loop of the toy target leaves behind."""
-    models = Models(toy.MarkovModel(), draft)
-    params = Params(toy.params(toy.target_table()), draft_params)
-    config = Decoding(toy.VOCABULARY, Sampling(0.0), gamma, CACHE - gamma - 2, eos_id=-1)
-    progress = timing.begin(Models(models.target, None), params, SOURCE, config)
-    return timing._steps(models, params, progress, config)
+def timed(kind: str, gamma: int, sampling: Sampling, table: np.ndarray) -> Progress:
+    """What the timed loop of a toy target with that table, and a draft with the same, leaves."""
+    pair = toy_pair(MODEL_DRAFT, toy.params(table), table)
+    return timing.timed_calls(pair, sampling, (max(1, gamma),), SOURCE, CACHE, EXACT)[kind, gamma]()
 
 
 def test_every_target_step_runs_on_the_result_of_the_last() -> None:
-    best = toy.target_table()[0, :, : toy.VOCABULARY].argmax(axis=-1)
+    table = toy.target_table()
+    best = table[0, :, : toy.VOCABULARY].argmax(axis=-1)
     last = 0
     for _ in range(ITERATIONS):
         last = best[last]
-    progress = steps(None, (), 0)
+    progress = timed("verify", 0, Sampling(0.0), table)
     assert int(progress.last[0]) == last
     assert int(progress.target_calls[0]) == ITERATIONS
     assert int(progress.lengths[0]) == 0
 
 
 def test_every_verification_runs_on_the_result_of_the_last() -> None:
-    """The guesses are given, so the token after them follows from the chain of corrections."""
-    guesses, gamma = [2, 3, 0], 3
-    table = toy.target_table()[..., : toy.VOCABULARY]
+    """All guesses are 3s: none stands after a 0, two of them stand after a 2."""
+    guesses, gamma = [toy.VOCABULARY - 1] * 3, 3
+    whole = toy.target_table()
+    whole[0, 2, 3] = whole[2, 3, 3] = 8.0
+    table = whole[..., : toy.VOCABULARY]
     last, accepted = 0, 0
     for _ in range(ITERATIONS):
         seen = [0, last, *guesses]
         choices = [int(table[a, b].argmax()) for a, b in itertools.pairwise(seen)]
         n = next((i for i, guess in enumerate(guesses) if choices[i] != guess), gamma)
         last, accepted = choices[n], accepted + n
-    given = jnp.asarray([guesses], jnp.int32), None
-    progress = steps(timing._Given(), given, gamma)
+    progress = timed("verify", gamma, Sampling(0.0), whole)
     assert int(progress.last[0]) == last
     assert int(progress.target_calls[0]) == ITERATIONS
-    assert int(progress.accepted[0]) == accepted
+    assert int(progress.accepted[0]) == accepted == ITERATIONS
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 def test_a_timed_step_drafts_and_keeps_none_of_it(temperature: float) -> None:
     """Each step leaves the draft one token further, whatever of its guesses would stand."""
-    params = Params(toy.params(toy.target_table()), toy.params(toy.target_table()))
-    config = Decoding(toy.VOCABULARY, Sampling(temperature), 4, CACHE - 6, eos_id=-1)
-    models = Models(toy.MarkovModel(), timing._Rejected(MODEL_DRAFT))
-    begun = timing.begin(models, params, SOURCE, config)
-    progress = timing._steps(models, params, begun, config)
+    progress = timed("step", 4, Sampling(temperature), toy.target_table())
     assert int(progress.draft.model.lengths[0]) == ITERATIONS
     assert int(progress.accepted[0]) > ITERATIONS
     assert int(progress.lengths[0]) == 0
@@ -97,7 +95,9 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
 
             return run
 
-        monkeypatch.setattr(timing, "_kinds", lambda *a: {name: kind(name) for name in seconds})
+        monkeypatch.setattr(
+            timing, "timed_calls", lambda *a: {name: kind(name) for name in seconds}
+        )
         monkeypatch.setattr(timing.time, "perf_counter", lambda: now)
         return order
 
@@ -146,12 +146,42 @@ def test_a_machine_that_grows_slower_leaves_every_ratio_as_it_is(clock: Clock) -
     assert found.c(7) == pytest.approx(24 / 7 / 32, rel=3e-2)
 
 
+@dataclasses.dataclass(frozen=True)
+class Ticking(toy.MarkovModel):
+    """Each pass takes `base + width * each` seconds of the clock `now`."""
+
+    base: float = 0.0
+    each: float = 0.0
+    now: ClassVar[list[float]] = [0.0]
+
+    def extend(self, params: Any, state: Any, tokens: Any, *more: Any, **named: Any) -> Any:
+        def tick() -> np.ndarray:
+            self.now[0] += self.base + tokens.shape[1] * self.each
+            return np.zeros((), np.int32)
+
+        nothing = io_callback(tick, jax.ShapeDtypeStruct((), np.int32))
+        return super().extend(params, state, tokens + nothing, *more, **named)
+
+
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
-def test_a_whole_measurement_of_a_toy_pair(temperature: float) -> None:
-    found = measure(toy.params(toy.near_table()), Sampling(temperature), (2,), 2)
-    times = [found.ms_prefill_target, found.ms_prefill_draft, found.ms_target_step]
-    assert min([*times, found.ms_verify[2]]) > 0
-    assert found.ms_proposal[2] >= 0
+def test_each_step_is_timed_with_the_passes_that_it_takes(
+    temperature: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A token is a target pass of width 1, a verification one of width gamma + 1.
+
+    A proposal is gamma passes of the draft.
+    """
+    target, draft = Ticking(base=1.0, each=0.25), Ticking(base=0.125)
+    params = toy.params(toy.near_table())
+    pair = toy_pair(TransformerDraft(draft), params)
+    monkeypatch.setattr(timing.time, "perf_counter", lambda: Ticking.now[0])
+    pair = dataclasses.replace(pair, target=target)
+    meter = CostMeter(pair, Sampling(temperature), (2, 3), 1, CACHE)
+    meter.turn()
+    found = meter.costs()
+    assert found.ms_target_step == pytest.approx(1250)
+    assert found.ms_verify == pytest.approx({2: 1750, 3: 2000})
+    assert found.ms_proposal == pytest.approx({2: 250, 3: 375})
 
 
 def test_a_proposal_never_costs_less_than_nothing(clock: Clock) -> None:

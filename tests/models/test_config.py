@@ -8,9 +8,11 @@ import jax
 import numpy as np
 import pytest
 
-from speculative.models import SIZES, T5Config, abstract_params, named
+from speculative.models import SIZES, Config, DecoderOnlyConfig, T5Config, abstract_params, named
+from speculative.models.gpt import LAMDA
 
 TINY = T5Config(100, 16, 2, 8, 32, 1, 1)
+GPT = DecoderOnlyConfig(100, 16, 2, 8, 32, 1, max_positions=8)
 
 
 @pytest.mark.parametrize(
@@ -101,3 +103,40 @@ def test_public_sizes_have_their_number_of_parameters(size: str, millions: float
 def test_a_shape_that_cannot_be_built_is_refused(field: str, value: object) -> None:
     with pytest.raises(ValueError, match=field):
         dataclasses.replace(T5Config(100, 16, 2, 8, 32, 1, 1), **{field: value})
+
+
+@pytest.mark.parametrize(
+    ("config", "field", "value"),
+    [
+        (TINY, "num_kv_heads", 1),
+        (TINY, "norm", "layer"),
+        (TINY, "norm", "batch"),
+        (TINY, "positions", "learned"),
+        (TINY, "biases", True),
+        (TINY, "scaled_attention", True),
+        (TINY, "max_positions", 8),
+        (GPT, "num_kv_heads", 4),
+        (GPT, "positions", "relative"),
+        (GPT, "max_positions", 0),
+        (GPT, "mlp_activations", ("gelu", "linear")),
+        (GPT, "source_dim", 16),
+    ],
+)
+def test_what_is_not_implemented_is_refused(config: Config, field: str, value: object) -> None:
+    with pytest.raises(ValueError, match=f"({field}|max_positions) must be .*, not"):
+        config.replace(**{field: value})
+
+
+def test_as_many_heads_of_keys_may_be_said() -> None:
+    assert TINY.replace(num_kv_heads=2).num_kv_heads == TINY.num_heads
+
+
+@pytest.mark.parametrize("config", [GPT, DecoderOnlyConfig(100, 16, 2, 8, 32, 1, **LAMDA)])
+def test_a_decoder_only_model_of_the_first_version(config: DecoderOnlyConfig) -> None:
+    """Which told the kind of its layers by its positions alone."""
+    said = config.to_json()
+    new = ("norm", "positions", "biases", "scaled_attention", "num_kv_heads", "source_dim")
+    old = {name: value for name, value in said.items() if name not in new}
+    assert DecoderOnlyConfig.from_json(old) == DecoderOnlyConfig.from_json(said) == config
+    mixed = config.replace(scaled_attention=not config.scaled_attention)
+    assert DecoderOnlyConfig.from_json(mixed.to_json()) == mixed

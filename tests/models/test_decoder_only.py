@@ -11,19 +11,25 @@ import numpy as np
 import pytest
 
 from speculative import checkpoints
-from speculative.models import DecoderOnly, DecoderOnlyConfig, pack
-from speculative.models.cache import grow
+from speculative.backends import prepack
+from speculative.models import DecoderOnly, DecoderOnlyConfig
+from speculative.models.gpt import LAMDA as FIELDS
+from speculative.ragged import grow
 from speculative.types import PyTree
 from tests import numpy_decoder_only
 
 FIXTURE = pathlib.Path(__file__).parents[1] / "data" / "transformers_gpt2"
 CACHE = 48
 NEAR = 1e-4
-LAMDA = DecoderOnlyConfig(96, 24, 3, 16, 40, 2, mlp_activations=("gelu", "linear"))
+LAMDA = DecoderOnlyConfig(96, 24, 3, 16, 40, 2, **FIELDS)
 
-start = jax.jit(DecoderOnly.start, static_argnums=(0, 3))
-extend = jax.jit(DecoderOnly.extend, static_argnums=0)
+extend = jax.jit(DecoderOnly.extend, static_argnames=("self", "layers"))
 forward = jax.jit(DecoderOnly.forward, static_argnums=0)
+
+
+@functools.partial(jax.jit, static_argnums=(0, 3))
+def start(model: DecoderOnly, params: PyTree, inputs: Any, cache_length: int) -> Any:
+    return model.start(params, inputs, cache_length).state
 
 
 @functools.cache
@@ -58,8 +64,8 @@ MODELS = {"GPT": gpt, "LaMDA": lamda}
 
 
 @functools.cache
-def packed_params(name: str) -> PyTree:
-    return pack(MODELS[name]()[1])
+def prepacked_params(name: str) -> PyTree:
+    return prepack(MODELS[name]()[1])
 
 
 @functools.cache
@@ -93,9 +99,9 @@ def in_chunks(
         # Shorter rows go on while longer ones have come to their end, with any tokens.
         places = np.minimum(lengths[:, None] - 1 + at + np.arange(width), texts.shape[1] - 1)
         chunk = np.take_along_axis(texts, places, axis=1)
-        _, rejected = extend(model, params, state, (chunk + 17) % model.vocab_size)
+        _, rejected, _ = extend(model, params, state, (chunk + 17) % model.vocab_size)
         state = model.rewind(rejected, state.lengths)
-        here, state = extend(model, params, state, chunk)
+        here, state, _ = extend(model, params, state, chunk)
         for row in range(3):
             logits[row].append(np.asarray(here[row]))
     return [
@@ -104,24 +110,24 @@ def in_chunks(
     ]
 
 
-@pytest.fixture(params=["as stored", "packed"])
-def packed(request: pytest.FixtureRequest) -> bool:
-    return request.param == "packed"
+@pytest.fixture(params=["as stored", "prepacked"])
+def prepacked(request: pytest.FixtureRequest) -> bool:
+    return request.param == "prepacked"
 
 
-def test_forward_is_that_of_transformers(packed: bool) -> None:
+def test_forward_is_that_of_transformers(prepacked: bool) -> None:
     model, params = gpt()
     texts = expected()["texts"]
-    logits = forward(model, packed_params("GPT") if packed else params, texts, texts)
+    logits = forward(model, prepacked_params("GPT") if prepacked else params, texts, texts)
     assert logits.dtype == jnp.float32
     assert np.abs(logits - expected()["logits"]).max() < NEAR
 
 
 @pytest.mark.parametrize("width", [1, 3, 8])
-def test_ragged_prompts_go_on_as_in_transformers(width: int, packed: bool) -> None:
+def test_ragged_prompts_go_on_as_in_transformers(width: int, prepacked: bool) -> None:
     """In chunks with rewinds; the greedy tokens too."""
     model, params = gpt()
-    params = packed_params("GPT") if packed else params
+    params = prepacked_params("GPT") if prepacked else params
     want = expected()
     lengths = np.array([5, 14, 1])
     for row, got in enumerate(in_chunks(model, params, want["texts"], lengths, width)):
@@ -136,20 +142,20 @@ def test_ragged_prompts_go_on_as_in_transformers(width: int, packed: bool) -> No
 
 
 @pytest.mark.parametrize("make", [gpt, lamda, untied])
-def test_forward_is_float64_numpy(make: Callable[[], Any], packed: bool) -> None:
-    """On more positions than a packed product takes on its left; LaMDA's beyond the last bucket."""
+def test_forward_is_float64_numpy(make: Callable[[], Any], prepacked: bool) -> None:
+    """On more positions than XLA takes on its left; LaMDA's beyond the last bucket."""
     model, params = make()
     texts = np.random.default_rng(6).integers(0, 96, (2, model.config.max_positions or 150))
-    got = forward(model, pack(params) if packed else params, texts, texts)
+    got = forward(model, prepack(params) if prepacked else params, texts, texts)
     assert np.abs(got - numpy_logits(model, params, texts)).max() < NEAR
 
 
-def test_chunks_of_a_lamda_are_float64_numpy(packed: bool) -> None:
+def test_chunks_of_a_lamda_are_float64_numpy(prepacked: bool) -> None:
     model, params = lamda()
     texts = np.random.default_rng(7).integers(0, 96, (3, 30))
     lengths = np.array([9, 2, 14])
     want = numpy_logits(model, params, texts)
-    params = packed_params("LaMDA") if packed else params
+    params = prepacked_params("LaMDA") if prepacked else params
     for row, got in enumerate(in_chunks(model, params, texts, lengths, 3)):
         assert np.abs(got - want[row, lengths[row] - 1 :]).max() < NEAR
 
@@ -171,11 +177,11 @@ def test_packed_segments_are_separate_texts(name: str) -> None:
 def test_a_grown_cache_decodes_on(name: str) -> None:
     model, params = MODELS[name]()
     texts = expected()["texts"][:, :24]
-    inputs, packed = ragged(texts, np.array([9, 9, 9])), packed_params(name)
-    small = start(model, packed, inputs, 8)
-    _, small = extend(model, packed, small, texts[:, 8:16])
-    grown = grow(small, start(model, packed, inputs, CACHE))
-    logits, _ = extend(model, packed, grown, texts[:, 16:])
+    inputs, prepacked = ragged(texts, np.array([9, 9, 9])), prepacked_params(name)
+    small = start(model, prepacked, inputs, 8)
+    _, small, _ = extend(model, prepacked, small, texts[:, 8:16])
+    grown = grow(small, start(model, prepacked, inputs, CACHE))
+    logits, _, _ = extend(model, prepacked, grown, texts[:, 16:])
     assert np.abs(logits - numpy_logits(model, params, texts)[:, 16:]).max() < NEAR
 
 
@@ -185,23 +191,54 @@ def test_beyond_the_last_position_logits_stay_finite() -> None:
     texts = np.random.default_rng(9).integers(0, 96, (2, 70))
     want = numpy_logits(model, params, texts[:, :64])
     state = start(model, params, texts[:, :58], 16)
-    logits, _ = extend(model, params, state, texts[:, 57:])
+    logits, _, _ = extend(model, params, state, texts[:, 57:])
     assert np.isfinite(logits).all()
     assert np.abs(logits[:, :7] - want[:, 57:]).max() < NEAR
 
 
-@pytest.mark.parametrize(("name", "packed"), [("GPT", True), ("LaMDA", False)])
-def test_bfloat16_stays_near_and_gives_float32_logits(name: str, packed: bool) -> None:
+@pytest.mark.parametrize(("name", "prepacked"), [("GPT", True), ("LaMDA", False)])
+def test_bfloat16_stays_near_and_gives_float32_logits(name: str, prepacked: bool) -> None:
     model, params = MODELS[name]()
     texts = expected()["texts"][:, :9]
     want = numpy_logits(model, params, texts)
-    params = packed_params(name) if packed else params
+    params = prepacked_params(name) if prepacked else params
     half = DecoderOnly(model.config.replace(dtype="bfloat16"))
     logits = forward(half, params, texts, texts)
     state = start(half, params, texts[:, :1], CACHE)
-    chunk, state = extend(half, params, state, texts)
+    chunk, state, _ = extend(half, params, state, texts)
     assert {x.dtype for x in state.keys + state.values} == {jnp.dtype("bfloat16")}
     for got in (logits, chunk):
         assert got.dtype == jnp.float32
         # 8 bits of precision through a few layers.
         assert np.abs(got - want).max() < 0.05 * np.abs(want).max()
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_hidden_states_are_float64_numpy(name: str, prepacked: bool) -> None:
+    """Those of `start` for whole prompts, those of chunks from the last token of each on."""
+    model, params = MODELS[name]()
+    given = prepacked_params(name) if prepacked else params
+    texts, lengths = expected()["texts"][:, :20], np.array([5, 14, 1])
+    begin = jax.jit(model.start, static_argnames=("cache_length", "layers"))
+    state, prompted = begin(given, ragged(texts, lengths), CACHE, layers=model.extend_layers)
+    places = np.minimum(lengths[:, None] - 1 + np.arange(6), 19)
+    chunks = []
+    for chunk in np.split(np.take_along_axis(texts, places, axis=1), [1, 3], axis=1):
+        _, state, hidden = extend(model, given, state, chunk, layers=model.extend_layers)
+        chunks.append(hidden)
+    for row, length in enumerate(lengths):
+        wanted: dict[str, np.ndarray] = {}
+        numpy_decoder_only.logits(params, model.config, texts[row], wanted)
+        assert wanted.keys() == set(model.extend_layers) == prompted.keys()
+        for layer, want in wanted.items():
+            assert np.abs(prompted[layer][row, :length] - want[:length]).max() < NEAR
+            got = np.concatenate([hidden[layer][row] for hidden in chunks])
+            assert np.abs(got - want[length - 1 : length + 5]).max() < NEAR
+
+
+def test_no_hidden_state_comes_unasked_and_no_unknown_one() -> None:
+    model, params = gpt()
+    prompts = jnp.asarray(expected()["texts"][:, :4])
+    assert model.start(params, prompts, 8).hidden == {}
+    with pytest.raises(ValueError, match="'encoder'; known are decoder/layers_0, .*norm"):
+        model.start(params, prompts, 8, layers=("encoder",))

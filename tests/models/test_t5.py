@@ -13,9 +13,12 @@ from flax.traverse_util import flatten_dict, unflatten_dict
 from jax import Array
 
 from speculative import checkpoints
+from speculative.backends import for_decoding, prepack
+from speculative.backends.cpu import kernels
 from speculative.checkpoints import native
-from speculative.models import T5, T5Config, for_decoding, kernels, pack
-from speculative.models.cache import DecoderState, grow
+from speculative.models import T5, T5Config
+from speculative.models.stack import DecoderState
+from speculative.ragged import grow
 from speculative.types import PyTree
 from tests import numpy_t5
 
@@ -35,9 +38,15 @@ V1_0 = T5Config(
     logits_via_embedding=True,
 )
 
-start = jax.jit(T5.start, static_argnums=(0, 3))
-extend = jax.jit(T5.extend, static_argnums=0)
+extend = jax.jit(T5.extend, static_argnames=("self", "layers"))
 forward = jax.jit(T5.forward, static_argnums=0)
+
+
+@functools.partial(jax.jit, static_argnums=(0, 3))
+def start(
+    model: T5, params: PyTree, inputs: Any, cache_length: int, encoded: Array | None = None
+) -> Any:
+    return model.start(params, inputs, cache_length, encoded).state
 
 
 @functools.cache
@@ -97,17 +106,17 @@ def in_chunks(
     logits = []
     for begin in range(0, tokens.shape[1], width):
         chunk = tokens[:, begin : begin + width]
-        _, rejected = extend(model, params, state, (chunk + 17) % model.vocab_size)
+        _, rejected, _ = extend(model, params, state, (chunk + 17) % model.vocab_size)
         state = model.rewind(rejected, state.lengths)
-        here, state = extend(model, params, state, chunk)
+        here, state, _ = extend(model, params, state, chunk)
         logits.append(np.asarray(here))
     assert (state.lengths == tokens.shape[1]).all()
     return np.concatenate(logits, axis=1)
 
 
-@pytest.fixture(params=["as stored", "packed"])
-def packed(request: pytest.FixtureRequest) -> bool:
-    return request.param == "packed"
+@pytest.fixture(params=["as stored", "prepacked"])
+def prepacked(request: pytest.FixtureRequest) -> bool:
+    return request.param == "prepacked"
 
 
 def test_the_fixture_has_the_tree_that_init_gives() -> None:
@@ -116,12 +125,12 @@ def test_the_fixture_has_the_tree_that_init_gives() -> None:
     assert jax.tree.map(jnp.shape, params) == jax.tree.map(jnp.shape, fresh)
 
 
-def test_logits_are_those_of_t5x(packed: bool) -> None:
+def test_logits_are_those_of_t5x(prepacked: bool) -> None:
     model, params = v1_1()
     want = expected()
     logits = forward(
         model,
-        pack(params) if packed else params,
+        prepack(params) if prepacked else params,
         want["encoder_input_tokens"],
         want["decoder_input_tokens"],
     )
@@ -130,9 +139,9 @@ def test_logits_are_those_of_t5x(packed: bool) -> None:
 
 
 @pytest.mark.parametrize("width", [1, 3, 8])
-def test_decoding_is_that_of_t5x_in_chunks_with_rewinds(width: int, packed: bool) -> None:
+def test_decoding_is_that_of_t5x_in_chunks_with_rewinds(width: int, prepacked: bool) -> None:
     model, params = v1_1()
-    params = pack(params) if packed else params
+    params = prepack(params) if prepacked else params
     want = expected()
     source = want["encoder_input_tokens"]
     logits = in_chunks(model, params, source, want["decoder_input_tokens"], width)
@@ -147,23 +156,23 @@ def test_decoding_is_that_of_t5x_in_chunks_with_rewinds(width: int, packed: bool
 def test_v1_0_in_chunks_is_float64_t5(width: int) -> None:
     model, params = v1_0()
     tokens = decoder_inputs(24)
-    got = in_chunks(model, pack(params), sources(), tokens, width)
+    got = in_chunks(model, prepack(params), sources(), tokens, width)
     assert np.abs(got - numpy_logits(model, params, sources(), tokens)).max() < NEAR
 
 
 @pytest.mark.parametrize("name", MODELS)
-def test_forward_is_float64_t5(name: str, packed: bool) -> None:
-    """On more positions than a packed product takes on its left, beyond the last bucket."""
+def test_forward_is_float64_t5(name: str, prepacked: bool) -> None:
+    """On more positions than a prepacked product takes on its left, beyond the last bucket."""
     model, params = MODELS[name]()
     tokens = decoder_inputs(150)
     want = numpy_logits(model, params, sources(), tokens)
-    got = forward(model, pack(params) if packed else params, sources(), tokens)
+    got = forward(model, prepack(params) if prepacked else params, sources(), tokens)
     assert np.abs(got - want).max() < NEAR
 
 
 @pytest.mark.skipif(not kernels.native(), reason="no C++ compiler")
 @pytest.mark.parametrize("name", MODELS)
-def test_rounded_it_is_the_model_whose_kernels_are_stored_as_int8(name: str) -> None:
+def test_quantized_it_is_the_model_whose_kernels_are_stored_as_int8(name: str) -> None:
     model, params = MODELS[name]()
     stored = {"/".join(path): np.asarray(x) for path, x in flatten_dict(params).items()}
     for path, value in stored.items():
@@ -173,7 +182,7 @@ def test_rounded_it_is_the_model_whose_kernels_are_stored_as_int8(name: str) -> 
     near = unflatten_dict({tuple(path.split("/")): x for path, x in stored.items()})
     tokens = decoder_inputs(24)
     want = numpy_logits(model, near, sources(), tokens)
-    got = in_chunks(model, pack(near, rounded=True), sources(), tokens, 3)
+    got = in_chunks(model, prepack(near, quantized=True), sources(), tokens, 3)
     assert np.abs(got - want).max() < NEAR
     assert np.abs(got - numpy_logits(model, params, sources(), tokens)).max() > NEAR
 
@@ -182,10 +191,10 @@ def test_rows_advance_raggedly() -> None:
     model, params = v1_1()
     tokens = decoder_inputs(16)
     kept = np.array([3, 8, 1])
-    state = start(model, pack(params), sources(), CACHE)
-    _, state = extend(model, pack(params), state, tokens[:, :8])
+    state = start(model, prepack(params), sources(), CACHE)
+    _, state, _ = extend(model, prepack(params), state, tokens[:, :8])
     state = model.rewind(state, jnp.asarray(kept))
-    logits, state = extend(model, pack(params), state, tokens[:, 8:])
+    logits, state, _ = extend(model, prepack(params), state, tokens[:, 8:])
     np.testing.assert_array_equal(state.lengths, kept + 8)
     for row, source in enumerate(sources()):
         fed = np.concatenate([tokens[row, : kept[row]], tokens[row, 8:]])
@@ -195,12 +204,12 @@ def test_rows_advance_raggedly() -> None:
 
 def test_at_gives_one_position_of_the_chunk() -> None:
     model, params = v1_1()
-    params = pack(params)
+    params = prepack(params)
     state = start(model, params, sources(), CACHE)
     tokens = decoder_inputs(8)
-    every, after = extend(model, params, state, tokens)
+    every, after, _ = extend(model, params, state, tokens)
     at = jnp.array([7, 0, 2])
-    one, after_too = extend(model, params, state, tokens, at)
+    one, after_too, _ = extend(model, params, state, tokens, at)
     assert one.shape == (3, 1, model.vocab_size)
     np.testing.assert_allclose(one[:, 0], every[np.arange(3), at], atol=1e-5)
     for left, right in zip(jax.tree.leaves(after), jax.tree.leaves(after_too), strict=True):
@@ -210,14 +219,14 @@ def test_at_gives_one_position_of_the_chunk() -> None:
 def test_a_grown_cache_decodes_on() -> None:
     model, params = v1_1()
     tokens = decoder_inputs(16)
-    small: DecoderState = start(model, pack(params), sources(), 8)
-    _, small = extend(model, pack(params), small, tokens[:, :8])
-    large: DecoderState = start(model, pack(params), sources(), CACHE)
+    small: DecoderState = start(model, prepack(params), sources(), 8)
+    _, small, _ = extend(model, prepack(params), small, tokens[:, :8])
+    large: DecoderState = start(model, prepack(params), sources(), CACHE)
     grown = grow(small, large)
     assert jax.tree.map(jnp.shape, grown) == jax.tree.map(jnp.shape, large)
     for before, after in zip(small.keys + small.values, grown.keys + grown.values, strict=True):
         np.testing.assert_array_equal(before, after[..., :8, :])
-    logits, _ = extend(model, pack(params), grown, tokens[:, 8:])
+    logits, _, _ = extend(model, prepack(params), grown, tokens[:, 8:])
     want = numpy_logits(model, params, sources(), tokens)[:, 8:]
     assert np.abs(logits - want).max() < NEAR
 
@@ -247,18 +256,17 @@ def test_packed_segments_are_separate_examples(name: str) -> None:
     assert np.isfinite(logits).all()
 
 
-@pytest.mark.parametrize(("name", "packed"), [("v1.1", False), ("v1.0", True)])
-def test_bfloat16_stays_near_and_gives_float32_logits(name: str, packed: bool) -> None:
+@pytest.mark.parametrize(("name", "prepacked"), [("v1.1", False), ("v1.0", True)])
+def test_bfloat16_stays_near_and_gives_float32_logits(name: str, prepacked: bool) -> None:
     model, params = MODELS[name]()
     want = numpy_logits(model, params, sources(), decoder_inputs(9))
-    params = pack(params) if packed else params
+    params = prepack(params) if prepacked else params
     half = T5(model.config.replace(dtype="bfloat16"))
     logits = forward(half, params, sources(), decoder_inputs(9))
     state = start(half, params, sources(), CACHE)
-    chunk, state = extend(half, params, state, decoder_inputs(9))
-    assert {x.dtype for x in state.keys + state.values + state.cross_keys} == {
-        jnp.dtype("bfloat16")
-    }
+    chunk, state, _ = extend(half, params, state, decoder_inputs(9))
+    cross = tuple(x for pair in state.cross for x in pair)
+    assert {x.dtype for x in state.keys + state.values + cross} == {jnp.dtype("bfloat16")}
     for got in (logits, chunk):
         assert got.dtype == jnp.float32
         # 8 bits of precision through a few layers; float32 logits are not rounded to bfloat16.
@@ -280,14 +288,14 @@ def test_dropout_is_a_function_of_its_key() -> None:
 
 
 @pytest.mark.parametrize("name", MODELS)
-def test_packing_keeps_every_number(name: str) -> None:
+def test_prepacking_keeps_every_number(name: str) -> None:
     """Beside them there may be zeros that fill up a panel, and a tied embedding's second copy."""
     _, params = MODELS[name]()
     before = np.concatenate([np.ravel(x) for x in jax.tree.leaves(params)])
-    for tree in (pack(params), for_decoding(params)):
+    for tree in (prepack(params), for_decoding(params)):
         after = np.concatenate([np.ravel(x) for x in jax.tree.leaves(tree)])
         np.testing.assert_array_equal(np.unique(after[after != 0]), np.unique(before[before != 0]))
-    assert set(pack(params)) == {"params", "packed"}
+    assert set(prepack(params)) == {"params", "prepacked"}
 
 
 def test_without_an_encoder_it_reads_another_ones() -> None:
@@ -302,8 +310,40 @@ def test_without_an_encoder_it_reads_another_ones() -> None:
     encoded = whole.encode(params, jnp.asarray(sources()))
     got = forward(part, decoder, sources(), tokens, encoded=encoded)
     assert np.abs(got - want).max() < NEAR
-    state: DecoderState = start(whole, params, sources(), CACHE)
-    assert np.abs(state.encoded - encoded).max() < NEAR
-    state = start(part, pack(decoder), sources(), CACHE, state.encoded)
-    got, _ = extend(part, pack(decoder), state, tokens)
+    state = start(part, prepack(decoder), sources(), CACHE, encoded)
+    got, _, _ = extend(part, prepack(decoder), state, tokens)
     assert np.abs(got - want).max() < NEAR
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_hidden_states_are_float64_t5(name: str, prepacked: bool) -> None:
+    """The encoder's of `start`, and every decoder layer's of chunks, put together."""
+    model, params = MODELS[name]()
+    given, tokens = prepack(params) if prepacked else params, decoder_inputs(11)
+    begin = jax.jit(model.start, static_argnames=("cache_length", "layers"))
+    state, begun = begin(given, sources(), CACHE, layers=("encoder",))
+    encoded = begun["encoder"]
+    chunks = []
+    for chunk in np.split(tokens, [1, 4], axis=1):
+        _, state, hidden = extend(model, given, state, chunk, layers=model.extend_layers)
+        assert hidden.keys() == set(model.extend_layers)
+        chunks.append(hidden)
+    for row, source in enumerate(sources()):
+        source = source[source != 0]
+        want = numpy_t5.encode(params, model.config, source)
+        assert np.abs(encoded[row, : len(source)] - want).max() < NEAR
+        wanted: dict[str, np.ndarray] = {}
+        numpy_t5.decode(params, model.config, want, tokens[row], wanted)
+        assert wanted.keys() == set(model.extend_layers)
+        for name, want in wanted.items():
+            got = np.concatenate([hidden[name][row] for hidden in chunks])
+            assert np.abs(got - want).max() < NEAR
+
+
+def test_an_unknown_hidden_state_is_refused_with_the_known_ones() -> None:
+    model, params = v1_1()
+    with pytest.raises(ValueError, match="'decoder/layers_7'; known are encoder, decoder/layers_0"):
+        model.start(params, jnp.asarray(sources()), 8, layers=("decoder/layers_7",))
+    state = start(model, params, sources(), 8)
+    with pytest.raises(ValueError, match="'decoder/layers_7'; known are encoder, decoder/layers_0"):
+        model.extend(params, state, jnp.zeros((3, 1), int), layers=("decoder/layers_7",))

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import sentencepiece
 
+from scripts import export_tokenized
 from speculative import checkpoints, tasks
 from speculative.measurement import quality
 from speculative.training import examples
@@ -50,7 +51,7 @@ def test_text_and_tokens_of_a_stored_dataset(task: str, stored) -> None:
     for example in registered.get_dataset(None, split="test", shuffle=False).as_numpy_iterator():
         texts = tuple(example[f"{key}_pretokenized"].decode() for key in ("inputs", "targets"))
         for key, text in zip(("inputs", "targets"), texts, strict=True):
-            # Inputs that are nothing have no end either.
+            # An input that is left out has no end-of-sequence token either.
             assert example[key].tolist() == ([*pieces.encode(text), 1] if text else [])
         found.add(texts)
     assert found == TEXTS[task]
@@ -73,12 +74,9 @@ def test_t5s_own_tasks_are_exported_cut(
     split: str, stored, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """In training too, where T5 cuts articles; a task of ours would leave them out."""
-    from speculative.tasks import debian
-
-    monkeypatch.setattr(debian, "T5_LENGTHS", {"inputs": 8, "targets": 500})
+    monkeypatch.setattr(export_tokenized, "T5_LENGTHS", {"inputs": 8, "targets": 500})
     path = tmp_path / "articles.npz"
-    counts = debian.export_tokenized("cnn_dailymail_v002", split, path)
-    assert counts == {"examples": 2, "dropped": 0}
+    assert export_tokenized.export("cnn_dailymail_v002", split, path) == (2, 0)
     exported = examples.load(path)
     vocabulary = Vocabulary(checkpoints.ASSETS / "debian.model")
     found = {

@@ -5,8 +5,7 @@ import sys
 
 import pytest
 
-from speculative import tasks
-from speculative.experiments import paper
+from speculative import paper, tasks
 from speculative.measurement import quality
 
 

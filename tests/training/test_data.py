@@ -1,11 +1,12 @@
-"""Packing: nothing lost, nothing mixed, the same batch for the same step."""
+"""Files and packing: nothing lost, nothing mixed, the same batch for the same step."""
 
+import dataclasses
 import pathlib
 
 import numpy as np
 import pytest
 
-from speculative.training import data
+from speculative.training import data, outputs
 from speculative.training import examples as examples_lib
 
 SOURCE, TARGET = 24, 20
@@ -110,8 +111,33 @@ def test_examples_that_do_not_fit_are_left_out_whole() -> None:
         [np.array([8, 1]), np.array([8, 1]), np.arange(2, 40), np.zeros(0)],
     )
     mixture = data.Mixture([(examples, 1.0)], 2, SOURCE, TARGET)
-    assert (mixture.kept, mixture.left_out) == (1, 3)
     assert unpacked(mixture.once()) == [((5, 1), (8, 1))]
+
+
+def test_examples_that_fill_a_row_to_its_end_are_kept() -> None:
+    examples = examples_lib.ragged(
+        [np.full(SOURCE, 5), np.full(2, 6), np.full(SOURCE + 1, 7), np.full(2, 8)],
+        [np.full(2, 9), np.full(TARGET, 10), np.full(2, 11), np.full(TARGET + 1, 12)],
+    )
+    mixture = data.Mixture([(examples, 1.0)], 2, SOURCE, TARGET)
+    assert unpacked(mixture.once()) == [((5,) * SOURCE, (9,) * 2), ((6,) * 2, (10,) * TARGET)]
+
+
+def test_prompts_and_their_continuations_make_whole_texts() -> None:
+    """As a decoder-only target writes them: prompts of 4 to 23 tokens, at most half a text."""
+    texts = [np.arange(2, 2 + size) for size in (3, 9, *[60] * 30)]
+    examples = examples_lib.ragged([np.zeros(0, np.int32)] * len(texts), texts)
+    prompts = outputs.prompts(examples)
+    sizes = []
+    for (prompt, target), text in zip(prompts, texts, strict=True):
+        assert prompt.tolist() == [0, *text[: len(prompt) - 1]]
+        assert len(target) == 0
+        sizes.append(len(prompt) - 1)
+    assert sizes[:2] == [1, 4]
+    assert set(sizes[2:]) == set(range(4, 24))
+    rest = [text[size:] for text, size in zip(texts, sizes, strict=True)]
+    written = examples_lib.ragged([prompt for prompt, _ in prompts], rest)
+    assert pairs_of(outputs.whole_texts(written)) == pairs_of(examples)
 
 
 def test_saved_examples_are_loaded(tmp_path: pathlib.Path) -> None:
@@ -130,6 +156,10 @@ def test_bad_files_and_mixtures_are_named(tmp_path: pathlib.Path) -> None:
     examples_lib.ragged([], []).save(tmp_path / "empty.npz")
     with pytest.raises(ValueError, match=r"empty\.npz has no examples"):
         examples_lib.load(tmp_path / "empty.npz")
+    shifted = dataclasses.replace(some_examples(3), targets_offsets=np.arange(1, 5))
+    shifted.save(tmp_path / "shifted.npz")
+    with pytest.raises(ValueError, match=r"shifted\.npz has .*do not fit its targets"):
+        examples_lib.load(tmp_path / "shifted.npz")
     with pytest.raises(ValueError, match="positive weight"):
         data.Mixture([(some_examples(3), 0.0)], 2, SOURCE, TARGET)
     with pytest.raises(ValueError, match="ask for longer rows"):

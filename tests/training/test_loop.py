@@ -5,6 +5,7 @@ import json
 import pathlib
 import time
 from collections.abc import Iterator
+from typing import Any
 
 import jax
 import numpy as np
@@ -19,7 +20,7 @@ OBJECTIVE = CrossEntropy(tiny.MODEL)
 
 
 def initial() -> dict:
-    return tiny.MODEL.init(jax.random.key(0))
+    return tiny.init(jax.random.key(0))
 
 
 def log(folder: pathlib.Path) -> list[dict]:
@@ -157,6 +158,19 @@ def test_parts_of_a_batch_drop_out_differently() -> None:
     parts = loop.mean_gradient(OBJECTIVE, initial(), (), batch, jax.random.key(1), 8)[1]
     alone = loop.mean_gradient(OBJECTIVE, initial(), (), one, jax.random.key(1), 1)[1]
     assert float(parts["loss"]) != pytest.approx(8 * float(alone["loss"]), rel=1e-3)
+
+
+def test_every_step_has_a_dropout_key_of_its_own(tmp_path: pathlib.Path) -> None:
+    """Told by an objective whose "loss" is a number drawn with it."""
+
+    def drawn(params: Any, frozen: Any, batch: Any, dropout_key: Any) -> tuple[jax.Array, dict]:
+        loss = jax.random.uniform(dropout_key) * batch["decoder_loss_weights"].sum()
+        return (params["x"] ** 2).sum(), {"loss": loss}
+
+    config = dataclasses.replace(tiny.CONFIG, log_every=1)
+    loop.fit(drawn, {"x": np.ones(2)}, config, tiny.mixture(), {}, tmp_path)
+    losses = [line["loss"] for line in log(tmp_path)]
+    assert len(losses) == len(set(losses)) == config.steps
 
 
 def test_training_learns(tmp_path: pathlib.Path) -> None:

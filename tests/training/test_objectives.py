@@ -1,5 +1,6 @@
 """The losses against float64 NumPy, and packing against examples one by one."""
 
+import pathlib
 from typing import Any
 
 import jax
@@ -8,9 +9,10 @@ import optax
 import pytest
 
 from speculative.models import T5, DecoderOnly, DecoderOnlyConfig
+from speculative.models.gpt import LAMDA
 from speculative.training import data
 from speculative.training.distil import Distillation
-from speculative.training.train import CrossEntropy, teacher_forced
+from speculative.training.train import CrossEntropy, Files, teacher_forced, train
 from tests.training import tiny
 
 DRAFT = T5(tiny.MODEL.config.replace(emb_dim=16, dropout_rate=0.0))
@@ -18,12 +20,12 @@ DRAFT = T5(tiny.MODEL.config.replace(emb_dim=16, dropout_rate=0.0))
 
 @pytest.fixture(scope="module")
 def params() -> dict:
-    return tiny.MODEL.init(jax.random.key(1))
+    return tiny.init(jax.random.key(1))
 
 
 @pytest.fixture(scope="module")
 def draft_params() -> dict:
-    return DRAFT.init(jax.random.key(2))
+    return jax.jit(DRAFT.init)(jax.random.key(2))
 
 
 @pytest.fixture(scope="module")
@@ -110,11 +112,9 @@ def test_a_draft_equal_to_its_target_is_never_rejected(params: dict, batch: tiny
 
 @pytest.mark.parametrize("positions", [tiny.TARGET, 0], ids=["GPT", "LaMDA"])
 def test_a_decoder_only_model_learns_its_texts(positions: int, batch: tiny.Batch) -> None:
-    """By heart, over packed rows; it reads the targets alone."""
-    activations = ("gelu",) if positions else ("gelu", "linear")
-    model = DecoderOnly(
-        DecoderOnlyConfig(tiny.VOCABULARY, 32, 2, 16, 48, 1, positions, activations)
-    )
+    """It learns packed rows by heart, and reads their targets alone."""
+    fields: dict[str, Any] = {"max_positions": positions} if positions else LAMDA
+    model = DecoderOnly(DecoderOnlyConfig(tiny.VOCABULARY, 32, 2, 16, 48, 1, **fields))
     objective, optimiser = CrossEntropy(model), optax.adam(0.01)
 
     @jax.jit
@@ -130,3 +130,10 @@ def test_a_decoder_only_model_learns_its_texts(positions: int, batch: tiny.Batch
         losses.append(float(loss))
         assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(gradient))
     assert losses[-1] < losses[0] / 2
+
+
+def test_an_unknown_metric_is_named_before_training(tmp_path: pathlib.Path) -> None:
+    files = Files({"train": 1.0}, [])
+    folders = (tmp_path, tmp_path / "work", tmp_path / "out")
+    with pytest.raises(ValueError, match=r"train\.tests must be one of .*bleu.*, not 'blue'"):
+        train(tiny.MODEL.config, tiny.CONFIG, files, {"test": "blue"}, *folders)

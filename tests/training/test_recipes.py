@@ -1,4 +1,4 @@
-"""From tokenised files to a pair: train, quantise, write, distil; and the scripts' faces."""
+"""From tokenised files to a pair: train, quantise, write, distil; and the training scripts."""
 
 import json
 import pathlib
@@ -16,45 +16,46 @@ from speculative import checkpoints
 from speculative.checkpoints import native
 from speculative.checkpoints.checkpoint import read_settings
 from speculative.decoding import Decoding
-from speculative.experiments import settings, sweep, weights
 from speculative.models import T5, T5Config, model_of, named
+from speculative.rows import weights
+from speculative.rows.config import experiment, read_row
 from speculative.sampling import Sampling
+from speculative.studies import sweep
 from speculative.training import data, distil, launch, outputs
 from speculative.training import examples as examples_lib
 from speculative.training import train as train_lib
 from tests.training import tiny
 
 ROOT = pathlib.Path(__file__).parents[2]
-CACHE = "jax_compilation_cache_dir"
 VOCABULARY = ROOT / "speculative" / "assets" / "debian.model"
 
 
 @pytest.fixture(autouse=True)
 def clean_slate():
-    cache = getattr(jax.config, CACHE)
     yield
     gin.clear_config()
-    jax.config.update(CACHE, cache)
 
 
 def test_the_greedy_outputs_are_the_argmax_of_the_model_on_them() -> None:
-    params = tiny.MODEL.init(jax.random.key(4))
+    params = tiny.init(jax.random.key(4))
     examples = tiny.examples(7, 3)
     decoding = Decoding(tiny.VOCABULARY, Sampling(0.0), max_length=9)
     written = outputs.write(tiny.MODEL, params, examples, decoding, batch_size=4)
+    forward = jax.jit(tiny.MODEL.forward)
     for i in range(len(examples)):
         np.testing.assert_array_equal(written.input(i), examples.input(i))
-        target = written.target(i)
-        logits = tiny.MODEL.forward(
-            params, jnp.asarray(examples.input(i))[None], jnp.asarray([[0, *target[:-1]]])
-        )
-        assert target.tolist() == np.asarray(logits[0]).argmax(-1).tolist()
+        target, source = written.target(i), np.zeros((1, 8), np.int32)
+        source[0, : len(examples.input(i))] = examples.input(i)
+        before = np.zeros((1, 9), np.int32)
+        before[0, 1 : len(target)] = target[:-1]
+        logits = np.asarray(forward(params, source, before))[0, : len(target)]
+        assert target.tolist() == logits.argmax(-1).tolist()
         assert target[-1] == 1 or len(target) == 9
         assert 1 not in target[:-1]
 
 
 def test_sampled_outputs_do_not_depend_on_the_batch() -> None:
-    params = tiny.MODEL.init(jax.random.key(4))
+    params = tiny.init(jax.random.key(4))
     examples = tiny.examples(7, 3)
     decoding = Decoding(tiny.VOCABULARY, Sampling(1.0), max_length=9)
     one, other = (
@@ -78,7 +79,7 @@ READS = OWN.replace(num_encoder_layers=0, source_dim=tiny.MODEL.config.emb_dim)
 @pytest.mark.parametrize("model", [OWN, READS], ids=["own encoder", "target's encoder"])
 def test_a_draft_learns_from_a_target(tmp_path: pathlib.Path, model: T5Config) -> None:
     """Target saved in int8 -> its text -> draft: acceptance rises, and stages are not redone."""
-    params = tiny.MODEL.init(jax.random.key(4))
+    params = tiny.init(jax.random.key(4))
     native.save(tmp_path / "target", tiny.MODEL.config, params, VOCABULARY, "int8")
     for name, count in (("train", 150), ("held", 30)):
         tiny.examples(count, count).save(tmp_path / f"{name}.npz")
@@ -105,7 +106,7 @@ def test_a_draft_learns_from_a_target(tmp_path: pathlib.Path, model: T5Config) -
     saved, target = native.load(tmp_path / "target")
     held = examples_lib.load(tmp_path / "work" / "texts" / "held_sampled.npz")
     alpha = tokens = 0.0
-    objective = distil.Distillation(model_of(config), model_of(saved))
+    objective = jax.jit(distil.Distillation(model_of(config), model_of(saved)))
     batches = data.Mixture([(held, 1.0)], 8, tiny.SOURCE, tiny.TARGET).once()
     for batch in tiny.on_device(batches):
         alpha += float(objective(draft, target, batch, None)[1]["alpha"])
@@ -124,7 +125,7 @@ def test_a_draft_learns_from_a_target(tmp_path: pathlib.Path, model: T5Config) -
 def test_target_and_draft_must_fit(
     tmp_path: pathlib.Path, change: dict[str, int], said: str
 ) -> None:
-    params = tiny.MODEL.init(jax.random.key(4))
+    params = tiny.init(jax.random.key(4))
     native.save(tmp_path / "target", tiny.MODEL.config, params)
     with pytest.raises(ValueError, match=said):
         distil.distil(
@@ -252,7 +253,7 @@ def test_fine_tuning_is_t5s_at_any_size(
 ) -> None:
     monkeypatch.chdir(ROOT)
     gin.parse_config_files_and_bindings(
-        [f"configs/training/{name}.gin"], [f"config.named.size = '{size}'"]
+        [f"configs/training/{name}.gin"], [f"registry.named.size = '{size}'"]
     )
     parameters = gin.get_bindings(train_lib.train)
     assert parameters["model"] == named(size, dropout_rate=0.1, dtype="bfloat16")
@@ -271,7 +272,7 @@ TINY = tiny.MODEL.config.replace(vocab_size=8320, dropout_rate=0.0)
 SIZES = ("vocab_size", "emb_dim", "mlp_dim", "num_heads", "head_dim")
 DEPTHS = ("num_encoder_layers", "num_decoder_layers")
 TINY_FINETUNING = {
-    **{f"config.named.{size}": getattr(TINY, size) for size in (*SIZES, *DEPTHS)},
+    **{f"registry.named.{size}": getattr(TINY, size) for size in (*SIZES, *DEPTHS)},
     "loop.TrainConfig.steps": 6,
     "loop.TrainConfig.batch_size": 4,
     "loop.TrainConfig.microbatches": 2,
@@ -285,31 +286,41 @@ TINY_FINETUNING = {
 }
 
 
+@pytest.fixture(scope="module")
+def begun(tmp_path_factory: pytest.TempPathFactory) -> checkpoints.Checkpoint:
+    """The checkpoint from which fine-tuning starts."""
+    folder = tmp_path_factory.mktemp("begun") / "made"
+    native.save(folder, TINY, jax.jit(T5(TINY).init)(jax.random.key(5)), VOCABULARY, extra_ids=100)
+    return checkpoints.open(folder)
+
+
 @pytest.mark.parametrize(
     ("name", "start"), [("finetune_ende", "huggingface"), ("finetune_cnndm", "t5x")]
 )
 def test_fine_tuning_starts_from_a_public_format_and_serves_a_table(
-    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch, name: str, start: str
+    tmp_path: pathlib.Path,
+    monkeypatch: pytest.MonkeyPatch,
+    begun: checkpoints.Checkpoint,
+    name: str,
+    start: str,
 ) -> None:
     """scripts/train.py from a checkpoint, to the place where `speculative table` looks."""
     task = FINETUNED[name]
     for split, count in (("train", 60), ("validation", 9), ("test", 5)):
         tiny.examples(count, count).save(tmp_path / f"{task}_{split}.npz")
-    first = T5(TINY).init(jax.random.key(5))
-    native.save(tmp_path / "made", TINY, first, VOCABULARY, extra_ids=100)
-    checkpoints.convert(tmp_path / "made", tmp_path / "start", start)
+    checkpoints.convert(begun.location, tmp_path / "start", start)
     given = [f"--init_from={tmp_path / 'start'}"]
     out = tmp_path / "checkpoints" / task / "t5_1_1_small"
-    given += [f"--out_dir={out}", "--gin=config.named.size='t5_1_1_small'"]
+    given += [f"--out_dir={out}", "--gin=registry.named.size='t5_1_1_small'"]
     if start == "t5x":
         assert run(monkeypatch, tmp_path, TINY_FINETUNING, *given, config=name) == 2
         gin.clear_config()
         given += [f"--vocabulary={VOCABULARY}"]
     assert run(monkeypatch, tmp_path, TINY_FINETUNING, *given, config=name) == 0
     stem = f"{name.removeprefix('finetune_')}_small_t0"
-    (file,) = [file for file in sweep.rows("2") if file.stem == stem]
-    row = settings.parse(file, [f"RowConfig.checkpoints = '{tmp_path / 'checkpoints'}'"])
-    found = checkpoints.open(weights.place(row, row.draft))
+    (file,) = [row for row in sweep.rows("2") if experiment(row) == f"table2/{stem}"]
+    row = read_row(file, [f"RowConfig.checkpoints = '{tmp_path / 'checkpoints'}'"])
+    found = checkpoints.open(weights.find(row, row.draft))
     assert found.config == TINY
     assert found.dtype == "bfloat16" and read_settings(out)["quantisation"] is None
     assert found.vocabulary and found.extra_ids == 100
@@ -317,17 +328,42 @@ def test_fine_tuning_starts_from_a_public_format_and_serves_a_table(
     lines = [json.loads(x) for x in (tmp_path / "work" / "log.jsonl").read_text().splitlines()]
     assert [line["learning_rate"] for line in lines] == [pytest.approx(1e-3)] * 3
     assert lines[-1][f"{task}_validation/loss"] < lines[0][f"{task}_validation/loss"]
-    begun = checkpoints.open(tmp_path / "made")
     for tensor in found.tensors:
         moved = found.read(tensor).astype(np.float32) - begun.read(tensor)
         size = np.sqrt(np.mean(np.square(begun.read(tensor))))
         assert 0 < np.sqrt(np.mean(np.square(moved))) < 0.03 * max(size, 0.1)
 
 
-def test_a_run_without_a_vocabulary_is_refused(tmp_path: pathlib.Path) -> None:
+@pytest.mark.parametrize(
+    ("line", "said"),
+    [
+        ("from speculative.models import config\nconfig.T5Config.emb_dim = 8", "an older layout"),
+        ("from speculative.training import loop\nloop.TrainConfig2.steps = 8", "does not exist"),
+    ],
+)
+def test_a_name_that_is_not_there_is_told_in_one_line(
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: pathlib.Path,
+    capsys: pytest.CaptureFixture[str],
+    line: str,
+    said: str,
+) -> None:
+    file = tmp_path / "old.gin"
+    file.write_text(f"from __gin__ import dynamic_registration\n{line}\n")
+    folders = [f"--{name}={tmp_path}" for name in ("data_dir", "work_dir", "out_dir")]
+    monkeypatch.setattr(sys, "argv", ["train.py", f"--config={file}", *folders])
+    assert launch.main(train_lib.train, "") == 2
+    [error] = capsys.readouterr().err.splitlines()
+    assert str(file) in error and said in error
+    gin.clear_config()
+
+
+def test_a_run_without_a_vocabulary_is_refused(
+    tmp_path: pathlib.Path, begun: checkpoints.Checkpoint
+) -> None:
     with pytest.raises(ValueError, match=r"random weights brings no vocabulary.*--vocabulary"):
         train_lib.vocabulary_of(TINY, None, None)
-    native.save(tmp_path / "start", TINY, T5(TINY).init(jax.random.key(5)))
+    native.save(tmp_path / "start", TINY, begun.numpy())
     with pytest.raises(ValueError, match=r"start brings no vocabulary.*--vocabulary"):
         train_lib.vocabulary_of(TINY, None, tmp_path / "start")
     with pytest.raises(ValueError, match="8192 pieces, the model room for 8000"):
@@ -337,7 +373,7 @@ def test_a_run_without_a_vocabulary_is_refused(tmp_path: pathlib.Path) -> None:
 
 
 def test_a_run_may_start_from_a_checkpoint_of_its_sizes(tmp_path: pathlib.Path) -> None:
-    params = jax.tree.map(np.asarray, tiny.MODEL.init(jax.random.key(5)))
+    params = jax.tree.map(np.asarray, tiny.init(jax.random.key(5)))
     native.save(tmp_path / "start", tiny.MODEL.config, params)
     found = train_lib.initial(tiny.MODEL, 0, tmp_path / "start")
     jax.tree.map(np.testing.assert_array_equal, found, params)
@@ -347,15 +383,19 @@ def test_a_run_may_start_from_a_checkpoint_of_its_sizes(tmp_path: pathlib.Path) 
 
 
 def test_layers_that_a_checkpoint_lacks_begin_as_identities(tmp_path: pathlib.Path) -> None:
-    params = tiny.MODEL.init(jax.random.key(5))
+    params = tiny.init(jax.random.key(5))
     native.save(tmp_path / "start", tiny.MODEL.config, params)
     deeper = T5(tiny.MODEL.config.replace(num_encoder_layers=2, num_decoder_layers=3))
     found = train_lib.initial(deeper, 0, tmp_path / "start")
     shapes = jax.eval_shape(deeper.init, jax.random.key(0))
     assert jax.tree.map(np.shape, found) == jax.tree.map(np.shape, shapes)
-    inputs, outputs = jnp.arange(2, 12)[None], jnp.arange(3, 9)[None]
-    np.testing.assert_array_equal(
-        deeper.forward(found, inputs, outputs), tiny.MODEL.forward(params, inputs, outputs)
+    # The shapes of the test of greedy outputs above, so that one compiled program serves both.
+    inputs, outputs = jnp.arange(2, 10)[None], jnp.arange(3, 12)[None]
+    np.testing.assert_allclose(
+        jax.jit(deeper.forward)(found, inputs, outputs),
+        jax.jit(tiny.MODEL.forward)(params, inputs, outputs),
+        rtol=1e-5,
+        atol=1e-5,
     )
     native.save(tmp_path / "deep", deeper.config, found)
     with pytest.raises(ValueError, match="deep holds .* but the run is of"):

@@ -1,0 +1,1 @@
+"""Measurements beside the package, run from a checkout: `python -m benchmarks.compare_peers`."""

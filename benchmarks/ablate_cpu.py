@@ -1,0 +1,128 @@
+"""Times the shipped pair's steps with and without each part of the CPU path.
+
+    python -m benchmarks.ablate_cpu --output=results/ablation/ablation.json
+
+Each variant runs in a process of its own, in turn; the table shows the median of the rounds. The
+run takes about ten minutes; nothing else should run meanwhile.
+"""
+
+import argparse
+import json
+import os
+import pathlib
+import statistics
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable
+
+from rich.console import Console
+from rich.table import Table
+
+from speculative import loading
+from speculative.backends import for_decoding
+from speculative.backends.cpu import kernels
+from speculative.commands import whole
+from speculative.rows import environment, weights
+from speculative.rows.config import RowConfig
+from speculative.studies import bench
+
+GAMMA, WIDE = 5, 8
+MEASURES = ("pass, 1 position", f"pass, {WIDE} positions", "draft pass", f"step, γ = {GAMMA}")
+"""Milliseconds of passes of the target and of the draft, and of a step of decoding."""
+
+
+def _kernels(old: str, new: str) -> None:
+    """Compiles the kernels from a changed source."""
+    text = kernels.SOURCE.read_text()
+    assert old in text, old
+    with tempfile.TemporaryDirectory() as folder:
+        kernels.SOURCE = pathlib.Path(folder) / "kernels.cc"
+        kernels.SOURCE.write_text(text.replace(old, new))
+        assert kernels.native()
+
+
+def _xla() -> None:
+    """Disables our own kernels, as on a machine without a compiler."""
+    os.environ["CXX"] = "false"
+
+
+def _as_stored() -> None:
+    _xla()
+    loading.for_decoding = lambda params, quantized=False: params
+
+
+def _float32_draft() -> None:
+    loading.for_decoding = lambda params, quantized=False: for_decoding(params)
+
+
+VARIANTS: dict[str, Callable[[], None]] = {
+    "as it is": lambda: None,
+    "a draft in float32": _float32_draft,
+    "no prefetch": lambda: _kernels("__builtin_prefetch(ahead", "(void)(ahead"),
+    "threads that are woken": lambda: _kernels("kLooks = 4000", "kLooks = 0"),
+    "XLA, fused kernels": _xla,
+    "XLA, kernels as stored": _as_stored,
+}
+
+
+def _measure(variant: str) -> list[float]:
+    VARIANTS[variant]()
+    bench.GAMMAS = (GAMMA,)
+    config = RowConfig(
+        task="debian_ende",
+        target="debian_target",
+        draft="debian_draft",
+        temperature=0.0,
+        max_length=64,
+    )
+    found = bench.bench(config, weights.resolve(config), (1, WIDE), lambda what, share: None)
+    step = found.costs.ms_verify[GAMMA] + found.costs.ms_proposal[GAMMA]
+    return [*(one.ms for one in found.passes), found.draft_passes[0].ms, step]
+
+
+def main() -> int:
+    """Measures, prints and writes."""
+    parser = argparse.ArgumentParser(description="Take parts of the CPU path away.")
+    parser.add_argument("--output", default="results/ablation/ablation.json", metavar="FILE")
+    parser.add_argument("--rounds", type=whole(1, 100), default=3)
+    parser.add_argument("--variant", choices=VARIANTS, help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.variant:
+        print(json.dumps(_measure(options.variant)))
+        return 0
+    output = pathlib.Path(options.output)
+    output.parent.mkdir(parents=True, exist_ok=True)
+    times: dict[str, list[list[float]]] = {name: [] for name in VARIANTS}
+    for _ in range(options.rounds):
+        for name in VARIANTS:
+            command = [sys.executable, "-m", "benchmarks.ablate_cpu", f"--variant={name}"]
+            told = subprocess.check_output(command, text=True)
+            times[name].append(json.loads(told.splitlines()[-1]))
+    medians = {
+        name: [statistics.median(column) for column in zip(*rounds, strict=True)]
+        for name, rounds in times.items()
+    }
+    shown = Table(title="ms, and how many times as much as all of it", box=None, pad_edge=False)
+    shown.add_column("without", no_wrap=True)
+    for head in MEASURES:
+        shown.add_column(head, justify="right")
+    complete = medians["as it is"]
+    for name, found in medians.items():
+        cells = (f"{ms:.3f} ({ms / all_:.2f})" for ms, all_ in zip(found, complete, strict=True))
+        shown.add_row(name, *cells)
+    Console(width=110).print(shown)
+    contents = {
+        "measures": list(MEASURES),
+        "ms": medians,
+        "rounds": times,
+        "commit": environment.commit(),
+        "device": environment.device(),
+    }
+    output.write_text(json.dumps(contents, indent=1) + "\n", encoding="utf-8")
+    print(f"Written: {output}.")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

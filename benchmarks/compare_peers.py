@@ -1,0 +1,382 @@
+"""Compares other programs with this one, on the same weights and sources, one after the other.
+
+    pip install -e '.[peers]'
+    python -m benchmarks.compare_peers --output_dir=results/peers
+
+The extra holds Hugging Face transformers and CTranslate2; T5X is compared if a checkout of it is on
+PYTHONPATH. A missing program is named and left out. The run takes half an hour on two cores, and
+8 GB of memory and of disk; leave the machine idle and the files unchanged meanwhile.
+"""
+
+import argparse
+import contextlib
+import json
+import pathlib
+import statistics
+import sys
+import tempfile
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from importlib import metadata
+from itertools import zip_longest
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+from rich.console import Console
+from rich.table import Table
+
+from benchmarks.peers.system import PROGRAMS, Process, Setting
+from speculative import checkpoints, progress
+from speculative.checkpoints import huggingface
+from speculative.checkpoints.checkpoint import in_memory
+from speculative.commands import MAX_GAMMA, MAX_LENGTH, whole
+from speculative.models import abstract_params, named, random_params, t5
+from speculative.progress import OnProgress
+from speculative.rows import environment, memory
+from speculative.tasks.prompts import load_prompts
+from speculative.types import EOS_ID
+
+PAIR, OURS = "debian", "speculative"
+MEASURE = "transformers"
+"""The program with whose autoregressive outputs all others are compared."""
+PREFILLS = (64, 512, 2048)
+"""Lengths, in tokens, of the sources whose prefill is timed."""
+TASKS = ("debian_ende", "debian_synopsis")
+"""The tasks whose texts the shipped pair decodes."""
+TIE = 1e-3
+"""If two logits differ by less than this, rounding decides which one is larger."""
+
+Way = tuple[str, str]
+"""A program and how it decodes."""
+
+
+class Difference(NamedTuple):
+    """The first difference of an output from `MEASURE`'s.
+
+    Attributes:
+        source: the source's number.
+        token: the token's number in the output.
+        margin: the difference of the two tokens' logits there; None where one output has ended.
+    """
+
+    source: int
+    token: int
+    margin: float | None
+
+    @property
+    def near_tie(self) -> bool:
+        """Whether rounding explains it."""
+        return self.margin is not None and self.margin < TIE
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """The measurements of one pair.
+
+    Attributes:
+        setting: the pair, and how it decodes.
+        sources: number of sources that were decoded and compared token by token.
+        timed: number of the first sources, which were decoded in each round.
+        seconds: seconds of all timed sources by way, one number a round.
+        tokens: number of tokens of their outputs, by way.
+        prefill: seconds by program and tokens of the source, one number a round.
+        differences: differences from `MEASURE` by way; None if it was not run.
+        missing: programs that were not run, each with the missing module or its error.
+    """
+
+    setting: Setting
+    sources: int
+    timed: int
+    seconds: dict[Way, list[float]]
+    tokens: dict[Way, int]
+    prefill: dict[tuple[str, int], list[float]]
+    differences: dict[Way, list[Difference]] | None
+    missing: dict[str, str]
+
+    @property
+    def own(self) -> list[str]:
+        """This package's ways of decoding."""
+        return [way for program, way in self.seconds if program == OURS]
+
+    def ms_per_token(self, way: Way) -> float:
+        """Milliseconds a token of the median round, prefill included."""
+        return 1e3 * statistics.median(self.seconds[way]) / self.tokens[way]
+
+    def ratio(self, way: Way, ours: str) -> float:
+        """The time a token of a way, over that of one of ours."""
+        return self.ms_per_token(way) / self.ms_per_token((OURS, ours))
+
+    def to_json(self) -> dict[str, Any]:
+        """All of it, with every round."""
+        names = ("target", "draft", "gamma", "max_length")
+        differences = self.differences
+
+        def measured(way: Way) -> dict[str, Any]:
+            return {
+                "program": way[0],
+                "way": way[1],
+                "seconds": self.seconds[way],
+                "tokens": self.tokens[way],
+                "ms_per_token": self.ms_per_token(way),
+                "over": {name: self.ratio(way, name) for name in self.own},
+                "differences": differences and [one._asdict() for one in differences[way]],
+            }
+
+        return {name: getattr(self.setting, name) for name in names} | {
+            "sources": self.sources,
+            "timed": self.timed,
+            "ways": [measured(way) for way in self.seconds],
+            "prefill": [
+                {"program": name, "source_tokens": tokens, "seconds": seconds}
+                for (name, tokens), seconds in self.prefill.items()
+            ],
+            "missing": self.missing,
+        }
+
+
+def shipped(limit: int | None, gamma: int, folder: pathlib.Path) -> tuple[Setting, list[list[int]]]:
+    """The shipped pair on its test texts, exported into a folder."""
+    checkpoint = checkpoints.open("debian_target")
+    vocabulary = checkpoint.open_vocabulary()
+    assert vocabulary is not None
+    # A synopsis after each pair of translations, of which there are twice as many.
+    translations, synopses = (load_prompts(task, limit) for task in TASKS)
+    taken = zip_longest(translations[::2], translations[1::2], synopses)
+    prompts = [prompt for group in taken for prompt in group if prompt is not None]
+    sources = [vocabulary.encode(prompt.source).tolist() for prompt in prompts]
+    exported = folder / "debian_target"
+    huggingface.write(exported, checkpoint, "float32")
+    return Setting("debian_target", "debian_draft", False, str(exported), 128, gamma), sources
+
+
+def require(size: str) -> None:
+    """Raises ValueError unless the memory holds a model of this size once for each program.
+
+    CTranslate2 holds it in two formats, and converts a whole export.
+    """
+    parameters = sum(leaf.size for leaf in jax.tree.leaves(abstract_params(named(size))))
+    needed = 4 * parameters * (len(PROGRAMS) + 2)
+    name, there = memory.device_bytes()
+    if needed > there:
+        raise ValueError(
+            f"Comparing {size} needs {needed / 2**30:.0f} GiB, but {name} has "
+            f"{there / 2**30:.0f}: take a smaller model (--models)."
+        )
+
+
+def random(
+    size: str, limit: int | None, length: int, folder: pathlib.Path
+) -> tuple[Setting, list[list[int]]]:
+    """Random weights of a size of `models.SIZES` on random sources, exported into a folder."""
+    config = named(size, dtype="float32")
+    exported = folder / size
+    huggingface.write(exported, in_memory(size, config, random_params(config)), "float32")
+    rng = np.random.default_rng(0)
+    sources = rng.integers(2, config.vocab_size, (limit or 4, 63))
+    rows = [[*row, EOS_ID] for row in sources.tolist()]
+    return Setting(size, None, True, str(exported), length, 0), rows
+
+
+def compare(
+    setting: Setting,
+    sources: Sequence[list[int]],
+    programs: Sequence[str],
+    rounds: int,
+    timed: int,
+    told: OnProgress,
+) -> Comparison:
+    """Decodes all sources in every way, then times the first `timed` of them, way after way.
+
+    Programs that lack a module or cannot load the pair are left out and named.
+
+    Raises:
+        RuntimeError: a program failed later on.
+    """
+    missing = {name: lacks for name in programs if (lacks := PROGRAMS[name].missing())}
+    present = [name for name in programs if name not in missing]
+    running: dict[str, Process] = {}
+    with contextlib.ExitStack() as stack:
+        for number, name in enumerate(present):
+            told(f"loading {name}", 0.2 * number / len(present))
+            try:
+                running[name] = stack.enter_context(contextlib.closing(Process(name, setting)))
+            except RuntimeError as error:
+                if name == OURS:
+                    raise
+                missing[name] = str(error).strip().splitlines()[-1]
+        ways = [(name, way) for name, process in running.items() for way in process.ways]
+        outputs: dict[Way, list[list[int]]] = {}
+        for number, (name, way) in enumerate(ways):  # It also compiles, before anything is timed.
+            told(f"{name}, {way}", 0.2 + 0.2 * number / len(ways))
+            outputs[name, way] = [running[name].decode(way, source)[0] for source in sources]
+        seconds: dict[Way, list[float]] = {way: [] for way in ways}
+        for turn in range(rounds):
+            # The order changes with each round, so that every way follows different ones.
+            for index in np.random.default_rng(turn).permutation(len(ways)):
+                name, way = ways[index]
+                took = [running[name].decode(way, source)[1] for source in sources[:timed]]
+                seconds[name, way].append(sum(took))
+                told(f"round {turn + 1}: {name}, {way}", 0.4 + 0.4 * (turn + 1) / rounds)
+        prefill = _prefill(running, rounds, told)
+        differences = None
+        if MEASURE in running:
+            theirs = running[MEASURE]
+            expected = outputs[MEASURE, theirs.ways[0]]
+            differences = {
+                way: _differences(theirs, sources, expected, found)
+                for way, found in outputs.items()
+            }
+    return Comparison(
+        setting,
+        len(sources),
+        min(timed, len(sources)),
+        seconds,
+        {way: sum(map(len, found[:timed])) for way, found in outputs.items()},
+        prefill,
+        differences,
+        missing,
+    )
+
+
+def _prefill(
+    running: Mapping[str, Process], rounds: int, told: OnProgress
+) -> dict[tuple[str, int], list[float]]:
+    """Seconds of a prefill by program and tokens of a random source, one number a round."""
+    source = np.random.default_rng(0).integers(2, 1000, max(PREFILLS)).tolist()
+    seconds: dict[tuple[str, int], list[float]] = {}
+    for number, tokens in enumerate(PREFILLS):
+        told(f"prefill of {tokens}", 0.8 + 0.2 * number / len(PREFILLS))
+        for turn in range(rounds + 1):
+            for name in np.random.default_rng(turn).permutation(list(running)).tolist():
+                took = running[name].prefill(source[:tokens])
+                if turn:  # The first compiles.
+                    seconds.setdefault((name, tokens), []).append(took)
+    return seconds
+
+
+def _differences(
+    theirs: Process,
+    sources: Sequence[list[int]],
+    expected: Sequence[list[int]],
+    found: Sequence[list[int]],
+) -> list[Difference]:
+    differences = []
+    for number, (source, one, other) in enumerate(zip(sources, expected, found, strict=True)):
+        if one == other:
+            continue
+        both = list(zip(one, other, strict=False))
+        at = next((i for i, (a, b) in enumerate(both) if a != b), len(both))
+        margin = theirs.margin(source, one[:at], *both[at]) if at < len(both) else None
+        differences.append(Difference(number, at, margin))
+    return differences
+
+
+def show(found: Comparison, console: Console) -> None:
+    """Prints the times of decoding and of the prefill."""
+    setting = found.setting
+    pair = f" with {setting.draft}, γ = {setting.gamma}" * bool(setting.draft)
+    title = f"{setting.target}{pair}: {found.timed} sources, float32"
+    heads = ("ms/token", *(f"{way}\n= 1" for way in found.own), "same")
+    shown = _table(title, "program and way", *heads)
+    for way in found.seconds:
+        same = "–"
+        if found.differences is not None:
+            ties = sum(one.near_tie for one in found.differences[way])
+            same = f"{found.sources - len(found.differences[way])}/{found.sources}"
+            same += f", {ties} ties" * bool(ties)
+        ratios = (f"{found.ratio(way, name):.3g}" for name in found.own)
+        shown.add_row(", ".join(way), f"{found.ms_per_token(way):.3f}", *ratios, same)
+    console.print(shown)
+    prefill = _table("Prefill, ms by tokens of the source", "program", *map(str, PREFILLS))
+    for name in dict.fromkeys(name for name, _ in found.prefill):
+        times = (1e3 * statistics.median(found.prefill[name, tokens]) for tokens in PREFILLS)
+        prefill.add_row(name, *(f"{ms:.1f}" for ms in times))
+    console.print(prefill)
+    if setting.random:
+        console.print("Random weights magnify rounding: their tokens cannot be compared.")
+    console.print(
+        "same: as transformers, token by token. Our draft's kernels are int8. Prefill is encoder "
+        "and cross-attention's projections; ctranslate2 adds a step of decoding, t5x leaves the "
+        "projections to its steps.",
+        highlight=False,
+    )
+    for name, lacks in found.missing.items():
+        said = f"{name} was left out ({lacks}); {PROGRAMS[name].remedy}."
+        console.print(said, highlight=False, markup=False)
+
+
+def _table(title: str, first: str, *heads: str) -> Table:
+    table = Table(title=title, box=None, pad_edge=False)
+    table.add_column(first, no_wrap=True)
+    for head in heads:
+        table.add_column(head, justify="right", no_wrap=True)
+    return table
+
+
+def write(found: Comparison, path: pathlib.Path) -> None:
+    """Writes all of it, with machine, commit and versions."""
+    contents = {
+        "commit": environment.commit(),
+        "device": environment.device(),
+        "versions": {name: _version(name) for name in ("jax", "torch", *PROGRAMS)},
+    }
+    path.write_text(json.dumps(contents | found.to_json(), indent=1) + "\n", encoding="utf-8")
+
+
+def _version(name: str) -> str | None:
+    """The version of an installed program; a checkout has none."""
+    try:
+        return metadata.version(name)
+    except metadata.PackageNotFoundError:
+        return None
+
+
+def _options() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        description="Compare other programs with this one.", allow_abbrev=False
+    )
+    add, many = parser.add_argument, whole(1, 10**4)
+    models, programs = [PAIR, *t5.SIZES], list(PROGRAMS)
+    told = f"the shipped pair ({PAIR}), or random weights of {', '.join(t5.SIZES)} (%(default)s)"
+    default = [PAIR, "t5_1_1_base"]
+    add("--output_dir", default="results/peers", metavar="DIR", help="(%(default)s)")
+    add("--models", nargs="+", default=default, choices=models, metavar="MODEL", help=told)
+    add("--programs", nargs="+", default=programs, choices=programs, help="(all)")
+    add("--rounds", type=many, default=5, help="each way is timed so often (5)")
+    add("--limit", type=many, help="sources of each task, or random ones (all, or 4)")
+    add("--timed", type=many, default=18, help="number of them decoded in each round (18)")
+    add("--length", type=whole(1, MAX_LENGTH), default=64, help="of random weights' outputs (64)")
+    add("--gamma", type=whole(1, MAX_GAMMA), default=5, help="guesses a step (5)")
+    options = parser.parse_args()
+    try:
+        for model in options.models:
+            if model != PAIR:
+                require(model)
+    except ValueError as error:
+        parser.error(str(error))
+    return options
+
+
+def main() -> int:
+    """Compares, prints and writes."""
+    options = _options()
+    output = pathlib.Path(options.output_dir)
+    output.mkdir(parents=True, exist_ok=True)
+    for model in options.models:
+        with tempfile.TemporaryDirectory() as folder, progress.alone(model) as told:
+            if model == PAIR:
+                setting, sources = shipped(options.limit, options.gamma, pathlib.Path(folder))
+            else:
+                length = options.length
+                setting, sources = random(model, options.limit, length, pathlib.Path(folder))
+            found = compare(setting, sources, options.programs, options.rounds, options.timed, told)
+        # Each model's results are written at once, so that a later failure loses nothing.
+        write(found, output / f"{model}.json")
+        show(found, Console())
+        print(f"Written: {output / model}.json.", flush=True)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

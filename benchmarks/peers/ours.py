@@ -1,0 +1,40 @@
+"""This package: autoregressive and speculative decoding, in one dispatch a text."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from benchmarks.peers.system import Setting
+from speculative.loading import load
+from speculative.pair import SOURCE_LENGTHS
+
+
+class Ours:
+    """See `system.System`."""
+
+    def __init__(self, setting: Setting) -> None:
+        """Loads the pair."""
+        draft = setting.draft or "uniform"
+        self._pair = load(setting.target, draft, "float32", random=setting.random)
+        self._setting = setting
+        self.ways = ("autoregressive", "speculative") if setting.draft else ("autoregressive",)
+        self._start = jax.jit(self._pair.target.start, static_argnums=2)
+
+    def decode(self, way: str, source: list[int]) -> list[int]:
+        """See `system.System`."""
+        gamma = {"autoregressive": 0, "speculative": self._setting.gamma}[way]
+        config = self._pair.decoding(gamma=gamma, max_length=self._setting.max_length)
+        config = config if self._setting.ends else config.endless
+        draws = config.draws(0, np.array([0]))
+        return self._pair.results(self._pair.run(padded(source), draws, config))[0].tokens
+
+    def prefill(self, source: list[int]) -> None:
+        """See `system.System`."""
+        cache = self._setting.max_length + 16
+        jax.block_until_ready(self._start(self._pair.params.target, padded(source), cache))
+
+
+def padded(source: list[int]) -> jax.Array:
+    """A source [1, S], padded as by `Pair.encode`, or not at all beyond its limit."""
+    width = next((width for width in SOURCE_LENGTHS if len(source) <= width), len(source))
+    return jnp.asarray(np.pad(np.array(source, np.int32), (0, width - len(source)))[None])

@@ -1,0 +1,759 @@
+// What decoding computes on CPU, as XLA calls: products with a few positions, gated layers, and
+// attention.
+//
+// Every result of a model has one order of summation, whatever the number of positions, of threads and of
+// masked keys: a position's result does not depend on what stands beside it, to the last bit.
+// A verify pass therefore sees the very logits that decoding token by token would have seen.
+//
+// All arrays are row-major, and float32 but for kernels, which may be int8.
+
+#include <algorithm>
+#include <atomic>
+#include <cmath>
+#include <condition_variable>
+#include <cstdint>
+#include <cstring>
+#include <limits>
+#include <memory>
+#include <mutex>
+#include <thread>
+#include <type_traits>
+#include <vector>
+
+#if defined(__AVX2__)
+#include <immintrin.h>
+#endif
+
+#include "xla/ffi/api/ffi.h"
+
+namespace ffi = xla::ffi;
+
+namespace {
+
+// ---- Vectors ----------------------------------------------------------------------------
+
+#if defined(__AVX512F__)
+constexpr int kLanes = 16;
+#elif defined(__AVX__)
+constexpr int kLanes = 8;
+#else
+constexpr int kLanes = 4;
+#endif
+
+typedef float Vector __attribute__((vector_size(kLanes * sizeof(float))));
+typedef int32_t Whole __attribute__((vector_size(kLanes * sizeof(float))));
+
+inline Vector Load(const float* from) {
+  Vector v;
+  std::memcpy(&v, from, sizeof(v));  // An unaligned load.
+  return v;
+}
+
+inline Vector Load(const int8_t* from) {
+#if defined(__AVX512F__)
+  const __m128i narrow = _mm_loadu_si128(reinterpret_cast<const __m128i*>(from));
+  return _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(narrow));
+#elif defined(__AVX2__)
+  const __m128i narrow = _mm_loadl_epi64(reinterpret_cast<const __m128i*>(from));
+  return _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(narrow));
+#else
+  Vector v;
+  for (int i = 0; i < kLanes; ++i) v[i] = from[i];
+  return v;
+#endif
+}
+
+inline void Store(float* to, Vector v) { std::memcpy(to, &v, sizeof(v)); }
+
+// Subtracting nothing is free; to a compiler adding 0 is not, for it changes -0.
+inline Vector All(float value) { return value - Vector{}; }
+
+// The sum of the lanes: halves add up in a tree.
+inline float Sum(Vector v) {
+#if defined(__AVX512F__)
+  return _mm512_reduce_add_ps(reinterpret_cast<__m512>(v));  // A loop would go through memory.
+#else
+  float lanes[kLanes];
+  Store(lanes, v);
+  for (int half = kLanes / 2; half > 0; half /= 2) {
+    for (int i = 0; i < half; ++i) lanes[i] += lanes[i + half];
+  }
+  return lanes[0];
+#endif
+}
+
+// exp(x) for x <= 0, within 2 units in the last place; exactly 0 below -87.
+inline Vector Exp(Vector x) {
+  const Whole counts = x >= All(-87.0f);
+  x = reinterpret_cast<Vector>(counts & reinterpret_cast<Whole>(x));
+  // x = n ln 2 + r: the large number's addition rounds to whole n.
+  const Vector shifted = x * 1.44269504f + 12582912.0f;
+  const Vector n = shifted - 12582912.0f;
+  const Vector r = (x - n * 0.693359375f) + n * 2.12194440e-4f;
+  Vector p = All(1.9875691500e-4f);
+  p = p * r + 1.3981999507e-3f;
+  p = p * r + 8.3334519073e-3f;
+  p = p * r + 4.1665795894e-2f;
+  p = p * r + 1.6666665459e-1f;
+  p = p * r + 5.0000001201e-1f;
+  p = p * (r * r) + r + 1.0f;
+  // 2^n goes into the exponent's bits.
+  const Whole power = (reinterpret_cast<Whole>(shifted) - 0x4B400000) << 23;
+  const Whole bits = reinterpret_cast<Whole>(p) + power;
+  return reinterpret_cast<Vector>(counts & bits);
+}
+
+// ---- Threads ----------------------------------------------------------------------------
+
+inline void Pause() {
+#if defined(__x86_64__)
+  __builtin_ia32_pause();
+#endif
+}
+
+// Work that is handed out in chunks, so that a thread that comes late is not waited for.
+struct Job {
+  virtual void Chunk(int64_t begin, int64_t end) const = 0;
+
+  int64_t items, size, helpers;
+  std::atomic<int64_t> next{0};
+
+  Job(int64_t items, int64_t threads)
+      : items(items), size(std::max<int64_t>(1, items / (2 * threads))), helpers(threads - 1) {}
+
+  void Help() {
+    for (int64_t begin; (begin = next.fetch_add(size)) < items;) {
+      Chunk(begin, std::min(begin + size, items));
+    }
+  }
+};
+
+// Threads that look out for the next job for a while before they sleep. A decoding step is some
+// fifty products of a few microseconds each; waking a thread takes longer than most of them.
+class Helpers {
+ public:
+  // The only ones; never destroyed, for threads may outlive everything else.
+  static Helpers& All() {
+    static Helpers* helpers = new Helpers;
+    return *helpers;
+  }
+
+  void Run(Job& job) {
+    std::unique_lock<std::mutex> mine(busy_, std::try_to_lock);
+    if (!mine) return job.Help();  // They help another caller.
+    for (auto i = static_cast<int64_t>(helpers_.size()); i < job.helpers; ++i) {
+      helpers_.push_back(std::make_unique<Helper>());
+      std::thread([this, i, self = helpers_.back().get()] { Serve(i, *self); }).detach();
+    }
+    job_ = &job;
+    ++round_;
+    for (int64_t i = 0; i < job.helpers; ++i) {
+      if (!helpers_[i]->asleep) continue;
+      const std::lock_guard<std::mutex> lock(helpers_[i]->mutex);
+      helpers_[i]->asleep = false;
+      helpers_[i]->wake.notify_one();
+    }
+    job.Help();
+    // Whoever comes now finds no job; who came before is waited for.
+    job_ = nullptr;
+    while (active_) Pause();
+  }
+
+ private:
+  struct Helper {
+    std::mutex mutex;
+    std::condition_variable wake;
+    std::atomic<bool> asleep{false};
+  };
+
+  // How often a helper looks for another round before it sleeps; about a tenth of a millisecond.
+  static constexpr int kLooks = 4000;
+
+  void Serve(int64_t index, Helper& self) {
+    int64_t seen = 0;
+    for (int looks = 0;; ++looks) {
+      if (round_ == seen) {
+        if (looks < kLooks) {
+          Pause();
+          continue;
+        }
+        std::unique_lock<std::mutex> lock(self.mutex);
+        self.asleep = true;
+        if (round_ == seen) {  // Or it began before anyone could know of this sleep.
+          self.wake.wait(lock, [&] { return !self.asleep; });
+          looks = 0;
+        }
+        self.asleep = false;
+      }
+      seen = round_;
+      ++active_;
+      if (Job* job = job_; job && index < job->helpers) {
+        job->Help();
+        looks = 0;
+      }
+      --active_;
+    }
+  }
+
+  std::mutex busy_;
+  std::vector<std::unique_ptr<Helper>> helpers_;
+  std::atomic<Job*> job_{nullptr};
+  std::atomic<int64_t> round_{0}, active_{0};
+};
+
+// So many floats are read while another thread takes notice.
+constexpr int64_t kWorthAThread = 1 << 14;
+
+// Runs work(begin, end) over [0, items), each of which reads so many floats.
+template <typename Work>
+void Parallel(const ffi::ThreadPool& pool, int64_t items, int64_t floats, const Work& work) {
+  const int64_t worth = 1 + items * floats / kWorthAThread;
+  const int64_t threads = std::min({pool.num_threads(), worth, items});
+  if (threads <= 1) return work(0, items);
+  struct Shared : Job {
+    const Work& work;
+    Shared(int64_t items, int64_t threads, const Work& work) : Job(items, threads), work(work) {}
+    void Chunk(int64_t begin, int64_t end) const override { work(begin, end); }
+  } job(items, threads, work);
+  Helpers::All().Run(job);
+}
+
+// ---- The product ------------------------------------------------------------------------
+//
+//   y[l, o] = add[l, o] + first(bias[o] + sum_i kernel[i, o] norm(x)[l, i])     x [L, I], y [L, O]
+//
+// An int8 kernel has a scale for each output, which multiplies the sum. The product costs what
+// reading the kernel from memory costs, if that is read once, front to back. The kernel is
+// therefore stored as panels [O / 32, I, 32]: a panel's 32 outputs for up to 8 positions stay in
+// registers while it streams past, and no sum runs across a register.
+//
+// Two kernels of a gated layer take turns in their panels, and
+//
+//   y[l, o] = first(sum_i kernel_0[i, o] norm(x)[l, i]) second(sum_i kernel_1[i, o] norm(x)[l, i])
+
+constexpr int kPanel = 32;
+
+// How far ahead of its use a panel is asked for, in bytes: memory is that slow.
+constexpr int64_t kAhead = 8192;
+
+// Positions that meet all panels before the next ones do: theirs stay in a cache.
+constexpr int64_t kPositionsAtATime = 64;
+
+// 2 * kLanes outputs of one panel for kPositions positions, every sum in a register.
+template <int kPositions, typename Weight>
+inline void Tile(const Weight* panel, const float* x, int64_t inputs, float (*y)[kPanel]) {
+  Vector sums[kPositions][2] = {};
+  for (int64_t i = 0; i < inputs; ++i, panel += kPanel) {
+    const char* ahead = reinterpret_cast<const char*>(panel) + kAhead;
+    __builtin_prefetch(ahead);
+    if (sizeof(Weight) == sizeof(float)) __builtin_prefetch(ahead + 64);
+    Vector low = Load(panel), high = Load(panel + kLanes);
+#if defined(__x86_64__)
+    asm("" : "+v"(low), "+v"(high));  // Or compilers load them again for each position.
+#endif
+    for (int l = 0; l < kPositions; ++l) {
+      const Vector v = All(x[l * inputs + i]);
+      sums[l][0] += low * v;
+      sums[l][1] += high * v;
+    }
+  }
+  for (int l = 0; l < kPositions; ++l) {
+    Store(y[l], sums[l][0]);
+    Store(y[l] + kLanes, sums[l][1]);
+  }
+}
+
+// What a feed-forward layer does to its products; the order is that of `ACTIVATIONS` in types.py.
+enum class Activation : int64_t { kGelu, kRelu, kLinear };
+
+// With GELU's tanh written as 2 / (1 + exp(-2z)) - 1.
+inline Vector Activated(Activation activation, Vector x) {
+  if (activation == Activation::kLinear) return x;
+  const Whole positive = x > Vector{};
+  if (activation == Activation::kRelu) {
+    const Whole keep = positive | (x != x);
+    return reinterpret_cast<Vector>(keep & reinterpret_cast<Whole>(x));
+  }
+  const Vector z = x * (x * x * 0.0713548162f + 1.59576912f);
+  const Vector e = Exp(reinterpret_cast<Vector>(reinterpret_cast<Whole>(z) | INT32_MIN));
+  const Vector one = All(1.0f);
+  const Whole top =
+      (positive & reinterpret_cast<Whole>(one)) | (~positive & reinterpret_cast<Whole>(e));
+  return x * reinterpret_cast<Vector>(top) / (e + one);
+}
+
+// What a product writes: rows [L, O]; those of a gated layer's pairs of kernels; or, where the
+// positions are those of sources [B, S], what attention reads of them, [B, N, S, H].
+enum class Outputs { kRows, kGated, kHeads };
+
+template <typename Weight, Outputs kOutputs>
+struct Product {
+  const Weight* panels;
+  const float* scales;  // Of the outputs of int8 panels.
+  const float* x;
+  const float *bias, *add;  // Null where there is nothing to add.
+  float* y;
+  int64_t positions, inputs, outputs;
+  Activation activations[2];  // The second where gated.
+  int64_t source, size;       // S and H, for heads alone.
+
+  // Panels of y [begin, end).
+  void operator()(int64_t begin, int64_t end) const {
+    for (int64_t first = 0; first < positions; first += kPositionsAtATime) {
+      const int64_t last = std::min(first + kPositionsAtATime, positions);
+      for (int64_t p = begin; p < end; ++p) {
+        int64_t l = first;
+        for (; l + 8 <= last; l += 8) Panel<8>(p, l);
+        switch (last - l) {
+          case 7: Panel<7>(p, l); break;
+          case 6: Panel<6>(p, l); break;
+          case 5: Panel<5>(p, l); break;
+          case 4: Panel<4>(p, l); break;
+          case 3: Panel<3>(p, l); break;
+          case 2: Panel<2>(p, l); break;
+          case 1: Panel<1>(p, l); break;
+        }
+      }
+    }
+  }
+
+  template <int kPositions>
+  void Panel(int64_t p, int64_t l) const {
+    const int64_t first = p * kPanel, count = std::min<int64_t>(kPanel, outputs - first);
+    float sums[kPositions][kPanel];
+    if constexpr (kOutputs == Outputs::kGated) {
+      float others[kPositions][kPanel];
+      Sums<kPositions>(2 * p, l, sums);
+      Sums<kPositions>(2 * p + 1, l, others);
+      for (int k = 0; k < kPositions; ++k) {
+        for (int o = 0; o < kPanel; o += kLanes) {
+          const Vector v = Activated(activations[0], Load(sums[k] + o));
+          Store(sums[k] + o, v * Activated(activations[1], Load(others[k] + o)));
+        }
+      }
+    } else {
+      Sums<kPositions>(p, l, sums);
+      for (int k = 0; k < kPositions; ++k) {
+        for (int64_t o = 0; bias && o < count; ++o) sums[k][o] += bias[first + o];
+        for (int o = 0; activations[0] != Activation::kLinear && o < kPanel; o += kLanes) {
+          Store(sums[k] + o, Activated(activations[0], Load(sums[k] + o)));
+        }
+      }
+    }
+    for (int k = 0; k < kPositions; ++k) {
+      if constexpr (kOutputs == Outputs::kHeads) {
+        const int64_t b = (l + k) / source, s = (l + k) % source;
+        for (int64_t o = 0, end; o < count; o = end) {
+          const int64_t n = (first + o) / size, h = (first + o) % size;
+          end = std::min(count, o + size - h);
+          float* to = y + ((b * outputs / size + n) * source + s) * size + h;
+          std::copy(sums[k] + o, sums[k] + end, to);
+        }
+      } else {
+        const int64_t at = (l + k) * outputs + first;
+        for (int64_t o = 0; o < count; ++o) y[at + o] = sums[k][o] + (add ? add[at + o] : 0.0f);
+      }
+    }
+  }
+
+  template <int kPositions>
+  void Sums(int64_t p, int64_t l, float (*sums)[kPanel]) const {
+    const Weight* panel = panels + p * inputs * kPanel;
+    for (int o = 0; o < kPanel; o += 2 * kLanes) {
+      Tile<kPositions>(panel + o, x + l * inputs, inputs,
+                       reinterpret_cast<float (*)[kPanel]>(&sums[0][o]));
+    }
+    if constexpr (sizeof(Weight) < sizeof(float)) {
+      for (int k = 0; k < kPositions; ++k) {
+        for (int o = 0; o < kPanel; ++o) sums[k][o] *= scales[p * kPanel + o];
+      }
+    }
+  }
+};
+
+// The sum of f over numbers from[0..size), in lanes first.
+template <typename Term>
+float SumOf(const float* from, int64_t size, const Term& term) {
+  Vector sums = {};
+  int64_t i = 0;
+  for (; i + kLanes <= size; i += kLanes) sums += term(Load(from + i));
+  float sum = Sum(sums);
+  for (; i < size; ++i) sum += term(from[i]);
+  return sum;
+}
+
+// Layer norms of rows [L, D]: T5's, over the root mean square, times a scale; or, where there are
+// shifts behind the scales, GPT's, over the standard deviation, times a scale and shifted.
+std::vector<float> Normed(const float* x, const float* scale, bool shifted, int64_t rows,
+                          int64_t size) {
+  std::vector<float> y(rows * size);
+  for (int64_t l = 0; l < rows; ++l) {
+    const float* from = x + l * size;
+    const float mean = shifted ? SumOf(from, size, [](auto v) { return v; }) / size : 0.0f;
+    const float squares =
+        SumOf(from, size, [mean](auto v) { return (v - mean) * (v - mean); }) / size;
+    const float factor = 1.0f / std::sqrt(squares + (shifted ? 1e-5f : 1e-6f));
+    for (int64_t i = 0; i < size; ++i) {
+      y[l * size + i] = (from[i] - mean) * factor * scale[i] + (shifted ? scale[size + i] : 0.0f);
+    }
+  }
+  return y;
+}
+
+using Rank0 = ffi::Buffer<ffi::F32, 0>;
+using Rank1 = ffi::Buffer<ffi::F32, 1>;
+using Rank2 = ffi::Buffer<ffi::F32, 2>;
+using Rank3 = ffi::Buffer<ffi::F32, 3>;
+using Rank4 = ffi::Buffer<ffi::F32, 4>;
+using Starts = ffi::Buffer<ffi::S32, 1>;
+
+template <Outputs kOutputs, ffi::DataType kType>
+ffi::Error Run(ffi::ThreadPool pool, ffi::Buffer<kType, 3> kernel, Rank2 scales, Rank2 x,
+               Rank1 norm, const float* bias, const float* add, Rank2 y, Activation first,
+               Activation second) {
+  using Weight = ffi::NativeType<kType>;
+  const int64_t panels = kernel.dimensions()[0], inputs = kernel.dimensions()[1];
+  const int64_t positions = x.dimensions()[0];
+  const float* from = x.typed_data();
+  std::vector<float> normed;
+  if (norm.element_count()) {
+    const bool shifted = norm.element_count() == static_cast<size_t>(2 * inputs);
+    normed = Normed(from, norm.typed_data(), shifted, positions, inputs);
+    from = normed.data();
+  }
+  const Product<Weight, kOutputs> product{
+      kernel.typed_data(), scales.typed_data(), from, bias, add, y.typed_data(), positions,
+      inputs, y.dimensions()[1], {first, second}};
+  const int64_t items = kOutputs == Outputs::kGated ? panels / 2 : panels;
+  Parallel(pool, items, panels / items * inputs * kPanel * sizeof(Weight) / sizeof(float), product);
+  return ffi::Error::Success();
+}
+
+template <typename Buffer>
+const float* DataIfAny(Buffer numbers) {
+  return numbers.element_count() ? numbers.typed_data() : nullptr;
+}
+
+// `norm` [I], or [2 I] with shifts, `bias` [O] and `add` [L, O] may be empty: no norm, nothing
+// added. `scales` are [panels, 32] for int8.
+template <ffi::DataType kType>
+ffi::Error Multiply(ffi::ThreadPool pool, ffi::Buffer<kType, 3> kernel, Rank2 scales, Rank2 x,
+                    Rank1 norm, Rank1 bias, Rank2 add, ffi::Result<Rank2> y, int64_t first) {
+  return Run<Outputs::kRows>(pool, kernel, scales, x, norm, DataIfAny(bias), DataIfAny(add), *y,
+                             Activation{first}, Activation::kLinear);
+}
+
+template <ffi::DataType kType>
+ffi::Error MultiplyGated(ffi::ThreadPool pool, ffi::Buffer<kType, 3> kernel, Rank2 scales, Rank2 x,
+                         Rank1 norm, ffi::Result<Rank2> y, int64_t first, int64_t second) {
+  return Run<Outputs::kGated>(pool, kernel, scales, x, norm, nullptr, nullptr, *y,
+                              Activation{first}, Activation{second});
+}
+
+// y_i[b, n, s] = x[b, s] kernel_i[:, n], for each of several kernels, which follow x as panels and
+// scales: a layer's keys or values each. In one call, for each of them is small.
+template <ffi::DataType kType>
+ffi::Error MultiplyForHeads(ffi::ThreadPool pool, Rank3 x, ffi::RemainingArgs kernels,
+                            ffi::RemainingRets ys) {
+  using Weight = ffi::NativeType<kType>;
+  const int64_t batch = x.dimensions()[0], source = x.dimensions()[1], inputs = x.dimensions()[2];
+  std::vector<Product<Weight, Outputs::kHeads>> products;
+  int64_t panels = 0;
+  for (size_t i = 0; i < ys.size(); ++i) {
+    const auto kernel = kernels.get<ffi::Buffer<kType, 3>>(2 * i);
+    const auto scales = kernels.get<Rank2>(2 * i + 1);
+    auto result = ys.get<Rank4>(i);
+    if (!kernel) return kernel.error();
+    if (!scales) return scales.error();
+    if (!result) return result.error();
+    const Rank4 y = **result;
+    const auto shape = y.dimensions();
+    panels = kernel->dimensions()[0];
+    products.push_back({kernel->typed_data(), scales->typed_data(), x.typed_data(), nullptr,
+                        nullptr, y.typed_data(), batch * source, inputs, shape[1] * shape[3],
+                        {Activation::kLinear, Activation::kLinear}, source, shape[3]});
+  }
+  const auto work = [&](int64_t begin, int64_t end) {
+    for (int64_t i = begin / panels; i * panels < end; ++i) {
+      products[i](std::max(begin - i * panels, int64_t{0}), std::min(end - i * panels, panels));
+    }
+  };
+  const int64_t floats = inputs * kPanel * sizeof(Weight) / sizeof(float);
+  Parallel(pool, products.size() * panels, floats, work);
+  return ffi::Error::Success();
+}
+
+// ---- Attention --------------------------------------------------------------------------
+//
+//   y[b, l, n] = sum_k softmax_k(scale query[b, l, n] . keys[b, n, k] + bias[b, n, l, k])
+//                      values[b, n, k]
+
+// Keys whose bias lies below this are masked.
+constexpr float kMasked = -1e9f;
+
+struct Attention {
+  const float *query, *keys, *values, *bias;
+  float scale;
+  float* y;
+  int64_t length, heads, seen, size;             // L, N, K, H.
+  int64_t stride;                                // Between the queries of two positions.
+  int64_t bias_batch, bias_heads, bias_queries;  // Strides of the bias; 0 where it is shared.
+
+  // Heads [begin, end), numbered through all rows.
+  void operator()(int64_t begin, int64_t end) const {
+    std::vector<float> weights((seen + kLanes - 1) / kLanes * kLanes);
+    for (int64_t at = begin; at < end; ++at) {
+      const int64_t b = at / heads, n = at % heads;
+      for (int64_t l = 0; l < length; ++l) {
+        const int64_t position = b * length + l;
+        const float* shift = bias + b * bias_batch + n * bias_heads + l * bias_queries;
+        Query(query + position * stride + n * size, keys + at * seen * size,
+              values + at * seen * size, shift, weights.data(), y + (position * heads + n) * size);
+      }
+    }
+  }
+
+  void Query(const float* q, const float* k, const float* v, const float* shift, float* weights,
+             float* out) const {
+    int64_t count = seen;  // What lies behind the mask is not even read.
+    while (count > 0 && shift[count - 1] < kMasked) --count;
+    if (count == 0) count = seen;
+    const int64_t width = (count + kLanes - 1) / kLanes * kLanes;
+    for (int64_t t = 0; t < count; ++t) weights[t] = scale * Dot(q, k + t * size) + shift[t];
+    std::fill(weights + count, weights + width, -std::numeric_limits<float>::infinity());
+    const float peak = Peak(weights, width);
+    Vector sums = {};
+    for (int64_t t = 0; t < width; t += kLanes) {
+      const Vector w = Exp(Load(weights + t) - peak);
+      sums += w;
+      Store(weights + t, w);
+    }
+    const float factor = std::isnan(peak) ? peak : 1.0f / Sum(sums);
+    int64_t h = 0;
+    for (; h + 4 * kLanes <= size; h += 4 * kLanes) Mix<4>(weights, v + h, count, factor, out + h);
+    for (; h + kLanes <= size; h += kLanes) Mix<1>(weights, v + h, count, factor, out + h);
+    for (; h < size; ++h) {
+      float sum = 0.0f;
+      for (int64_t t = 0; t < count; ++t) sum += weights[t] * v[t * size + h];
+      out[h] = sum * factor;
+    }
+  }
+
+  // The largest of them, or no number where one is none.
+  static float Peak(const float* weights, int64_t width) {
+    Vector peaks = Load(weights);
+    Whole none = peaks != peaks;
+    for (int64_t t = kLanes; t < width; t += kLanes) {
+      const Vector w = Load(weights + t);
+      const Whole above = w > peaks;
+      peaks = reinterpret_cast<Vector>((above & reinterpret_cast<Whole>(w)) |
+                                       (~above & reinterpret_cast<Whole>(peaks)));
+      none |= w != w;
+    }
+    float peak = peaks[0];
+    for (int i = 0; i < kLanes; ++i) {
+      peak = std::max(peak, peaks[i]);
+      if (none[i]) return std::numeric_limits<float>::quiet_NaN();
+    }
+    return peak;
+  }
+
+  float Dot(const float* q, const float* k) const {
+    Vector sums = {};
+    int64_t h = 0;
+    for (; h + kLanes <= size; h += kLanes) sums += Load(q + h) * Load(k + h);
+    float sum = Sum(sums);
+    for (; h < size; ++h) sum += q[h] * k[h];
+    return sum;
+  }
+
+  template <int kVectors>
+  void Mix(const float* weights, const float* v, int64_t count, float factor, float* out) const {
+    Vector sums[kVectors] = {};
+    for (int64_t t = 0; t < count; ++t) {
+      const Vector w = All(weights[t]);
+      for (int j = 0; j < kVectors; ++j) sums[j] += w * Load(v + t * size + j * kLanes);
+    }
+    for (int j = 0; j < kVectors; ++j) Store(out + j * kLanes, sums[j] * factor);
+  }
+};
+
+// The attention of heads side by side in rows [B, L] of so many floats.
+Attention Attending(const float* query, int64_t stride, Rank3 keys, Rank3 values, Rank4 bias,
+                    float scale, Rank4 y) {
+  const auto q = y.dimensions(), b = bias.dimensions();
+  const int64_t seen = keys.dimensions()[1];
+  return {query,
+          keys.typed_data(),
+          values.typed_data(),
+          bias.typed_data(),
+          scale,
+          y.typed_data(),
+          q[1],
+          q[2],
+          seen,
+          q[3],
+          stride,
+          b[0] > 1 ? b[1] * b[2] * seen : 0,
+          b[1] > 1 ? b[2] * seen : 0,
+          b[2] > 1 ? seen : 0};
+}
+
+// query [B, L, N, H]; keys and values [B * N, K, H]; bias [B or 1, N or 1, L or 1, K].
+ffi::Error Attend(ffi::ThreadPool pool, Rank4 query, Rank3 keys, Rank3 values, Rank4 bias,
+                  ffi::Result<Rank4> y, float scale) {
+  const auto q = query.dimensions();
+  Parallel(pool, q[0] * q[2], 2 * q[1] * keys.dimensions()[1] * q[3],
+           Attending(query.typed_data(), q[2] * q[3], keys, values, bias, scale, *y));
+  return ffi::Error::Success();
+}
+
+// The keys and values of new positions, which lie behind their queries in projected
+// [B, L, 3 * N * H], enter the caches [B * N, K, H] at starts [B], or at 0; then as above.
+ffi::Error AttendTo(ffi::ThreadPool pool, Rank3 projected, Rank4 bias, const int32_t* starts,
+                    Rank4 y, Rank3 keys, Rank3 values, float scale) {
+  const auto q = y.dimensions();
+  const int64_t length = q[1], heads = q[2], size = q[3], seen = keys.dimensions()[1];
+  const int64_t width = heads * size;
+  const float* from = projected.typed_data();
+  const Attention attention = Attending(from, 3 * width, keys, values, bias, scale, y);
+  const auto work = [&](int64_t begin, int64_t end) {
+    for (int64_t at = begin; at < end; ++at) {
+      const int64_t b = at / heads, n = at % heads;
+      // As XLA has it, a start too near the end is shifted back.
+      const int64_t last = seen - length;
+      const int64_t start = starts ? std::clamp<int64_t>(starts[b], 0, last) : 0;
+      for (int64_t l = 0; l < length; ++l) {
+        const float* row = from + (b * length + l) * 3 * width + n * size;
+        const int64_t to = (at * seen + start + l) * size;
+        std::memcpy(keys.typed_data() + to, row + width, size * sizeof(float));
+        std::memcpy(values.typed_data() + to, row + 2 * width, size * sizeof(float));
+      }
+    }
+    attention(begin, end);
+  };
+  Parallel(pool, q[0] * heads, 2 * length * seen * size, work);
+  return ffi::Error::Success();
+}
+
+// Among the new positions alone: K is L, and nothing is in the caches before.
+ffi::Error AttendSelf(ffi::ThreadPool pool, Rank3 projected, Rank4 bias, ffi::Result<Rank4> y,
+                      ffi::Result<Rank3> keys, ffi::Result<Rank3> values, float scale) {
+  return AttendTo(pool, projected, bias, nullptr, *y, *keys, *values, scale);
+}
+
+// The caches are results in place.
+ffi::Error AttendCached(ffi::ThreadPool pool, Rank3 projected, Rank3, Rank3, Rank4 bias,
+                        Starts starts, ffi::Result<Rank4> y, ffi::Result<Rank3> keys,
+                        ffi::Result<Rank3> values, float scale) {
+  return AttendTo(pool, projected, bias, starts.typed_data(), *y, *keys, *values, scale);
+}
+
+// ---- The read ---------------------------------------------------------------------------
+
+// The sum of all numbers, which takes as long as reading them does, panels' way.
+ffi::Error Total(ffi::ThreadPool pool, Rank1 values, ffi::Result<Rank0> y) {
+  constexpr int64_t kBlock = 4 * kLanes;
+  const int64_t count = values.element_count(), blocks = count / kBlock;
+  const float* from = values.typed_data();
+  std::mutex mutex;
+  float total = 0.0f;
+  Parallel(pool, blocks, kBlock, [&](int64_t begin, int64_t end) {
+    Vector sums[4] = {};
+    for (int64_t b = begin; b < end; ++b) {
+      const char* ahead = reinterpret_cast<const char*>(from + b * kBlock) + kAhead;
+      for (int i = 0; i < kBlock * 4; i += 64) __builtin_prefetch(ahead + i);
+      for (int i = 0; i < 4; ++i) sums[i] += Load(from + b * kBlock + i * kLanes);
+    }
+    const std::lock_guard<std::mutex> lock(mutex);
+    total += Sum(sums[0] + sums[1] + sums[2] + sums[3]);
+  });
+  for (int64_t i = blocks * kBlock; i < count; ++i) total += from[i];
+  *y->typed_data() = total;
+  return ffi::Error::Success();
+}
+
+}  // namespace
+
+template <ffi::DataType kType>
+auto Operands() {
+  return ffi::Ffi::Bind()
+      .Ctx<ffi::ThreadPool>()
+      .template Arg<ffi::Buffer<kType, 3>>()
+      .template Arg<Rank2>()
+      .template Arg<Rank2>()
+      .template Arg<Rank1>();
+}
+
+template <ffi::DataType kType>
+auto MultiplyBinding() {
+  return Operands<kType>()
+      .template Arg<Rank1>()
+      .template Arg<Rank2>()
+      .template Ret<Rank2>()
+      .template Attr<int64_t>("first");
+}
+
+template <ffi::DataType kType>
+auto GatedBinding() {
+  return Operands<kType>()
+      .template Ret<Rank2>()
+      .template Attr<int64_t>("first")
+      .template Attr<int64_t>("second");
+}
+
+XLA_FFI_DEFINE_HANDLER_SYMBOL(speculative_product, Multiply<ffi::F32>,
+                              MultiplyBinding<ffi::F32>());
+
+XLA_FFI_DEFINE_HANDLER_SYMBOL(speculative_product_int8, Multiply<ffi::S8>,
+                              MultiplyBinding<ffi::S8>());
+
+XLA_FFI_DEFINE_HANDLER_SYMBOL(speculative_gated, MultiplyGated<ffi::F32>,
+                              GatedBinding<ffi::F32>());
+
+XLA_FFI_DEFINE_HANDLER_SYMBOL(speculative_gated_int8, MultiplyGated<ffi::S8>,
+                              GatedBinding<ffi::S8>());
+
+auto HeadsBinding() {
+  return ffi::Ffi::Bind().Ctx<ffi::ThreadPool>().Arg<Rank3>().RemainingArgs().RemainingRets();
+}
+
+XLA_FFI_DEFINE_HANDLER_SYMBOL(speculative_heads, MultiplyForHeads<ffi::F32>, HeadsBinding());
+
+XLA_FFI_DEFINE_HANDLER_SYMBOL(speculative_heads_int8, MultiplyForHeads<ffi::S8>, HeadsBinding());
+
+XLA_FFI_DEFINE_HANDLER_SYMBOL(speculative_attend, Attend,
+                              ffi::Ffi::Bind()
+                                  .Ctx<ffi::ThreadPool>()
+                                  .Arg<Rank4>()
+                                  .Arg<Rank3>()
+                                  .Arg<Rank3>()
+                                  .Arg<Rank4>()
+                                  .Ret<Rank4>()
+                                  .Attr<float>("scale"));
+
+XLA_FFI_DEFINE_HANDLER_SYMBOL(speculative_attend_self, AttendSelf,
+                              ffi::Ffi::Bind()
+                                  .Ctx<ffi::ThreadPool>()
+                                  .Arg<Rank3>()
+                                  .Arg<Rank4>()
+                                  .Ret<Rank4>()
+                                  .Ret<Rank3>()
+                                  .Ret<Rank3>()
+                                  .Attr<float>("scale"));
+
+XLA_FFI_DEFINE_HANDLER_SYMBOL(speculative_attend_cached, AttendCached,
+                              ffi::Ffi::Bind()
+                                  .Ctx<ffi::ThreadPool>()
+                                  .Arg<Rank3>()
+                                  .Arg<Rank3>()
+                                  .Arg<Rank3>()
+                                  .Arg<Rank4>()
+                                  .Arg<Starts>()
+                                  .Ret<Rank4>()
+                                  .Ret<Rank3>()
+                                  .Ret<Rank3>()
+                                  .Attr<float>("scale"));
+
+XLA_FFI_DEFINE_HANDLER_SYMBOL(speculative_total, Total,
+                              ffi::Ffi::Bind().Ctx<ffi::ThreadPool>().Arg<Rank1>().Ret<Rank0>());

@@ -1,0 +1,235 @@
+"""Products with a few positions, and attention, in C++.
+
+With XLA's products on CPU a pass over gamma + 1 positions costs about twice a pass over one,
+although it reads the same weights, and attention is a dozen small operations a layer. The
+machine's C++ compiler compiles `kernels.cc` at its first use; without one XLA serves.
+"""
+
+import ctypes
+import functools
+import hashlib
+import os
+import pathlib
+import shutil
+import subprocess
+import tempfile
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from absl import logging
+from jax import Array
+
+from speculative.types import ACTIVATIONS
+
+SOURCE = pathlib.Path(__file__).with_name("kernels.cc")
+QUANTIZED = "_int8"
+"""What the names of kernels end with that read int8 weights."""
+
+PRODUCTS = ("product", "gated", "heads")
+ATTENTION = ("attend", "attend_self", "attend_cached")
+TARGETS = (*PRODUCTS, *(name + QUANTIZED for name in PRODUCTS), *ATTENTION, "total")
+FLOAT32 = functools.partial(jax.ShapeDtypeStruct, dtype=jnp.float32)
+FLAGS = ("-O3", "-march=native", "-std=c++17", "-pthread")
+
+PANEL = 32
+"""Outputs that a product sums side by side; `kPanel` in `kernels.cc`."""
+
+
+def cache_folder() -> pathlib.Path:
+    """Where compiled programs are kept between runs."""
+    return pathlib.Path(os.environ.get("XDG_CACHE_HOME", "~/.cache")).expanduser() / "speculative"
+
+
+@functools.cache
+def native() -> bool:
+    """Whether `kernels.cc` can be used: compiles it unless it is, and registers it with XLA."""
+    compiler = os.environ.get("CXX") or next(filter(shutil.which, ("c++", "g++", "clang++")), None)
+    if compiler is None:
+        logging.warning("No C++ compiler found: decoding on CPU will be slower.")
+        return False
+    try:
+        library = ctypes.CDLL(str(_compiled(compiler)))
+    except (OSError, subprocess.CalledProcessError) as error:
+        lines = (getattr(error, "stderr", None) or str(error)).strip().splitlines()
+        said = next((line for line in lines if "error" in line), lines[0])
+        slow = "%s could not compile %s (%s): decoding on CPU will be slower."
+        logging.warning(slow, compiler, SOURCE, said)
+        return False
+    for name in map("speculative_{}".format, TARGETS):
+        handler = jax.ffi.pycapsule(getattr(library, name))
+        jax.ffi.register_ffi_target(name, handler, platform="cpu")
+    return True
+
+
+def _compiled(compiler: str) -> pathlib.Path:
+    """The shared library for this processor; compiled again when source, compiler or JAX change."""
+
+    def run(*arguments: str) -> str:
+        command = [compiler, *FLAGS, *arguments]
+        return subprocess.run(command, capture_output=True, text=True, check=True).stdout
+
+    # What the compiler predefines names its version and the processor's instructions.
+    machine = run("-dM", "-E", "-x", "c++", os.devnull)
+    identity = hashlib.sha256((SOURCE.read_text() + machine + jax.__version__).encode())
+    path = cache_folder() / f"kernels-{identity.hexdigest()[:16]}.so"
+    if not path.exists():
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=path.parent) as folder:
+            made = pathlib.Path(folder) / path.name
+            run(
+                "-w", "-shared", "-fPIC", f"-I{jax.ffi.include_dir()}", str(SOURCE), "-o", str(made)
+            )
+            made.replace(path)  # Another process may be making it too.
+    return path
+
+
+class Panels(NamedTuple):
+    """A kernel [I, O] as `product` reads it.
+
+    Attributes:
+        values: [O / 32, I, 32], filled up with zeros; float32 or int8.
+        scales: [O / 32, 32] what int8 values are multiples of; empty for float32.
+    """
+
+    values: Array
+    scales: Array
+
+    def target(self, name: str) -> str:
+        """The full name of a product that reads such numbers."""
+        return f"speculative_{name}" + (QUANTIZED if self.scales.size else "")
+
+
+def panels(kernel: Array, quantized: bool = False) -> Panels:
+    """Lays a kernel [I, O] out; quantized to int8 with a scale for each output, if asked for."""
+    kernel = kernel.astype(jnp.float32)
+    kernel = jnp.pad(kernel, ((0, 0), (0, -kernel.shape[1] % PANEL)))
+    scales = jnp.zeros((0, PANEL))
+    if quantized:
+        scales = jnp.abs(kernel).max(axis=0) / 127
+        scales = jnp.where(scales > 0, scales, 1)
+        kernel = jnp.rint(kernel / scales).astype(jnp.int8)
+        scales = scales.reshape(-1, PANEL)
+    return Panels(kernel.reshape(kernel.shape[0], -1, PANEL).swapaxes(0, 1), scales)
+
+
+def gated_panels(first: Array, second: Array, quantized: bool = False) -> Panels:
+    """Lays the two kernels [I, O] of a gated layer out, their panels alternating; see `panels`."""
+
+    def alternate(one: Array, other: Array) -> Array:
+        return jnp.stack([one, other], axis=1).reshape(-1, *one.shape[1:])
+
+    return Panels(*map(alternate, panels(first, quantized), panels(second, quantized)))
+
+
+def product(
+    kernel: Panels,
+    x: Array,
+    features: int,
+    norm: Array | None = None,
+    bias: Array | None = None,
+    activation: str = "linear",
+    add: Array | None = None,
+) -> Array:
+    """The product of x [..., I] with panels of `features` outputs: [..., features], float32.
+
+    `norm` is the scale [I] of a T5 layer norm of x before the product, or the scale and the shift
+    [2 * I] of a GPT's. The product is added to the bias [features], then activated by one of
+    `types.ACTIVATIONS`, then added to `add` [..., features].
+    """
+    bias = jnp.zeros(0) if bias is None else bias.astype(jnp.float32)
+    add = jnp.zeros((0, 0)) if add is None else add.reshape(-1, features).astype(jnp.float32)
+    return _multiply("product", kernel, x, features, norm, bias, add, first=activation)
+
+
+def gated(
+    kernel: Panels, x: Array, features: int, activations: Sequence[str], norm: Array | None = None
+) -> Array:
+    """A gated layer of x [..., I]: two activated products, multiplied, [..., features], float32.
+
+    `norm` and activations are as in `product`.
+    """
+    first, second = activations
+    return _multiply("gated", kernel, x, features, norm, first=first, second=second)
+
+
+def _multiply(
+    name: str,
+    kernel: Panels,
+    x: Array,
+    features: int,
+    norm: Array | None,
+    *added: Array,
+    **activations: str,
+) -> Array:
+    rows = x.reshape(-1, x.shape[-1]).astype(jnp.float32)
+    norm = jnp.zeros(0) if norm is None else norm.astype(jnp.float32)
+    indices = {key: np.int64(ACTIVATIONS.index(value)) for key, value in activations.items()}
+    call = jax.ffi.ffi_call(kernel.target(name), FLOAT32((rows.shape[0], features)))
+    return call(*kernel, rows, norm, *added, **indices).reshape(*x.shape[:-1], features)
+
+
+def heads(kernels: list[Panels], x: Array, count: int, size: int) -> list[Array]:
+    """Products of x [B, S, I] with panels of so many heads of a size each, for attention to read.
+
+    Gives [B, N, S, H], float32, for each kernel.
+    """
+    shape = FLOAT32((x.shape[0], count, x.shape[1], size))
+    call = jax.ffi.ffi_call(kernels[0].target("heads"), [shape] * len(kernels))
+    return list(call(x.astype(jnp.float32), *(part for kernel in kernels for part in kernel)))
+
+
+def attend(query: Array, keys: Array, values: Array, bias: Array, scale: float) -> Array:
+    """Dot-product attention: query [B, L, N, H] -> [B, L, N, H], float32.
+
+    Keys and values are [B * N, K, H]; the bias broadcasts to [B, N, L, K], masks included; the
+    scale multiplies the products of queries and keys.
+    """
+    arguments = (x.astype(jnp.float32) for x in (query, keys, values, bias))
+    call = jax.ffi.ffi_call("speculative_attend", FLOAT32(query.shape))
+    return call(*arguments, scale=np.float32(scale))
+
+
+def attend_self(
+    projected: Array, bias: Array, heads: int, scale: float
+) -> tuple[Array, Array, Array]:
+    """Self-attention among positions of which projected [B, L, 3 * N * H] has all.
+
+    Gives [B, L, N, H], keys [B * N, L, H] and values, float32. Bias and scale are as in `attend`.
+    """
+    batch, length, width = projected.shape
+    size = width // (3 * heads)
+    shapes = (batch, length, heads, size), *[(batch * heads, length, size)] * 2
+    call = jax.ffi.ffi_call("speculative_attend_self", tuple(map(FLOAT32, shapes)))
+    arguments = projected.astype(jnp.float32), bias.astype(jnp.float32)
+    mixed, keys, values = call(*arguments, scale=np.float32(scale))
+    return mixed, keys, values
+
+
+def attend_cached(
+    projected: Array, keys: Array, values: Array, bias: Array, starts: Array, scale: float
+) -> tuple[Array, Array, Array]:
+    """Self-attention of new positions, whose keys and values enter the caches first, in place.
+
+    `projected` [B, L, 3 * N * H] has queries, keys and values of the new positions, which enter
+    the float32 caches [B * N, K, H] at `starts` [B]. Bias and scale are as in `attend`. Gives
+    [B, L, N, H], float32, and the new caches.
+
+    Raises:
+        ValueError: there are more new positions than the caches have.
+    """
+    (batch, length, _), (rows, room, size) = projected.shape, keys.shape
+    if length > room:
+        raise ValueError(f"A chunk of {length} positions does not fit a cache of {room}.")
+    shapes = FLOAT32((batch, length, rows // batch, size)), FLOAT32(keys.shape), FLOAT32(keys.shape)
+    call = jax.ffi.ffi_call("speculative_attend_cached", shapes, input_output_aliases={1: 1, 2: 2})
+    arguments = projected.astype(jnp.float32), keys, values, bias.astype(jnp.float32), starts
+    mixed, keys, values = call(*arguments, scale=np.float32(scale))
+    return mixed, keys, values
+
+
+def total(values: Array) -> Array:
+    """The sum of float32 values [N], as fast as they can be read; to measure how fast that is."""
+    return jax.ffi.ffi_call("speculative_total", FLOAT32(()))(values)

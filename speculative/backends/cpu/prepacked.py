@@ -1,0 +1,173 @@
+"""Weights prepacked for decoding on CPU, and what computes with them.
+
+A small model is bound by the number of operations, so kernels that share an input are fused:
+query, key and value, and the two inputs of a gated feed-forward layer.
+"""
+
+import functools
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import Array, lax
+
+from speculative.backends.cpu import kernels
+from speculative.backends.xla import Cache, Denses, Dropout, Fused, Norm, Parts, Xla, precision
+from speculative.types import PyTree
+
+PREPACKED = "prepacked"
+"""The collection of prepacked weights beside a model's parameters."""
+
+GATED = ("wi_0", "wi_1")
+FUSED = (("query", "key", "value"), GATED)
+"""Kernels that share their input, and so become one product; the first match wins."""
+
+FEW = 16
+"""Up to this many positions XLA on CPU multiplies fastest with the kernel as the left operand, and
+looks rows up fastest one by one."""
+
+
+class Transposed(Xla):
+    """Products by XLA of kernels [out, in], which it reads fastest, with no compiler needed."""
+
+    def multiply(self, x: Array, kernel: Array, out_dtype: str | None) -> Array:
+        """With the kernel on the left where there are a few positions."""
+        rows = x.reshape(-1, x.shape[-1])
+        contract = functools.partial(
+            lax.dot_general, dimension_numbers=(((1,), (1,)), ((), ())),
+            precision=precision(rows), preferred_element_type=out_dtype,
+        )  # fmt: skip
+        if 1 < rows.shape[0] <= FEW:
+            # Without the barrier XLA would fold the transpose back into the product.
+            y = lax.optimization_barrier(contract(kernel, rows)).T
+        else:
+            y = contract(rows, kernel)
+        return y.reshape(*x.shape[:-1], kernel.shape[0])
+
+    def project(self, fused: Fused, denses: Denses, x: Array, norm: Norm) -> Parts:
+        """One product, which is split."""
+        ends = np.cumsum([dense.features for dense in denses])
+        return tuple(jnp.split(self._fused(fused, denses, x, norm), ends[:-1], axis=-1))
+
+    def _fused(self, fused: Fused, denses: Denses, x: Array, norm: Norm) -> Array:
+        width = sum(dense.features for dense in denses)
+        return self.product(fused.kernel, x, width, denses[0].dtype, None, norm, bias=fused.bias)
+
+    def tied(self, kernel: Any, embedding: Array, x: Array, norm: Norm) -> Array:
+        """With a prepacked copy of the embedding."""
+        return self.product(kernel, x, len(embedding), str(x.dtype), "float32", norm)
+
+
+class Compiled(Transposed):
+    """Products and attention by `kernels`; kernels are `kernels.Panels`, float32 or int8."""
+
+    def product(
+        self,
+        kernel: kernels.Panels,
+        x: Array,
+        features: int,
+        dtype: str,
+        out_dtype: str | None = None,
+        norm: Norm = None,
+        *,
+        dropout: Dropout = None,
+        **after: Any,
+    ) -> Array:
+        """In one call, norm and sum included; there is no dropout with prepacked weights."""
+        y = kernels.product(kernel, x, features, norm.numbers if norm else None, **after)
+        return y.astype(out_dtype or dtype)
+
+    def project(self, fused: Fused, denses: Denses, x: Array, norm: Norm) -> Parts:
+        """One product, which attention reads whole."""
+        return (self._fused(fused, denses, x, norm),)
+
+    def gated(
+        self, fused: Fused, denses: Denses, x: Array, norm: Norm, activations: Sequence[str]
+    ) -> Array:
+        """In one call."""
+        y = kernels.gated(fused.kernel, x, denses[0].features, activations, norm.numbers)
+        return y.astype(denses[0].dtype)
+
+    def heads(self, packed: Sequence[Any], denses: Denses, x: Array, heads: int) -> list[Array]:
+        """In one call for all of them."""
+        found = kernels.heads(list(packed), x, heads, denses[0].features // heads)
+        return [y.reshape(-1, *y.shape[2:]) for y in found]
+
+    def attend(
+        self, query: Array, keys: Array, values: Array, bias: Array, heads: int, scale: float
+    ) -> Array:
+        """In one call; float32."""
+        split = query.reshape(*query.shape[:2], heads, -1)
+        return kernels.attend(split, keys, values, bias, scale).reshape(query.shape)
+
+    def attend_self(
+        self, projected: Parts, bias: Array, heads: int, scale: float, cache: Cache | None = None
+    ) -> tuple[Array, Array, Array]:
+        """In one call, float32, which writes into caches of float32 in place."""
+        if cache is None:
+            mixed, keys, values = kernels.attend_self(projected[0], bias, heads, scale)
+        elif cache[0].dtype == jnp.float32:
+            keys, values, starts = cache
+            found = kernels.attend_cached(projected[0], keys, values, bias, starts, scale)
+            mixed, keys, values = found
+        else:
+            parts = tuple(jnp.split(projected[0], 3, axis=-1))
+            return super().attend_self(parts, bias, heads, scale, cache)
+        return mixed.reshape(*mixed.shape[:2], -1), keys, values
+
+
+TRANSPOSED, COMPILED = Transposed(), Compiled()
+
+
+def prepack(params: PyTree, quantized: bool = False) -> PyTree:
+    """The same parameters for decoding: {"params": what stays, "prepacked": the kernels}.
+
+    With `quantized`, kernels become int8 with a scale for each output where `kernels` serves.
+    """
+    lay_out = functools.partial(_laid_out, quantized=quantized)
+    rest, packed = jax.jit(functools.partial(_pack, lay_out=lay_out))(params)
+    if "logits_dense" not in params["decoder"]:
+        embedding = params["token_embedder"]["embedding"]
+        packed["logits"] = jax.jit(lambda kernel: lay_out((), kernel))(embedding.T)
+    return {"params": rest, PREPACKED: packed}
+
+
+def for_decoding(params: PyTree, quantized: bool = False) -> PyTree:
+    """Prepacks on CPU; GPUs and TPUs take kernels as they are."""
+    return prepack(params, quantized) if jax.default_backend() == "cpu" else params
+
+
+def _pack(
+    tree: dict[str, Any], lay_out: Callable[..., Any], name: str = ""
+) -> tuple[dict[str, Any], dict[str, Any]]:
+    rest: dict[str, Any] = {}
+    packed: dict[str, Any] = {}
+    denses = {part for part, value in tree.items() if isinstance(value, dict) and "kernel" in value}
+    # A cross-attention's query sees the target, its key and value the source.
+    groups = FUSED if name != "encoder_decoder_attention" else ()
+    fused = next((group for group in groups if denses.issuperset(group)), ())
+    if fused:
+        kernel = lay_out(fused, *(tree[part]["kernel"] for part in fused))
+        biases = [tree[part]["bias"] for part in fused if "bias" in tree[part]]
+        packed["_".join(fused)] = Fused(kernel, jnp.concatenate(biases) if biases else None)
+    for part, value in tree.items():
+        if part in denses.difference(fused):
+            packed[part] = {"kernel": lay_out((), value["kernel"])}
+            rest |= {part: {"bias": value["bias"]}} if "bias" in value else {}
+        elif part not in denses and isinstance(value, dict):
+            inner_rest, inner_packed = _pack(value, lay_out, part)
+            rest |= {part: inner_rest} if inner_rest else {}
+            packed |= {part: inner_packed} if inner_packed else {}
+        elif part not in denses:
+            rest[part] = value
+    return rest, packed
+
+
+def _laid_out(fused: tuple[str, ...], *group: Array, quantized: bool) -> Any:
+    """Kernels [in, out] as panels for `kernels`, or as one [out, in] for XLA's products."""
+    if kernels.native() and fused == GATED:
+        return kernels.gated_panels(*group, quantized=quantized)
+    kernel = jnp.concatenate(group, axis=1)
+    return kernels.panels(kernel, quantized) if kernels.native() else kernel.T

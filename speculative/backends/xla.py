@@ -1,0 +1,141 @@
+"""Products and attention as XLA computes them, on any device, of weights as they are stored."""
+
+import functools
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax import Array, lax
+
+from speculative.ragged import write_rows
+from speculative.types import Rows
+
+ACTIVATE: dict[str, Callable[[Array], Array]] = {
+    "gelu": jax.nn.gelu,
+    "relu": jax.nn.relu,
+    "linear": lambda x: x,
+}
+"""The functions of `types.ACTIVATIONS`."""
+
+
+def precision(x: Array) -> lax.Precision | None:
+    """Full precision for float32: GPUs and TPUs shorten such products unless told not to."""
+    return lax.Precision.HIGHEST if x.dtype == jnp.float32 else None
+
+
+Norm = Any
+"""A layer's norm: a function of [..., D], whose `numbers` are its scale [D], or scale and shift."""
+
+Denses = Sequence[Any]
+"""Layers' projections: functions of [..., D] with `features` and `dtype`."""
+
+Dropout = Callable[[Array], Array] | None
+"""What training does to a layer's output before it is added to the layer's input."""
+
+Cache = tuple[Array, Array, Rows]
+"""Keys and values [B * N, T, H], and the positions [B] at which new ones enter."""
+
+Parts = tuple[Array, ...]
+"""What `Xla.project` gives: queries, keys and values as the backend has them."""
+
+
+class Fused(NamedTuple):
+    """Prepacked kernels of several projections of one input, and their biases or None."""
+
+    kernel: Any
+    bias: Array | None
+
+
+class Xla:
+    """How layers compute: this one with weights as they are stored, others with prepacked ones.
+
+    A norm is applied to a product's input first. Keys and values are [B * N, K, H], of N heads;
+    attention's bias broadcasts to [B, N, L, K], masks included, and `scale` multiplies the
+    products of queries and keys.
+    """
+
+    def product(
+        self,
+        kernel: Any,
+        x: Array,
+        features: int,
+        dtype: str,
+        out_dtype: str | None = None,
+        norm: Norm = None,
+        *,
+        bias: Array | None = None,
+        activation: str = "linear",
+        add: Array | None = None,
+        dropout: Dropout = None,
+    ) -> Array:
+        """Of x [..., I] and a kernel: [..., features], activated, then dropout, plus `add`."""
+        y = self.multiply((norm(x) if norm else x).astype(dtype), kernel.astype(dtype), out_dtype)
+        y = ACTIVATE[activation](y if bias is None else y + bias.astype(y.dtype))
+        y = dropout(y) if dropout else y
+        return y if add is None else add + y
+
+    def multiply(self, x: Array, kernel: Array, out_dtype: str | None) -> Array:
+        """The bare product of x [..., I] with a kernel as this backend has it."""
+        return jnp.matmul(x, kernel, precision=precision(x), preferred_element_type=out_dtype)
+
+    def project(self, fused: Any, denses: Denses, x: Array, norm: Norm) -> Parts:
+        """The projections of normed x [B, L, D] by several kernels."""
+        x = norm(x)
+        return tuple(dense(x) for dense in denses)
+
+    def gated(
+        self, fused: Any, denses: Denses, x: Array, norm: Norm, activations: Sequence[str]
+    ) -> Array:
+        """The products of normed x [B, L, D], each activated, multiplied with one another."""
+        hidden = self.project(fused, denses, x, norm)
+        active = [ACTIVATE[a](h) for a, h in zip(activations, hidden, strict=True)]
+        return functools.reduce(jnp.multiply, active)
+
+    def tied(self, kernel: Any, embedding: Array, x: Array, norm: Norm) -> Array:
+        """Products of x [B, L, D] with every row of an embedding [V, D]: [B, L, V] float32."""
+        x = norm(x) if norm else x
+        return jnp.einsum(
+            "BLD,VD->BLV", x, embedding.astype(x.dtype),
+            precision=precision(x), preferred_element_type=jnp.float32,
+        )  # fmt: skip
+
+    def heads(self, packed: Sequence[Any], denses: Denses, x: Array, heads: int) -> list[Array]:
+        """The projections of x [B, S, D] as keys and values, [B * N, S, H] each."""
+        return [_split(dense(x), heads) for dense in denses]
+
+    def attend(
+        self, query: Array, keys: Array, values: Array, bias: Array, heads: int, scale: float
+    ) -> Array:
+        """Dot-product attention of queries [B, L, N * H]: [B, L, N * H]."""
+        batch, length, width = query.shape
+        query = (query * scale).reshape(batch, length, heads, -1).transpose(0, 2, 1, 3)
+        keys, values = (x.reshape(batch, heads, -1, width // heads) for x in (keys, values))
+        scores = jnp.einsum(
+            "BNLH,BNKH->BNLK", query, keys, precision=precision(query),
+            preferred_element_type=jnp.float32,
+        )  # fmt: skip
+        weights = jax.nn.softmax(scores + bias, axis=-1).astype(query.dtype)
+        mixed = jnp.einsum("BNLK,BNKH->BNLH", weights, values, precision=precision(query))
+        return mixed.transpose(0, 2, 1, 3).reshape(batch, length, width)
+
+    def attend_self(
+        self, projected: Parts, bias: Array, heads: int, scale: float, cache: Cache | None = None
+    ) -> tuple[Array, Array, Array]:
+        """Self-attention of L positions: [B, L, N * H], and the keys and values attended to.
+
+        These are the positions' own, or a cache that they entered.
+        """
+        query, *new = projected
+        keys, values = (_split(x, heads) for x in new)
+        if cache is not None:
+            keys = write_rows(cache[0], keys, cache[2], axis=1)
+            values = write_rows(cache[1], values, cache[2], axis=1)
+        return self.attend(query, keys, values, bias, heads, scale), keys, values
+
+
+def _split(x: Array, heads: int) -> Array:
+    """[B, L, N * H] -> [B * N, L, H]."""
+    batch, length, width = x.shape
+    x = x.reshape(batch, length, heads, width // heads).transpose(0, 2, 1, 3)
+    return x.reshape(-1, length, width // heads)

@@ -1,0 +1,77 @@
+"""Algorithm 1 in float64 NumPy, on one row (Leviathan et al., sections 2.2 and 2.3).
+
+Tests compare the device's arithmetic with it; the two share no code.
+"""
+
+import numpy as np
+
+from speculative.sampling import Sampling
+
+
+def standardise(logits: np.ndarray, sampling: Sampling) -> np.ndarray:
+    """`sampling.standardise` in float64, [..., V] -> [..., V]."""
+    logits = np.asarray(logits, np.float64)
+    if sampling.greedy:
+        return np.eye(logits.shape[-1])[logits.argmax(axis=-1)]
+    logits = logits / sampling.temperature
+    if 0 < sampling.top_k < logits.shape[-1]:
+        smallest = np.sort(logits, axis=-1)[..., -sampling.top_k, None]
+        logits = np.where(logits >= smallest, logits, -np.inf)
+    p = np.exp(logits - logits.max(axis=-1, keepdims=True))
+    p /= p.sum(axis=-1, keepdims=True)
+    if sampling.top_p < 1:
+        descending = -np.sort(-p, axis=-1)
+        needed = np.cumsum(descending, axis=-1) - descending < sampling.top_p
+        smallest = np.where(needed, descending, np.inf).min(axis=-1, keepdims=True)
+        p = np.where(p >= smallest, p, 0.0)
+        p /= p.sum(axis=-1, keepdims=True)
+    return p
+
+
+def draw(weights: np.ndarray, uniform: float) -> int:
+    """The first token whose running sum exceeds `uniform` of the total: [V] -> token."""
+    running = np.cumsum(np.asarray(weights, np.float64))
+    return min(
+        int(np.searchsorted(running, uniform * running[-1], side="right")),
+        int(np.argmax(running >= running[-1])),
+    )
+
+
+def verify(
+    guesses: list[int],
+    p: np.ndarray,
+    q: np.ndarray,
+    r: np.ndarray,
+    correct: np.ndarray,
+    lenience: float = 1.0,
+) -> tuple[int, int]:
+    """Lines 3 to 5 of Algorithm 1: how many guesses are accepted, and the token after them.
+
+    Args:
+        guesses: gamma tokens.
+        p: [gamma + 1, V] the target's standardised distributions.
+        q: [gamma, V] the draft's.
+        r: [gamma] random numbers in [0, 1) that test the guesses.
+        correct: [gamma + 1] in [0, 1); the number at the next token's position draws it.
+        lenience: l; l q takes the place of q (A.5).
+    """
+    q = lenience * q
+    n = 0
+    while n < len(guesses) and r[n] * q[n, guesses[n]] < p[n, guesses[n]]:
+        n += 1
+    weights = p[n]
+    if n < len(guesses):
+        left = np.maximum(p[n] - q[n], 0.0)
+        weights = left if left.sum() > 0 else p[n]
+    return n, draw(weights, correct[n])
+
+
+def verify_lenient_argmax(guesses: list[int], p: np.ndarray, lenience: float) -> tuple[int, int]:
+    """`verify` at temperature 0: a guess is accepted if p(x) >= l max p (A.5).
+
+    Here p [gamma + 1, V] is the softmax of the target's logits.
+    """
+    n = 0
+    while n < len(guesses) and p[n, guesses[n]] >= lenience * p[n].max():
+        n += 1
+    return n, int(p[n].argmax())

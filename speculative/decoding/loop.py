@@ -1,0 +1,404 @@
+"""Speculative decoding on the device: `generate` in one dispatch, `stream` step by step.
+
+Both run the same step, which is Algorithm 1. Rows of a batch advance raggedly: every length is per
+row. A step without guesses is autoregressive, so that both decode with the same code.
+"""
+
+import dataclasses
+import functools
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import struct
+from jax import Array, lax
+from jax.typing import ArrayLike
+
+from speculative.decoding.rules import DRAFT
+from speculative.decoding.settings import Decoding, Output
+from speculative.drafts.base import Draft, Proposal, layers_read, require_shapes
+from speculative.models.interface import Model
+from speculative.ragged import grow, write_rows
+from speculative.sampling import first, greatest
+from speculative.types import PAD_ID, Flags, Inputs, PyTree, Rows
+
+
+class Models(NamedTuple):
+    """Target and draft, a static argument; the draft is None for autoregressive decoding."""
+
+    target: Model
+    draft: Draft | None
+
+
+class Params(NamedTuple):
+    """Parameters of target and draft."""
+
+    target: PyTree
+    draft: PyTree = ()
+
+
+@struct.dataclass
+class Progress(Output):
+    """A generation that is not finished: its output so far, and the states of both models.
+
+    The target's cache holds the prompt, the first token and all `lengths` emitted tokens but the
+    newest.
+
+    Attributes:
+        tokens: [B, capacity].
+        target: the target's state.
+        draft: the draft's state.
+        last: [B] the newest token.
+        finished: [B] whether the row is complete.
+        limits: [B] guesses a step until `Adaptive` picks again.
+    """
+
+    target: Any
+    draft: Any
+    last: Rows
+    finished: Flags
+    limits: Rows
+
+
+@struct.dataclass
+class Step:
+    """The result of one step, for streaming and traces.
+
+    Attributes:
+        tokens: [B, gamma + 1] the block; the first `count` were emitted.
+        count: [B] tokens emitted, 0 for a row that had finished.
+        guesses: [B, gamma] of the draft.
+        accepted: [B] guesses accepted.
+        finished: [B] whether the row is complete.
+        finite: [B] False where the target's logits were not finite.
+    """
+
+    tokens: Array
+    count: Rows
+    guesses: Array
+    accepted: Rows
+    finished: Flags
+    finite: Flags
+
+
+def start(
+    models: Models,
+    params: Params,
+    inputs: Inputs,
+    config: Decoding,
+    cache_length: int,
+    counts: Array | None = None,
+) -> Progress:
+    """The progress before the first token, for inputs [B, S]; `counts` as in `generate`."""
+    batch = inputs.shape[0]
+    zeros = jnp.zeros(batch, jnp.int32)
+    layers = layers_read(models.draft)
+    target, draft = models.target.start(params.target, inputs, cache_length, layers=layers), ()
+    if models.draft:
+        draft = models.draft.start(params.draft, inputs, cache_length, target)
+    return Progress(
+        target=target.state,
+        draft=draft,
+        last=models.target.first(inputs),
+        tokens=jnp.full((batch, config.capacity), PAD_ID, jnp.int32),
+        lengths=zeros,
+        finished=jnp.zeros(batch, bool),
+        target_calls=zeros,
+        tested=zeros,
+        accepted=zeros,
+        finite=jnp.ones(batch, bool),
+        counts=jnp.zeros((batch, config.gamma, 2)) if counts is None else counts,
+        limits=jnp.full(batch, config.gamma, jnp.int32),
+    )
+
+
+def put_row(progress: Progress, row: int | Array, one: Progress) -> Progress:
+    """Replaces a row of a batch's progress by that of a batch of 1 with the same settings.
+
+    The first axis of each leaf holds an equal number of entries for each row. Inputs must have one
+    width and caches one size (`grow` lengthens caches, not sources); the caller replaces the row of
+    `draws` too.
+
+    Raises:
+        ValueError: the two states are of other shapes.
+    """
+    batch = progress.lengths.shape[0]
+
+    def put(whole: Array, entry: Array) -> Array:
+        if entry.shape != (whole.shape[0] // batch, *whole.shape[1:]):
+            raise ValueError(
+                f"A row's state is {entry.shape}, that of a batch of {batch} is {whole.shape}; "
+                "start it with inputs as wide and a cache as long as the batch's."
+            )
+        at = row * (whole.shape[0] // batch)
+        return lax.dynamic_update_slice_in_dim(whole, entry.astype(whole.dtype), at, axis=0)
+
+    return jax.tree.map(put, progress, one)
+
+
+def step(
+    models: Models,
+    params: Params,
+    progress: Progress,
+    draws: Array,
+    config: Decoding,
+    gamma: int | None = None,
+) -> tuple[Progress, Step]:
+    """One step of Algorithm 1 for every row.
+
+    `draws` are from `Decoding.draws`; `gamma` takes the place of the configured one.
+    """
+    gamma = config.gamma if gamma is None else gamma
+    vocab_size, batch = config.vocab_size, progress.last.shape[0]
+    uniforms = config.step_draws(draws, progress.lengths, gamma)
+    chunk = progress.last[:, None]
+    guesses, q, proposal, limits = chunk[:, :0], None, None, gamma
+    if gamma:
+        assert models.draft is not None, "gamma > 0 needs a draft"
+        numbers = uniforms[:, :gamma, DRAFT]
+        proposal = models.draft.propose(
+            params.draft, progress.draft, progress.last, numbers, config.sampling, vocab_size
+        )
+        require_shapes(proposal, batch, gamma, vocab_size)
+        chunk = jnp.concatenate([chunk, proposal.guesses], axis=1)
+        guesses, q = proposal.guesses, proposal.q
+        if config.adaptive and batch > 1:
+            limits = progress.limits
+            guesses, q = _limited(proposal, limits)
+
+    layers = layers_read(models.draft)
+    logits, target, hidden = models.target.extend(
+        params.target, progress.target, chunk, layers=layers
+    )
+    if logits.shape[-1] < vocab_size:
+        raise ValueError(
+            f"Decoding.vocab_size is {vocab_size}, but the target has {logits.shape[-1]} tokens."
+        )
+    logits = logits[..., :vocab_size]
+    accepted, next_token = config.rule.verify(guesses, logits, q, config.sampling, uniforms)
+
+    proposed = jnp.arange(gamma + 1) < accepted[:, None]
+    block = jnp.where(proposed, jnp.pad(guesses, ((0, 0), (0, 1))), next_token[:, None])
+    end = first(block == config.eos_id)
+    count = jnp.minimum(jnp.minimum(end, accepted) + 1, config.max_length - progress.lengths)
+    count = jnp.where(progress.finished, 0, count)
+    lengths = progress.lengths + count
+    live = ~progress.finished
+    finished = progress.finished | (end <= accepted) | (lengths >= config.max_length)
+    finite = jnp.isfinite(greatest(logits, config.sampling)).all(axis=1)
+    finite = progress.finite & (finite | progress.finished)
+    tested = jnp.minimum(jnp.minimum(accepted + 1, limits), count)
+    stood = jnp.minimum(accepted, count)
+    counts = progress.counts
+    if config.adaptive:
+        counted = config.adaptive.count(counts, tested, stood)
+        counts = jnp.where(live[:, None, None], counted, counts)
+    progress = dataclasses.replace(
+        progress,
+        target=models.target.rewind(target, lengths),
+        draft=models.draft.commit(proposal, accepted, hidden) if models.draft and proposal else (),
+        last=next_token,
+        tokens=write_rows(progress.tokens, block, progress.lengths, axis=1),
+        lengths=lengths,
+        finished=finished,
+        target_calls=progress.target_calls + live,
+        tested=progress.tested + tested,
+        accepted=progress.accepted + stood,
+        finite=finite,
+        counts=counts,
+    )
+    return progress, Step(block, count, guesses, accepted, finished, finite)
+
+
+def _limited(proposal: Proposal, limits: Rows) -> tuple[Array, Array | None]:
+    """Guesses and q with -1 and 0 after each row's first `limits` [B] guesses.
+
+    So each row decodes as it would alone in a step that is as wide as another row needs.
+    """
+    kept = jnp.arange(proposal.guesses.shape[1]) < limits[:, None]
+    q = None if proposal.q is None else jnp.where(kept[..., None], proposal.q, 0.0)
+    return jnp.where(kept, proposal.guesses, -1), q
+
+
+def _grown(
+    models: Models, params: Params, inputs: Array, progress: Progress, config: Decoding, size: int
+) -> Progress:
+    """The same progress with larger caches."""
+    larger = jax.eval_shape(lambda p, x: start(models, p, x, config, size), params, inputs)
+    return grow(progress, larger)
+
+
+def _steps(
+    models: Models,
+    params: Params,
+    draws: Array,
+    config: Decoding,
+    costs: Array,
+    runs: Callable[[Progress], Array],
+) -> Callable[[Progress], Progress]:
+    """The body of a device loop: one step or, with `Adaptive`, the steps up to the next pick.
+
+    There is a loop for each gamma, of which one runs; a branch for each would copy the caches.
+    """
+    adaptive = config.adaptive
+    if adaptive is None:
+        return lambda progress: step(models, params, progress, draws, config)[0]
+
+    def stride(progress: Progress) -> Progress:
+        # Each row picks again after every stride of its own steps, from its own counts.
+        since = progress.target_calls % adaptive.stride
+        picked = adaptive.choose(progress.counts, costs)
+        limits = jnp.where(since == 0, picked, progress.limits)
+        progress = dataclasses.replace(progress, limits=limits)
+        live = ~progress.finished
+        widest = jnp.max(limits * live)
+        count = jnp.min(jnp.where(live, adaptive.stride - since, adaptive.stride))
+        for gamma in adaptive.gammas:
+
+            def goes_on(carried: tuple[Progress, Array], gamma: int = gamma) -> Array:
+                progress, done = carried
+                return runs(progress) & (widest == gamma) & (done < count)
+
+            def body(carried: tuple[Progress, Array], gamma: int = gamma) -> tuple[Progress, Array]:
+                progress, done = carried
+                return step(models, params, progress, draws, config, gamma)[0], done + 1
+
+            progress, _ = lax.while_loop(goes_on, body, (progress, jnp.zeros((), jnp.int32)))
+        return progress
+
+    return stride
+
+
+@functools.partial(jax.jit, static_argnames=("models", "config"))
+def decode(
+    models: Models,
+    params: Params,
+    inputs: Array,
+    draws: Array,
+    config: Decoding,
+    counts: Array | None = None,
+    costs: ArrayLike | tuple[()] = (),
+) -> Output:
+    """The compiled program behind `generate`, with `Adaptive.costs` as an argument."""
+
+    def finish(progress: Progress, size: int, *larger: int) -> Output:
+        """Decodes in caches of this size until a row fills them, then in larger ones."""
+
+        def runs(progress: Progress) -> Array:
+            live = ~progress.finished
+            return jnp.any(live) & jnp.all(progress.lengths * live + config.room <= size)
+
+        def go_on(progress: Progress) -> Output:
+            progress = _grown(models, params, inputs, progress, config, larger[0])
+            return finish(progress, *larger)
+
+        steps = _steps(models, params, draws, config, jnp.asarray(costs), runs)
+        progress = lax.while_loop(runs, steps, progress)
+        if not larger:
+            return _output(progress, config)
+        # Both branches return the output alone: caches that left them would be copied.
+        over = progress.finished.all()
+        return lax.cond(over, functools.partial(_output, config=config), go_on, progress)
+
+    sizes = config.cache_lengths()
+    return finish(start(models, params, inputs, config, sizes[0], counts), *sizes)
+
+
+def _output(progress: Progress, config: Decoding) -> Output:
+    fields = {field.name: getattr(progress, field.name) for field in dataclasses.fields(Output)}
+    kept = jnp.arange(config.max_length) < progress.lengths[:, None]
+    fields["tokens"] = jnp.where(kept, progress.tokens[:, : config.max_length], PAD_ID)
+    return Output(**fields)
+
+
+def _of(target: Model, draft: Draft | None, params: Params, gamma: int) -> tuple[Models, Params]:
+    """Models and parameters of a generation; without guesses, the target's alone."""
+    if gamma:
+        return Models(target, draft), params
+    return Models(target, None), Params(params.target)
+
+
+def generate(
+    target: Model,
+    draft: Draft | None,
+    params: Params,
+    inputs: Inputs,
+    draws: Array,
+    config: Decoding,
+    counts: Array | None = None,
+) -> Output:
+    """Decodes a batch in one dispatch, by the target alone if gamma is 0.
+
+    With an exact rule the outputs have the target's distribution (Leviathan et al., A.1); at
+    temperature 0 they are its greedy outputs.
+
+    Args:
+        target: the model that is sampled from.
+        draft: guesses for it; not used if gamma is 0.
+        params: of both.
+        inputs: [B, S] source tokens, padded with the model's `pad_id`.
+        draws: from `Decoding.draws`.
+        config: the settings.
+        counts: [B, gamma, 2], `Output.counts` of earlier texts, for an adaptive gamma.
+
+    Raises:
+        ValueError: draws or counts are not of the settings' shape.
+    """
+    config.check_draws(draws, len(inputs))
+    costs: ArrayLike | tuple[()] = ()
+    if config.adaptive:
+        costs = np.array(config.adaptive.costs, np.float32)
+        shape = (len(inputs), config.gamma, 2)
+        counts = jnp.zeros(shape) if counts is None else counts
+        if counts.shape != shape:
+            raise ValueError(f"counts must be {list(shape)}, not {list(counts.shape)}.")
+    models, params = _of(target, draft, params, config.gamma)
+    return decode(models, params, jnp.asarray(inputs), draws, config, counts, costs)
+
+
+begin = jax.jit(start, static_argnames=("models", "config", "cache_length"))
+_step = jax.jit(step, static_argnames=("models", "config", "gamma"), donate_argnames="progress")
+_grow = jax.jit(_grown, static_argnames=("models", "config", "size"))
+
+
+def stream(
+    target: Model,
+    draft: Draft | None,
+    params: Params,
+    inputs: Inputs,
+    draws: Array,
+    config: Decoding,
+) -> Iterator[Step]:
+    """Gives the steps of `generate`, in NumPy arrays; step i while step i + 1 runs.
+
+    Raises:
+        ValueError: draws are not of the settings' shape, or gamma is adaptive.
+    """
+    config.check_draws(draws, len(inputs))
+    if config.adaptive:
+        raise ValueError("Streaming decodes with a fixed gamma; set Decoding.adaptive to None.")
+    models, params = _of(target, draft, params, config.gamma)
+    return _streamed(models, params, jnp.asarray(inputs), draws, config)
+
+
+def _streamed(
+    models: Models, params: Params, inputs: Inputs, draws: Array, config: Decoding
+) -> Iterator[Step]:
+    size, *larger = config.cache_lengths()
+    progress = begin(models, params, inputs, config, size)
+    longest, running = 0, None
+    while True:
+        # The running step may add a whole block that has not been read yet.
+        if longest + config.room + (config.gamma + 1) > size and larger:
+            size, *larger = larger
+            progress = _grow(models, params, inputs, progress, config, size)
+        progress, dispatched = _step(models, params, progress, draws, config)
+        if running is not None:
+            done: Step = jax.tree.map(np.asarray, running)
+            longest += int(done.count.max())
+            yield done
+            if done.finished.all():
+                return
+        running = dispatched

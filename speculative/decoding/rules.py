@@ -1,0 +1,268 @@
+"""Verification rules: which guesses of a step are accepted, and which token follows them.
+
+Leviathan et al., arXiv 2211.17192, section 2.3; appendix A.5 for lenience l in (0, 1], where l q
+takes the place of q: more guesses are accepted, and no token is more probable than p / l.
+"""
+
+import abc
+import dataclasses
+import math
+from typing import Any, ClassVar, Literal
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import Array
+
+from speculative import theory
+from speculative.decoding import algorithm_1
+from speculative.sampling import Sampling, argmax, categorical, first, standardise
+
+DRAFT, ACCEPT, CORRECT = 0, 1, 2
+"""The uses of a position's three random numbers: to guess, to test the guess, to correct it."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Rule(abc.ABC):
+    """How guesses are verified: frozen and small, a static argument of compiled programs.
+
+    A rule computes its result twice: `verify` for a batch on the device, in float32, and
+    `verify_reference` for one row on the host, in float64. `docs/extending.md` adds a rule.
+
+    Attributes:
+        keyed_by: the key of a step's random numbers, beside seed and example. With "position",
+            number i belongs to the i-th token of the text: exact where no emitted token depends
+            on a number that a later step uses again. With "step", the numbers belong to the
+            position where the step began and the offset in it.
+        numbers: random numbers of a position or an offset; the first one draws the guess.
+    """
+
+    keyed_by: ClassVar[Literal["position", "step"]] = "position"
+    numbers: ClassVar[int] = 3
+
+    @property
+    @abc.abstractmethod
+    def exact(self) -> bool:
+        """Whether outputs are distributed as the target's own."""
+
+    @abc.abstractmethod
+    def verify(
+        self, guesses: Array, logits: Array, q: Array | None, sampling: Sampling, uniforms: Array
+    ) -> tuple[Array, Array]:
+        """Accepts a prefix of each row's guesses and chooses the token that follows it.
+
+        Args:
+            guesses: [B, G] tokens drawn from q. A -1 is no guess: it and those after it are not
+                accepted, and q is 0 there.
+            logits: [B, G + 1, V] of the target, float32, not standardised.
+            q: [B, G, V] the draft's standardised distributions; None for deterministic proposals.
+            sampling: temperature, top-k and top-p, of target and draft alike.
+            uniforms: [B, G + 1, numbers] in [0, 1).
+
+        Returns:
+            accepted [B], between 0 and G; next_token [B].
+        """
+
+    @abc.abstractmethod
+    def verify_reference(
+        self,
+        guesses: list[int],
+        logits: np.ndarray,
+        q: np.ndarray,
+        sampling: Sampling,
+        uniforms: np.ndarray,
+    ) -> tuple[int, int]:
+        """The same for one row, in float64: [G], [G + 1, V], [G, V], [G + 1, numbers]."""
+
+    @abc.abstractmethod
+    def acceptance(self, logits: Array, q: Array, sampling: Sampling) -> Array:
+        """beta, the probability that a guess from q is accepted: [..., V], [..., V] -> [...]."""
+
+    def expected_tokens(self, alpha: float, gamma: int) -> float:
+        """The expected tokens of a target call at this acceptance rate (Eq. 1)."""
+        return theory.expected_tokens(alpha, gamma)
+
+    def predicted_speedup(self, *given: Any) -> float:
+        """`speedup` for texts of given lengths, prefill included: `theory.predicted_speedup`."""
+        return theory.predicted_speedup(*given)
+
+    def speedup(self, alpha: float, gamma: int, c: float, verify_cost: float = 1.0) -> float:
+        """The expected improvement in wall time, given the costs c and v (Theorem 3.8)."""
+        return theory.speedup(alpha, gamma, c, verify_cost)
+
+
+@dataclasses.dataclass(frozen=True)
+class Token(Rule):
+    """Algorithm 1: tests each guess with a random number of its own.
+
+    At temperature 0 a guess is accepted if it is the argmax; with lenience l < 1, if
+    p(x) >= l max p, where p is the softmax of the target's logits (the paper prints <=, a slip).
+
+    Attributes:
+        lenience: l in (0, 1]; at 1 the rule is exact.
+    """
+
+    lenience: float = 1.0
+
+    def __post_init__(self) -> None:
+        if not (isinstance(self.lenience, int | float) and 0 < self.lenience <= 1):
+            raise ValueError(
+                f"lenience must be a number in (0, 1], not {self.lenience!r}; "
+                "1 keeps decoding exact."
+            )
+
+    @property
+    def exact(self) -> bool:
+        """Whether lenience is 1."""
+        return self.lenience == 1
+
+    def verify(self, guesses, logits, q, sampling, uniforms) -> tuple[Array, Array]:
+        """See `Rule.verify`."""
+        if sampling.greedy:
+            best = argmax(logits)
+            passed = guesses == best[:, :-1]
+            if not self.exact:
+                near = near_best(logits[:, :-1], self.lenience)
+                of_guesses = jnp.take_along_axis(near, guesses[..., None], axis=-1)[..., 0]
+                passed = of_guesses & (guesses >= 0)
+            accepted = leading(passed)
+            return accepted, jnp.take_along_axis(best, accepted[:, None], axis=1)[:, 0]
+        p = standardise(logits, sampling)
+        q = jax.nn.one_hot(guesses, p.shape[-1]) if q is None else q
+        r, correct = uniforms[:, :-1, ACCEPT], uniforms[..., CORRECT]
+        return verify(guesses, p, q, r, correct, self.lenience)
+
+    def verify_reference(self, guesses, logits, q, sampling, uniforms) -> tuple[int, int]:
+        """See `Rule.verify_reference`."""
+        if sampling.greedy and not self.exact:
+            own = algorithm_1.standardise(logits, Sampling())
+            return algorithm_1.verify_lenient_argmax(guesses, own, self.lenience)
+        p = algorithm_1.standardise(logits, sampling)
+        r, correct = uniforms[:-1, ACCEPT], uniforms[:, CORRECT]
+        return algorithm_1.verify(guesses, p, q, r, correct, self.lenience)
+
+    def acceptance(self, logits, q, sampling) -> Array:
+        """Sum of min(p / l, q) over V (Definition 3.1, equations 3.2 to 3.5, appendix A.5).
+
+        At temperature 0 and l < 1, the mass of q where p(x) >= l max p.
+        """
+        if sampling.greedy and not self.exact:
+            return jnp.where(near_best(logits, self.lenience), q, 0.0).sum(axis=-1)
+        return jnp.minimum(standardise(logits, sampling) / self.lenience, q).sum(axis=-1)
+
+
+@dataclasses.dataclass(frozen=True)
+class Simulated(Rule):
+    """Accepts each guess with a given probability, whatever the logits: only for timing.
+
+    The other rule's arithmetic is done all the same; outputs are not the target's.
+
+    Attributes:
+        alpha: the probability, in [0, 1].
+        other: the rule whose arithmetic is done.
+    """
+
+    alpha: float
+    other: Rule = dataclasses.field(default_factory=Token)
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.alpha <= 1:
+            raise ValueError(f"simulated_alpha must lie in [0, 1], not {self.alpha}.")
+
+    @property
+    def exact(self) -> bool:
+        """Never."""
+        return False
+
+    def verify(self, guesses, logits, q, sampling, uniforms) -> tuple[Array, Array]:
+        """The other rule's next token, after a random number of accepted guesses."""
+        _, next_token = self.other.verify(guesses, logits, q, sampling, uniforms)
+        return leading((guesses >= 0) & (uniforms[:, :-1, ACCEPT] < self.alpha)), next_token
+
+    def verify_reference(self, guesses, logits, q, sampling, uniforms) -> tuple[int, int]:
+        """See `verify`."""
+        _, next_token = self.other.verify_reference(guesses, logits, q, sampling, uniforms)
+        passed = [*(uniforms[:-1, ACCEPT] < self.alpha), False]
+        return passed.index(False), next_token
+
+    def acceptance(self, logits, q, sampling) -> Array:
+        """Alpha, everywhere."""
+        return jnp.full(logits.shape[:-1], self.alpha)
+
+
+EXACT = Token()
+"""Algorithm 1, the default."""
+
+RULES: dict[str, type[Rule]] = {"token": Token}
+"""The rules by name (`RowConfig.verification`), made without arguments; a new one is added here."""
+
+
+def select(
+    verification: str = "token", lenience: float = 1.0, simulated_alpha: float | None = None
+) -> Rule:
+    """The rule of `RULES` with this name, with l of `Token`, in `Simulated` if alpha is given.
+
+    Raises:
+        ValueError: an unknown name, a value outside its range, or a lenience for another rule.
+    """
+    if verification not in RULES:
+        raise ValueError(
+            f"There is no verification {verification!r}; known are {', '.join(RULES)}."
+        )
+    rule = RULES[verification]()
+    if lenience != 1:
+        if not isinstance(rule, Token):
+            raise ValueError(
+                f"lenience = {lenience} is for token verification, not for {verification}; set it "
+                "to 1, or verification to token."
+            )
+        rule = dataclasses.replace(rule, lenience=lenience)
+    return rule if simulated_alpha is None else Simulated(simulated_alpha, rule)
+
+
+def near_best(logits: Array, lenience: float) -> Array:
+    """Whether p(x) >= l max p, from differences of logits: [..., V] -> [..., V] bool."""
+    return logits - logits.max(axis=-1, keepdims=True) >= math.log(lenience)
+
+
+def residual(p: Array, q: Array) -> Array:
+    """The distribution after a rejected guess: max(0, p - q), not normalised, [..., V].
+
+    Where this is 0 everywhere (p equals q but for rounding errors, so that a rejection was nearly
+    impossible) it is p, which keeps the draw well-defined.
+    """
+    left = jnp.maximum(p - q, 0.0)
+    return jnp.where(left.sum(axis=-1, keepdims=True) > 0, left, p)
+
+
+def leading(accepted: Array) -> Array:
+    """The number of leading True values: [B, G] -> [B] int32."""
+    return first(~accepted)
+
+
+def verify(
+    guesses: Array,
+    p: Array,
+    q: Array,
+    accept_uniform: Array,
+    correct_uniform: Array,
+    lenience: float = 1.0,
+) -> tuple[Array, Array]:
+    """Lines 3 to 5 of Algorithm 1 for a batch of rows; arguments and results as in `Rule.verify`.
+
+    Guess x_i is accepted with probability min(1, p_i(x_i) / (l q_i(x_i))), tested as r l q < p so
+    that q = 0 needs no division and p = 0 is never accepted. The next token comes from the residual
+    at the first rejection, or from the target's last distribution; p is standardised,
+    [B, G + 1, V]. Random numbers are [B, G] for the tests, and [B, G + 1] for the next token, of
+    which the one at its position is used.
+    """
+    p_guess = jnp.take_along_axis(p[:, :-1], guesses[..., None], axis=-1)[..., 0]
+    q_guess = jnp.take_along_axis(q, guesses[..., None], axis=-1)[..., 0]
+    passed = accept_uniform * (lenience * q_guess) < p_guess
+    accepted = leading(passed & (guesses >= 0))
+    at = accepted[:, None, None]
+    p_next = jnp.take_along_axis(p, at, axis=1)[:, 0]
+    # After the last guess q is 0, so that the bonus token is drawn from p.
+    q_next = jnp.take_along_axis(jnp.pad(q, ((0, 0), (0, 1), (0, 0))), at, axis=1)[:, 0]
+    uniform = jnp.take_along_axis(correct_uniform, accepted[:, None], axis=1)[:, 0]
+    return accepted, categorical(residual(p_next, lenience * q_next), uniform)

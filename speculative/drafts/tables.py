@@ -1,0 +1,83 @@
+"""The .npz files beside a target's weights that drafts read."""
+
+import dataclasses
+import pathlib
+import zipfile
+from collections.abc import Callable, Mapping
+from typing import Any, TypeVar
+
+import numpy as np
+
+from speculative.vocabulary import Vocabulary
+
+T = TypeVar("T")
+
+
+@dataclasses.dataclass(frozen=True)
+class Table:
+    """A kind of file.
+
+    Attributes:
+        file: its name beside the target's weights.
+        content: what it holds, for messages.
+        script: the script that makes it.
+        arrays: the names of its arrays.
+    """
+
+    file: str
+    content: str
+    script: str
+    arrays: tuple[str, ...]
+
+    def save(
+        self, path: str | pathlib.Path, vocabulary: Vocabulary, arrays: Mapping[str, np.ndarray]
+    ) -> None:
+        """Writes arrays of numbers from 0 on and the vocabulary's fingerprint.
+
+        A process that is interrupted leaves no file with this name.
+        """
+        path = pathlib.Path(path)
+        unfinished = path.with_name(path.name + ".unfinished")
+        small: dict[str, Any] = {
+            name: values.astype(np.min_scalar_type(values.max(initial=0)))
+            for name, values in arrays.items()
+        }
+        with unfinished.open("wb") as file:
+            np.savez_compressed(file, vocabulary=vocabulary.fingerprint, **small)
+        unfinished.rename(path)
+
+    def load(
+        self,
+        path: str | pathlib.Path,
+        vocabulary: Vocabulary,
+        make: Callable[[dict[str, np.ndarray]], T],
+    ) -> T:
+        """What `make` builds from the arrays of a file that `save` wrote.
+
+        Raises:
+            ValueError: the file is missing, damaged or of another vocabulary, or `make` raises one.
+        """
+        if not pathlib.Path(path).is_file():
+            raise ValueError(f"{path} does not exist; make it with {self.script}.")
+        try:
+            with zipfile.ZipFile(path) as archive:
+                # NumPy reads no further than its arrays, and may miss the checksums behind them.
+                if (damaged := archive.testzip()) is not None:
+                    raise ValueError(f"the checksum of {damaged} differs")
+            with np.load(path) as file:
+                arrays = {name: file[name] for name in self.arrays}
+                theirs = str(file["vocabulary"])
+        except Exception as error:  # NumPy and zipfile raise many kinds for a damaged archive.
+            raise ValueError(
+                f"{path} is no .npz of {self.content} ({error}); make it again with {self.script}."
+            ) from error
+        if theirs != vocabulary.fingerprint:
+            raise ValueError(
+                f"{path} holds {self.content} of another vocabulary (SHA-256 {theirs[:12]}) than "
+                f"{vocabulary.path} (SHA-256 {vocabulary.fingerprint[:12]}); make it again for "
+                f"this vocabulary with {self.script}."
+            )
+        try:
+            return make(arrays)
+        except ValueError as error:
+            raise ValueError(f"{path}: {error}") from error

@@ -1,1 +1,0 @@
-"""Runs, sweeps and reports: the paper's tables, measured again."""

@@ -1,0 +1,204 @@
+"""The names of a target and a draft are first resolved, and then loaded as a `Pair`."""
+
+import dataclasses
+import pathlib
+from collections.abc import Callable
+
+import jax
+
+from speculative import checkpoints
+from speculative.backends import for_decoding
+from speculative.backends.cpu.kernels import cache_folder
+from speculative.checkpoints import Checkpoint
+from speculative.decoding import Params
+from speculative.drafts import TransformerDraft
+from speculative.drafts.named import MODEL_FREE, model_free, table
+from speculative.models import SIZES, Config, model_of, random_params
+from speculative.pair import Pair
+from speculative.types import PyTree
+from speculative.vocabulary import Numbers, Vocabulary, from_elsewhere
+
+DRAFTS = {"debian_target": "debian_draft", "debian_lm": "debian_lm_draft"}
+"""The default draft of each shipped target."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Weights:
+    """A model of which no tensor is in memory yet.
+
+    Attributes:
+        name: the name by which it was found.
+        config: its sizes, with the dtype in which it is loaded.
+        checkpoint: the source of its tensors; None for random ones.
+    """
+
+    name: str
+    config: Config
+    checkpoint: Checkpoint | None = None
+
+    def vocabulary(self, file: str | None) -> Vocabulary:
+        """The vocabulary that comes with it, or else that of a file; random weights need neither.
+
+        Raises:
+            ValueError: there is none, it is damaged, or it has more pieces than the embedding.
+        """
+        found = self.checkpoint.open_vocabulary() if self.checkpoint else None
+        if found is None and file is not None:
+            found = from_elsewhere(file, self.config.vocab_size)
+        if found is None and self.checkpoint:
+            raise ValueError(f"{self.name} comes without a vocabulary; give one (--vocabulary).")
+        found = found or Numbers(self.config.vocab_size)
+        self.require_room(found)
+        return found
+
+    def require_room(self, vocabulary: Vocabulary) -> None:
+        """Raises ValueError if a vocabulary has more pieces than the model's embedding."""
+        if vocabulary.size > self.config.vocab_size:
+            raise ValueError(
+                f"{self.name} has {self.config.vocab_size} embeddings, fewer than the "
+                f"{vocabulary.size} pieces of its vocabulary {vocabulary.path}."
+            )
+
+    def load(self, quantized: bool = False) -> PyTree:
+        """Its parameters in the layout for decoding; raises ValueError if a file is damaged."""
+        if self.checkpoint is None:
+            return for_decoding(random_params(self.config), quantized)
+        return for_decoding(self.checkpoint.load(self.config.dtype), quantized)
+
+
+@dataclasses.dataclass(frozen=True)
+class Resolved:
+    """A target and a draft that fit each other and are not loaded yet.
+
+    Attributes:
+        names: of target and draft.
+        target: the target's weights.
+        draft: the draft's weights; None for a model-free draft.
+        table: the file that a model-free draft reads, if it reads one.
+        vocabulary: the vocabulary of both.
+    """
+
+    names: tuple[str, str]
+    target: Weights
+    draft: Weights | None
+    table: pathlib.Path | None
+    vocabulary: Vocabulary
+
+    @property
+    def configs(self) -> list[Config]:
+        """The sizes of the target and, where it is a model, of the draft."""
+        return [weights.config for weights in (self.target, self.draft) if weights]
+
+    def load(self, target: PyTree | None = None) -> Pair:
+        """The pair, ready to decode; `target` holds the target's parameters if loaded already.
+
+        Raises:
+            ValueError: a file is damaged, or a draft's table is of another vocabulary.
+        """
+        enable_compilation_cache()
+        model, params = model_of(self.target.config), ()
+        if self.draft:
+            small = model_of(self.draft.config)
+            drafter = TransformerDraft(small, reads_target=small.config.source_dim > 0)
+        else:
+            name = self.names[1]
+            drafter, params = model_free(name, model.decoder_only, self.table, self.vocabulary)
+        target = self.target.load() if target is None else target
+        if self.draft:
+            # The target verifies every guess, so the draft's kernels may be quantized.
+            params = self.draft.load(quantized=True)
+        return Pair(model, drafter, Params(target, params), self.vocabulary, self.names)
+
+
+def resolve(
+    target: str = "debian_target",
+    draft: str | None = None,
+    dtype: str | None = None,
+    vocabulary_file: str | None = None,
+    random: bool = False,
+    open_checkpoint: Callable[[str], Checkpoint] = checkpoints.open,
+) -> Resolved:
+    """Finds a target and a draft, opens each checkpoint once, and reads no tensor.
+
+    Args:
+        target: the name of a checkpoint of any format, see `checkpoints.open`.
+        draft: likewise, or one of `MODEL_FREE`; by default the shipped draft of that target.
+        dtype: "float32" or "bfloat16"; by default that of the checkpoint, and for random weights
+            bfloat16 on accelerators and float32 on CPU.
+        vocabulary_file: for checkpoints that come without a vocabulary, as T5X's do, see
+            `from_elsewhere`. Without one, tokens of random weights are written as numbers.
+        random: whether the names are of `models.SIZES`, with random weights to measure times.
+        open_checkpoint: opens a checkpoint; a cached function shares them among pairs.
+
+    Raises:
+        ValueError: a checkpoint, table or vocabulary is missing or damaged, a name is unknown, or
+            target and draft do not fit each other.
+    """
+    draft = draft or DRAFTS.get(target, "debian_draft")
+    names = (target,) if draft in MODEL_FREE else (target, draft)
+    if random:
+        if unknown := [name for name in names if name not in SIZES]:
+            raise ValueError(
+                f"Random weights are for the sizes {', '.join(SIZES)}, not for {unknown[0]!r}."
+            )
+        dtype = dtype or ("float32" if jax.default_backend() == "cpu" else "bfloat16")
+    elif draft in names and not checkpoints.known(draft):
+        raise ValueError(
+            f"There is no draft {draft!r}: it is neither a checkpoint nor one of "
+            f"{', '.join([*checkpoints.SHIPPED, *MODEL_FREE])}."
+        )
+
+    def weights(name: str) -> Weights:
+        checkpoint = None if random else open_checkpoint(name)
+        config = checkpoint.config if checkpoint else SIZES[name]
+        return Weights(name, config.replace(dtype=dtype or config.dtype), checkpoint)
+
+    big, *others = (weights(name) for name in names)
+    path = table(draft, pathlib.Path(big.checkpoint.location) if big.checkpoint else None)
+    vocabulary = big.vocabulary(vocabulary_file)
+    for small in others:
+        _require_of_a_kind(big, small)
+        if random:
+            small.require_room(vocabulary)
+        else:
+            vocabulary.require_equal(small.vocabulary(vocabulary_file))
+    return Resolved((target, draft), big, others[0] if others else None, path, vocabulary)
+
+
+def load(
+    target: str = "debian_target",
+    draft: str | None = None,
+    dtype: str | None = None,
+    vocabulary_file: str | None = None,
+    random: bool = False,
+) -> Pair:
+    """Loads a target and its draft, by default the pair that ships with the package.
+
+    The arguments and errors are those of `resolve`; damaged weights raise ValueError too.
+    """
+    return resolve(target, draft, dtype, vocabulary_file, random).load()
+
+
+def _require_of_a_kind(target: Weights, draft: Weights) -> None:
+    """Raises ValueError unless a draft's model can propose tokens for a target's."""
+    kinds = [model_of(weights.config).decoder_only for weights in (draft, target)]
+    if kinds[0] != kinds[1]:
+        said = ["a decoder-only model" if kind else "an encoder-decoder" for kind in kinds]
+        raise ValueError(
+            f"The draft {draft.name} is {said[0]}, but its target {target.name} is {said[1]}; "
+            "they must be of one kind."
+        )
+    read = draft.config.source_dim
+    if read not in (0, target.config.emb_dim):
+        raise ValueError(
+            f"The draft {draft.name} reads an encoder of {read} features, but that of "
+            f"{target.name} has {target.config.emb_dim}; load it with the target that it was made "
+            "for."
+        )
+
+
+def enable_compilation_cache() -> None:
+    """Keeps compiled programs between runs, unless the user has set a folder for them."""
+    if jax.config.values["jax_compilation_cache_dir"] is None:
+        jax.config.update("jax_compilation_cache_dir", str(cache_folder() / "compiled"))
+        jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.1)

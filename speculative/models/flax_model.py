@@ -1,0 +1,128 @@
+"""What models of all families have in common: the interface over a Flax module."""
+
+import abc
+import dataclasses
+import functools
+from typing import Any, ClassVar
+
+import flax.linen as nn
+import jax.numpy as jnp
+from jax import Array
+
+from speculative.backends import PREPACKED
+from speculative.models.config import Config
+from speculative.models.interface import Extended, Started
+from speculative.models.stack import LAST
+from speculative.types import Inputs, Logits, PyTree, Rows, Tokens
+
+
+@dataclasses.dataclass(frozen=True)
+class FlaxModel(abc.ABC):
+    """A model of a given configuration behind `interface.Model`, and its training.
+
+    `params` is what `init` or a checkpoint gives, or what `backends.prepack` makes of it. A family
+    names its `root`, the module of the whole parameter tree.
+    """
+
+    config: Config
+    pad_id: ClassVar[int]
+    decoder_only: ClassVar[bool]
+
+    root: ClassVar[type[nn.Module]]
+
+    @functools.cached_property
+    def _module(self) -> nn.Module:
+        return self.root(self.config)  # pyright: ignore[reportCallIssue]
+
+    @abc.abstractmethod
+    def first(self, inputs: Inputs) -> Rows:
+        """As of the interface."""
+
+    def init(self, key: Array) -> PyTree:
+        """Random parameters to train: a tree with T5X's names, float32."""
+        tokens, size = jnp.ones((1, 1), jnp.int32), self.config.source_dim
+        encoded = jnp.ones((1, 1, size)) if size else None
+        return self._module.init(key, tokens, tokens, encoded=encoded)["params"]
+
+    def encode(self, params: PyTree, inputs: Inputs, segments: Array | None = None) -> Array | None:
+        """The encoder's output [B, S, D] for inputs [B, S]; None of a decoder-only model.
+
+        `segments` [B, S] number the examples packed into each row from 1 (0 is padding).
+        """
+        if self.decoder_only:
+            return None
+        return self._apply(params, inputs, segments, method="encode")
+
+    @property
+    def extend_layers(self) -> tuple[str, ...]:
+        """Names of the hidden states that `extend` can give."""
+        layers = (f"decoder/layers_{i}" for i in range(self.config.decoder_layers))
+        return (*layers, LAST)
+
+    @property
+    def vocab_size(self) -> int:
+        """Rows of the embedding, padding included."""
+        return self.config.vocab_size
+
+    def forward(
+        self,
+        params: PyTree,
+        inputs: Inputs,
+        decoder_inputs: Tokens,
+        segments: tuple[Array, Array] | None = None,
+        dropout_key: Array | None = None,
+        encoded: Array | None = None,
+    ) -> Logits:
+        """Teacher-forced logits [B, L, V], float32; dropout where a key is given.
+
+        `segments`, ([B, S], [B, L]), number the examples packed into each row from 1 (0 is
+        padding); attention stays within an example. `encoded` [B, S, D] is the source as an
+        encoder gave it, by default the model's own. A decoder-only model reads decoder_inputs
+        alone.
+        """
+        train = dropout_key is not None
+        rngs = {"dropout": dropout_key} if train else None
+        return self._apply(params, inputs, decoder_inputs, segments, train, encoded, rngs=rngs)
+
+    def start(
+        self,
+        params: PyTree,
+        inputs: Inputs,
+        cache_length: int,
+        encoded: Array | None = None,
+        layers: tuple[str, ...] = (),
+    ) -> Started:
+        """As of the interface."""
+        given = self._given(layers, start=True)
+        return Started(*self._apply(params, inputs, cache_length, encoded, given, method="start"))
+
+    def extend(
+        self,
+        params: PyTree,
+        state: Any,
+        tokens: Tokens,
+        at: Rows | None = None,
+        layers: tuple[str, ...] = (),
+    ) -> Extended:
+        """As of the interface."""
+        given = self._given(layers)
+        return Extended(*self._apply(params, state, tokens, at, given, method="extend"))
+
+    def rewind(self, state: Any, lengths: Rows) -> Any:
+        """As of the interface."""
+        return dataclasses.replace(state, lengths=lengths)
+
+    def _given(self, layers: tuple[str, ...], start: bool = False) -> tuple[str, ...]:
+        """Those of the layers asked for that a call computes; all must be the model's."""
+        encoders = () if self.decoder_only else ("encoder",)
+        known = (*encoders, *self.extend_layers)
+        if unknown := [name for name in layers if name not in known]:
+            raise ValueError(
+                f"There is no hidden state {unknown[0]!r}; known are {', '.join(known)}."
+            )
+        here = encoders if start and encoders else self.extend_layers
+        return tuple(name for name in layers if name in here)
+
+    def _apply(self, params: PyTree, *args: Any, **kwargs: Any) -> Any:
+        variables = params if PREPACKED in params else {"params": params}
+        return self._module.apply(variables, *args, **kwargs)

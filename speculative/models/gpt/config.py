@@ -1,0 +1,76 @@
+"""The shapes of decoder-only models, and those that have names."""
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Any, Self
+
+from speculative.models.config import Config, count
+
+LAMDA: dict[str, Any] = {
+    "mlp_activations": ("gelu", "linear"),
+    "norm": "rms",
+    "positions": "relative",
+    "biases": False,
+    "scaled_attention": False,
+}
+"""Layers of a T5 v1.1 (LaMDA: Thoppilan et al., 2022, section 4)."""
+
+
+@dataclasses.dataclass(frozen=True)
+class DecoderOnlyConfig(Config):
+    """The sizes of a decoder-only model: by default a GPT's; a LaMDA's with the fields `LAMDA`."""
+
+    num_layers: int
+    _: dataclasses.KW_ONLY
+    mlp_activations: tuple[str, ...] = ("gelu",)
+    norm: str = "layer"
+    positions: str = "learned"
+    biases: bool = True
+    scaled_attention: bool = True
+    logits_via_embedding: bool = True
+
+    depths = ("num_layers",)
+    fixed = {"source_dim": 0}
+
+    @classmethod
+    def from_json(cls, fields: Mapping[str, Any]) -> Self:
+        """As of `Config`; the first version told a GPT by its learned positions alone."""
+        return super().from_json((GPT if fields.get("max_positions") else LAMDA) | dict(fields))
+
+    def description(self) -> tuple[str, str]:
+        """A GPT or a LaMDA, by its positions."""
+        tied = "tied" if self.logits_via_embedding else "untied"
+        layers = count(self.num_layers, "decoder layer")
+        if self.positions == "learned":
+            return f"GPT ({tied} logits)", f"{layers}, {self.max_positions:,} positions"
+        said = "gated " * self.gated + self.mlp_activations[0].upper()
+        return f"LaMDA-like ({said}, {tied} logits)", f"{layers}, relative positions"
+
+
+GPT = {name: getattr(DecoderOnlyConfig, name) for name in LAMDA}
+"""Layers as Radford et al. (2019) have them: the defaults."""
+
+
+def _gpt(vocab_size: int, emb_dim: int, layers: int, tied: bool = True) -> DecoderOnlyConfig:
+    sizes = vocab_size, emb_dim, emb_dim // 64, 64, 4 * emb_dim, layers
+    return DecoderOnlyConfig(*sizes, max_positions=1024, logits_via_embedding=tied)
+
+
+def _lamda(emb_dim: int, layers: int) -> DecoderOnlyConfig:
+    return DecoderOnlyConfig(32000, emb_dim, emb_dim // 64, 128, 8 * emb_dim, layers, **LAMDA)
+
+
+SIZES = {
+    "gpt_97m": _gpt(8192, 768, 12, tied=False),
+    "gpt_6m": _gpt(8192, 256, 2, tied=False),
+    "gpt2": _gpt(50257, 768, 12),
+    "gpt2_medium": _gpt(50257, 1024, 24),
+    "gpt2_large": _gpt(50257, 1280, 36),
+    "gpt2_xl": _gpt(50257, 1600, 48),
+    "lamda_137b": _lamda(8192, 64),
+    "lamda_8b": _lamda(4096, 16),
+    "lamda_2b": _lamda(2560, 10),
+    "lamda_100m": _lamda(768, 4),
+}
+"""The GPT-like pair of Leviathan et al., section 4.1 (8k pieces; untied, as their counts tell);
+GPT-2's; LaMDA's, of whose smallest only the number of parameters is known."""

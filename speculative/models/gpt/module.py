@@ -1,0 +1,74 @@
+"""Decoder-only models, GPTs and LaMDA's kind: their inputs are prompts that the outputs continue.
+
+Parameters have T5X's names where a T5 has such a part.
+"""
+
+import dataclasses
+from typing import ClassVar
+
+import jax.numpy as jnp
+from jax import Array, lax
+
+from speculative.models.flax_model import FlaxModel
+from speculative.models.gpt.config import DecoderOnlyConfig
+from speculative.models.layers import masked, same_segment
+from speculative.models.stack import DecoderState, Transformer
+from speculative.types import Inputs, Logits, Rows
+
+PADDING = -1
+"""What fills prompts up: every token from 0 on may be a piece, as it is in GPT-2's vocabulary."""
+
+
+class Decoder(Transformer):
+    """Embedding and stack; the root of the parameter tree."""
+
+    def setup(self) -> None:
+        """Declares embedding and stack; the embedding is small, for tied logits of about 1."""
+        self.declare(self.config.emb_dim**-0.5, one_dropout=True)
+
+    def __call__(
+        self,
+        inputs: Array,
+        decoder_inputs: Array,
+        segments: tuple[Array, Array] | None = None,
+        train: bool = False,
+        encoded: Array | None = None,
+    ) -> Logits:
+        """Teacher-forced logits; see `FlaxModel.forward`."""
+        segment = jnp.ones_like(decoder_inputs) if segments is None else segments[1]
+        index = jnp.arange(segment.shape[1])
+        begins = jnp.pad(segment[:, 1:] != segment[:, :-1], ((0, 0), (1, 0)))
+        positions = index - lax.cummax(jnp.where(begins, index, 0), axis=1)
+        mask = same_segment(segment, segment, index[:, None] >= index)
+        after, _, _ = self.decoder(self.embed(decoder_inputs, positions), mask, train)
+        return self.logits(after[-1], self.decoder.norm)
+
+    def start(
+        self, inputs: Inputs, cache_length: int, encoded: None, layers: tuple[str, ...]
+    ) -> tuple[DecoderState, dict[str, Array]]:
+        """The state behind prompts [B, S] filled up with -1; see `interface.Model.start`."""
+        seen = inputs != PADDING
+        index = jnp.arange(inputs.shape[1])
+        # Padding comes last: its keys are masked until those of other tokens overwrite them.
+        mask = masked(index[:, None] >= index)[None, None]
+        after, *caches = self.decoder(self.embed(jnp.where(seen, inputs, 0), index[None]), mask)
+        room = ((0, 0), (0, cache_length), (0, 0))
+        keys, values = (tuple(jnp.pad(x, room) for x in cache) for cache in caches)
+        prompt = seen.sum(axis=1, dtype=jnp.int32) - 1
+        state = DecoderState(jnp.zeros_like(prompt), keys, values, prompt)
+        return state, self.decoder.hidden(after, layers)
+
+
+@dataclasses.dataclass(frozen=True)
+class DecoderOnly(FlaxModel):
+    """A decoder-only model of a given configuration, as pure functions on explicit parameters."""
+
+    config: DecoderOnlyConfig
+    pad_id: ClassVar[int] = PADDING
+    decoder_only: ClassVar[bool] = True
+    root = Decoder
+
+    def first(self, inputs: Inputs) -> Rows:
+        """The last token of each prompt: [B]."""
+        last = (inputs != PADDING).sum(axis=1, dtype=jnp.int32) - 1
+        return jnp.take_along_axis(inputs, last[:, None], axis=1)[:, 0]

@@ -1,0 +1,110 @@
+"""GPT-2 in transformers."""
+
+import re
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from speculative.models.gpt.config import GPT, DecoderOnlyConfig
+from speculative.models.names import SPIECE, Names, Stored
+from speculative.vocabulary import PAIRS, TOKENIZER
+
+
+class GPTNames(Names[DecoderOnlyConfig]):
+    """`GPT2LMHeadModel`, whose kernels are [in, out] as ours are."""
+
+    title = "GPT-2"
+    model_types = ("gpt2",)
+    prefix = "transformer."
+    # The causal mask, which early versions kept as a buffer, and a copy of the embedding.
+    passed_over = re.compile(r"h\.\d+\.attn\.(masked_)?bias|lm_head\.weight")
+    vocabularies = (TOKENIZER, PAIRS, SPIECE)
+
+    sizes = {
+        "vocab_size": "vocab_size",
+        "n_positions": "max_positions",
+        "n_embd": "emb_dim",
+        "n_layer": "num_layers",
+        "n_head": "num_heads",
+    }
+    required = {
+        "activation_function": ("gelu_new", "gelu_pytorch_tanh"),
+        "layer_norm_epsilon": (1e-5,),
+        "scale_attn_weights": (True,),
+        "scale_attn_by_inverse_layer_idx": (False,),
+        "add_cross_attention": (False,),
+    }
+    parts = {
+        "ln_1": ("pre_self_attention_layer_norm",),
+        "attn.c_attn": ("self_attention/query", "self_attention/key", "self_attention/value"),
+        "attn.c_proj": ("self_attention/out",),
+        "ln_2": ("pre_mlp_layer_norm",),
+        "mlp.c_fc": ("mlp/wi",),
+        "mlp.c_proj": ("mlp/wo",),
+    }
+
+    def configuration(self, settings: Mapping[str, Any], location: str) -> DecoderOnlyConfig:
+        """Of GPT-2 without its variants."""
+        fields: dict[str, Any] = self._read_sizes(settings, location)
+        emb_dim, heads = fields["emb_dim"], fields["num_heads"]
+        if emb_dim % heads:
+            raise ValueError(f"{location} has an n_embd of {emb_dim} for an n_head of {heads}.")
+        return DecoderOnlyConfig(
+            **fields,
+            head_dim=emb_dim // heads,
+            mlp_dim=settings.get("n_inner") or 4 * emb_dim,
+            logits_via_embedding=settings.get("tie_word_embeddings", True),
+        )
+
+    def names(self, config: DecoderOnlyConfig) -> dict[str, Stored]:
+        """As of `Names`."""
+        table = {
+            "transformer.wte.weight": Stored(("token_embedder/embedding",)),
+            "transformer.wpe.weight": Stored(("decoder/position_embedder/embedding",)),
+        }
+        for i in range(config.num_layers):
+            for theirs, ours in self.parts.items():
+                parts = tuple(f"decoder/layers_{i}/{part}" for part in ours)
+                table |= self._weight_and_bias(f"transformer.h.{i}.{theirs}", parts)
+        table |= self._weight_and_bias("transformer.ln_f", ("decoder/decoder_norm",))
+        if not config.logits_via_embedding:
+            table["lm_head.weight"] = Stored(("decoder/logits_dense/kernel",), True)
+        return table
+
+    @staticmethod
+    def _weight_and_bias(theirs: str, parts: tuple[str, ...]) -> Iterator[tuple[str, Stored]]:
+        weight = "scale" if parts[0].endswith("norm") else "kernel"
+        yield f"{theirs}.weight", Stored(tuple(f"{part}/{weight}" for part in parts))
+        yield f"{theirs}.bias", Stored(tuple(f"{part}/bias" for part in parts))
+
+    def settings(self, config: DecoderOnlyConfig, location: str) -> dict[str, Any]:
+        """As of `Names`."""
+        if not config.max_positions:
+            raise ValueError(
+                f"transformers knows no decoder of a T5's layers alone, as {location} is."
+            )
+        for field, value in GPT.items():
+            if getattr(config, field) != value:
+                raise ValueError(
+                    f"{location} has {field} = {getattr(config, field)!r} where GPT-2 has "
+                    f"{value!r}."
+                )
+        if config.num_heads * config.head_dim != config.emb_dim:
+            raise ValueError(
+                f"The heads of transformers' GPT-2 share its {config.emb_dim} features, but "
+                f"{location} has {config.num_heads} of {config.head_dim}."
+            )
+        return self._write_sizes(config) | {
+            "architectures": ["GPT2LMHeadModel"],
+            "model_type": "gpt2",
+            "n_inner": config.mlp_dim,
+            "activation_function": "gelu_new",
+            **dict.fromkeys(("resid_pdrop", "embd_pdrop", "attn_pdrop"), config.dropout_rate),
+            "layer_norm_epsilon": 1e-5,
+            "tie_word_embeddings": config.logits_via_embedding,
+        }
+
+    def require_t5x(self, config: DecoderOnlyConfig, location: str) -> None:
+        """T5X's format has none of them."""
+        raise ValueError(
+            f"In T5X's format there are encoder-decoders alone; {location} is decoder-only."
+        )

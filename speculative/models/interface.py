@@ -1,0 +1,102 @@
+"""The interface of models: all that decoding, drafts and measurement know of one."""
+
+from typing import Any, ClassVar, NamedTuple, Protocol
+
+from jax import Array
+
+from speculative.types import Inputs, Logits, PyTree, Rows, Tokens
+
+
+class Started(NamedTuple):
+    """A state before the first token, and the hidden states [B, S, D] asked for, by name."""
+
+    state: Any
+    hidden: dict[str, Array]
+
+
+class Extended(NamedTuple):
+    """A chunk's logits, the state with it, and the hidden states [B, L, D] asked for, by name.
+
+    Logits are [B, L, V] float32, entry l conditioned on everything up to and including token l.
+    """
+
+    logits: Logits
+    state: Any
+    hidden: dict[str, Array]
+
+
+class Model(Protocol):
+    """An autoregressive model; hashable, so that it can be a static argument of `jax.jit`.
+
+    Parameters and state are arguments. Rows of a batch advance raggedly: each has its own length.
+
+    Hidden states have T5X's names of the modules that give them: "decoder/layers_3" is the output
+    of that layer, the logits are computed from "decoder/decoder_norm", "encoder" is an encoder's
+    output. A call gives those of the names asked for that it computes: `start` of an
+    encoder-decoder the encoder's, `extend` the decoder's. Others cost nothing.
+
+    Attributes:
+        pad_id: what fills rows of inputs up.
+        decoder_only: whether inputs are the beginning of the text that is decoded (a prompt), not
+            another text (a source).
+    """
+
+    pad_id: ClassVar[int]
+    decoder_only: ClassVar[bool]
+
+    @property
+    def vocab_size(self) -> int:
+        """Tokens V that logits are of; the vocabulary may have fewer."""
+        ...
+
+    def first(self, inputs: Inputs) -> Rows:
+        """The token [B] that is fed first: a start token, or the last of each prompt [B, S]."""
+        ...
+
+    def start(
+        self,
+        params: PyTree,
+        inputs: Inputs,
+        cache_length: int,
+        encoded: Array | None = None,
+        layers: tuple[str, ...] = (),
+    ) -> Started:
+        """Reads inputs [B, S], padded at the right: sources, or prompts without their last token.
+
+        Args:
+            params: the model's parameters.
+            inputs: with at least one token a row.
+            cache_length: tokens a row for which the state has room, beside a prompt.
+            encoded: [B, S, D] another encoder's output for the inputs, in place of its own.
+            layers: names of hidden states to give; a decoder-only model's are for all S positions.
+
+        Raises:
+            ValueError: a layer is unknown.
+        """
+        ...
+
+    def extend(
+        self,
+        params: PyTree,
+        state: Any,
+        tokens: Tokens,
+        at: Rows | None = None,
+        layers: tuple[str, ...] = (),
+    ) -> Extended:
+        """Appends a chunk tokens [B, L] to each row, for which its cache must have room.
+
+        Args:
+            params: the model's parameters.
+            state: of `start`, `extend` or `rewind`.
+            tokens: the chunk.
+            at: [B] a position of each row's chunk; the logits are of that one alone, [B, 1, V].
+            layers: names of hidden states to give, for all positions of the chunk.
+
+        Raises:
+            ValueError: a layer is unknown.
+        """
+        ...
+
+    def rewind(self, state: Any, lengths: Rows) -> Any:
+        """The state without each row's tokens beyond lengths [B], a prompt's not counted."""
+        ...

@@ -1,0 +1,101 @@
+"""How other programs name, store and describe the tensors of a family's models."""
+
+import re
+from collections.abc import Mapping
+from typing import Any, ClassVar, Generic, NamedTuple, TypeVar
+
+from speculative.models.config import Config
+
+C = TypeVar("C", bound=Config)
+
+SPIECE = "spiece.model"
+"""The file of a SentencePiece vocabulary."""
+
+
+class Stored(NamedTuple):
+    """A tensor of theirs, which may be stored [out, in], and the names of its parts.
+
+    Parts are tensors of ours, side by side along their last axis.
+    """
+
+    parts: tuple[str, ...]
+    transposed: bool = False
+
+
+class Names(Generic[C]):
+    """A family's models as transformers and T5X have them: as it stands, neither has any.
+
+    Attributes:
+        title: of the family in transformers.
+        model_types: what a `config.json` of transformers may call it.
+        prefix: what names begin with, unless the weights are of the model without its logits.
+        passed_over: names behind the prefix of tensors that no model reads, or reads elsewhere.
+        copies: tensors that may be missing, each with the one that it is a copy of then.
+        vocabularies: files that may hold its vocabulary, the best first.
+        extra_ids: sentinels after the vocabulary's pieces where nothing else is said.
+        sizes: settings of a `config.json` that must be there, and our field of each.
+        required: settings of which we compute these values alone; the first one is the default.
+    """
+
+    title: ClassVar[str] = ""
+    model_types: ClassVar[tuple[str, ...]] = ()
+    prefix: ClassVar[str] = ""
+    passed_over: ClassVar[re.Pattern[str]]
+    copies: ClassVar[Mapping[str, str]] = {}
+    vocabularies: ClassVar[tuple[str, ...]]
+    extra_ids: ClassVar[int] = 0
+    sizes: ClassVar[Mapping[str, str]]
+    required: ClassVar[Mapping[str, tuple[Any, ...]]]
+
+    def configuration(self, settings: Mapping[str, Any], location: str) -> C:
+        """The sizes that a `config.json` of transformers tells.
+
+        Raises:
+            ValueError: a setting is missing, or one that is not supported.
+        """
+        raise NotImplementedError
+
+    def names(self, config: C) -> dict[str, Stored]:
+        """What every tensor of such a model holds, by transformers' name."""
+        raise NotImplementedError
+
+    def settings(self, config: C, location: str) -> dict[str, Any]:
+        """The `config.json` of such a model.
+
+        Raises:
+            ValueError: transformers has none of its kind.
+        """
+        raise ValueError(f"transformers has no model of the kind of {location}.")
+
+    def infer(self, shapes: Mapping[str, tuple[int, ...]], location: str) -> C | None:
+        """The configuration of a T5X checkpoint from its tensors' shapes; None if T5X has no such.
+
+        Raises:
+            ValueError: the shapes are not those of such a model.
+        """
+        return None
+
+    def require_t5x(self, config: C, location: str) -> None:
+        """Raises ValueError unless T5X's format can hold such a model."""
+        raise ValueError(f"T5X's format has no model of the kind of {location}.")
+
+    def _read_sizes(self, settings: Mapping[str, Any], location: str) -> dict[str, int]:
+        """Our fields of `sizes`, which must be positive; `required` settings must be supported."""
+        for name, supported in self.required.items():
+            if settings.get(name, supported[0]) not in supported:
+                raise ValueError(
+                    f"{location} has the {name} {settings[name]!r}; supported is "
+                    f"{' or '.join(str(value) for value in supported)}."
+                )
+        for name in self.sizes:
+            if name not in settings:
+                raise ValueError(f"{location} lacks {name!r}.")
+            value = settings[name]
+            if not isinstance(value, int) or value < 1:
+                raise ValueError(
+                    f"{location} has the {name} {value!r}; it must be a positive whole number."
+                )
+        return {ours: settings[name] for name, ours in self.sizes.items()}
+
+    def _write_sizes(self, config: C) -> dict[str, Any]:
+        return {name: getattr(config, ours) for name, ours in self.sizes.items()}

@@ -1,0 +1,104 @@
+"""The families of models; what is asked of any of them by its configuration or by name."""
+
+import functools
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax import Array
+
+from speculative.models import gpt, t5
+from speculative.models.config import Config
+from speculative.models.flax_model import FlaxModel
+from speculative.models.names import Names
+from speculative.types import PyTree
+
+
+class Family(NamedTuple):
+    """What makes a family of models; `sizes` are its configurations that have names."""
+
+    config: type[Config]
+    model: type[FlaxModel]
+    names: Names[Any]
+    sizes: Mapping[str, Config]
+
+
+FAMILIES = {
+    "speculative-t5": Family(t5.T5Config, t5.T5, t5.T5Names(), t5.SIZES),
+    "speculative-decoder-only": Family(
+        gpt.DecoderOnlyConfig, gpt.DecoderOnly, gpt.GPTNames(), gpt.SIZES
+    ),
+}
+"""By the name of the format in which this program stores their models."""
+
+SIZES = {name: size for family in FAMILIES.values() for name, size in family.sizes.items()}
+"""Public sizes by name."""
+
+
+def named(size: str, **changes: Any) -> Config:
+    """The configuration of a public size, e.g. ``named("t5_1_1_xxl", dtype="bfloat16")``.
+
+    Raises:
+        ValueError: the size is unknown; the message lists the known ones.
+    """
+    if size not in SIZES:
+        raise ValueError(f"Unknown model size {size!r}; known: {', '.join(SIZES)}.")
+    return SIZES[size].replace(**changes)
+
+
+def format_of(config: Config) -> str:
+    """The name in `FAMILIES` of a configuration's family."""
+    for name, family in FAMILIES.items():
+        if type(config) is family.config:
+            return name
+    raise ValueError(f"{type(config).__name__} is of no family; give it an entry in FAMILIES.")
+
+
+def names_of(config: Config) -> Names[Any]:
+    """What other programs call the tensors of a configuration's model."""
+    return FAMILIES[format_of(config)].names
+
+
+def model_of(config: Config) -> FlaxModel:
+    """The model of a configuration."""
+    return FAMILIES[format_of(config)].model(config)
+
+
+@functools.cache
+def abstract_params(config: Config) -> PyTree:
+    """Shapes of a configuration's parameters, with nothing allocated."""
+    return jax.eval_shape(model_of(config).init, jax.random.key(0))
+
+
+def random_params(config: Config, seed: int = 0) -> PyTree:
+    """Random parameters in the configuration's dtype, a tensor at a time, as large as they come.
+
+    They keep activations about 1, as trained ones do; a model's `init` is for training.
+    """
+    leaves, tree = jax.tree.flatten(abstract_params(config))
+    keys = jax.random.split(jax.random.key(seed), len(leaves))
+    made = [_random(key, leaf.shape, config.dtype) for key, leaf in zip(keys, leaves, strict=True)]
+    return jax.tree.unflatten(tree, made)
+
+
+@functools.partial(jax.jit, static_argnums=(1, 2))
+def _random(key: Array, shape: tuple[int, ...], dtype: str) -> Array:
+    if len(shape) == 1:
+        return jnp.ones(shape, dtype)
+    return jax.random.normal(key, shape, dtype) * shape[0] ** -0.5
+
+
+def read_by_step(params: PyTree) -> list[Array]:
+    """The parameters, prepacked or not, of which every decoding step reads all.
+
+    Left out are the encoder, the kernels that project the source, which are read once a text, and
+    tables of which a step reads one row a token.
+    """
+    leaves = jax.tree_util.tree_leaves_with_path(params)
+    name = functools.partial(jax.tree_util.keystr, simple=True, separator="/")
+    named = [(set(name(path).split("/")), leaf) for path, leaf in leaves]
+    untied = any(path & {"logits_dense", "logits"} for path, _ in named)
+    unread = {"encoder", "position_embedder", *(["token_embedder"] if untied else [])}
+    cross, source = "encoder_decoder_attention", {"key", "value"}
+    return [leaf for path, leaf in named if not (path & unread or cross in path and path & source)]

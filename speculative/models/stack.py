@@ -1,0 +1,210 @@
+"""The stack of layers that encoders and decoders of all families share, and a decoder's state."""
+
+import dataclasses
+import functools
+import itertools
+from collections.abc import Sequence
+from typing import Any
+
+import flax.linen as nn
+import jax.numpy as jnp
+from flax import struct
+from jax import Array
+
+from speculative.backends import PREPACKED, Cache, Dropout, backend_of
+from speculative.models.config import Config
+from speculative.models.layers import (
+    Attention,
+    Dense,
+    LayerNorm,
+    Mlp,
+    RelativeBias,
+    Source,
+    causal_bias,
+    look_up,
+)
+from speculative.ragged import read_rows
+from speculative.types import Logits, Rows, Tokens
+
+LAST = "decoder/decoder_norm"
+"""The name of the hidden states that logits are computed from."""
+
+
+@struct.dataclass
+class DecoderState:
+    """What a decoder remembers between chunks.
+
+    Heads come before positions, so that every attention product is a one batched product and the
+    cache is never transposed; rows and heads are one axis, so that the products read the very
+    array that the state keeps, without a copy.
+
+    Attributes:
+        lengths: [B] tokens in each row's cache, a prompt's not counted; entries behind them are
+            stale and masked.
+        keys: per layer [B * N, T, H], of self-attention.
+        values: per layer [B * N, T, H].
+        prompt: [B] tokens of the prompt in the cache: all but its last, which is fed first. None
+            where the model reads a source.
+        cross: per layer, keys and values [B * N, S, H] of the source, projected once by `start`.
+        source_bias: [B, 1, 1, S] float32, 0 at tokens and -1e10 at padding.
+    """
+
+    lengths: Rows
+    keys: tuple[Array, ...]
+    values: tuple[Array, ...]
+    prompt: Rows | None = None
+    cross: tuple[tuple[Array, Array], ...] = ()
+    source_bias: Any = None
+
+    @property
+    def starts(self) -> Rows:
+        """The position [B] of each row's next token."""
+        return self.lengths if self.prompt is None else self.prompt + self.lengths
+
+
+class Layer(nn.Module):
+    """Self-attention, attention to a source, feed-forward, each normed before and added after.
+
+    `attention` is T5X's name of self-attention; `crosses`: whether the layer attends to a source.
+    """
+
+    config: Config
+    attention: str = "self_attention"
+    crosses: bool = False
+
+    def setup(self) -> None:
+        """Declares the layer's parts under T5X's names."""
+        config = self.config
+        self.attention_norm = LayerNorm(config, name=f"pre_{self.attention}_layer_norm")
+        self.attend = Attention(config, name=self.attention)
+        if self.crosses:
+            self.pre_cross_attention_layer_norm = LayerNorm(config)
+            self.encoder_decoder_attention = Attention(config)
+        self.pre_mlp_layer_norm = LayerNorm(config)
+        self.mlp = Mlp(config)
+        self.dropout = nn.Dropout(config.dropout_rate, broadcast_dims=(1,))
+
+    def __call__(
+        self, x: Array, bias: Array, dropout: Dropout, source: Source | None, cache: Cache | None
+    ) -> tuple[Array, Array, Array]:
+        """[B, L, D] -> [B, L, D], and keys and values [B * N, L or T, H] of self-attention."""
+        x, keys, values = self.attend(x, self.attention_norm, bias, dropout, cache)
+        if source is not None:
+            norm = self.pre_cross_attention_layer_norm
+            x = self.encoder_decoder_attention.cross(x, norm, source, dropout)
+        return self.mlp(x, self.pre_mlp_layer_norm, dropout), keys, values
+
+
+class Stack(nn.Module):
+    """The layers of an encoder or a decoder, with positions, last norm and a decoder's logits.
+
+    Attributes:
+        config: the model's sizes.
+        kind: "encoder" or "decoder".
+        crosses: whether layers attend to a source.
+        one_dropout: whether all layers share the stack's dropout; T5's have their own. Dropout's
+            random numbers depend on it.
+    """
+
+    config: Config
+    kind: str = "decoder"
+    crosses: bool = False
+    one_dropout: bool = False
+
+    def setup(self) -> None:
+        """Declares the stack under T5X's names."""
+        config, encoder = self.config, self.kind == "encoder"
+        if config.positions == "learned":
+            self.position_embedder = nn.Embed(
+                config.max_positions, config.emb_dim, embedding_init=nn.initializers.normal(0.01)
+            )
+        else:
+            self.relpos_bias = RelativeBias(config, bidirectional=encoder)
+        attention = "attention" if encoder else "self_attention"
+        depth = getattr(config, config.depths[0 if encoder else -1])
+        self.layers = [Layer(config, attention, self.crosses) for _ in range(depth)]
+        self.norm = LayerNorm(config, name=f"{self.kind}_norm")
+        self.dropout = nn.Dropout(config.dropout_rate, broadcast_dims=(1,))
+        if not encoder and not config.logits_via_embedding:
+            init = nn.initializers.variance_scaling(1.0, "fan_in", "truncated_normal")
+            self.logits_dense = Dense(config.vocab_size, config.dtype, init, out_dtype="float32")
+
+    def __call__(
+        self,
+        x: Array,
+        mask: Any = None,
+        train: bool = False,
+        sources: Sequence[Source] = (),
+        caches: Sequence[Cache] = (),
+    ) -> tuple[list[Array], tuple[Array, ...], tuple[Array, ...]]:
+        """Whole texts x [B, L, D] under a mask [B or 1, 1, L or 1, L], or chunks that enter caches.
+
+        Returns:
+            [B, L, D] after each layer; each layer's keys and values, [B * N, L, H] or the caches.
+        """
+        learned, length = self.config.positions == "learned", x.shape[1]
+        if not caches:
+            bias = mask if learned else self.relpos_bias(length) + mask
+        elif learned:
+            bias = causal_bias(jnp.zeros((1, caches[0][0].shape[1])), caches[0][2], length)
+        else:
+            bias = self.relpos_bias.causal(caches[0][2], length, caches[0][0].shape[1])
+        x = self.dropout(x, not train)
+        after, keys, values = [], [], []
+        for layer, source, cache in itertools.zip_longest(self.layers, sources, caches):
+            dropout = self.dropout if self.one_dropout else layer.dropout
+            active = functools.partial(dropout, deterministic=False) if train else None
+            x, key, value = layer(x, bias, active, source, cache)
+            after.append(x)
+            keys.append(key)
+            values.append(value)
+        return after, tuple(keys), tuple(values)
+
+    def hidden(self, after: Sequence[Array], wanted: tuple[str, ...]) -> dict[str, Array]:
+        """Those wanted of the hidden states after each layer and after the last norm."""
+        hidden = {f"decoder/layers_{i}": x for i, x in enumerate(after)}
+        if LAST in wanted:
+            hidden[LAST] = self.norm(after[-1])
+        return {name: hidden[name] for name in wanted}
+
+
+class Transformer(nn.Module):
+    """An embedding and a decoder; a family adds how texts begin."""
+
+    config: Config
+
+    def declare(self, deviation: float, crosses: bool = False, one_dropout: bool = False) -> None:
+        """Declares both; `deviation` is the embedding's initial one, the others are `Stack`'s."""
+        config, init = self.config, nn.initializers.normal(deviation)
+        self.token_embedder = nn.Embed(config.vocab_size, config.emb_dim, embedding_init=init)
+        self.decoder = Stack(config, crosses=crosses, one_dropout=one_dropout)
+
+    def extend(
+        self, state: DecoderState, tokens: Tokens, at: Rows | None, layers: tuple[str, ...]
+    ) -> tuple[Logits, DecoderState, dict[str, Array]]:
+        """A chunk; see `interface.Model.extend`."""
+        starts, length = state.starts, tokens.shape[1]
+        x = self.embed(tokens, starts[:, None] + jnp.arange(length))
+        sources = [(keys, values, state.source_bias) for keys, values in state.cross]
+        caches = [(*cache, starts) for cache in zip(state.keys, state.values, strict=True)]
+        after, keys, values = self.decoder(x, sources=sources, caches=caches)
+        lengths = state.lengths + length
+        state = dataclasses.replace(state, lengths=lengths, keys=keys, values=values)
+        x = after[-1] if at is None else read_rows(after[-1], at, 1)
+        return self.logits(x, self.decoder.norm), state, self.decoder.hidden(after, layers)
+
+    def embed(self, tokens: Tokens, positions: Array | None = None) -> Array:
+        """Tokens [B, L], with learned positions [B or 1, L] if there are such: [B, L, D]."""
+        x = look_up(self.token_embedder, tokens).astype(self.config.dtype)
+        if self.config.positions != "learned" or positions is None:
+            return x
+        # A last step may guess beyond the last position; unclipped, such keys would be NaN.
+        positions = jnp.minimum(positions, self.config.max_positions - 1)
+        return x + look_up(self.decoder.position_embedder, positions).astype(x.dtype)
+
+    def logits(self, x: Array, norm: LayerNorm | None = None) -> Logits:
+        """[B, L, V] float32 of x [B, L, D], normed first where a norm is given."""
+        if not self.config.logits_via_embedding:
+            return self.decoder.logits_dense(x, norm)
+        prepacked = self.get_variable(PREPACKED, "logits")
+        return backend_of(prepacked).tied(prepacked, self.token_embedder.embedding, x, norm)

@@ -1,0 +1,99 @@
+"""T5: the Flax module, whose parameters have T5X's names, and the model over it."""
+
+import dataclasses
+from typing import ClassVar
+
+import jax.numpy as jnp
+from jax import Array
+
+from speculative.backends import PREPACKED
+from speculative.models.flax_model import FlaxModel
+from speculative.models.layers import LayerNorm, masked, same_segment
+from speculative.models.stack import DecoderState, Stack, Transformer
+from speculative.models.t5.config import T5Config
+from speculative.types import PAD_ID, Inputs, Logits, Rows
+
+
+class EncoderDecoder(Transformer):
+    """Encoder and decoder over one embedding; the root of T5X's parameter tree."""
+
+    def setup(self) -> None:
+        """Declares embedding and stacks."""
+        self.declare(1.0, crosses=True)
+        if not self.config.source_dim:
+            self.encoder = Stack(self.config, "encoder")
+
+    def encode(self, inputs: Inputs, segments: Array | None = None, train: bool = False) -> Array:
+        """Inputs [B, S] -> [B, S, D]; see `FlaxModel.encode`."""
+        mask = _padding(inputs) if segments is None else same_segment(segments, segments)
+        after, _, _ = self.encoder(self.embed(inputs), mask, train)
+        return self.encoder.dropout(self.encoder.norm(after[-1]), not train)
+
+    def __call__(
+        self,
+        inputs: Array,
+        decoder_inputs: Array,
+        segments: tuple[Array, Array] | None = None,
+        train: bool = False,
+        encoded: Array | None = None,
+    ) -> Logits:
+        """Teacher-forced logits; see `FlaxModel.forward`."""
+        source, target = segments or (None, jnp.ones_like(decoder_inputs))
+        causal = jnp.tril(jnp.ones((decoder_inputs.shape[1],) * 2, bool))
+        if encoded is None:
+            encoded = self.encode(inputs, source, train)
+        bias = _padding(inputs) if source is None else same_segment(target, source)
+        sources = [(keys, values, bias) for keys, values in self._project(encoded)]
+        mask = same_segment(target, target, causal)
+        after, _, _ = self.decoder(self.embed(decoder_inputs), mask, train, sources)
+        return self.logits(self.decoder.dropout(self.decoder.norm(after[-1]), not train))
+
+    def start(
+        self, inputs: Inputs, cache_length: int, encoded: Array | None, layers: tuple[str, ...]
+    ) -> tuple[DecoderState, dict[str, Array]]:
+        """Encodes inputs [B, S] (0 = padding) and projects keys and values of the source once."""
+        config = self.config
+        encoded = self.encode(inputs) if encoded is None else encoded
+        shape = (inputs.shape[0] * config.num_heads, cache_length, config.head_dim)
+        empty = tuple(jnp.zeros(shape, config.dtype) for _ in range(config.decoder_layers))
+        state = DecoderState(
+            lengths=jnp.zeros(inputs.shape[0], jnp.int32),
+            keys=empty,
+            values=empty,
+            cross=tuple(self._project(encoded)),
+            source_bias=_padding(inputs),
+        )
+        return state, dict.fromkeys(layers, encoded)
+
+    def logits(self, x: Array, norm: LayerNorm | None = None) -> Logits:
+        """As of `Transformer`; T5 scales logits that are tied to the embedding."""
+        logits = super().logits(x, norm)
+        return logits * self.config.emb_dim**-0.5 if self.config.logits_via_embedding else logits
+
+    def _project(self, encoded: Array) -> list[tuple[Array, Array]]:
+        """Each layer's keys and values [B * N, S, H] of a source encoded [B, S, D]."""
+        config, crosses = self.config, [x.encoder_decoder_attention for x in self.decoder.layers]
+        denses = [dense for cross in crosses for dense in (cross.key, cross.value)]
+        packed = [dense.get_variable(PREPACKED, "kernel") for dense in denses]
+        heads = denses[0].backend.heads(packed, denses, encoded, config.num_heads)
+        heads = [y.astype(config.dtype) for y in heads]
+        return list(zip(heads[::2], heads[1::2], strict=True))
+
+
+def _padding(inputs: Inputs) -> Array:
+    """The mask [B, 1, 1, S] of a source."""
+    return masked(inputs != PAD_ID)[:, None, None, :]
+
+
+@dataclasses.dataclass(frozen=True)
+class T5(FlaxModel):
+    """A T5 of a given configuration, as pure functions on explicit parameters."""
+
+    config: T5Config
+    pad_id: ClassVar[int] = PAD_ID
+    decoder_only: ClassVar[bool] = False
+    root = EncoderDecoder
+
+    def first(self, inputs: Inputs) -> Rows:
+        """The start token of each row: [B]."""
+        return jnp.full(inputs.shape[0], PAD_ID, jnp.int32)

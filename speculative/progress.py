@@ -1,0 +1,43 @@
+"""The bar that long work shows on standard error, where that is a terminal."""
+
+import contextlib
+from collections.abc import Callable, Iterator
+
+from rich import progress as columns
+from rich.console import Console
+from rich.progress import Progress, TaskID, TextColumn
+
+OnProgress = Callable[[str, float], None]
+"""Called with what is being done, and the share of it that is done, from 0 to 1."""
+
+
+def bar() -> Progress:
+    """A bar with elapsed and remaining time, which is removed at the end."""
+    console = Console(stderr=True)
+    return Progress(
+        TextColumn("{task.description:36}"),
+        columns.BarColumn(),
+        TextColumn("{task.percentage:3.0f}%"),
+        columns.TimeElapsedColumn(),
+        TextColumn("to go"),
+        columns.TimeRemainingColumn(),
+        console=console,
+        transient=True,
+        disable=not console.is_terminal,
+    )
+
+
+@contextlib.contextmanager
+def alone(setting: str) -> Iterator[OnProgress]:
+    """A bar for one row's work."""
+    with bar() as progress:
+        yield row(progress, progress.add_task("", total=1), 0, setting)
+
+
+def row(progress: Progress, task: TaskID, done: int, setting: str) -> OnProgress:
+    """Shows a row's progress after so many rows that are done."""
+
+    def show(what: str, share: float) -> None:
+        progress.update(task, description=f"{setting}: {what}", completed=done + share)
+
+    return show

@@ -1,0 +1,45 @@
+"""Buffers of a batch whose rows advance raggedly: writing, reading and growing them."""
+
+from typing import TypeVar
+
+import jax
+import jax.numpy as jnp
+from jax import Array, lax
+
+from speculative.types import PyTree, Rows
+
+T = TypeVar("T")
+
+
+def write_rows(buffer: Array, chunk: Array, starts: Rows, axis: int) -> Array:
+    """Writes `chunk` into `buffer` from `starts[b]` on along `axis`.
+
+    Both are [B, ...], or [B * N, ...] with N entries for each of `starts` [B]. A start too near
+    the end would be shifted back silently, as `dynamic_update_slice` does; callers size their
+    buffers so that it never is.
+    """
+    chunk = chunk.astype(buffer.dtype)
+    if starts.shape[0] == 1:
+        # In place and one operation; the general form below becomes a scatter.
+        return lax.dynamic_update_slice_in_dim(buffer, chunk, starts[0], axis)
+    starts = jnp.repeat(starts, buffer.shape[0] // starts.shape[0])
+    return jax.vmap(lambda b, c, s: lax.dynamic_update_slice_in_dim(b, c, s, axis - 1))(
+        buffer, chunk, starts
+    )
+
+
+def read_rows(buffer: Array, starts: Rows, size: int) -> Array:
+    """Reads `size` entries of `buffer` [B, T, ...] from `starts[b]` on: [B, size, ...]."""
+    if buffer.shape[0] == 1:
+        return lax.dynamic_slice_in_dim(buffer, starts[0], size, axis=1)
+    return jax.vmap(lambda b, s: lax.dynamic_slice_in_dim(b, s, size, axis=0))(buffer, starts)
+
+
+def grow(state: T, larger: PyTree) -> T:
+    """Pads every leaf of a state, at the end, to the shapes of `larger` (arrays or structs)."""
+
+    def pad(x: Array, y: Array) -> Array:
+        room = [(0, after - before) for before, after in zip(x.shape, y.shape, strict=True)]
+        return x if x.shape == y.shape else jnp.pad(x, room)
+
+    return jax.tree.map(pad, state, larger)

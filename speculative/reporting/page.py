@@ -1,0 +1,308 @@
+"""Results as one HTML page, which needs no script, no network and no other file.
+
+Pages are well-formed XML too, and the same records give the same bytes.
+"""
+
+import dataclasses
+import io
+import pathlib
+import re
+from collections.abc import Callable, Sequence
+from html import escape
+
+import matplotlib
+from matplotlib.figure import Figure
+
+from speculative.reporting import plots, tables
+from speculative.reporting.tables import Column
+from speculative.rows import kept, records
+from speculative.rows.kept import Example
+from speculative.rows.records import Record
+from speculative.studies.certificate import Certificate
+
+SHELL = """<!DOCTYPE html>
+<html lang="en">
+<head>
+<meta charset="utf-8"/>
+<meta name="viewport" content="width=device-width, initial-scale=1"/>
+<title>{title}</title>
+<style>{style}</style>
+</head>
+<body>
+{body}
+</body>
+</html>
+"""
+
+STYLE = """
+:root { color-scheme: light dark; }
+body { max-width: 70rem; margin: 0 auto; padding: 1rem; font: 1rem/1.5 system-ui, sans-serif;
+  overflow-wrap: anywhere; }
+h1, h2, h3, h4 { line-height: 1.25; }
+section { margin-block: 2.5rem; }
+.box { overflow-x: auto; overflow-wrap: normal; }
+table { border-collapse: collapse; font-size: .9em; font-variant-numeric: tabular-nums; }
+caption { text-align: left; font-weight: bold; padding-block: .5rem; }
+th, td { padding: .3rem .5rem; text-align: right; white-space: nowrap; vertical-align: top;
+  border-bottom: 1px solid #8888; }
+th:first-child { position: sticky; left: 0; text-align: left; background: Canvas; }
+thead th { vertical-align: bottom; }
+tbody th { min-width: 10rem; white-space: normal; overflow-wrap: anywhere; }
+.simulated { color: light-dark(#a40000, #ff9c8f); }
+th .simulated { display: block; font-size: .85em; }
+.meanings { columns: 20rem; font-size: .85em; margin-block: .75rem; }
+.meanings div { break-inside: avoid; }
+.meanings dt, .meanings dd { display: inline; margin: 0; }
+.meanings dt::after { content: ":"; }
+dt { font-weight: bold; }
+.figures, .sample { display: grid; gap: .5rem 1.5em;
+  grid-template-columns: repeat(auto-fit, minmax(min(100%, var(--least)), 1fr)); }
+.figures { --least: 25em; }
+.sample { --least: 12em; margin-top: .5rem; }
+.sample dd { margin: 0; white-space: pre-wrap; }
+h4 { margin-bottom: 0; }
+figure { margin: 1rem 0; }
+figure svg { display: block; max-width: 100%; height: auto; }
+.wide { grid-column: 1 / -1; }
+.wide svg { min-width: 44rem; }
+pre { white-space: pre-wrap; columns: 24em; }
+@media print {
+  body { max-width: none; padding: 0; font-size: 9pt; }
+  section + section { break-before: page; }
+  h2, h3, h4, caption, summary { break-after: avoid; }
+  tr, figure, .sample, pre { break-inside: avoid; }
+  .box { overflow: visible; }
+  table { font-size: 7.5pt; }
+  th, td { padding: .15rem .25rem; white-space: normal; }
+  .words td { min-width: 4.5em; overflow-wrap: anywhere; }
+  th:first-child { position: static; }
+  tbody th { min-width: 6rem; }
+  .wide svg { min-width: 0; }
+  details::details-content { content-visibility: visible; block-size: auto; }
+}
+"""
+"""Colours are the system's own, light or dark; figures keep their white ground in both."""
+
+ENVIRONMENT: tuple[Column[Record], ...] = tuple(
+    Column(name.replace("_", " "), lambda r, name=name: str(getattr(r, name)), "")
+    for name in ("num_examples", *tables.ENVIRONMENT)
+)
+
+FIGURES: dict[Callable[[Sequence[Record]], Figure], str] = {
+    plots.figure_2: "Figure 2: tokens per target pass over the acceptance rate α. Lines are Eq. 1, "
+    "markers what was measured.",
+    plots.figure_3: "Figure 3: the best γ over α (section 3.5). Markers are the γ of measured "
+    "rows; rows with simulated acceptance are left out.",
+    plots.figure_4: "Figure 4: the speed-up (Theorem 3.8) and the growth of operations (Theorem "
+    "3.11) over α, for a free draft. Markers are measured speed-ups, which bear their own c and v.",
+}
+"""Those of the paper, with their captions."""
+
+SAMPLES = 3
+"""Outputs that are shown of a row."""
+
+_CONTROL = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f]")
+
+
+@dataclasses.dataclass(frozen=True)
+class _Row:
+    """What the page shows of a row, and what it calls it."""
+
+    name: str
+    record: Record
+    examples: list[Example]
+
+    @property
+    def simulated(self) -> bool:
+        return self.record.simulated_alpha is not None
+
+
+def write(folders: Sequence[pathlib.Path], output: pathlib.Path) -> None:
+    """Writes a page about all rows of some folders.
+
+    Args:
+        folders: each with `records.jsonl` and, if there are any, `rows/*/examples.jsonl` and
+            certificates, as `*certificate*.json`.
+        output: the page.
+
+    Raises:
+        ValueError: there is no such folder, it has no records, or a file in it is damaged.
+    """
+    rows = [row for folder in folders for row in _rows(folder, len(folders) > 1)]
+    files = [file for folder in folders for file in sorted(folder.glob("*certificate*.json"))]
+    certificates = {str(file): Certificate.read(file) for file in files}
+    title = "Speculative decoding, measured"
+    sections = {
+        "Speed": _speedups(rows),
+        "Outputs": _outputs(rows, certificates),
+        "Figures": _figures(rows),
+        "Samples": _samples(rows),
+        "Environment": _environment(rows),
+    }
+    body = [f"<h1>{title}</h1>"]
+    for name, parts in sections.items():
+        if parts:
+            body += ["<section>", f"<h2>{name}</h2>", *parts, "</section>"]
+    output.parent.mkdir(parents=True, exist_ok=True)
+    output.write_text(shell(title, "\n".join(body)), encoding="utf-8")
+
+
+def shell(title: str, body: str) -> str:
+    """A page around a body of HTML; the title is text."""
+    return SHELL.format(title=_text(title), style=STYLE, body=body)
+
+
+def _rows(folder: pathlib.Path, several: bool) -> list[_Row]:
+    """The rows of a folder; where there are several, their names tell which they are of."""
+    if not folder.is_dir():
+        raise ValueError(f"There is no folder {folder}; give one that holds a records.jsonl.")
+    found = records.read(folder / "records.jsonl")
+    if not found:
+        raise ValueError(
+            f"{folder} holds no records; give a folder that speculative demo, run or table wrote."
+        )
+    rows = []
+    for record in found:
+        name = record.experiment
+        if "/" not in name:  # No gin file's, but the demo's, whose rows share one.
+            name = f"{record.task}, T\N{NO-BREAK SPACE}=\N{NO-BREAK SPACE}{record.temperature:g}"
+        measured = kept.read(folder / "rows" / record.experiment)
+        rows.append(_Row(f"{folder}: {name}" if several else name, record, measured))
+    return rows
+
+
+def _speedups(rows: Sequence[_Row]) -> list[str]:
+    """The tables of the paper, rerun."""
+    columns = (*tables.acceptance([row.record for row in rows]), *tables.SPEED)
+    parts = [_table("Batch size 1, beside the paper", columns, rows)]
+    if any(row.simulated for row in rows):
+        parts.insert(0, f'<p class="simulated">Rows that say so have {tables.SIMULATED}.</p>')
+    return [*parts, _meanings(columns)]
+
+
+def _outputs(rows: Sequence[_Row], certificates: dict[str, Certificate]) -> list[str]:
+    """Exactness."""
+    parts, columns = [], tables.EXACTNESS
+    if compared := [row for row in rows if row.record.outputs_identical is not None]:
+        parts += [_table("Exactness at temperature 0", columns, compared), _meanings(columns)]
+    if certificates:
+        parts.append("<h3>Certificates</h3>")
+    for file, certificate in certificates.items():
+        lines = (line.partition(" = ") for line in certificate.config.splitlines())
+        said = {name: value.strip("'") for name, _, value in lines}
+        task, temperature = (said.get(f"RowConfig.{name}", "–") for name in ("task", "temperature"))
+        parts += [
+            f"<h4>{_text(f'{task}, T = {temperature}, γ = {certificate.gamma}')}</h4>",
+            f"<p>{_text(certificate.verdict())}</p>",
+            _details(f"Configuration of {file}", certificate.config),
+        ]
+    return parts
+
+
+def _figures(rows: Sequence[_Row]) -> list[str]:
+    """Figures 2 to 4, with all rows laid over."""
+    found = [row.record for row in rows]
+    parts = []
+    for number, (draw, caption) in enumerate(FIGURES.items(), 2):
+        drawn = _svg(draw(found), f"figure-{number}", caption)
+        kind = "wide" if draw is plots.figure_4 else ""
+        parts.append(
+            f'<figure class="{kind}">{_box(caption, drawn)}'
+            f"<figcaption>{_text(caption)}</figcaption></figure>"
+        )
+    return ['<div class="figures">', *parts, "</div>"]
+
+
+def _svg(figure: Figure, name: str, caption: str) -> str:
+    """A figure as an element; its ids begin with its name."""
+    file = io.StringIO()
+    nothing = dict.fromkeys(("Creator", "Date", "Format", "Type"))
+    # Without the salt, ids would be others each time.
+    with matplotlib.rc_context({"svg.hashsalt": name, "svg.fonttype": "none"}):
+        figure.savefig(file, format="svg", bbox_inches="tight", metadata=nothing)
+    text = file.getvalue()
+    text = re.sub(r'(\bid="|href="#|url\(#)', rf"\1{name}-", text[text.index("<svg") :])
+    return text.replace("<svg", f'<svg role="img" aria-label="{_text(caption)}"', 1)
+
+
+def _samples(rows: Sequence[_Row]) -> list[str]:
+    """The first outputs of rows whose acceptance is not simulated."""
+    parts = []
+    for row in rows:
+        if row.examples and not row.simulated:
+            parts.append(f"<h3>{_text(row.name)}</h3>")
+            parts += [_sample(example, row.record) for example in row.examples[:SAMPLES]]
+    if parts:
+        said = (
+            f"The first {SAMPLES} of each row. At temperature 0 both outputs are to be the same; "
+            "above it they are two samples of one distribution."
+        )
+        if any(row.record.lenience < 1 for row in rows):
+            said += " Not so where l < 1: those speculative outputs are not the target's own."
+        parts.insert(0, f"<p>{_text(said)}</p>")
+    return parts
+
+
+def _sample(example: Example, record: Record) -> str:
+    """An example, its texts side by side where there is room."""
+    alone, guessed = example.lengths
+    shown = {
+        "source": example.source,
+        "reference": example.reference,
+        f"autoregressive, {alone} tokens": example.autoregressive,
+        f"speculative, {guessed} tokens": example.speculative,
+    }
+    parts = [f"<div><dt>{head}</dt><dd>{_text(text)}</dd></div>" for head, text in shown.items()]
+    verdict = ""
+    if record.outputs_identical is not None:
+        verdict = ": identical"
+        if example.difference is not None:
+            tie = example.difference.near_tie
+            verdict = f": the outputs part, {'a near tie' if tie else 'NOT explained by rounding'}"
+    return (
+        f'<h4>Example {example.number + 1}{verdict}</h4>\n<dl class="sample">{"".join(parts)}</dl>'
+    )
+
+
+def _environment(rows: Sequence[_Row]) -> list[str]:
+    """Where and with what rows were measured."""
+    table = _table("Where it was measured", ENVIRONMENT, rows)
+    # On paper, numbers stay whole; names, which may be whole paths, are broken where they must.
+    parts = [f'<div class="words">{table}</div>']
+    return parts + [_details(f"Configuration of {row.name}", row.record.gin) for row in rows]
+
+
+def _table(caption: str, columns: Sequence[Column[Record]], rows: Sequence[_Row]) -> str:
+    heads = ["row", *(column.head.replace("\n", " ") for column in columns)]
+    lines = [f"<table><caption>{_text(caption)}</caption>", "<thead><tr>"]
+    lines += [f'<th scope="col">{_text(head)}</th>' for head in heads]
+    lines.append("</tr></thead><tbody>")
+    for row in rows:
+        mark = '<strong class="simulated">simulated acceptance</strong>' if row.simulated else ""
+        cells = (f"<td>{_text(column.entry(row.record))}</td>" for column in columns)
+        name = _text(row.name).replace("/", "/<wbr/>")
+        lines.append(f'<tr><th scope="row">{name}{mark}</th>{"".join(cells)}</tr>')
+    return _box(caption, "\n".join([*lines, "</tbody></table>"]))
+
+
+def _meanings(columns: Sequence[Column[Record]]) -> str:
+    """What columns mean."""
+    lines = (
+        f"<div><dt>{_text(column.head)}</dt> <dd>{_text(column.meaning)}</dd></div>"
+        for column in columns
+    )
+    return '<dl class="meanings">' + "\n".join(lines) + "</dl>"
+
+
+def _box(name: str, content: str) -> str:
+    """A part that may be wider than the page and scrolls by itself, with the keyboard too."""
+    return f'<div class="box" role="region" tabindex="0" aria-label="{_text(name)}">{content}</div>'
+
+
+def _details(summary: str, text: str) -> str:
+    return f"<details><summary>{_text(summary)}</summary><pre>{_text(text)}</pre></details>"
+
+
+def _text(text: str) -> str:
+    """Text as HTML; control characters, which a model may emit, are replaced."""
+    return escape(_CONTROL.sub("\N{REPLACEMENT CHARACTER}", text))

@@ -1,0 +1,237 @@
+"""The paper's Figures 2 to 5, from theory, with what was measured laid over.
+
+Theory is in colour, darker for the smaller parameter, and named at its lines; what was measured
+is black, with its 95% intervals. Figures do without pyplot, so that none is shown or kept and no
+display is needed: `figure_2([]).savefig("figure_2.png")`.
+"""
+
+import itertools
+from collections.abc import Callable, Iterator, Mapping, Sequence
+
+import matplotlib
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.typing import ColorType
+
+from speculative import theory
+from speculative.measurement.timing import Costs
+from speculative.rows.records import Record
+
+GAMMAS = (1, 3, 5, 7, 10)
+"""Of the lines of Figures 2 and 4, in addition to those that were measured."""
+
+COSTS = {0.01: "-", 0.02: "--", 0.05: "-.", 0.1: ":", 0.2: (0, (5, 1, 1, 1, 1, 1))}
+"""c of the lines of Figure 3, and their dashes."""
+
+CALLS = {"encoders": ("white", "//////"), "draft": ("#e69f00", ""), "target": ("#0072b2", "")}
+"""Colours and hatches of Figure 5, told apart in grey print and by colour-blind readers too."""
+
+ALPHAS = np.linspace(0, 1, 401)
+MARKERS = "osD^v<>p*h"
+
+
+def figure_2(records: Sequence[Record]) -> Figure:
+    """Tokens per target pass over alpha (Eq. 1), for several gamma and for the oracle's.
+
+    Measured rows, of which there may be none, are drawn at their alpha and `tokens_per_call`.
+    """
+    figure, axes = _panels(1)
+    _lines(axes[0], records, theory.expected_tokens)
+    _name_lines(axes[0])
+    oracle = [theory.oracle_tokens(alpha) for alpha in ALPHAS]
+    axes[0].plot(ALPHAS, oracle, color="dimgrey", linestyle="--", label="γ = ∞")
+    top = axes[0].get_ylim()[1]
+    _write(axes[0], "γ = ∞", (1 - 1 / top, top), (0, 7), "center")
+    axes[0].set_ylabel("tokens per target pass")
+    _points_by_gamma(axes[0], records, "tokens_per_call")
+    return figure
+
+
+def figure_3(records: Sequence[Record]) -> Figure:
+    """The best gamma over alpha (section 3.5, v = 1), for several c.
+
+    Measured rows are drawn at their alpha and gamma, but for those whose alpha was simulated. Where
+    v is above 1, another gamma than the line's may be the best.
+    """
+    figure, axes = _panels(1)
+    top = 32
+    for (c, dashes), color in zip(COSTS.items(), _colors(len(COSTS)), strict=True):
+        # One more gamma than is shown: a line leaves the figure, it does not end at its edge.
+        best = [theory.best_gamma(alpha, c, max_gamma=top + 1) for alpha in ALPHAS]
+        axes[0].plot(ALPHAS, best, color=color, linestyle=dashes, label=f"c = {c:g}")
+    axes[0].set(ylabel="best γ (guesses a step)", ylim=(0, top))
+    rows = [record for record in records if not _simulated(record)]
+    if rows:
+        low, high = (f"{end(row.c for row in rows):.2f}" for end in (min, max))
+        costs = low if low == high else f"{low} to {high}"
+        _points(axes[0], rows, "gamma", MARKERS[0], f"measured rows, c = {costs}")
+    axes[0].legend(loc="upper left")
+    return figure
+
+
+def figure_4(records: Sequence[Record]) -> Figure:
+    """What alpha is worth in time (Theorem 3.8), and what it costs in operations (Theorem 3.11).
+
+    Both are factors over autoregressive decoding with a free draft, c = c-hat = 0, as in Table 1,
+    and v = 1. Measured rows are drawn at their alpha and `speedup`, which has its own c and v: it
+    should lie below the line of its gamma.
+    """
+    figure, axes = _panels(2)
+    _lines(axes[0], records, lambda alpha, gamma: theory.speedup(alpha, gamma, 0.0))
+    _lines(axes[1], records, lambda alpha, gamma: theory.operations(alpha, gamma, 0.0))
+    axes[0].set_ylabel("speed-up (factor, c = 0)")
+    axes[1].set_ylabel("arithmetic operations (factor, ĉ = 0)")
+    # The lines of both panels begin or end at gamma + 1, so names between them serve both.
+    _name_lines(axes[0])
+    axes[1].yaxis.tick_right()
+    axes[1].yaxis.set_label_position("right")
+    axes[1].spines[["left", "right"]].set_visible([False, True])
+    for panel in axes:
+        panel.axhline(1, color="black", linewidth=0.8, zorder=1)
+    _points_by_gamma(axes[0], records, "speedup", ("speedup_low", "speedup_high"))
+    return figure
+
+
+def figure_5(costs: Costs, emitted: Mapping[int, Sequence[int]]) -> Figure:
+    """A time line of encoder, draft and target calls, a row for each way of decoding one text.
+
+    Args:
+        costs: milliseconds of each kind of call, at each gamma that is drawn.
+        emitted: by gamma, the tokens that each step gave; 0 is autoregressive decoding.
+
+    Raises:
+        ValueError: the ways did not decode one text, a gamma was not timed, or a step cannot
+            have given so many tokens.
+    """
+    lengths = {gamma: sum(steps) for gamma, steps in emitted.items()}
+    if len(set(lengths.values())) != 1:
+        raise ValueError(
+            f"A time line needs ways of decoding one text; by gamma, theirs have {lengths} tokens."
+        )
+    figure = Figure(figsize=(11, 1.2 + 0.8 * len(emitted)), layout="constrained")
+    axes = figure.subplots()
+    bars = {kind: [] for kind in CALLS}
+    ways = sorted(emitted)
+    for row, gamma in enumerate(ways):
+        now = 0.0
+        for kind, ms, tokens in _calls(costs, gamma, emitted[gamma]):
+            bars[kind].append((row, ms, now))
+            if gamma and tokens:
+                _write(axes, str(tokens), (now + ms / 2, row + 0.3), (0, 6), "center", 7)
+            now += ms
+        _write(axes, f"{now:.1f} ms", (now, row), (5, 0))
+    for kind, (color, hatch) in CALLS.items():
+        if bars[kind]:
+            rows, widths, left = zip(*bars[kind], strict=True)
+            look = {"facecolor": color, "hatch": hatch, "edgecolor": "black", "linewidth": 0.4}
+            axes.barh(rows, widths, 0.6, left, label=kind, **look)
+    axes.set_yticks(range(len(ways)), [f"γ = {way}" if way else "autoregressive" for way in ways])
+    axes.set_xlabel("time (ms); over a target call, the tokens that it gave")
+    axes.spines[["top", "right", "left"]].set_visible(False)
+    axes.tick_params(axis="y", length=0)
+    axes.margins(x=0)
+    figure.legend(loc="outside upper left", ncols=len(CALLS), frameon=False)
+    return figure
+
+
+def _panels(number: int) -> tuple[Figure, list[Axes]]:
+    """A figure of panels over alpha, side by side."""
+    figure = Figure(figsize=(5.5 * number, 4), layout="constrained")
+    panels = list(figure.subplots(1, number, squeeze=False)[0])
+    for axes in panels:
+        axes.set(xlabel="acceptance rate α", xlim=(0, 1))
+        axes.grid(alpha=0.3)
+        axes.spines[["top", "right"]].set_visible(False)
+    return figure, panels
+
+
+def _colors(number: int) -> list[ColorType]:
+    """From dark to light, so that grey print keeps their order; the palest would not show."""
+    return list(matplotlib.colormaps["viridis"](np.linspace(0, 0.8, number)))
+
+
+def _lines(axes: Axes, records: Sequence[Record], factor: Callable[[float, int], float]) -> None:
+    """A factor over alpha, a line for each gamma, of the paper's and of those measured."""
+    gammas = sorted({*GAMMAS, *(record.gamma for record in records)})
+    for gamma, color in zip(gammas, _colors(len(gammas)), strict=True):
+        values = [factor(alpha, gamma) for alpha in ALPHAS]
+        axes.plot(ALPHAS, values, color=color, label=f"γ = {gamma}")
+    axes.set_ylim(0, gammas[-1] + 2)
+
+
+def _name_lines(axes: Axes) -> None:
+    """Writes each line's label at its end."""
+    for line in axes.lines:
+        end = float(np.asarray(line.get_ydata())[-1])
+        _write(axes, str(line.get_label()), (1, end), (5, 0))
+
+
+def _points_by_gamma(
+    axes: Axes, records: Sequence[Record], name: str, interval: tuple[str, str] | None = None
+) -> None:
+    """What was measured, a marker and a line of the legend for each gamma."""
+    kinds = sorted({(record.gamma, _simulated(record)) for record in records})
+    for kind, marker in zip(kinds, itertools.cycle(MARKERS), strict=False):
+        rows = [record for record in records if (record.gamma, _simulated(record)) == kind]
+        label = f"{'simulated α' if kind[1] else 'measured'}, γ = {kind[0]}"
+        _points(axes, rows, name, marker, label, interval)
+    if kinds:
+        axes.legend(handles=axes.lines[-len(kinds) :], loc="upper left")
+
+
+def _simulated(record: Record) -> bool:
+    """Whether alpha was chosen rather than measured."""
+    return record.simulated_alpha is not None
+
+
+def _points(
+    axes: Axes,
+    records: Sequence[Record],
+    name: str,
+    marker: str,
+    label: str,
+    interval: tuple[str, str] | None = None,
+) -> None:
+    """A field of records over their alpha, with the interval of alpha and, if named, its own."""
+    x, y = [record.alpha for record in records], [getattr(record, name) for record in records]
+    thin = {"color": "black", "linewidth": 0.8, "zorder": 3}
+    axes.hlines(y, [r.alpha_low for r in records], [r.alpha_high for r in records], **thin)
+    if interval:
+        low, high = ([getattr(record, end) for record in records] for end in interval)
+        axes.vlines(x, low, high, **thin)
+    axes.plot(x, y, marker, color="black", markerfacecolor="white", label=label)
+
+
+def _write(
+    axes: Axes,
+    text: str,
+    at: tuple[float, float],
+    offset: tuple[float, float],
+    align: str = "left",
+    size: float = 9,
+) -> None:
+    """Text at a point of the axes, moved by some typographic points; it may lie outside them."""
+    look = {"ha": align, "va": "center", "fontsize": size, "annotation_clip": False}
+    axes.annotate(text, at, offset, textcoords="offset points", **look)
+
+
+def _calls(
+    costs: Costs, gamma: int, steps: Sequence[int]
+) -> Iterator[tuple[str, float, int | None]]:
+    """All calls in order: their kind, milliseconds and, of the target, the tokens they gave."""
+    if gamma and gamma not in costs.ms_verify:
+        timed = ", ".join(map(str, costs.ms_verify))
+        raise ValueError(f"The calls of gamma = {gamma} were not timed, only those of {timed}.")
+    if steps and not 1 <= min(steps) <= max(steps) <= gamma + 1:
+        raise ValueError(
+            f"A step of gamma = {gamma} gives from 1 to {gamma + 1} tokens, not from "
+            f"{min(steps)} to {max(steps)}."
+        )
+    yield "encoders", costs.ms_prefill_target, None
+    if gamma:
+        yield "encoders", costs.ms_prefill_draft, None
+    for tokens in steps:
+        for _ in range(gamma):
+            yield "draft", costs.ms_draft_step(gamma), None
+        yield "target", costs.ms_verify[gamma] if gamma else costs.ms_target_step, tokens

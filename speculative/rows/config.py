@@ -1,0 +1,233 @@
+"""The settings of a row of a table, from a gin file of its own or a line of a table's."""
+
+import contextlib
+import dataclasses
+import fnmatch
+import pathlib
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import gin
+
+from speculative import gin_files, tasks
+from speculative.decoding import Decoding, Rule, rules
+from speculative.sampling import Sampling
+from speculative.types import EOS_ID
+
+
+@gin.register(module="settings")
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class RowConfig:
+    """A row's settings; all that its numbers depend on, but for the machine.
+
+    Values out of range raise ValueError.
+
+    Attributes:
+        task: a name of `tasks.TASKS`.
+        target: a model's name, which `weights` resolves.
+        draft: likewise, or one of `drafts.named.MODEL_FREE`.
+        temperature: 0 is argmax.
+        top_k: the likeliest tokens that are kept; 0 is all.
+        top_p: their mass, in (0, 1].
+        verification: how guesses are verified, a name of `decoding.rules.RULES`.
+        lenience: l in (0, 1] of appendix A.5; below 1 outputs are not the target's own.
+        gamma: guesses a step; a row is measured with a number, None is for commands that pick one.
+        dtype: of weights and products; None is as the checkpoints say.
+        max_length: tokens at which an output is cut.
+        num_examples: examples measured; None is all there are.
+        alpha_tokens: tokens of the target's own text on which alpha is measured (section 4.2).
+        rounds: how often each example is decoded each way.
+        seed: of all random numbers.
+        paper_draft: the draft of the paper's row that this one is compared with, if any.
+        simulated_alpha: accept each guess with this probability, whatever the models say: for the
+            times of models whose weights are random. None decodes.
+        source_length: tokens of a random source, where there is no text to decode.
+        checkpoints: the folder in which models are looked for, as `task/name` or `name`;
+            "random" gives models of `models.SIZES` random weights; None takes names as they are.
+        vocabulary: SentencePiece model for checkpoints that come without one.
+        data_file: the texts, as `tasks.prompts.load_prompts` takes them; None is the task's own.
+    """
+
+    task: str
+    target: str
+    draft: str
+    temperature: float
+    top_k: int = 0
+    top_p: float = 1.0
+    verification: str = "token"
+    lenience: float = 1.0
+    gamma: int | None = None
+    dtype: str | None = None
+    max_length: int = 128
+    num_examples: int | None = None
+    alpha_tokens: int = 10_000
+    rounds: int = 3
+    seed: int = 0
+    paper_draft: str | None = None
+    simulated_alpha: float | None = None
+    source_length: int = 64
+    checkpoints: str | None = None
+    vocabulary: str | None = None
+    data_file: str | None = None
+
+    def __post_init__(self) -> None:
+        tasks.task(self.task)
+        for name in ("gamma", "max_length", "num_examples", "alpha_tokens", "rounds"):
+            value = getattr(self, name)
+            if value is None and name in ("gamma", "num_examples"):
+                continue
+            if not isinstance(value, int) or value < 1:
+                raise ValueError(f"RowConfig.{name} must be a whole number from 1, not {value!r}.")
+        _ = self.sampling, self.rule  # Both check their values.
+        if self.simulated_alpha is not None and self.gamma is None:
+            raise ValueError(
+                "Simulated acceptance tells nothing of the best gamma; set RowConfig.gamma."
+            )
+
+    @property
+    def sampling(self) -> Sampling:
+        """How tokens are chosen."""
+        return Sampling(float(self.temperature), self.top_k, float(self.top_p))
+
+    @property
+    def rule(self) -> Rule:
+        """How guesses are verified."""
+        return rules.select(self.verification, self.lenience, self.simulated_alpha)
+
+    def decoding(self, vocab_size: int, gamma: int, eos_id: int = EOS_ID) -> Decoding:
+        """The settings of a generation with so many guesses a step; 0 is autoregressive."""
+        rule = self.rule if gamma else rules.EXACT
+        config = Decoding(vocab_size, self.sampling, gamma, self.max_length, eos_id, rule)
+        # No token ends a text of random words.
+        return config if self.simulated_alpha is None else config.endless
+
+    def gin(self) -> str:
+        """The effective configuration, as a gin file says it."""
+        fields = dataclasses.asdict(self)
+        return "".join(f"RowConfig.{name} = {value!r}\n" for name, value in fields.items())
+
+
+def changed(before: str, now: str) -> list[str]:
+    """The lines of an effective configuration, as `RowConfig.gin` gives it, that now are others.
+
+    A setting that a text lacks, because it was written before the setting existed, has its default.
+    """
+    defaults = {f"RowConfig.{f.name}": repr(f.default) for f in dataclasses.fields(RowConfig)}
+    split = [[line.partition(" = ") for line in text.splitlines()] for text in (before, now)]
+    old, new = (defaults | {name: value for name, _, value in lines} for lines in split)
+    names = [name for name in old | new if old.get(name) != new.get(name)]
+    return [f"{name} = {old[name]}" if name in old else f"no {name}" for name in names]
+
+
+@gin.register(module="settings")
+@dataclasses.dataclass(frozen=True)
+class Table:
+    """The rows of one gin file, by what differs.
+
+    Attributes:
+        rows: by name, the parameters of `RowConfig` that a row has for itself.
+        shared: by a pattern like "*_t0", those of all rows whose names match it. A later pattern
+            overrides an earlier one, and a row's own parameters override all.
+    """
+
+    rows: Mapping[str, Mapping[str, Any]] = dataclasses.field(default_factory=dict)
+    shared: Mapping[str, Mapping[str, Any]] = dataclasses.field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        for pattern in self.shared:
+            if not fnmatch.filter(self.rows, pattern):
+                raise ValueError(f"Table.shared has {pattern!r}, which matches no row's name.")
+
+    def parameters(self, row: str) -> dict[str, Any]:
+        """What a row gives `RowConfig`."""
+        found: dict[str, Any] = {}
+        for pattern, parameters in self.shared.items():
+            if fnmatch.fnmatchcase(row, pattern):
+                found |= parameters
+        return found | dict(self.rows[row])
+
+
+def experiment(address: str | pathlib.Path) -> str:
+    """A row's name in records: its table, and the row or the file of its own in that table."""
+    file, row = _split(address)
+    return f"{file.stem}/{row}" if row else f"{file.parent.name}/{file.stem}"
+
+
+def addresses(file: pathlib.Path) -> list[str]:
+    """All rows of a gin file, in order, each as `read_row` takes it; its errors are the same."""
+    with _parsed(file) as table:
+        return [f"{file}:{row}" for row in table.rows] or [str(file)]
+
+
+def read_row(address: str | pathlib.Path, bindings: Sequence[str] = ()) -> RowConfig:
+    """The row that a gin file describes, changed by bindings like `RowConfig.gamma = 3`.
+
+    The address is the file and, where it is a table of several rows, a colon and the row's name.
+
+    Raises:
+        ValueError: there is no such file or row, one names a parameter that does not exist, a value
+            is missing or out of range; the message names the file.
+    """
+    file, row = _split(address)
+    with _parsed(file) as table, gin.unlock_config():
+        rows = ", ".join(table.rows)
+        if row is None and rows:
+            raise ValueError(f"it is a table; name a row of it, {file}:ROW: {rows}.")
+        if row is not None and row not in table.rows:
+            raise ValueError(f"it has no row {row!r}; its rows are {rows or 'none'}.")
+        for name, value in table.parameters(row).items() if row else ():
+            gin.bind_parameter(f"RowConfig.{name}", value)
+        gin.parse_config(list(bindings))
+        return gin.get_configurable(RowConfig)()
+
+
+def _split(address: str | pathlib.Path) -> tuple[pathlib.Path, str | None]:
+    """The file of a row, and its name there, if it has one."""
+    file, _, row = str(address).rpartition(".gin:")
+    return (pathlib.Path(f"{file}.gin"), row) if file else (pathlib.Path(address), None)
+
+
+@contextlib.contextmanager
+def _parsed(file: pathlib.Path) -> Iterator[Table]:
+    """Binds what a file says; an error in it, or in the block that follows, names the file."""
+    if not file.is_file():
+        table = gin_files.CONFIGS / "runs" / f"{file.parent.name}.gin"
+        said = f"There is no configuration {file}"
+        if table.is_file() and f'"{file.stem}"' in table.read_text(encoding="utf-8"):
+            said += f"; this row is a line of its table now: --gin_file={table}:{file.stem}"
+        elif others := sorted(other.name for other in file.parent.glob("*.gin")):
+            said += f"; there are {', '.join(others)}"
+        raise ValueError(f"{said}.")
+    gin.clear_config()
+    try:
+        gin_files.read(file)
+        yield gin.get_configurable(Table)()
+    except (TypeError, AttributeError, NameError, ValueError, SyntaxError, OSError) as error:
+        said = " ".join(str(error).split()) or type(error).__name__
+        if gone := _missing_include(said):
+            raise ValueError(
+                f"{file} includes {gone}, which does not exist; the rows of the shipped models are "
+                "lines of one file a table now, such as configs/runs/table3.gin:debian_lm_copy_t0."
+            ) from error
+        fields = dataclasses.fields(RowConfig)
+        required = [field.name for field in fields if field.default is dataclasses.MISSING]
+        missing = [name for name in required if f"'{name}'" in said]
+        if isinstance(error, TypeError) and missing:
+            raise ValueError(
+                f"{file} gives no value for RowConfig.{missing[0]}; add a line "
+                f"RowConfig.{missing[0]} = ..., or give it with --gin."
+            ) from error
+        if "'RowConfig' doesn't have a parameter" in said:
+            said += f" (It has {', '.join(field.name for field in fields)}.)"
+        raise ValueError(f"{file} is no configuration of a row: {said}") from error
+    finally:
+        gin.clear_config()
+
+
+def _missing_include(said: str) -> str | None:
+    """The file that gin's error says was included, if there is none."""
+    found = re.search(r'include "([^"]+)"', said)
+    folders = (gin_files.CONFIGS.parent, pathlib.Path())
+    there = found is None or any((folder / found[1]).is_file() for folder in folders)
+    return None if there or found is None else found[1]

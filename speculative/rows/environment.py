@@ -1,0 +1,55 @@
+"""Where a measurement was made: the checkout and the machine, for people."""
+
+import os
+import pathlib
+import platform
+import re
+import subprocess
+
+import jax
+
+import speculative
+
+
+def here() -> dict[str, str]:
+    """What a measurement depends on in addition to its settings: commit, device, JAX's version."""
+    return {"commit": commit(), "device": device(), "jax_version": jax.__version__}
+
+
+def commit() -> str:
+    """The checkout's commit, marked where its files differ from it, or else the version.
+
+    Changed results do not mark it: a measurement writes them before it asks for the commit.
+    """
+    root = pathlib.Path(speculative.__file__).parent.parent
+    if (root / ".git").exists():
+        try:
+            name = _git(root, "describe", "--always")
+            changed = _git(root, "status", "--porcelain", "-uno", "--", ".", ":!results")
+            return name + "-dirty" * bool(changed)
+        except (OSError, subprocess.CalledProcessError):
+            pass
+    return speculative.__version__
+
+
+def _git(root: pathlib.Path, *arguments: str) -> str:
+    command = ["git", "-C", str(root), *arguments]
+    return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
+
+
+def device() -> str:
+    """The device that computes: an accelerator's kind, or the processor's name and cores."""
+    kind = jax.devices()[0]
+    if kind.platform != "cpu":
+        return kind.device_kind
+    file = pathlib.Path("/proc/cpuinfo")
+    found = re.search(r"^model name\s*:\s*(.*)", file.read_text() if file.is_file() else "", re.M)
+    name = found[1].strip() if found else platform.processor() or platform.machine()
+    return f"{name}, {cores()} cores"
+
+
+def cores() -> int:
+    """How many this process may use."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1

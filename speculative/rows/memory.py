@@ -1,0 +1,96 @@
+"""What a row needs of a device's memory, from shapes alone, and whether the device has it."""
+
+import dataclasses
+import pathlib
+from collections.abc import Sequence
+
+import jax
+import jax.numpy as jnp
+
+from speculative.models import Config, abstract_params
+from speculative.rows.config import RowConfig
+
+TPU_V4 = 32 * 2**30
+"""Bytes of memory of a TPU v4 chip."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Need:
+    """What a model of so many parameters needs at batch size 1, in bytes.
+
+    Attributes:
+        dtype: of weights and caches.
+        weights: bytes of the parameters in the row's dtype.
+        caches: bytes of keys and values, self- and cross-attention.
+        activations: most bytes that are alive at once: in the encoder's feed-forward layer and
+            attention, or in a verify pass and its logits.
+    """
+
+    name: str
+    parameters: int
+    dtype: str
+    weights: int
+    caches: int
+    activations: int
+
+    @property
+    def total(self) -> int:
+        """All bytes."""
+        return self.weights + self.caches + self.activations
+
+
+def needs(config: RowConfig, models: Sequence[Config], source_length: int = 512) -> list[Need]:
+    """What the models of a row need: its target and, where it is a model, its draft."""
+    names = (config.target, config.draft)[: len(models)]
+    return [_need(config, *named, source_length) for named in zip(names, models, strict=True)]
+
+
+def _need(config: RowConfig, name: str, model: Config, source_length: int) -> Need:
+    shapes = jax.tree.leaves(abstract_params(model))
+    parameters = sum(leaf.size for leaf in shapes)
+    size = jnp.dtype(model.dtype).itemsize
+    room = config.decoding(model.vocab_size, config.gamma or 7).cache_lengths()[-1]
+    head = model.num_heads * model.head_dim
+    layers = model.decoder_layers
+    # Of the text and of the source, which is in the same caches where it is a prompt.
+    caches = 2 * layers * head * (room + source_length) * size
+    width = (config.gamma or 7) + 1
+    encoder = source_length * (2 * model.mlp_dim + 4 * model.emb_dim) * size
+    encoder += model.num_heads * source_length**2 * 4
+    # Logits and probabilities are float32, the target's and those of every guess.
+    verify = 4 * width * model.vocab_size * 4 + width * (2 * model.mlp_dim + 4 * head) * size
+    return Need(name, parameters, model.dtype, parameters * size, caches, max(encoder, verify))
+
+
+def device_bytes() -> tuple[str, int]:
+    """The present device, for people, and the bytes of its memory."""
+    device = jax.devices()[0]
+    if device.platform != "cpu":
+        return device.device_kind, (device.memory_stats() or {}).get("bytes_limit", 2**63)
+    file = pathlib.Path("/proc/meminfo")
+    if not file.is_file():
+        return "this machine", 2**63
+    return "this machine", 1024 * int(file.read_text().split("MemTotal:")[1].split()[0])
+
+
+def batch(config: RowConfig, models: Sequence[Config], most: int) -> int:
+    """How many rows, up to `most`, fit with the weights in the present device's memory."""
+    found = needs(config, models)
+    row = sum(need.caches + need.activations for need in found)
+    free = device_bytes()[1] - sum(need.weights for need in found)
+    return max(1, min(most, int(0.5 * free) // row))
+
+
+def require(config: RowConfig, models: Sequence[Config], source_length: int = 512) -> None:
+    """Raises ValueError unless the present device holds the models of a row."""
+    found = needs(config, models, source_length)
+    needed = sum(need.total for need in found)
+    if jax.default_backend() == "cpu":
+        # There kernels are copied to another layout, in float32, beside those of the checkpoint.
+        needed += sum(4 * need.parameters for need in found)
+    name, there = device_bytes()
+    if needed > there:
+        raise ValueError(
+            f"{config.target} with {config.draft} needs {needed / 2**30:.1f} GiB, but {name} has "
+            f"{there / 2**30:.1f} GiB: take a narrower dtype, smaller models or another device."
+        )

@@ -1,0 +1,117 @@
+"""The record of a measured row, and the file of them: one JSON object a line."""
+
+import dataclasses
+import math
+import pathlib
+import typing
+
+from speculative.decoding import rules
+from speculative.rows import lines
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Record:
+    """A measured row of a table; None stands for what was not measured.
+
+    Symbols are those of `theory`; times are milliseconds at batch size 1. `alpha` is the mean
+    of the sum of min(p / l, q) over the target's own text, `alpha_accepted` the share accepted of
+    the guesses tested; `speedup` is autoregressive over speculative time a token,
+    `speedup_expected` is what the rule of `verification` promises (Theorem 3.8),
+    `speedup_predicted` the measured cost model with prefill and the examples' lengths, and
+    `speedup_long` its limit for long outputs, Eq. 1 / (gamma c + v). Where `simulated_alpha` is a
+    number, guesses were accepted with that probability whatever the models said: only the times are
+    real. Where `lenience` l is below 1, outputs are not the target's own, and are not compared.
+
+    Raises:
+        ValueError: a value of the wrong type, or a number that is not finite.
+    """
+
+    experiment: str
+    task: str
+    target: str
+    draft: str
+    temperature: float
+    top_k: int
+    top_p: float
+    lenience: float
+    gamma: int
+    batch_size: int
+    num_examples: int
+    num_tokens: int
+    num_target_calls: int
+    tokens_per_call: float
+    tokens_per_call_expected: float
+    alpha: float
+    alpha_accepted: float | None
+    alpha_low: float
+    alpha_high: float
+    c: float
+    verify_cost: float
+    ms_target_step: float
+    ms_verify: float
+    ms_draft_step: float
+    ms_per_token_autoregressive: float
+    ms_per_token_speculative: float
+    speedup: float
+    speedup_low: float
+    speedup_high: float
+    speedup_expected: float
+    speedup_predicted: float
+    outputs_identical: int | None
+    near_ties: int | None
+    metric: str | None
+    quality_autoregressive: float | None
+    quality_speculative: float | None
+    paper_alpha: float | None
+    paper_speedup: float | None
+    seed: int
+    commit: str
+    device: str
+    jax_version: str
+    dtype: str
+    gin: str
+    started_at: str
+    ms_prefill: float
+    ms_prefill_draft: float
+    speedup_long: float
+    tested: int
+    accepted: int
+    simulated_alpha: float | None = None
+    alpha_accepted_low: float | None = None
+    alpha_accepted_high: float | None = None
+    verification: str = "token"
+
+    def __post_init__(self) -> None:
+        for name, kind in typing.get_type_hints(type(self)).items():
+            value = getattr(self, name)
+            kinds = typing.get_args(kind) or (kind,)
+            if float in kinds:
+                kinds = (*kinds, int)
+            if not isinstance(value, kinds) or isinstance(value, bool):
+                raise ValueError(f"A record's {name} cannot be {value!r}.")
+            if isinstance(value, float) and not math.isfinite(value):
+                raise ValueError(f"A record's {name} must be finite, not {value}.")
+
+    @property
+    def above_ceiling(self) -> bool:
+        """Whether the speed-up exceeds the tokens a call, which not even a free draft could reach.
+
+        Then the baseline is slower than the target step that speculation uses, as in three of the
+        paper's rows (A.3).
+        """
+        rule = rules.RULES.get(self.verification, rules.Token)()
+        return self.speedup_low > rule.expected_tokens(self.alpha_high, self.gamma)
+
+
+def append(path: str | pathlib.Path, record: Record) -> None:
+    """Adds a record to a file as one line, on disk when this returns."""
+    lines.append(path, dataclasses.asdict(record))
+
+
+def read(path: str | pathlib.Path) -> list[Record]:
+    """The records of a file, in order; none where there is no file.
+
+    Raises:
+        ValueError: a line is no record; the message names the line.
+    """
+    return lines.read(path, lambda fields: Record(**fields), "record")

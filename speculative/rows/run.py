@@ -1,0 +1,270 @@
+"""A row of the tables: one pair, one task, one way of sampling, measured at batch size 1."""
+
+import dataclasses
+import datetime
+import statistics
+from collections.abc import Callable, Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from speculative import paper, theory
+from speculative.measurement import quality
+from speculative.measurement.alpha import alpha_on_target_text
+from speculative.measurement.bootstrap import interval
+from speculative.measurement.exactness import compare_greedy
+from speculative.measurement.prediction import predict
+from speculative.measurement.timing import TURNS, CostMeter, Costs
+from speculative.pair import Pair
+from speculative.progress import OnProgress
+from speculative.rows import environment
+from speculative.rows.config import RowConfig
+from speculative.rows.kept import Example, KeptExamples
+from speculative.rows.records import Record
+from speculative.rows.weights import RANDOM
+from speculative.rows.workload import Workload, workload
+from speculative.tasks import TASKS
+from speculative.tasks.prompts import Prompt
+
+
+@dataclasses.dataclass(frozen=True)
+class Row:
+    """A measured row: its record, and the examples that the record summarises."""
+
+    record: Record
+    examples: list[Example]
+
+
+def gamma_of(config: RowConfig, experiment: str) -> int:
+    """The guesses a step with which a row is measured; raises ValueError if it names none."""
+    if config.gamma is None:
+        raise ValueError(
+            f"{experiment} has no gamma; set RowConfig.gamma (speculative tune finds the best one)."
+        )
+    return config.gamma
+
+
+def run_row(
+    pair: Pair,
+    config: RowConfig,
+    prompts: Sequence[Prompt] | None,
+    experiment: str = "row",
+    kept: KeptExamples | None = None,
+    on_progress: OnProgress = lambda what, share: None,
+) -> Row:
+    """Measures a row.
+
+    Both ways of decoding run in the same loop and alternate on each example, and so does which of
+    them goes first. A time is the wall-clock time of a whole generation, prefill included; that of
+    an example is the median of its rounds. Programs are compiled before that. Costs are timed
+    between the examples, because a machine's speed changes within minutes.
+
+    Args:
+        pair: target and draft.
+        config: all settings, a gamma among them.
+        prompts: the texts; None uses random sources.
+        experiment: the row's name in its record.
+        kept: examples that an earlier run measured, to which this one's are added.
+        on_progress: called with what is being done and the share of the row that is done.
+
+    Raises:
+        ValueError: there is no gamma or no prompt, or logits are not finite.
+    """
+    gamma = gamma_of(config, experiment)
+    started_at = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
+    kept = KeptExamples() if kept is None else kept
+    work = workload(pair, config, prompts)
+    on_progress("compilation", 0)
+    some = range(min(4, len(work.sources)))
+    lengths = [example.lengths[0] for example in kept]
+    lengths += [int(work.decode(number, 0)[0].lengths[0]) for number in some]
+    work.decode(0, gamma)
+    meter = work.meter((gamma,), lengths)
+    count = len(work.sources)
+    for number in range(count):
+        if number not in kept:
+            enough = sum(len(example.betas) for example in kept) >= config.alpha_tokens
+            kept.add(_measure(work, gamma, number, not enough, meter))
+        on_progress("examples", (number + 1) / count)
+    while meter.turns < TURNS:  # There were few examples left.
+        meter.turn()
+    return Row(_record(work, gamma, list(kept), meter.costs(), experiment, started_at), list(kept))
+
+
+def _measure(
+    work: Workload, gamma: int, number: int, with_alpha: bool, meter: CostMeter
+) -> Example:
+    """Decodes an example both ways, some times each, and compares what came out."""
+    pair, config, prompt = work.pair, work.config, work.prompts[number]
+    seconds: tuple[list[float], list[float]] = [], []
+    results = {}
+    for turn in range(config.rounds):
+        # The way that goes first finds other data in the processor's caches.
+        for way in (0, 1) if (number + turn) % 2 == 0 else (1, 0):
+            output, took = work.decode(number, gamma if way else 0)
+            seconds[way].append(took)
+            results[way] = pair.results(output)[0]
+    meter.tick()
+    alone, guessed = results[0], results[1]
+    source = work.source(number)
+    betas = []
+    if with_alpha and config.simulated_alpha is None:
+        betas = alpha_on_target_text(
+            pair, [source], [alone.tokens], config.sampling, config.max_length, config.rule
+        )[0].tolist()
+    difference = None
+    if config.sampling.greedy and config.rule.exact:
+        difference = compare_greedy(pair, source, alone.tokens, guessed.tokens, work.dtype)
+    return Example(
+        number=number,
+        source=prompt.source,
+        reference=prompt.reference,
+        autoregressive=alone.text,
+        speculative=guessed.text,
+        lengths=(len(alone.tokens), len(guessed.tokens)),
+        seconds=(statistics.median(seconds[0]), statistics.median(seconds[1])),
+        target_calls=guessed.target_calls,
+        tested=guessed.tested,
+        accepted=guessed.accepted,
+        betas=betas,
+        difference=difference,
+    )
+
+
+def _estimate(
+    of: Callable[[NDArray[np.intp]], float], count: int, seed: int
+) -> tuple[float, float, float]:
+    """A number that follows from chosen examples: from all of them, and its 95% interval."""
+    return of(np.arange(count)), *interval(of, count, seed)
+
+
+def _record(
+    work: Workload,
+    gamma: int,
+    examples: list[Example],
+    costs: Costs,
+    experiment: str,
+    started_at: str,
+) -> Record:
+    """The record of a row, from its examples and costs."""
+    config, rule, count = work.config, work.config.rule, len(examples)
+    seconds = np.array([example.seconds for example in examples]).T
+    tokens = np.array([example.lengths for example in examples]).T
+    guesses = np.array([(example.accepted, example.tested) for example in examples]).T
+    betas = [np.array(example.betas) for example in examples if example.betas]
+
+    def ratio(chosen: NDArray[np.intp]) -> float:
+        a, b = 1e3 * seconds[:, chosen].sum(axis=1) / tokens[:, chosen].sum(axis=1)
+        return float(a / b)
+
+    def mean_beta(chosen: NDArray[np.intp]) -> float:
+        return float(np.concatenate([betas[i] for i in chosen]).mean(dtype=np.float64))
+
+    def share(chosen: NDArray[np.intp]) -> float:
+        accepted, tested = guesses[:, chosen].sum(axis=1)
+        return float(accepted / tested)
+
+    speedup, speedup_low, speedup_high = _estimate(ratio, count, config.seed)
+    accepted, accepted_low, accepted_high = _estimate(share, count, config.seed)
+    if config.simulated_alpha is None:
+        alpha, alpha_low, alpha_high = _estimate(mean_beta, len(betas), config.seed)
+    else:
+        alpha = alpha_low = alpha_high = float(config.simulated_alpha)
+    ms = 1e3 * seconds.sum(axis=1) / tokens.sum(axis=1)
+    calls = sum(example.target_calls for example in examples)
+    c, v = costs.c(gamma), costs.verify_cost(gamma)
+    compared = config.sampling.greedy and rule.exact
+    differences = [example.difference for example in examples]
+    metric, qualities = _qualities(config, examples)
+    paper_alpha, paper_speedup = paper_numbers(config, experiment)
+    return Record(
+        experiment=experiment,
+        task=config.task,
+        target=config.target + (" (random weights)" if config.checkpoints == RANDOM else ""),
+        draft=config.draft,
+        temperature=float(config.temperature),
+        top_k=config.top_k,
+        top_p=float(config.top_p),
+        verification=config.verification,
+        lenience=float(config.lenience),
+        gamma=gamma,
+        batch_size=1,
+        num_examples=count,
+        seed=config.seed,
+        dtype=work.dtype,
+        num_tokens=int(tokens[1].sum()),
+        num_target_calls=calls,
+        tokens_per_call=float(tokens[1].sum() / calls),
+        tokens_per_call_expected=theory.expected_tokens(alpha, gamma),
+        alpha=alpha,
+        alpha_low=alpha_low,
+        alpha_high=alpha_high,
+        alpha_accepted=accepted,
+        alpha_accepted_low=accepted_low,
+        alpha_accepted_high=accepted_high,
+        simulated_alpha=config.simulated_alpha,
+        c=c,
+        verify_cost=v,
+        ms_target_step=costs.ms_target_step,
+        ms_verify=costs.ms_verify[gamma],
+        ms_draft_step=costs.ms_draft_step(gamma),
+        ms_prefill=costs.ms_prefill_target,
+        ms_prefill_draft=costs.ms_prefill_draft,
+        ms_per_token_autoregressive=float(ms[0]),
+        ms_per_token_speculative=float(ms[1]),
+        speedup=speedup,
+        speedup_low=speedup_low,
+        speedup_high=speedup_high,
+        speedup_expected=rule.speedup(alpha, gamma, c),
+        speedup_predicted=predict(config.rule, alpha, gamma, costs, tokens[0].tolist()),
+        speedup_long=rule.speedup(alpha, gamma, c, v),
+        outputs_identical=differences.count(None) if compared else None,
+        near_ties=sum(d is not None and d.near_tie for d in differences) if compared else None,
+        metric=metric,
+        quality_autoregressive=qualities[0],
+        quality_speculative=qualities[1],
+        paper_alpha=paper_alpha,
+        paper_speedup=paper_speedup,
+        gin=config.gin(),
+        started_at=started_at,
+        tested=int(guesses[1].sum()),
+        accepted=int(guesses[0].sum()),
+        **environment.here(),
+    )
+
+
+def _qualities(
+    config: RowConfig, examples: list[Example]
+) -> tuple[str | None, tuple[float | None, float | None]]:
+    """The task's metric and its value, in percent, for both ways; none without references."""
+    metric = TASKS[config.task].metric
+    references = [example.reference for example in examples]
+    if metric is None or config.simulated_alpha is not None or not all(references):
+        return None, (None, None)
+    ways = zip(
+        *((example.autoregressive, example.speculative) for example in examples), strict=True
+    )
+    alone, guessed = (quality.measure(metric, references, texts) for texts in ways)
+    return metric, (alone, guessed)
+
+
+def paper_numbers(config: RowConfig, experiment: str = "row") -> tuple[float | None, float | None]:
+    """Alpha and speed-up that the paper prints for the row of the same kind, if there is one.
+
+    Lenient rows, and the exact rows of Table 5, are compared with Table 5, whose speed-ups at l = 1
+    are not those of Table 2.
+    """
+    sampling, task = config.sampling, TASKS[config.task].paper
+    if config.checkpoints == RANDOM and config.simulated_alpha is None:
+        return None, None
+    if config.paper_draft is None or (sampling.top_k, sampling.top_p) != (0, 1.0):
+        return None, None
+    setting = {"draft": config.paper_draft, "temperature": sampling.temperature}
+    if config.lenience < 1 or experiment.startswith("table5/"):
+        lenient = None
+        if task == "ende":
+            lenient = paper.find(paper.TABLE_5, lenience=config.lenience, **setting)
+        return (lenient.alpha, lenient.speedup) if lenient else (None, None)
+    row = paper.find(paper.TABLE_3, task=task, **setting)
+    timed = paper.find(paper.TABLES_2_AND_4, task=task, **setting)
+    return row.alpha if row else None, timed.speedup if timed else None

@@ -1,0 +1,106 @@
+"""Where the models of a row come from: a folder, the package, or random numbers."""
+
+import functools
+import pathlib
+from collections.abc import Callable
+
+from speculative import checkpoints, loading
+from speculative.checkpoints import Checkpoint
+from speculative.drafts.named import MODEL_FREE
+from speculative.loading import Resolved, Weights
+from speculative.models import SIZES, Config
+from speculative.pair import Pair
+from speculative.rows.config import RowConfig
+from speculative.types import PyTree
+
+RANDOM = "random"
+"""Replaces the name of a folder of checkpoints: true sizes, random weights."""
+
+
+class Loader:
+    """Resolves the models of rows, each once, and loads them, one row after the other.
+
+    A target that stays is loaded once, and there is never more than one target in memory.
+    """
+
+    def __init__(self) -> None:
+        """Nothing is resolved or loaded yet."""
+        self._open = functools.cache(checkpoints.open)
+        resolve = functools.partial(loading.resolve, open_checkpoint=self._open)
+        self._resolve = functools.cache(resolve)
+        self._target: tuple[Weights, PyTree] | None = None
+
+    def resolve(self, config: RowConfig) -> Resolved:
+        """The models of a row, found and checked, without reading their tensors.
+
+        Raises:
+            ValueError: as `loading.resolve`; or a model is not in the folder of checkpoints.
+        """
+        random, names = config.checkpoints == RANDOM, (config.target, config.draft)
+        target, draft = names if random else (find(config, name, self._open) for name in names)
+        return self._resolve(target, draft, config.dtype, config.vocabulary, random)
+
+    def __call__(self, config: RowConfig) -> Pair:
+        """The models of a row, loaded.
+
+        Raises:
+            ValueError: as `resolve` and `Resolved.load`.
+        """
+        found = self.resolve(config)
+        if self._target and self._target[0] != found.target:
+            self._target = None
+        pair = found.load(self._target[1] if self._target else None)
+        self._target = found.target, pair.params.target
+        return pair
+
+
+def resolve(config: RowConfig) -> Resolved:
+    """The models of a single row, as `Loader.resolve` finds them."""
+    return Loader().resolve(config)
+
+
+def find(
+    config: RowConfig, name: str, open_checkpoint: Callable[[str], Checkpoint] = checkpoints.open
+) -> str:
+    """The path or name by which a row's model is opened; raises ValueError if there is none."""
+    if name in (*MODEL_FREE, *checkpoints.SHIPPED):
+        return name
+    if config.checkpoints is None:
+        if name in SIZES and not checkpoints.known(name):
+            raise ValueError(
+                f"The row is of {name}; say where its checkpoint is (--checkpoints=DIR), or time "
+                "it with random weights (--weights=random --simulated_alpha=A)."
+            )
+        return name
+    remote, folder = config.checkpoints.startswith("gs://"), config.checkpoints.rstrip("/")
+    for path in (f"{folder}/{config.task}/{name}", f"{folder}/{name}"):
+        if not remote and pathlib.Path(path).is_dir():
+            return path
+        try:
+            if remote and open_checkpoint(path):
+                return path
+        except ValueError:
+            pass
+    listed = [] if remote else sorted(path.name for path in pathlib.Path(folder).glob("*"))
+    held = "" if remote else f"; that folder holds {', '.join(listed) or 'nothing'}"
+    raise ValueError(
+        f"There is no checkpoint of {name} in {folder}, neither as {config.task}/{name} nor as "
+        f"{name}{held}."
+    )
+
+
+def sizes(config: RowConfig) -> list[Config]:
+    """The sizes of a row's target and, where it is a model, its draft.
+
+    They are known by name where the sizes are public; otherwise the checkpoint tells them.
+
+    Raises:
+        ValueError: there is no such checkpoint.
+    """
+
+    def size(name: str) -> Config:
+        return SIZES.get(name) or checkpoints.open(find(config, name, checkpoints.open)).config
+
+    names = [name for name in (config.target, config.draft) if name not in MODEL_FREE]
+    found = [size(name) for name in names]
+    return [size.replace(dtype=config.dtype or size.dtype) for size in found]

@@ -1,0 +1,97 @@
+"""What a row decodes, ready for it: a pair, its settings, and sources of one width."""
+
+import dataclasses
+import statistics
+import time
+from collections.abc import Sequence
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from speculative.decoding import Decoding, Output, stream
+from speculative.decoding.loop import Step
+from speculative.measurement.timing import ITERATIONS, CostMeter
+from speculative.pair import Pair
+from speculative.rows.config import RowConfig
+from speculative.tasks.prompts import Prompt
+
+
+@dataclasses.dataclass(frozen=True)
+class Workload:
+    """Sources to decode with a pair; gamma 0 decodes with the target alone.
+
+    Attributes:
+        pair: target and draft.
+        config: the row's settings.
+        prompts: the texts [N]; those of made-up sources are empty.
+        sources: [N, S] of each prompt, one width, so that each way of decoding is compiled once.
+    """
+
+    pair: Pair
+    config: RowConfig
+    prompts: list[Prompt]
+    sources: jax.Array
+
+    @property
+    def dtype(self) -> str:
+        """Of the target's products."""
+        return self.config.dtype or self.pair.target.config.dtype
+
+    def decoding(self, gamma: int) -> Decoding:
+        """The settings of a generation."""
+        vocabulary = self.pair.vocabulary
+        return self.config.decoding(vocabulary.size, gamma, vocabulary.eos_id)
+
+    def source(self, numbers: int | Sequence[int]) -> jax.Array:
+        """The sources [B, S] of one example or several."""
+        return self.sources[np.atleast_1d(numbers)]
+
+    def _inputs(
+        self, numbers: int | Sequence[int], gamma: int
+    ) -> tuple[jax.Array, jax.Array, Decoding]:
+        """The sources of examples, their random numbers and the settings."""
+        config = self.decoding(gamma)
+        draws = config.draws(self.config.seed, np.atleast_1d(numbers))
+        return jax.block_until_ready(self.source(numbers)), jax.block_until_ready(draws), config
+
+    def decode(self, numbers: int | Sequence[int], gamma: int) -> tuple[Output, float]:
+        """Decodes sources as one batch and gives the seconds that it took, prefill included."""
+        inputs = self._inputs(numbers, gamma)
+        began = time.perf_counter()
+        output = jax.block_until_ready(self.pair.run(*inputs))
+        return output, time.perf_counter() - began
+
+    def steps(self, number: int, gamma: int) -> list[Step]:
+        """What each step of decoding a source did."""
+        pair = self.pair
+        steps = stream(pair.target, pair.draft, pair.params, *self._inputs(number, gamma))
+        return [step for step in steps if step.count[0]]
+
+    def meter(self, gammas: Sequence[int], lengths: Sequence[int]) -> CostMeter:
+        """Times costs in the cache in which the median of outputs of such lengths ends."""
+        config = self.decoding(max(gammas))
+        needed = max(int(statistics.median_high(lengths)), ITERATIONS) + config.room
+        size = next((size for size in config.cache_lengths() if size >= needed), needed)
+        width = self.sources.shape[1]
+        return CostMeter(self.pair, self.config.sampling, gammas, width, size, config.rule)
+
+
+def workload(pair: Pair, config: RowConfig, prompts: Sequence[Prompt] | None) -> Workload:
+    """Encodes the first `config.num_examples` prompts; without any, makes sources up.
+
+    A source that is too long is cut, as T5's own preprocessing does.
+
+    Raises:
+        ValueError: there is no prompt, or one is empty.
+    """
+    if prompts is None:
+        rng = np.random.default_rng(config.seed)
+        shape = (config.num_examples or 8, config.source_length)
+        made = rng.integers(2, pair.vocabulary.size, shape, dtype=np.int32)
+        return Workload(pair, config, [Prompt("", "")] * len(made), jnp.asarray(made))
+    prompts = list(prompts[: config.num_examples])
+    if not prompts:
+        raise ValueError("A row needs at least one prompt.")
+    sources = pair.encode([prompt.source for prompt in prompts], truncate=True)
+    return Workload(pair, config, prompts, sources)

@@ -1,0 +1,232 @@
+"""A statistical test, for any pair and task, that speculative outputs are the target's own.
+
+At temperature 0 greedy outputs are compared. At others two tests look at samples:
+first tokens of many generations against the target's probabilities, and whole texts by the
+randomised probability integral transform (PIT) of each token.
+"""
+
+import dataclasses
+import json
+import pathlib
+
+import jax.numpy as jnp
+import numpy as np
+from numpy.typing import NDArray
+
+from speculative.measurement import teacher_forced
+from speculative.measurement.exactness import Difference, compare_greedy
+from speculative.measurement.independence import EXPECTED, chi_square_tail, likelihood_ratio
+from speculative.progress import OnProgress
+from speculative.rows.workload import Workload
+from speculative.sampling import standardise
+
+CELLS = 20
+BATCH = 128
+"""First tokens that are drawn at a time, where there is room for so many rows."""
+
+
+@dataclasses.dataclass(frozen=True)
+class GTest:
+    """Counts of `count` draws against what was expected.
+
+    `statistic` is G = 2 sum O ln(O / E), None where it is infinite: a token of probability 0 was
+    drawn. `p_value` is the probability of such a G, or a larger one, from an exact decoder.
+    """
+
+    name: str
+    count: int
+    statistic: float | None
+    degrees: int
+    p_value: float
+
+
+@dataclasses.dataclass(frozen=True)
+class Certificate:
+    """What was checked, and whether it holds.
+
+    Attributes:
+        config: the effective configuration.
+        gamma: guesses a step.
+        examples: how many prompts.
+        identical: greedy outputs that are equal; None at other temperatures.
+        differences: where the others part.
+        tests: of what was sampled; none at temperature 0.
+        false_alarm: the probability that `passed` is false for an exact decoder's samples.
+    """
+
+    config: str
+    gamma: int
+    examples: int
+    identical: int | None
+    differences: dict[int, Difference]
+    tests: list[GTest]
+    false_alarm: float
+
+    @property
+    def passed(self) -> bool:
+        """Whether every difference is a near tie, and no statistical test fails.
+
+        The tests share the false-alarm rate evenly (Bonferroni), so that together they keep it.
+        """
+        level = self.false_alarm / max(1, len(self.tests))
+        return all(difference.near_tie for difference in self.differences.values()) and all(
+            test.p_value >= level for test in self.tests
+        )
+
+    def verdict(self) -> str:
+        """One line."""
+        word = "EXACT" if self.passed else "NOT EXACT"
+        if self.identical is not None:
+            ties = len(self.differences)
+            rest = f", {ties} part at a near tie" if ties else ""
+            if not self.passed:
+                rest = ", the others part where no rounding explains it"
+            return f"{word}: {self.identical} of {self.examples} greedy outputs are equal{rest}."
+        values = ", ".join(f"{test.name} p = {test.p_value:.3g}" for test in self.tests)
+        return f"{word}: {values}; an exact decoder fails with probability {self.false_alarm:g}."
+
+    def save(self, path: pathlib.Path) -> None:
+        """Writes everything as JSON."""
+        fields = dataclasses.asdict(self) | {"passed": self.passed, "verdict": self.verdict()}
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(json.dumps(fields, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+
+    @classmethod
+    def read(cls, path: pathlib.Path) -> "Certificate":
+        """The certificate that `save` wrote; its verdict is worked out anew.
+
+        Raises:
+            ValueError: the file holds none.
+        """
+        try:
+            fields = json.loads(path.read_text(encoding="utf-8"))
+            differences = {int(k): Difference(**v) for k, v in fields["differences"].items()}
+            tests = [GTest(**test) for test in fields["tests"]]
+            own = {field.name: fields[field.name] for field in dataclasses.fields(cls)}
+            return cls(**(own | {"differences": differences, "tests": tests}))
+        except (TypeError, KeyError, AttributeError, ValueError) as error:
+            raise ValueError(f"{path} is no certificate: {error!r}") from error
+
+
+def certify(
+    work: Workload,
+    gamma: int,
+    samples: int,
+    batch: int,
+    false_alarm: float,
+    on_progress: OnProgress,
+) -> Certificate:
+    """Checks all prompts of a workload.
+
+    Args:
+        work: pair, settings and texts.
+        gamma: guesses a step.
+        samples: first tokens drawn for each prompt.
+        batch: how many of them are drawn at a time.
+        false_alarm: the probability with which an exact decoder may fail.
+        on_progress: called with what is being done and its share that is done.
+
+    Raises:
+        ValueError: logits are not finite.
+    """
+    pair, greedy, count = work.pair, work.config.sampling.greedy, len(work.sources)
+    differences: dict[int, Difference] = {}
+    texts: list[list[int]] = []
+    for number in range(count):
+        texts.append(pair.results(work.decode(number, gamma)[0])[0].tokens)
+        if greedy:
+            plain = pair.results(work.decode(number, 0)[0])[0].tokens
+            found = compare_greedy(pair, work.source(number), plain, texts[-1], work.dtype)
+            differences |= {number: found} if found else {}
+        on_progress("texts", (number + 1) / count)
+    tests = []
+    if not greedy:
+        first = _first_tokens(work, gamma, samples, batch, on_progress)
+        tests = [first, _whole_texts(work, texts)]
+    identical = count - len(differences) if greedy else None
+    return Certificate(work.config.gin(), gamma, count, identical, differences, tests, false_alarm)
+
+
+def _first_tokens(
+    work: Workload, gamma: int, samples: int, batch: int, on_progress: OnProgress
+) -> GTest:
+    """The G-test of the first tokens of independent generations, summed over the prompts."""
+    statistic, degrees, size = 0.0, 0, work.pair.vocabulary.size
+    config = dataclasses.replace(work.decoding(gamma), max_length=1)
+    rounds = -(-samples // batch)
+    for number in range(len(work.sources)):
+        observed = np.zeros(size)
+        for turn in range(rounds):
+            # Numbers of examples that no text of the workload has.
+            examples = np.arange(batch) + batch * (turn + rounds * (number + 1)) + 2**20
+            draws = config.draws(work.config.seed, examples)
+            output = work.pair.run(jnp.repeat(work.source(number), batch, axis=0), draws, config)
+            observed += np.bincount(np.asarray(output.tokens)[:, 0], minlength=size)
+        p = _probabilities(work, number, [0])[0]
+        g, d = g_statistic(observed, p * observed.sum())
+        statistic, degrees = statistic + g, degrees + d
+        on_progress("first tokens", (number + 1) / len(work.sources))
+    count = rounds * batch * len(work.sources)
+    return g_test("first tokens", count, statistic, degrees)
+
+
+def _whole_texts(work: Workload, texts: list[list[int]]) -> GTest:
+    """The test of every token's randomised PIT.
+
+    That is a uniform number from the token's interval in the target's cumulative distribution after
+    the text so far. All are uniform and independent if and only if every token is drawn from the
+    target (Rosenblatt's transform); counts in equal cells are compared with equal ones.
+    """
+    rng = np.random.default_rng(work.config.seed)
+    transformed = []
+    for number, text in enumerate(texts):
+        p = _probabilities(work, number, text)
+        at = np.arange(len(text))
+        below = np.where(np.arange(p.shape[1]) < np.array(text)[:, None], p, 0).sum(axis=1)
+        transformed.append(below + rng.random(len(text)) * p[at, text])
+    flat = np.concatenate(transformed)
+    observed = np.histogram(flat.clip(0, 1), CELLS, (0, 1))[0].astype(float)
+    statistic, degrees = g_statistic(observed, np.full(CELLS, len(flat) / CELLS))
+    return g_test("whole texts", len(flat), statistic, degrees)
+
+
+def _probabilities(work: Workload, number: int, text: list[int]) -> NDArray[np.float64]:
+    """The target's distribution [length, V] at each token of a text."""
+    row = teacher_forced.padded(text, work.config.max_length)
+    params = work.pair.params.target
+    logits = teacher_forced.logits(work.pair.target, params, work.source(number), row)
+    p = standardise(logits[0, : len(text), : work.pair.vocabulary.size], work.config.sampling)
+    p = np.asarray(p, np.float64)
+    return p / p.sum(axis=1, keepdims=True)
+
+
+def g_test(name: str, count: int, statistic: float, degrees: int) -> GTest:
+    """What a statistic and its degrees of freedom say; an infinite one alarms at any level."""
+    if not np.isfinite(statistic):
+        return GTest(name, count, None, degrees, 0.0)
+    return GTest(name, count, statistic, degrees, chi_square_tail(statistic, degrees or 1))
+
+
+def g_statistic(observed: NDArray[np.float64], expected: NDArray[np.float64]) -> tuple[float, int]:
+    """G and its degrees of freedom; cells with few expected counts are pooled.
+
+    G is divided by Williams' correction, which takes its mean to that of the chi-square
+    distribution: summed over hundreds of prompts, a small excess would look like a difference.
+    A token of probability 0 that was drawn makes G infinite.
+    """
+    if observed[expected == 0].any():
+        return np.inf, 1
+    order = np.argsort(-expected)
+    observed, expected = observed[order], expected[order]
+    own = int((expected >= EXPECTED).sum())
+    observed = np.append(observed[:own], observed[own:].sum())
+    expected = np.append(expected[:own], expected[own:].sum())
+    if expected[-1] < EXPECTED and len(expected) > 1:  # Too few even pooled: into the last cell.
+        observed = np.append(observed[:-2], observed[-2:].sum())
+        expected = np.append(expected[:-2], expected[-2:].sum())
+    degrees = len(expected) - 1
+    if degrees == 0:
+        return 0.0, 0
+    count = expected.sum()
+    correction = 1 + ((count / expected).sum() - 1) / (6 * count * degrees)
+    return likelihood_ratio(observed, expected) / correction, degrees

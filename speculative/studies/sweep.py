@@ -1,0 +1,168 @@
+"""The rows of a table, from their gin files; rows that have a record are not measured again."""
+
+import pathlib
+from collections.abc import Mapping
+
+from speculative import checkpoints, paper, progress
+from speculative.decoding import rules
+from speculative.gin_files import CONFIGS
+from speculative.measurement.independence import Independence, independence
+from speculative.models import Config
+from speculative.rows import environment, memory, records, weights
+from speculative.rows.config import RowConfig, addresses, changed, read_row
+from speculative.rows.kept import KeptExamples
+from speculative.rows.records import Record
+from speculative.rows.run import gamma_of, run_row
+from speculative.rows.workload import Workload, workload
+from speculative.studies import certificate, step_costs
+from speculative.studies.certificate import Certificate
+from speculative.studies.tune import Tuning, tune
+from speculative.tasks import TASKS
+from speculative.tasks.prompts import Prompt, load_prompts
+
+GAMMA = 5
+"""Guesses a step with which a pair is certified, where its row names none."""
+
+
+def rows(table: str) -> list[str]:
+    """The rows of a table as `read_row` takes them, in the paper's order, the shipped pair's last.
+
+    Raises:
+        ValueError: there is no such table; the message lists those there are.
+    """
+    folder = CONFIGS / "runs"
+    file = folder / f"table{table}.gin"
+    if not file.is_file():
+        known = sorted(path.stem.removeprefix("table") for path in folder.glob("table*.gin"))
+        raise ValueError(
+            f"There is no table {table!r} in {folder}; the tables are 1, {', '.join(known)}."
+        )
+    own = [str(path) for path in file.with_suffix("").glob("*.gin")]
+    return [*sorted(own, key=lambda row: (_number_in_paper(row), row)), *addresses(file)]
+
+
+def _number_in_paper(address: str) -> int:
+    """Of a row of Tables 2 and 4."""
+    config = read_row(address)
+    task, rows = TASKS[config.task].paper, paper.TABLES_2_AND_4
+    row = paper.find(rows, task=task, draft=config.paper_draft, temperature=config.temperature)
+    return rows.index(row) if row else len(rows)
+
+
+def shipped(config: RowConfig) -> bool:
+    """Whether a row is of the pair that ships with the package."""
+    return config.target in checkpoints.SHIPPED
+
+
+def run(
+    configs: Mapping[str, RowConfig], output_dir: pathlib.Path, load: weights.Loader | None = None
+) -> list[Record]:
+    """Measures the rows, given by name, that have no record yet, and gives the records of all.
+
+    The output's folder holds `records.jsonl` and, in `rows`, the examples of each row.
+
+    Raises:
+        ValueError: a row has a record or examples with other settings, its texts cannot be read,
+            or as `memory.require`, `weights.Loader` and `run_row`.
+        KeyboardInterrupt: says what is kept.
+    """
+    path, folder = output_dir / "records.jsonl", output_dir / "rows"
+    done = {record.experiment: record for record in records.read(path)}
+    kept, texts = {}, {}
+    here = "".join(f"{name} = {value!r}\n" for name, value in environment.here().items())
+    load = load or weights.Loader()
+    for name, config in configs.items():
+        if name in done and changed(done[name].gin, config.gin()):
+            raise ValueError(
+                f"{path} has a record of {name} with other settings; give another --output_dir, "
+                "or delete that record's line to measure anew."
+            )
+        if name not in done:
+            gamma_of(config, name)
+            memory.require(config, load.resolve(config).configs)
+            texts[name] = _prompts(config)
+            kept[name] = KeptExamples(folder / name, config.gin() + here)
+    try:
+        with progress.bar() as bar:
+            task = bar.add_task("", total=len(configs))
+            for finished, (name, config) in enumerate(configs.items()):
+                if name not in done:
+                    on_progress = progress.row(bar, task, finished, name)
+                    row = run_row(load(config), config, texts[name], name, kept[name], on_progress)
+                    done[name] = row.record
+                    records.append(path, row.record)
+    except KeyboardInterrupt:
+        finished = sum(name in done for name in configs)
+        raise KeyboardInterrupt(
+            f"; {finished} finished rows are in {path}, the examples of the one under way in "
+            f"{folder}; the same command goes on"
+        ) from None
+    return [done[name] for name in configs]
+
+
+TUNED = (1, 2, 3, 4, 5, 6, 7, 8, 10)
+"""Numbers of guesses that `tune` compares."""
+
+
+def tuning(config: RowConfig) -> tuple[Tuning, Independence]:
+    """Measures what decides about gamma for a row's pair, and acceptances at the best gamma.
+
+    Raises:
+        ValueError: acceptance is simulated, or as `weights.resolve` and `workload`.
+    """
+    if config.simulated_alpha is not None:
+        raise ValueError("A simulated alpha is nothing to tune by; give real models.")
+    work, _ = _work(config)
+    with progress.alone(config.task) as on_progress:
+        found = tune(work, TUNED, on_progress)
+        steps = []
+        for number in range(len(work.sources)):
+            steps += work.steps(number, found.gamma)
+            on_progress("acceptances", (number + 1) / len(work.sources))
+    if config.rule == rules.EXACT:  # `--gamma auto` is for exact decoding.
+        step_costs.keep(work.pair, config.sampling, found.costs)
+    accepted = [int(step.accepted[0]) for step in steps]
+    emitted = [int(step.count[0]) for step in steps]
+    return found, independence(accepted, emitted, found.gamma)
+
+
+def certify(config: RowConfig, samples: int, false_alarm: float) -> Certificate:
+    """Tests whether a row's speculative outputs are the target's own.
+
+    Raises:
+        ValueError: the rule of the row is not exact, or as `weights.resolve` and `workload`.
+    """
+    if not config.rule.exact:
+        if config.lenience < 1:
+            raise ValueError(
+                f"Lenient outputs are not the target's own, and lenience is {config.lenience}; "
+                "only at 1 is there anything to test."
+            )
+        if config.simulated_alpha is not None:
+            raise ValueError(
+                "Where acceptance is simulated, outputs are not exact; give real models."
+            )
+        raise ValueError(
+            f"Outputs of {config.verification} verification are not the target's own; there is "
+            "nothing to test."
+        )
+    work, models = _work(config)
+    with progress.alone(config.task) as on_progress:
+        batch = memory.batch(config, models, certificate.BATCH)
+        gamma = config.gamma or GAMMA
+        return certificate.certify(work, gamma, samples, batch, false_alarm, on_progress)
+
+
+def _work(config: RowConfig) -> tuple[Workload, list[Config]]:
+    """A row ready to decode, and the sizes of its models."""
+    found = weights.resolve(config)
+    memory.require(config, found.configs)
+    prompts = _prompts(config)
+    return workload(found.load(), config, prompts), found.configs
+
+
+def _prompts(config: RowConfig) -> list[Prompt] | None:
+    """A row's texts; None where there is no vocabulary to read them with."""
+    if config.checkpoints == weights.RANDOM and config.vocabulary is None:
+        return None
+    return load_prompts(config.task, config.num_examples, config.data_file)

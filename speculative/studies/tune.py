@@ -1,0 +1,109 @@
+"""The best number of guesses a step, by measured alpha, c and v; or why speculation is slower."""
+
+import dataclasses
+from collections.abc import Sequence
+
+import numpy as np
+
+from speculative import theory
+from speculative.decoding import Rule, rules
+from speculative.measurement.alpha import alpha_on_target_text
+from speculative.measurement.prediction import operations_ratio, predict
+from speculative.measurement.timing import TURNS, Costs
+from speculative.progress import OnProgress
+from speculative.rows.workload import Workload
+
+
+@dataclasses.dataclass(frozen=True)
+class Tuning:
+    """What decides about gamma, measured.
+
+    Attributes:
+        alpha: acceptance rate on the target's own text.
+        lengths: tokens of the outputs.
+        costs: of every kind of step, for the gammas that were timed.
+        c_hat: operations a token of the draft over those of the target.
+        rule: verifies guesses, and predicts the speed-up from alpha and costs.
+    """
+
+    alpha: float
+    lengths: list[int]
+    costs: Costs
+    c_hat: float
+    rule: Rule = rules.EXACT
+
+    @property
+    def gammas(self) -> list[int]:
+        """Numbers of guesses that were timed."""
+        return sorted(self.costs.ms_verify)
+
+    def expected(self, gamma: int) -> float:
+        """The speed-up by Theorem 3.8, for which a wide pass costs what a narrow one does."""
+        return self.rule.speedup(self.alpha, gamma, self.costs.c(gamma))
+
+    def predicted(self, gamma: int) -> float:
+        """The speed-up that all measured costs promise for texts of these lengths."""
+        return predict(self.rule, self.alpha, gamma, self.costs, self.lengths)
+
+    @property
+    def gamma(self) -> int:
+        """The gamma of the largest predicted speed-up."""
+        return max(self.gammas, key=self.predicted)
+
+    @property
+    def operations(self) -> float:
+        """The factor by which operations grow at the best gamma (Theorem 3.11)."""
+        return theory.operations(self.alpha, self.gamma, self.c_hat)
+
+    def why_not(self) -> str | None:
+        """Why speculation will not be faster, in a sentence; None where it will."""
+        gamma, costs = self.gamma, self.costs
+        if self.predicted(gamma) > 1:
+            return None
+        c, v = costs.c(gamma), costs.verify_cost(gamma)
+        if self.alpha <= c:
+            return (
+                f"The draft is too slow or too weak: a guess costs c = {c:.2f} of a target step "
+                f"and is accepted with probability alpha = {self.alpha:.2f} only (Corollary 3.9)."
+            )
+        if self.rule.speedup(self.alpha, gamma, c, v) > 1:
+            prefill = costs.ms_prefill_target + costs.ms_prefill_draft
+            return (
+                f"The outputs are too short: {np.mean(self.lengths):.0f} tokens do not win back "
+                f"what encoding for both models costs, {prefill:.1f} ms or "
+                f"{prefill / costs.ms_target_step:.1f} target steps."
+            )
+        if self.expected(gamma) > 1:
+            return (
+                f"The wide pass costs too much: verifying {gamma} guesses costs v = {v:.2f} target "
+                f"steps, and yields {self.rule.expected_tokens(self.alpha, gamma):.2f} tokens."
+            )
+        return (
+            f"Too few guesses are accepted for what they cost: alpha = {self.alpha:.2f}, "
+            f"c = {c:.2f}, v = {v:.2f}."
+        )
+
+
+def tune(work: Workload, gammas: Sequence[int], on_progress: OnProgress) -> Tuning:
+    """Measures alpha on all of a workload's sources, and the costs of each gamma.
+
+    Raises:
+        ValueError: logits are not finite.
+    """
+    config, texts, count = work.config, [], len(work.sources)
+    for number in range(count):
+        texts.append(work.pair.results(work.decode(number, 0)[0])[0].tokens)
+        on_progress("autoregressive", (number + 1) / count)
+    on_progress("acceptance", 0)
+    sources = [work.source(number) for number in range(count)]
+    betas = alpha_on_target_text(
+        work.pair, sources, texts, config.sampling, config.max_length, config.rule
+    )
+    lengths = [len(text) for text in texts]
+    on_progress("costs", 0)
+    meter = work.meter(gammas, lengths)
+    for turn in range(TURNS):
+        meter.turn()
+        on_progress("costs", (turn + 1) / TURNS)
+    alpha = float(np.concatenate(betas).mean(dtype=np.float64))
+    return Tuning(alpha, lengths, meter.costs(), operations_ratio(work.pair), config.rule)

@@ -1,0 +1,421 @@
+"""Products and attention in C++ and by XLA, against float64 NumPy."""
+
+import functools
+import os
+import pathlib
+import subprocess
+import sys
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from speculative.backends.cpu import kernels
+from speculative.backends.cpu.prepacked import COMPILED, FEW, TRANSPOSED
+from speculative.models import T5Config
+from speculative.models.layers import LayerNorm
+from speculative.types import ACTIVATIONS
+
+WIDTHS = (1, 2, 3, 4, 5, 6, 7, 8, 9, FEW, FEW + 1, 70, 150)
+SHAPES = ((1, 1), (6, 10), (37, 64), (64, 33), (384, 1152), (1024, 384))
+"""Inputs and outputs: within a panel, not a multiple of one, enough for several threads."""
+
+needs_compiler = pytest.mark.skipif(not kernels.native(), reason="no C++ compiler")
+product = jax.jit(kernels.product, static_argnums=(2, 5))
+
+
+@functools.partial(jax.jit, static_argnums=(2, 5))
+def products(
+    kernel: kernels.Panels,
+    xs: list[jax.Array],
+    features: int,
+    norm: jax.Array | None = None,
+    bias: jax.Array | None = None,
+    activation: str = "linear",
+    adds: list[jax.Array] | None = None,
+) -> list[jax.Array]:
+    """`kernels.product` of each x, compiled together."""
+    return [
+        kernels.product(kernel, x, features, norm, bias, activation, add)
+        for x, add in zip(xs, adds or [None] * len(xs), strict=True)
+    ]
+
+
+attend = jax.jit(kernels.attend, static_argnums=4)
+
+
+def numbers(*shape: int, seed: int = 0) -> np.ndarray:
+    return np.random.default_rng([seed, *shape]).normal(size=shape).astype(np.float32)
+
+
+def norm(x: np.ndarray, scale: np.ndarray) -> np.ndarray:
+    """T5's, or a GPT's where as many shifts follow the scales."""
+    x, size = x.astype(np.float64), x.shape[-1]
+    if scale.size == size:
+        return x / np.sqrt((x**2).mean(axis=-1, keepdims=True) + 1e-6) * scale
+    away = x - x.mean(axis=-1, keepdims=True)
+    normed = away / np.sqrt((away**2).mean(axis=-1, keepdims=True) + 1e-5)
+    return normed * scale[:size] + scale[size:]
+
+
+@needs_compiler
+@pytest.mark.parametrize("extras", [0, 1, 2], ids=["plain", "of a T5", "of a GPT"])
+@pytest.mark.parametrize(("inputs", "outputs"), SHAPES)
+def test_product(inputs: int, outputs: int, extras: int) -> None:
+    kernel = numbers(inputs, outputs) / np.float32(np.sqrt(inputs))
+    scale = 1 + 0.2 * numbers(extras * inputs)
+    # Off the middle, which T5's norm leaves in and a GPT's takes out.
+    xs = [0.3 + numbers(positions, inputs) for positions in WIDTHS]
+    adds = [numbers(positions, outputs, seed=1) for positions in WIDTHS]
+    bias, activation = numbers(outputs, seed=2), ("linear", "relu", "gelu")[extras]
+    given = (scale, bias, activation, adds) if extras else ()
+    ys = products(kernels.panels(jnp.asarray(kernel)), xs, outputs, *given)
+    for x, add, y in zip(xs, adds, ys, strict=True):
+        want = (norm(x, scale) if extras else x).astype(np.float64) @ kernel
+        want = activated(activation, want + bias) + add if extras else want
+        np.testing.assert_allclose(y, want, atol=3e-5)
+
+
+@needs_compiler
+@pytest.mark.parametrize("extras", [False, True], ids=["plain", "with all that a layer adds"])
+@pytest.mark.parametrize(("inputs", "outputs"), SHAPES)
+def test_product_with_a_kernel_of_whole_numbers(inputs: int, outputs: int, extras: bool) -> None:
+    """Against the same numbers in float64, scales included."""
+    generator = np.random.default_rng(inputs)
+    whole = generator.integers(-127, 128, size=(inputs, outputs))
+    whole[0] = 127  # Every output's largest, so that rounding finds these very numbers again.
+    scales = generator.uniform(0.5, 1.5, size=outputs).astype(np.float32) / np.sqrt(inputs) / 64
+    kernel = (whole * scales).astype(np.float32)
+    panels = kernels.panels(jnp.asarray(kernel), quantized=True)
+    assert panels.values.dtype == jnp.int8
+    norm_scale = 1 + 0.2 * numbers(inputs)
+    xs = [numbers(positions, inputs) for positions in WIDTHS]
+    adds = [numbers(positions, outputs, seed=1) for positions in WIDTHS]
+    bias = numbers(outputs, seed=2)
+    given = (norm_scale, bias, "relu", adds) if extras else ()
+    for x, add, y in zip(xs, adds, products(panels, xs, outputs, *given), strict=True):
+        want = (norm(x, norm_scale) if extras else x).astype(np.float64) @ kernel
+        want = activated("relu", want + bias) + add if extras else want
+        np.testing.assert_allclose(y, want, atol=3e-5)
+
+
+@needs_compiler
+def test_rounding_is_to_the_nearest_of_255_multiples() -> None:
+    kernel = numbers(64, 33)
+    kernel[:, 7] = 0
+    values, scales = kernels.panels(jnp.asarray(kernel), quantized=True)
+    scales = np.ravel(scales)[:33]
+    whole = np.asarray(values).swapaxes(0, 1).reshape(64, -1)[:, :33]
+    want = np.where(kernel.any(axis=0), np.abs(kernel).max(axis=0) / 127, 1)
+    np.testing.assert_allclose(scales, want, rtol=1e-6)
+    assert (np.abs(whole * scales - kernel) <= scales * 0.5001).all()
+
+
+@needs_compiler
+@pytest.mark.parametrize("quantized", [False, True], ids=["float32", "int8"])
+@pytest.mark.parametrize(("inputs", "outputs"), SHAPES)
+def test_a_product_does_not_depend_on_the_positions_beside_it(
+    inputs: int, outputs: int, quantized: bool
+) -> None:
+    """To the last bit: why a verify pass sees the logits of decoding token by token."""
+    kernel = kernels.panels(jnp.asarray(numbers(inputs, outputs)), quantized)
+    x, scale = numbers(max(WIDTHS), inputs), 1 + 0.2 * numbers(inputs)
+    alone = np.concatenate([product(kernel, row[None], outputs, scale) for row in x])
+    for y in products(kernel, [x[:positions] for positions in WIDTHS], outputs, scale):
+        np.testing.assert_array_equal(y, alone[: len(y)])
+
+
+def activated(name: str, x: np.ndarray) -> np.ndarray:
+    if name == "gelu":
+        return 0.5 * x * (1 + np.tanh(np.sqrt(2 / np.pi) * (x + 0.044715 * x**3)))
+    return np.maximum(x, 0) if name == "relu" else x
+
+
+@needs_compiler
+@pytest.mark.parametrize("quantized", [False, True], ids=["float32", "int8"])
+@pytest.mark.parametrize("first", ACTIVATIONS)
+@pytest.mark.parametrize("second", ["linear", "relu"])
+def test_gated_products(first: str, second: str, quantized: bool) -> None:
+    """Products between -30 and 30, where activations reach their limits, in float64."""
+    names = (first, second)
+
+    @functools.partial(jax.jit, static_argnums=2)
+    def multiply(both: kernels.Panels, xs: list[jax.Array], outputs: int, scale: jax.Array) -> Any:
+        return [kernels.gated(both, x, outputs, names, scale) for x in xs]
+
+    for inputs, outputs in SHAPES:
+        generator = np.random.default_rng([inputs, outputs])
+        pair = generator.integers(-127, 128, size=(2, inputs, outputs))
+        pair[:, 0] = 127  # As above, rounding finds these very numbers again.
+        scales = generator.uniform(0.5, 1.5, size=(2, 1, outputs)) / np.sqrt(inputs) / 16
+        one, other = (pair * scales).astype(np.float32)
+        both = kernels.gated_panels(jnp.asarray(one), jnp.asarray(other), quantized)
+        scale = 1 + 0.2 * numbers(inputs)
+        xs = [numbers(positions, inputs) for positions in WIDTHS]
+        for x, y in zip(xs, multiply(both, xs, outputs, scale), strict=True):
+            normed = norm(x, scale)
+            want = activated(first, normed @ one) * activated(second, normed @ other)
+            np.testing.assert_allclose(y, want, atol=3e-4, rtol=3e-5)
+
+
+@needs_compiler
+@pytest.mark.parametrize("first", ACTIVATIONS)
+def test_what_is_no_number_stays_none_through_a_gated_product(first: str) -> None:
+    eye = jnp.eye(32)
+    both = kernels.gated_panels(eye, eye)
+    x = np.ones((2, 32), np.float32)
+    x[1, 5] = np.nan
+    y = np.asarray(kernels.gated(both, jnp.asarray(x), 32, (first, "linear")))
+    assert np.isfinite(y[0]).all()
+    assert np.isnan(y[1]).all()
+
+
+@needs_compiler
+def test_callers_on_several_threads_do_not_disturb_each_other() -> None:
+    """The helpers serve one caller at a time; the others work alone, to the same result."""
+    kernel, x = kernels.panels(jnp.asarray(numbers(384, 1152))), numbers(6, 384)
+    want = product(kernel, x, 1152)
+    with ThreadPoolExecutor(4) as pool:
+        for y in pool.map(lambda _: product(kernel, x, 1152), range(400)):
+            np.testing.assert_array_equal(y, want)
+
+
+@needs_compiler
+def test_a_chain_of_products() -> None:
+    """Each begins the moment the last one ends: a part that comes late, or never, shows."""
+    size, times = 37 * 32, 400  # On two threads 4 chunks of 9 panels, and a last one of 1.
+    orthogonal = np.linalg.qr(numbers(size, size))[0]
+    x, kernel = numbers(40, size), kernels.panels(jnp.asarray(orthogonal))
+
+    @jax.jit
+    def chain(kernel: kernels.Panels, x: jax.Array) -> jax.Array:
+        return jax.lax.fori_loop(0, times, lambda _, y: kernels.product(kernel, y, size), x)
+
+    want = x @ np.linalg.matrix_power(orthogonal.astype(np.float64), times)
+    np.testing.assert_allclose(chain(kernel, x), want, atol=1e-3)
+
+
+TWO_CORES = """
+import os, sys
+os.sched_setaffinity(0, range(os.cpu_count()))
+cores = sorted(os.sched_getaffinity(0))[:2]
+if len(cores) < 2:
+    sys.exit(77)
+os.sched_setaffinity(0, cores)  # Before JAX counts them.
+import pytest
+sys.exit(pytest.main(sys.argv[1:]))
+"""
+
+
+@needs_compiler
+@pytest.mark.skipif(not hasattr(os, "sched_setaffinity"), reason="cores cannot be chosen here")
+def test_kernels_on_two_threads() -> None:
+    """The tests of this file on two cores; a worker of the whole suite has but one."""
+    which = "chain or heads or attention or several_threads"
+    options = ["-q", "-p", "no:xdist", "-p", "no:cacheprovider", "-k", which, __file__]
+    environment = {key: value for key, value in os.environ.items() if "XDIST" not in key}
+    done = subprocess.run(
+        [sys.executable, "-c", TWO_CORES, *options],
+        capture_output=True,
+        text=True,
+        env=environment,
+        cwd=pathlib.Path(__file__).parents[2],
+    )
+    if done.returncode == 77:
+        pytest.skip("one core alone")
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+@pytest.mark.parametrize("positions", WIDTHS)
+def test_the_product_of_xla(positions: int) -> None:
+    kernel, x = jnp.asarray(numbers(6, 10)), numbers(1, positions, 6)
+    add, bias = jnp.asarray(numbers(1, positions, 10)), jnp.asarray(numbers(10, seed=2))
+    layer_norm = LayerNorm(T5Config(10, 6, 1, 6, 6, 1, 1))
+    params = {"params": {"scale": 1 + 0.2 * numbers(6)}}
+
+    def multiply(module: LayerNorm, x: jax.Array) -> jax.Array:
+        return TRANSPOSED.product(
+            kernel.T, x, 10, "float32", None, module, bias=bias, activation="gelu", add=add
+        )
+
+    y = jax.jit(lambda x: layer_norm.apply(params, x, method=multiply))(x)
+    want = activated("gelu", norm(x, params["params"]["scale"]) @ kernel + bias) + add
+    np.testing.assert_allclose(y, want, atol=1e-5)
+
+
+@needs_compiler
+@pytest.mark.parametrize(("heads", "size"), [(1, 1), (2, 8), (3, 20), (6, 64), (2, 100)])
+@pytest.mark.parametrize("length", [1, 3, 8, 40])
+def test_attention(heads: int, size: int, length: int) -> None:
+    """Keys behind a mask, biases shared by heads, by queries, by rows or by none."""
+    rows, scale = 2, 1.0 if length == 1 else 0.3
+    for seen in (1, 15, 16, 70):
+        query = numbers(rows, length, heads, size)
+        keys, values = numbers(2, rows * heads, seen, size)
+        for shape in ((rows, heads, length, seen), (rows, 1, 1, seen), (1, heads, length, seen)):
+            bias = 3 * numbers(*shape)
+            bias[..., max(1, seen - 3) :] = -1e10
+            scores = np.einsum(
+                "blnh,bnkh->bnlk", query.astype(np.float64), keys.reshape(rows, heads, seen, size)
+            )
+            weights = scale * scores + bias
+            weights = np.exp(weights - weights.max(axis=-1, keepdims=True))
+            weights /= weights.sum(axis=-1, keepdims=True)
+            want = np.einsum("bnlk,bnkh->blnh", weights, values.reshape(rows, heads, seen, size))
+            np.testing.assert_allclose(attend(query, keys, values, bias, scale), want, atol=1e-5)
+
+
+@needs_compiler
+@pytest.mark.parametrize(("heads", "size"), [(1, 1), (2, 8), (3, 20), (6, 64)])
+@pytest.mark.parametrize("length", [1, 3, 40])
+def test_attention_among_new_positions(heads: int, size: int, length: int) -> None:
+    projected, bias = numbers(2, length, 3 * heads * size), 3 * numbers(1, heads, length, length)
+    call = jax.jit(kernels.attend_self, static_argnums=(2, 3))
+    y, keys, values = call(projected, bias, heads, 0.3)
+    parts = projected.reshape(2, length, 3, heads, size).transpose(2, 0, 3, 1, 4)
+    query, *written = parts.reshape(3, 2 * heads, length, size)
+    np.testing.assert_array_equal(keys, written[0])
+    np.testing.assert_array_equal(values, written[1])
+    query = query.reshape(2, heads, length, size).transpose(0, 2, 1, 3)
+    np.testing.assert_array_equal(y, attend(query, *written, bias, 0.3))
+
+
+@needs_compiler
+@pytest.mark.parametrize("quantized", [False, True])
+@pytest.mark.parametrize(("heads", "size"), [(1, 1), (2, 8), (3, 20), (6, 64)])
+def test_products_for_heads(heads: int, size: int, quantized: bool) -> None:
+    """Several kernels, whose panels end within heads or beyond them."""
+    x, width = numbers(2, 37, 24), heads * size
+    given = [numbers(24, width, seed=seed) for seed in range(5)]
+    packed = [kernels.panels(jnp.asarray(kernel), quantized) for kernel in given]
+    found = jax.jit(kernels.heads, static_argnums=(2, 3))(packed, x, heads, size)
+    for kernel, laid_out, y in zip(given, packed, found, strict=True):
+        if quantized:  # As the panels have it.
+            whole = laid_out.values * laid_out.scales[:, None]
+            kernel = whole.swapaxes(0, 1).reshape(24, -1)[:, :width]
+        want = (x.astype(np.float64) @ np.asarray(kernel)).reshape(2, 37, heads, size)
+        np.testing.assert_allclose(y, want.transpose(0, 2, 1, 3), atol=3e-5)
+
+
+@needs_compiler
+def test_attention_depends_neither_on_queries_beside_nor_on_room_behind_the_mask() -> None:
+    query, keys, values = numbers(1, 8, 6, 64), *numbers(2, 6, 128, 64)
+    bias = np.where(np.arange(128) > 50 + np.arange(8)[:, None], np.float32(-1e10), 0)[None, None]
+    together = attend(query, keys, values, bias, 1.0)
+    for i in range(8):
+        short = attend(
+            query[:, i : i + 1], keys[:, :64], values[:, :64], bias[:, :, i : i + 1, :64], 1.0
+        )
+        np.testing.assert_array_equal(together[:, i : i + 1], short)
+    keys[:, 60:] = values[:, 60:] = np.nan  # Stale entries are not read.
+    np.testing.assert_array_equal(attend(query, keys, values, bias, 1.0), together)
+
+
+@needs_compiler
+def test_attention_hides_no_number_that_is_none() -> None:
+    query, keys, values = numbers(1, 1, 1, 8), *numbers(2, 1, 20, 8)
+    keys[0, 5, 0] = np.nan
+    assert np.isnan(attend(query, keys, values, np.zeros((1, 1, 1, 20), np.float32), 1.0)).all()
+
+
+@needs_compiler
+def test_attention_where_everything_is_masked_is_the_mean() -> None:
+    query, keys, values = numbers(1, 1, 1, 8), *numbers(2, 1, 20, 8)
+    y = attend(0 * query, keys, values, np.full((1, 1, 1, 20), -1e10, np.float32), 1.0)
+    np.testing.assert_allclose(y[0, 0, 0], values[0].mean(axis=0), atol=1e-6)
+
+
+@needs_compiler
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_axes_before_the_last_and_types_are_kept(dtype: str) -> None:
+    kernel, x = jnp.asarray(numbers(37, 64), dtype), jnp.asarray(numbers(3, 4, 37), dtype)
+    y = COMPILED.product(kernels.panels(kernel), x, 64, dtype)
+    assert (y.shape, y.dtype) == ((3, 4, 64), x.dtype)
+    want = np.asarray(x, np.float64) @ np.asarray(kernel, np.float64)
+    np.testing.assert_allclose(np.asarray(y, np.float64), want, rtol=1e-2, atol=1e-2)
+    wide = COMPILED.product(kernels.panels(kernel), x, 64, dtype, "float32")
+    assert wide.dtype == jnp.float32
+    np.testing.assert_allclose(wide, want, rtol=1e-5, atol=1e-5)
+
+
+@pytest.fixture
+def forgotten() -> Iterator[None]:
+    kernels.native.cache_clear()
+    yield
+    kernels.native.cache_clear()
+
+
+@pytest.mark.usefixtures("forgotten")
+def test_without_a_compiler_xla_serves(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(kernels.shutil, "which", lambda name: None)
+    monkeypatch.delenv("CXX", raising=False)
+    assert not kernels.native()
+    assert "No C++ compiler" in caplog.text
+
+
+@pytest.mark.usefixtures("forgotten")
+def test_a_compiler_that_fails_is_named(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def fail(*arguments: object, **options: object) -> None:
+        raise subprocess.CalledProcessError(1, "c", stderr="kernels.cc:3: no such header\nmore")
+
+    monkeypatch.setenv("CXX", "odd++")
+    monkeypatch.setattr(kernels.subprocess, "run", fail)
+    assert not kernels.native()
+    assert "odd++ could not compile" in caplog.text
+    assert "kernels.cc:3: no such header" in caplog.text
+    assert "more" not in caplog.text
+
+
+@pytest.mark.usefixtures("forgotten")
+def test_each_processor_has_a_library_of_its_own(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: pathlib.Path
+) -> None:
+    """What the compiler predefines for `-march=native` is part of its name."""
+    compiler = tmp_path / "cc"
+    compiler.write_text(
+        '#!/bin/sh\ncase "$*" in *-dM*) echo "$MACROS"; exit;; esac\n'
+        'for word; do [ "$last" = -o ] && : > "$word"; last=$word; done\n'
+    )
+    compiler.chmod(0o755)
+    monkeypatch.setenv("CXX", str(compiler))
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    found = []
+    for macros in ("#define __AVX2__ 1", "#define __AVX512F__ 1", "#define __AVX2__ 1"):
+        monkeypatch.setenv("MACROS", macros)
+        kernels.native.cache_clear()
+        assert not kernels.native()  # An empty file is no library.
+        found.append(len(list(kernels.cache_folder().glob("*.so"))))
+    assert found == [1, 2, 2]
+
+
+@needs_compiler
+@pytest.mark.parametrize(("heads", "size"), [(1, 1), (2, 8), (3, 20), (6, 64)])
+@pytest.mark.parametrize("length", [1, 3, 8])
+def test_attention_on_caches(heads: int, size: int, length: int) -> None:
+    """New keys and values enter at each row's own place, then all are attended to."""
+    room, starts = 70, np.array([17, 40], np.int32)
+    projected = numbers(2, length, 3 * heads * size)
+    keys, values = numbers(2, 2 * heads, room, size)
+    bias = 3 * numbers(2, heads, length, room)
+    after = np.arange(room) > (starts[:, None] + np.arange(length))[..., None]
+    bias = np.where(after[:, None], np.float32(-1e10), bias)
+    call = jax.jit(kernels.attend_cached, static_argnums=5)
+    y, new_keys, new_values = jax.block_until_ready(
+        call(projected, keys, values, bias, starts, 0.3)
+    )
+    query, *written = projected.reshape(2, length, 3, heads, size).transpose(2, 0, 1, 3, 4)
+    for b, start in enumerate(starts):
+        for cache, chunk in zip((keys, values), written, strict=True):
+            rows = cache.reshape(2, heads, room, size)
+            rows[b, :, start : start + length] = chunk[b].transpose(1, 0, 2)
+    np.testing.assert_array_equal(new_keys, keys)
+    np.testing.assert_array_equal(new_values, values)
+    np.testing.assert_array_equal(y, attend(query, keys, values, bias, 0.3))

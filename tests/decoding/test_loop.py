@@ -1,0 +1,444 @@
+"""The loop on the device: equal to the baseline, to its stream, and to each row alone."""
+
+import dataclasses
+import functools
+from collections import Counter
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from speculative.decoding import Decoding, Output, Params, Token, random_draws, reference
+from speculative.decoding import loop as fast
+from speculative.decoding.loop import Step
+from speculative.drafts import (
+    CopyDraft,
+    Draft,
+    NgramDraft,
+    Proposal,
+    TransformerDraft,
+    UniformDraft,
+    count_ngrams,
+    ngram_params,
+)
+from speculative.models.interface import Started
+from speculative.ragged import write_rows
+from speculative.sampling import Sampling
+from speculative.types import Inputs, PyTree, Rows
+from tests import ngrams, numpy_t5, tiny, toy
+
+NEVER = -1
+"""An end token that no model emits."""
+
+ROWS = 4
+LENGTH = 40
+
+ITSELF = TransformerDraft(tiny.TARGET)
+SMALL = TransformerDraft(tiny.DRAFT)
+SAMPLED = Decoding(tiny.VOCABULARY, Sampling(1.0), gamma=4, max_length=LENGTH, eos_id=7)
+
+TOY = toy.MarkovModel()
+TOY_DRAFT = TransformerDraft(TOY)
+
+
+def trigram_params() -> PyTree:
+    return ngram_params(count_ngrams(ngrams.texts(tiny.VOCABULARY), 3, tiny.VOCABULARY), 3)
+
+
+def decode(
+    draft: Draft | None, draft_params: PyTree, config: Decoding, seed: int = 0, **other: Any
+) -> Output:
+    """By the device loop, with the tiny target unless `other` names another."""
+    target = other.get("target", tiny.TARGET)
+    params = other.get("params", tiny.target_params())
+    inputs = jnp.asarray(other.get("inputs", tiny.sources(ROWS)))
+    draws = random_draws(seed, np.arange(len(inputs)), config.capacity)
+    if draft is None:
+        output = fast.generate(target, None, Params(params), inputs, draws, config)
+    else:
+        both = Params(params, draft_params)
+        output = fast.generate(target, draft, both, inputs, draws, config)
+    return jax.tree.map(np.asarray, output)
+
+
+@functools.cache
+def float64_greedy() -> np.ndarray:
+    """Greedy decoding by a T5 in float64, without end tokens: [ROWS, LENGTH]."""
+    output = np.zeros((ROWS, LENGTH + 1), np.int32)
+    for row, source in enumerate(tiny.sources(ROWS)):
+        for i in range(LENGTH):
+            logits = numpy_t5.logits(
+                tiny.stored_params(), tiny.TARGET.config, source[source != 0], output[row, : i + 1]
+            )
+            output[row, i + 1] = logits[-1, : tiny.VOCABULARY].argmax()
+    return output[:, 1:]
+
+
+@functools.cache
+def greedy(gamma: int) -> Decoding:
+    """Settings at temperature 0, with an end token that ends only some rows early."""
+    tokens = float64_greedy()
+    said = np.array([(tokens == t).any(axis=1) for t in range(tiny.VOCABULARY)])
+    some = said.any(axis=1) & ~said.all(axis=1)
+    end = next(t for t in np.flatnonzero(some) if not (tokens[:, :4] == t).any())
+    return Decoding(tiny.VOCABULARY, Sampling(0.0), gamma, LENGTH, int(end))
+
+
+def expected_greedy() -> tuple[np.ndarray, np.ndarray]:
+    """Tokens and lengths, each row cut after its end token."""
+    tokens, ends = float64_greedy().copy(), float64_greedy() == greedy(0).eos_id
+    lengths = np.where(ends.any(axis=1), ends.argmax(axis=1) + 1, LENGTH)
+    tokens[np.arange(LENGTH) >= lengths[:, None]] = 0
+    return tokens, lengths
+
+
+def test_autoregressive_decoding_is_greedy_in_float64() -> None:
+    output = decode(None, (), greedy(0))
+    tokens, lengths = expected_greedy()
+    np.testing.assert_array_equal(output.tokens, tokens)
+    np.testing.assert_array_equal(output.lengths, lengths)
+    np.testing.assert_array_equal(output.target_calls, lengths)
+    assert (output.tested == 0).all()
+    assert (output.accepted == 0).all()
+    assert output.finite.all()
+    assert min(lengths) < max(lengths) == LENGTH
+
+
+@pytest.mark.parametrize(
+    ("draft", "params", "gamma"),
+    [
+        (ITSELF, tiny.target_params, 1),
+        (ITSELF, tiny.target_params, 4),
+        (ITSELF, tiny.target_params, 7),
+        (ITSELF, tiny.near_params, 1),
+        (ITSELF, tiny.near_params, 4),
+        (ITSELF, tiny.near_params, 7),
+        (SMALL, tiny.draft_params, 4),
+        (UniformDraft(), tuple, 4),
+        (NgramDraft(3), trigram_params, 4),
+    ],
+)
+def test_at_temperature_0_the_output_is_the_autoregressive_one(
+    draft: Draft, params: Callable[[], PyTree], gamma: int
+) -> None:
+    output = decode(draft, params(), greedy(gamma))
+    tokens, lengths = expected_greedy()
+    np.testing.assert_array_equal(output.tokens, tokens)
+    np.testing.assert_array_equal(output.lengths, lengths)
+    assert output.finite.all()
+
+
+@pytest.mark.parametrize("config", [greedy(1), greedy(4), greedy(7), SAMPLED], ids=str)
+def test_a_target_that_drafts_for_itself_is_always_accepted(config: Decoding) -> None:
+    """With all guesses accepted: a draft that had not read its last guess would go wrong."""
+    output = decode(ITSELF, tiny.target_params(), config)
+    np.testing.assert_array_equal(output.target_calls, -(-output.lengths // (config.gamma + 1)))
+    np.testing.assert_array_equal(output.accepted, output.tested)
+    bonus = output.lengths // (config.gamma + 1)
+    np.testing.assert_array_equal(output.accepted, output.lengths - bonus)
+
+
+def check_stream(output: Output, steps: list[Step], config: Decoding) -> None:
+    """The steps add up to the output, token by token and counter by counter."""
+    assert all(isinstance(leaf, np.ndarray) for leaf in jax.tree.leaves(steps))
+    for row in range(len(output.lengths)):
+        tokens, calls, tested, accepted = [], 0, 0, 0
+        for step in steps:
+            emitted = step.tokens[row, : step.count[row]].tolist()
+            if not emitted:
+                assert step.finished[row]
+                continue
+            calls += 1
+            tokens += emitted
+            # If the row ended inside the block, the guesses after its end do not count.
+            standing = min(int(step.accepted[row]), len(emitted))
+            assert emitted[:standing] == step.guesses[row, :standing].tolist()
+            accepted += standing
+            tested += standing + (standing < config.gamma and standing < len(emitted))
+            ended = emitted[-1] == config.eos_id or len(tokens) == config.max_length
+            assert step.finished[row] == ended
+        length = output.lengths[row]
+        assert len(tokens) == length
+        assert output.tokens[row].tolist() == tokens + [0] * (config.max_length - length)
+        assert output.target_calls[row] == calls
+        assert output.tested[row] == tested
+        assert output.accepted[row] == accepted
+    assert steps[-1].finished.all()
+    assert not any(step.finished.all() for step in steps[:-1])
+
+
+@pytest.mark.parametrize(
+    ("draft", "params", "config"),
+    [
+        (ITSELF, tiny.near_params, SAMPLED),
+        (
+            UniformDraft(),
+            tuple,
+            Decoding(tiny.VOCABULARY, Sampling(0.7), 2, max_length=90, eos_id=NEVER),
+        ),
+        (None, tuple, greedy(0)),
+    ],
+    ids=["ends", "caches grow", "autoregressive"],
+)
+def test_the_stream_is_the_generation_and_adds_up_to_its_counters(
+    draft: Draft | None, params: Callable[[], PyTree], config: Decoding
+) -> None:
+    output = decode(draft, params(), config)
+    draws = random_draws(0, np.arange(ROWS), config.capacity)
+    both = Params(tiny.target_params(), params())
+    inputs = jnp.asarray(tiny.sources(ROWS))
+    steps = list(fast.stream(tiny.TARGET, draft, both, inputs, draws, config))
+    check_stream(output, steps, config)
+    assert len(set(output.lengths.tolist())) > 1 or config.eos_id == NEVER
+    if config is SAMPLED:
+        assert 0 < output.accepted.sum() < output.tested.sum()
+
+
+@pytest.mark.parametrize("table", [toy.near_table, toy.target_table])
+def test_caches_of_target_and_draft_grow_together(table: Callable[[], np.ndarray]) -> None:
+    """Through three sizes; the reference, whose caches never grow, emits the same tokens.
+
+    If the target drafts for itself, every block is full, so that all rows have equal lengths.
+    """
+    config = Decoding(toy.VOCABULARY, Sampling(1.0), gamma=2, max_length=260, eos_id=NEVER)
+    assert len(config.cache_lengths()) == 3
+    params = Params(toy.params(toy.target_table()), toy.params(table()))
+    inputs = jnp.ones((2, 1), jnp.int32)
+    output = decode(
+        TOY_DRAFT, params.draft, config, target=TOY, params=params.target, inputs=inputs
+    )
+    draws = random_draws(0, np.arange(2), config.capacity)
+    steps = list(fast.stream(TOY, TOY_DRAFT, params, inputs, draws, config))
+    check_stream(output, steps, config)
+    for row in range(2):
+        trace = reference.generate(
+            TOY, TOY_DRAFT, params, np.ones(1), np.asarray(draws[row]), config
+        )
+        assert trace.tokens == output.tokens[row].tolist()
+
+
+def test_a_row_of_a_batch_is_what_it_is_alone() -> None:
+    together = decode(ITSELF, tiny.near_params(), SAMPLED)
+    both = Params(tiny.target_params(), tiny.near_params())
+    for row in range(ROWS):
+        draws = random_draws(0, np.array([row]), SAMPLED.capacity)
+        source = jnp.asarray(tiny.sources(ROWS)[row : row + 1])
+        alone = fast.generate(tiny.TARGET, ITSELF, both, source, draws, SAMPLED)
+        for one, many in zip(jax.tree.leaves(alone), jax.tree.leaves(together), strict=True):
+            np.testing.assert_array_equal(one[0], many[row])
+
+
+def run_chain(*said: int, config: Decoding | None = None) -> Output:
+    """A target, which is its own draft, that repeats these tokens and emits nothing else."""
+    table = np.full((toy.PADDED,) * 3, -30.0)
+    walk = [0, 0, *said, *said]
+    for before, last, following in zip(walk, walk[1:], walk[2:], strict=False):
+        table[before, last] = -30.0
+        table[before, last, following] = 30.0
+    config = config or Decoding(toy.VOCABULARY, Sampling(1.0), 4, max_length=7, eos_id=toy.EOS)
+    params, inputs = toy.params(table), np.ones((2, 1), np.int32)
+    return decode(TOY_DRAFT, params, config, target=TOY, params=params, inputs=inputs)
+
+
+def test_an_end_inside_an_accepted_block_ends_the_row_there() -> None:
+    output = run_chain(2, 3, 1)
+    assert output.tokens.tolist() == [[2, 3, 1, 0, 0, 0, 0]] * 2
+    assert output.lengths.tolist() == output.tested.tolist() == output.accepted.tolist() == [3, 3]
+    assert output.target_calls.tolist() == [1, 1]
+
+
+def test_an_end_that_is_the_bonus_token_ends_the_row() -> None:
+    output = run_chain(2, 2, 3, 3, 1)
+    assert output.tokens.tolist() == [[2, 2, 3, 3, 1, 0, 0]] * 2
+    assert output.tested.tolist() == output.accepted.tolist() == [4, 4]
+    assert output.target_calls.tolist() == [1, 1]
+
+
+def test_the_limit_cuts_inside_a_block() -> None:
+    output = run_chain(2, 3)
+    assert output.tokens.tolist() == [[2, 3, 2, 3, 2, 3, 2]] * 2
+    assert output.lengths.tolist() == [7, 7]
+    assert output.target_calls.tolist() == [2, 2]
+    # Four guesses and the bonus token, then two of the second block's four guesses.
+    assert output.tested.tolist() == output.accepted.tolist() == [6, 6]
+
+
+def test_a_limit_of_one_token() -> None:
+    config = Decoding(toy.VOCABULARY, Sampling(0.0), gamma=4, max_length=1, eos_id=toy.EOS)
+    output = run_chain(2, 3, config=config)
+    assert output.tokens.tolist() == [[2]] * 2
+    assert output.target_calls.tolist() == output.accepted.tolist() == [1, 1]
+
+
+@pytest.mark.parametrize("wrong", [np.nan, np.inf])
+@pytest.mark.parametrize("draft", [None, UniformDraft()])
+def test_logits_that_are_not_finite_are_reported_by_row(draft: Draft | None, wrong: float) -> None:
+    """One row's source has a token, outside the vocabulary, with a broken embedding."""
+    inputs = tiny.sources(ROWS)
+    inputs[2, 0] = tiny.VOCABULARY + 3
+    packed = tiny.target_params()
+    embedding = packed["params"]["token_embedder"]["embedding"]
+    broken = {"embedding": embedding.at[tiny.VOCABULARY + 3].set(wrong)}
+    params = packed | {"params": packed["params"] | {"token_embedder": broken}}
+    output = decode(draft, (), greedy(4 if draft else 0), params=params, inputs=inputs)
+    assert output.finite.tolist() == [True, True, False, True]
+    # The other rows are unchanged.
+    tokens, _ = expected_greedy()
+    np.testing.assert_array_equal(output.tokens[[0, 1, 3]], tokens[[0, 1, 3]])
+
+
+@pytest.mark.parametrize("gamma", [63, 64, 300])
+def test_a_large_gamma_decodes(gamma: int) -> None:
+    config = Decoding(tiny.VOCABULARY, Sampling(0.0), gamma, max_length=10, eos_id=-1)
+    draws = random_draws(0, np.arange(1), config.capacity)
+    both, source = Params(tiny.target_params()), jnp.asarray(tiny.sources(1))
+    output = fast.generate(tiny.TARGET, UniformDraft(), both, source, draws, config)
+    np.testing.assert_array_equal(output.tokens, float64_greedy()[:1, :10])
+
+
+def test_too_few_draws_are_refused() -> None:
+    """A read beyond them would be shifted back silently and use numbers twice."""
+    config = Decoding(tiny.VOCABULARY, Sampling(1.0), gamma=4, max_length=40, eos_id=7)
+    draws = random_draws(0, np.arange(4), config.capacity - 1)
+    both, source = Params(tiny.target_params()), jnp.asarray(tiny.sources(4))
+    with pytest.raises(ValueError, match=f"{config.capacity - 1}.*{config.capacity}"):
+        fast.generate(tiny.TARGET, UniformDraft(), both, source, draws, config)
+
+
+@pytest.mark.parametrize(
+    ("draft", "params"),
+    [(SMALL, tiny.draft_params), (CopyDraft(), tuple)],
+    ids=["model", "copy"],
+)
+def test_a_row_may_begin_another_text_at_any_time(
+    draft: Draft, params: Callable[[], PyTree]
+) -> None:
+    """A text put in after three steps decodes as it would alone, and so do the other rows."""
+    models, both = fast.Models(tiny.TARGET, draft), Params(tiny.target_params(), params())
+    config = dataclasses.replace(SAMPLED, max_length=24)
+    draws = config.draws(0, np.arange(ROWS + 1))
+    sources = jnp.asarray(tiny.sources(ROWS + 1))
+    begin = jax.jit(lambda x: fast.start(models, both, x, config, config.capacity))
+    step = jax.jit(lambda progress, draws: fast.step(models, both, progress, draws, config)[0])
+    progress = begin(sources[:ROWS])
+    for _ in range(3):
+        progress = step(progress, draws[:ROWS])
+    rows = jnp.array([0, ROWS, 2, 3])  # A fifth text takes the place of the second.
+    progress = jax.jit(fast.put_row, static_argnums=1)(progress, 1, begin(sources[ROWS:]))
+    for _ in range(config.max_length):
+        progress = step(progress, draws[rows])
+    alone = fast.generate(tiny.TARGET, draft, both, sources, draws, config)
+    for name in ("lengths", "target_calls", "tested", "accepted"):
+        np.testing.assert_array_equal(getattr(progress, name), getattr(alone, name)[rows])
+    for row, other in enumerate(rows.tolist()):
+        length = int(progress.lengths[row])
+        np.testing.assert_array_equal(progress.tokens[row, :length], alone.tokens[other, :length])
+
+
+@dataclasses.dataclass(frozen=True)
+class Reader:
+    """Keeps the hidden states of accepted positions [B, T], and their number [B]."""
+
+    layers: tuple[str, ...] = ("fed",)
+
+    def start(self, params: PyTree, inputs: Inputs, cache_length: int, target: Started) -> Any:
+        batch = inputs.shape[0]
+        return jnp.zeros((batch, cache_length), jnp.int32), jnp.zeros(batch, jnp.int32)
+
+    def propose(
+        self,
+        params: PyTree,
+        state: Any,
+        last: Rows,
+        uniforms: jax.Array,
+        sampling: Sampling,
+        vocab_size: int,
+    ) -> Proposal:
+        return Proposal((uniforms * vocab_size).astype(jnp.int32), None, state)
+
+    def commit(self, proposal: Proposal, accepted: Rows, hidden: dict[str, jax.Array]) -> Any:
+        read, count = proposal.state
+        return write_rows(read, hidden["fed"][..., 0], count, axis=1), count + accepted + 1
+
+
+@pytest.mark.parametrize("batch", [1, 5])
+def test_a_draft_is_given_the_hidden_states_of_accepted_positions(batch: int) -> None:
+    """The toy's hidden state is the token it read: all of the text but its newest token."""
+    models = fast.Models(TOY, Reader())
+    config = Decoding(toy.VOCABULARY, Sampling(1.0), 3, max_length=20, eos_id=NEVER)
+    both, draws = Params(toy.params(toy.target_table())), config.draws(1, np.arange(batch))
+    progress = fast.start(models, both, jnp.ones((batch, 1), jnp.int32), config, config.capacity)
+    step, accepted = jax.jit(fast.step, static_argnums=(0, 4)), set()
+    for _ in range(4):
+        progress, done = step(models, both, progress, draws, config)
+        accepted |= set(done.accepted.tolist())
+        read, counts = progress.draft
+        np.testing.assert_array_equal(counts, progress.lengths)
+        for row, count in enumerate(counts.tolist()):
+            text = [0, *progress.tokens[row].tolist()]
+            assert read[row, :count].tolist() == text[:count]
+    assert len(accepted) > 1
+
+
+class KeyedByStep(Token):
+    """Token verification, with random numbers that no two steps share."""
+
+    keyed_by = "step"
+
+
+def test_numbers_keyed_by_the_step_are_exact_and_none_is_used_twice() -> None:
+    """20,000 outputs against the target's distribution; a correct program fails with p = 1e-4."""
+    config = Decoding(toy.VOCABULARY, Sampling(1.0), 3, 6, toy.EOS, KeyedByStep())
+    draws = config.draws(5, np.arange(20_000))
+    assert draws.shape == (20_000, config.capacity, 4, 3)
+    assert len(np.unique(np.asarray(draws[0]))) == draws[0].size
+    np.testing.assert_array_equal(config.draws(5, np.array([7]))[0], draws[7])
+    both = Params(toy.params(toy.target_table()), toy.params(toy.near_table()))
+    sources = jnp.ones((len(draws), 1), jnp.int32)
+    output = jax.tree.map(np.asarray, fast.generate(TOY, TOY_DRAFT, both, sources, draws, config))
+    p = toy.distribution(toy.target_table(), config.sampling)
+    found = Counter(
+        tuple(row[:length].tolist())
+        for row, length in zip(output.tokens, output.lengths, strict=True)
+    )
+    assert toy.p_value(found, toy.sequence_law(p, 6)) > 1e-4
+    for row in range(8):
+        trace = reference.generate(
+            TOY, TOY_DRAFT, both, np.ones(1, int), np.asarray(draws[row]), config
+        )
+        assert trace.tokens == output.tokens[row, : output.lengths[row]].tolist()
+        assert len(trace.steps) == output.target_calls[row]
+
+
+def test_numbers_keyed_otherwise_are_refused() -> None:
+    by_step = Decoding(toy.VOCABULARY, Sampling(1.0), 3, 6, toy.EOS, KeyedByStep())
+    by_position = dataclasses.replace(by_step, rule=Token())
+    source = jnp.ones((1, 1), jnp.int32)
+    for config, other in ((by_step, by_position), (by_position, by_step)):
+        with pytest.raises(ValueError, match=f"not keyed by the {config.rule.keyed_by}"):
+            fast.generate(
+                TOY, UniformDraft(), Params(()), source, other.draws(0, np.zeros(1, int)), config
+            )
+
+
+def test_a_row_of_another_width_is_refused() -> None:
+    models, both = fast.Models(tiny.TARGET, None), Params(tiny.target_params())
+    config = dataclasses.replace(SAMPLED, gamma=0)
+    sources = jnp.asarray(tiny.sources(3))
+    batch = fast.start(models, both, sources, config, 64)
+    for source, size in ((sources[:1, :-1], 64), (sources[:1], 48)):
+        with pytest.raises(ValueError, match="inputs as wide and a cache as long"):
+            fast.put_row(batch, 1, fast.start(models, both, source, config, size))
+
+
+@pytest.mark.parametrize("shape", [(1, 46, 3), (4, 46, 2), (4, 46, 4, 3)])
+def test_random_numbers_of_another_shape_are_refused(shape: tuple[int, ...]) -> None:
+    """Of one row for four, two for a position that needs three, of too few offsets for a step."""
+    rule = KeyedByStep() if len(shape) == 4 else Token()
+    config = dataclasses.replace(SAMPLED, rule=rule)
+    both, source = Params(tiny.target_params()), jnp.asarray(tiny.sources(4))
+    with pytest.raises(ValueError, match="are not those of 4 rows with gamma = 4"):
+        fast.generate(tiny.TARGET, UniformDraft(), both, source, jnp.zeros(shape), config)

@@ -1,0 +1,132 @@
+"""The demo around its rows: what it asks for, what it keeps, what an interrupt leaves."""
+
+import dataclasses
+import io
+import pathlib
+from typing import Any
+
+import pytest
+from rich.console import Console
+
+from speculative import cli
+from speculative.pair import Result
+from speculative.reporting import demo, traces
+from speculative.reporting.traces import Line, PromptTrace
+from speculative.rows import records
+from speculative.rows.config import experiment, read_row
+from speculative.rows.run import Row
+from speculative.studies import sweep
+from tests.rows import made
+
+ROWS = [(task, t) for task in ("debian_ende", "debian_synopsis") for t in (0.0, 1.0)]
+
+
+@pytest.fixture
+def asked(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
+    """Replaces what takes long, measuring and tracing; holds what each row was asked with."""
+    calls: list[dict[str, Any]] = []
+
+    def run_row(pair, config, prompts, experiment, kept, on_progress) -> Row:
+        calls.append({"config": config, "prompts": prompts})
+        on_progress("timing", 0.5)
+        greedy = config.sampling.greedy
+        return made.row(
+            experiment=experiment,
+            task=config.task,
+            temperature=config.temperature,
+            gin=config.gin(),
+            seed=config.seed,
+            speedup=len(calls) + 0.25,
+            outputs_identical=len(prompts) if greedy else None,
+            near_ties=0 if greedy else None,
+        )
+
+    def trace(pair, source, config, gamma) -> PromptTrace:
+        call = next(call for call in calls if call["config"] == config)
+        assert source == call["prompts"][0].source
+        assert gamma == config.gamma
+        return PromptTrace(source, [Line(" a", "", " b", 1)], Result("a b", [7, 8], 1, 1, 1), True)
+
+    monkeypatch.setattr(sweep, "run_row", run_row)
+    monkeypatch.setattr(traces, "trace", trace)
+    return calls
+
+
+@pytest.fixture
+def arguments(saved_pair: tuple[pathlib.Path, pathlib.Path], tmp_path: pathlib.Path) -> list[str]:
+    target, draft = saved_pair
+    options = ["--target", str(target), "--draft", str(draft), "--output_dir", str(tmp_path / "d")]
+    return ["demo", *options, "--max_length", "6", "--limit", "2", "--seed", "3"]
+
+
+def test_both_tasks_at_both_temperatures(
+    asked: list[dict[str, Any]], arguments: list[str], tmp_path: pathlib.Path, capsys
+) -> None:
+    assert cli.main(arguments) == 0
+    assert [(call["config"].task, call["config"].temperature) for call in asked] == ROWS
+    for call in asked:
+        assert len(call["prompts"]) == 2
+        assert (call["config"].seed, call["config"].max_length) == (3, 6)
+        assert call["config"].gamma == 5
+    kept = records.read(tmp_path / "d" / "records.jsonl")
+    assert [(record.task, record.temperature) for record in kept] == ROWS
+    out = capsys.readouterr().out
+    report = (tmp_path / "d" / "report.md").read_text(encoding="utf-8")
+    for text in (out, report):
+        for number in range(1, 5):
+            assert f" {number}.25" in text
+        assert "for the first prompt of 4 of 4 rows" in " ".join(text.split())
+        assert "translate English to German: " in text
+    assert f"{tmp_path / 'd' / 'records.jsonl'}" in out.replace("\n", "")
+
+    # A new run replaces what an earlier one left.
+    assert cli.main(arguments) == 0
+    assert len(records.read(tmp_path / "d" / "records.jsonl")) == 4
+
+
+def test_an_interrupt_leaves_finished_rows(
+    asked: list[dict[str, Any]],
+    arguments: list[str],
+    tmp_path: pathlib.Path,
+    capsys,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    assert cli.main(arguments) == 0
+    asked.clear()
+    capsys.readouterr()
+    measure = sweep.run_row
+
+    def interrupted(*positional, **settings) -> Row:
+        if len(asked) == 2:
+            raise KeyboardInterrupt
+        return measure(*positional, **settings)
+
+    monkeypatch.setattr(sweep, "run_row", interrupted)
+    assert cli.main(arguments) == 130
+    file = tmp_path / "d" / "records.jsonl"
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert err == f"interrupted; finished rows are in {file}\n"
+    assert [(record.task, record.temperature) for record in records.read(file)] == ROWS[:2]
+    assert not (tmp_path / "d" / "report.md").exists()
+
+
+def test_its_rows_are_those_of_the_shipped_pairs_table() -> None:
+    rows = {experiment(row): read_row(row) for row in sweep.rows("2")}
+    for name, config in demo.ROWS.items():
+        assert rows[name] == dataclasses.replace(config, rounds=3, paper_draft="small")
+    assert len(demo.ROWS) == sum(map(sweep.shipped, rows.values()))
+
+
+def test_loops_that_differ_are_admitted() -> None:
+    differs = PromptTrace("a [bold] text", [Line(" a", "", "", 1)], Result("", [], 1, 1, 1), False)
+    console = Console(file=io.StringIO(), width=200)
+    same = dataclasses.replace(differs, same_tokens=True)
+    demo.show([made.record(), made.record()], [differs, same], console)
+    assert isinstance(console.file, io.StringIO)
+    text = console.file.getvalue()
+    assert "for the first prompt of 1 of 2 rows" in text
+    assert "debian_ende, T = 0, γ = 6: 0 tokens in 1 target calls" in text
+    assert "a [bold] text" in text and "  1  1/6 │ a\n" in text
+    for value in ("the_target", "the_draft", "a processor, 2 cores", "abc1234", "0.10.2"):
+        assert value in text

@@ -1,0 +1,208 @@
+"""Figures by the data of their lines and bars, and Table 1, against sums worked out here."""
+
+import io
+
+import matplotlib.axes
+import numpy as np
+import pytest
+from matplotlib.collections import LineCollection
+from matplotlib.figure import Figure
+from rich.console import Console
+
+from speculative.measurement.timing import Costs
+from speculative.reporting import plots, tables
+from speculative.rows.records import Record
+from tests.rows import made
+
+COSTS = Costs(6.0, 2.0, 1.5, {1: 1.8, 3: 2.5}, {1: 0.2, 3: 0.9})
+
+
+def row(gamma: int, alpha: float, speedup: float, **changes: object) -> Record:
+    return made.record(
+        gamma=gamma,
+        alpha=alpha,
+        alpha_low=alpha - 0.02,
+        alpha_high=alpha + 0.03,
+        tokens_per_call=10 * alpha,
+        speedup=speedup,
+        speedup_low=speedup - 0.1,
+        speedup_high=speedup + 0.2,
+        **changes,
+    )
+
+
+ROWS = [row(3, 0.5, 1.5, c=0.16), row(6, 0.8, 2.5, c=0.1), row(3, 0.6, 1.75, c=0.184)]
+
+
+def drawn(axes: matplotlib.axes.Axes) -> dict[str, np.ndarray]:
+    """What is drawn, [points, 2], by its label; each label is there once."""
+    labels = [str(line.get_label()) for line in axes.lines]
+    assert len(set(labels)) == len(labels)
+    return {
+        name: np.array(line.get_xydata()) for name, line in zip(labels, axes.lines, strict=True)
+    }
+
+
+def intervals(axes: matplotlib.axes.Axes) -> list[list[list[float]]]:
+    found = [c.get_segments() for c in axes.collections if isinstance(c, LineCollection)]
+    return [np.round(segment, 6).tolist() for segments in found for segment in segments]
+
+
+def written(axes: matplotlib.axes.Axes) -> list[str]:
+    return [text.get_text() for text in axes.texts]
+
+
+def legend(axes: matplotlib.axes.Axes) -> list[str]:
+    shown = axes.get_legend()
+    return [text.get_text() for text in shown.get_texts()] if shown else []
+
+
+def series(alpha: np.ndarray, gamma: int) -> np.ndarray:
+    """Equation 1 as a polynomial of alpha."""
+    return np.polyval(np.ones(gamma + 1), alpha)
+
+
+@pytest.mark.parametrize(("rows", "more"), [([], []), (ROWS, [6])])
+def test_figure_2_is_equation_1(rows: list[Record], more: list[int]) -> None:
+    (axes,) = plots.figure_2(rows).axes
+    lines = drawn(axes)
+    for gamma in (1, 3, 5, 7, 10, *more):
+        alpha, tokens = lines.pop(f"γ = {gamma}").T
+        np.testing.assert_allclose(tokens, series(alpha, gamma))
+        assert (alpha[0], alpha[-1]) == (0, 1)
+    alpha, tokens = lines.pop("γ = ∞").T
+    np.testing.assert_allclose((1 - alpha[:-1]) * tokens[:-1], 1)
+    assert tokens[-1] == float("inf")
+    assert len(lines) == (2 if rows else 0)
+    assert written(axes)[-1] == "γ = ∞"
+
+
+def test_figure_2_sets_what_was_measured_at_its_gamma() -> None:
+    (axes,) = plots.figure_2([*ROWS, row(3, 0.7, 1.9, simulated_alpha=0.7)]).axes
+    lines = drawn(axes)
+    assert legend(axes) == ["measured, γ = 3", "simulated α, γ = 3", "measured, γ = 6"]
+    np.testing.assert_allclose(lines["measured, γ = 3"], [[0.5, 5], [0.6, 6]])
+    np.testing.assert_allclose(lines["simulated α, γ = 3"], [[0.7, 7]])
+    np.testing.assert_allclose(lines["measured, γ = 6"], [[0.8, 8]])
+    assert intervals(axes)[0] == [[0.48, 5], [0.53, 5]]
+
+
+def test_figure_3_is_the_largest_speedup_of_all_gammas() -> None:
+    (axes,) = plots.figure_3(ROWS).axes
+    lines = drawn(axes)
+    for c in (0.01, 0.02, 0.05, 0.1, 0.2):
+        alpha, best = lines.pop(f"c = {c:g}").T
+        factors = [series(alpha, gamma) / (gamma * c + 1) for gamma in range(33)]
+        within = best <= 32
+        expected = np.argmax(factors, axis=0)
+        # Where two gammas are equally good, a rounding may decide.
+        assert (best[within] == expected[within]).mean() > 0.99
+        assert best[-1] == 33 > axes.get_ylim()[1]
+        assert best[alpha < c].max() == 0
+    points = lines.pop("measured rows, c = 0.10 to 0.18")
+    np.testing.assert_allclose(points, [[0.5, 3], [0.8, 6], [0.6, 3]])
+    assert not lines
+
+
+@pytest.mark.parametrize(
+    ("rows", "last"),
+    [
+        ([], "c = 0.2"),
+        ([row(3, 0.7, 1.9, simulated_alpha=0.7)], "c = 0.2"),
+        (ROWS[:1], "measured rows, c = 0.16"),
+    ],
+)
+def test_figure_3_names_the_costs_of_measured_rows(rows: list[Record], last: str) -> None:
+    assert legend(plots.figure_3(rows).axes[0])[-1] == last
+
+
+@pytest.mark.parametrize("rows", [[], ROWS])
+def test_figure_4_sets_time_beside_operations(rows: list[Record]) -> None:
+    left, right = plots.figure_4(rows).axes
+    speedups, operations = drawn(left), drawn(right)
+    for gamma in (1, 3, 5, 7, 10):
+        alpha, factor = speedups[f"γ = {gamma}"].T
+        np.testing.assert_allclose(factor, series(alpha, gamma))
+        alpha, factor = operations[f"γ = {gamma}"].T
+        np.testing.assert_allclose(factor * series(alpha, gamma), gamma + 1)
+    assert left.get_ylim() == right.get_ylim()
+    assert legend(left) == (["measured, γ = 3", "measured, γ = 6"] if rows else [])
+    if rows:
+        np.testing.assert_allclose(speedups["measured, γ = 3"], [[0.5, 1.5], [0.6, 1.75]])
+        assert [[0.48, 1.5], [0.53, 1.5]] in intervals(left)
+        assert [[0.8, 2.4], [0.8, 2.7]] in intervals(left)
+        assert len(intervals(left)) == 6 and not intervals(right)
+
+
+def bars(figure: Figure) -> dict[str, list[list[float]]]:
+    """Row, begin and end of each bar, in order, by kind."""
+    found = {}
+    for container in figure.axes[0].containers:
+        boxes = [patch.get_bbox() for patch in container]
+        found[container.get_label()] = [
+            np.round([(box.y0 + box.y1) / 2, box.x0, box.x1], 6).tolist() for box in boxes
+        ]
+    return found
+
+
+def test_figure_5_lays_calls_end_to_end() -> None:
+    figure = plots.figure_5(COSTS, {3: [4, 1], 0: [1] * 5, 1: [2, 1, 2]})
+    found = bars(figure)
+    # Rows from below: standard decoding, gamma = 1, gamma = 3.
+    assert found["encoders"] == [[0, 0, 6], [1, 0, 6], [1, 6, 8], [2, 0, 6], [2, 6, 8]]
+    assert found["draft"] == [
+        *([1, begin, begin + 0.2] for begin in (8, 10, 12)),
+        *([2, 8, 8.3], [2, 8.3, 8.6], [2, 8.6, 8.9]),
+        *([2, 11.4, 11.7], [2, 11.7, 12], [2, 12, 12.3]),
+    ]
+    assert found["target"] == [
+        *([0, 6 + 1.5 * i, 7.5 + 1.5 * i] for i in range(5)),
+        *([1, 8.2, 10], [1, 10.2, 12], [1, 12.2, 14]),
+        *([2, 8.9, 11.4], [2, 12.3, 14.8]),
+    ]
+    (axes,) = figure.axes
+    assert written(axes) == ["13.5 ms", "2", "1", "2", "14.0 ms", "4", "1", "14.8 ms"]
+    ways = [tick.get_text() for tick in axes.get_yticklabels()]
+    assert ways == ["autoregressive", "γ = 1", "γ = 3"]
+
+
+def test_figure_5_of_standard_decoding_has_no_draft() -> None:
+    found = bars(plots.figure_5(COSTS, {0: [1, 1]}))
+    assert found == {"encoders": [[0, 0, 6]], "target": [[0, 6, 7.5], [0, 7.5, 9]]}
+
+
+@pytest.mark.parametrize(
+    ("emitted", "message"),
+    [
+        ({0: [1, 1, 1], 3: [4]}, "theirs have {0: 3, 3: 4} tokens"),
+        ({}, "decoding one text"),
+        ({0: [1] * 5, 7: [5]}, "gamma = 7 were not timed, only those of 1, 3"),
+        ({3: [4, 5]}, "gamma = 3 gives from 1 to 4 tokens, not from 4 to 5"),
+        ({3: [0, 4]}, "not from 0 to 4"),
+        ({0: [2]}, "gamma = 0 gives from 1 to 1"),
+    ],
+)
+def test_what_no_time_line_can_show(emitted: dict[int, list[int]], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        plots.figure_5(COSTS, emitted)
+
+
+@pytest.mark.parametrize("format", ["png", "svg", "pdf"])
+def test_figures_are_saved_without_a_display(format: str) -> None:
+    file = io.BytesIO()
+    plots.figure_5(COSTS, {3: [4, 1], 0: [1] * 5}).savefig(file, format=format)
+    assert len(file.getvalue()) > 1000
+
+
+def test_table_1_computed_and_as_printed() -> None:
+    console = Console(file=io.StringIO(), width=80)
+    tables.show_theory(console)
+    assert isinstance(console.file, io.StringIO)
+    lines = [line.split() for line in console.file.getvalue().splitlines()[1:7]]
+    # 1 + 0.6 + 0.36 tokens a pass of 3 positions: 1.96, and 3 / 1.96 operations.
+    assert lines[0] == "0.6 2 1.53 1.53 1.96 1.96".split()
+    assert lines[5] == "0.9 10 1.60 1.60 6.86 6.86".split()
+    for _, _, *cells in lines:
+        operations, operations_printed, speedup, speedup_printed = map(float, cells)
+        assert speedup == pytest.approx(speedup_printed, abs=0.011)
+        assert operations == pytest.approx(operations_printed, abs=0.011)

@@ -1,0 +1,254 @@
+"""Row configurations: each gin file of the checkout, and what makes a wrong one."""
+
+import dataclasses
+import pathlib
+import re
+
+import pytest
+
+from speculative import paper, theory
+from speculative.checkpoints import SHIPPED
+from speculative.drafts.named import MODEL_FREE
+from speculative.gin_files import CONFIGS
+from speculative.models import SIZES
+from speculative.rows.config import RowConfig, addresses, experiment, read_row
+from speculative.studies import sweep
+from speculative.tasks import TASKS
+
+RUNS = CONFIGS / "runs"
+ROWS = {experiment(row): row for table in "235" for row in sweep.rows(table)}
+
+
+def comment(address: str) -> str:
+    """What a gin file says of the paper's numbers for a row."""
+    file, _, row = address.partition(".gin:")
+    if not row:
+        return pathlib.Path(file).read_text().splitlines()[2]
+    (line,) = re.findall(rf'^    "{row}": .*$', pathlib.Path(f"{file}.gin").read_text(), re.M)
+    return line.partition("#")[2]
+
+
+@pytest.mark.parametrize("name", ROWS)
+def test_every_row_of_the_checkout(name: str) -> None:
+    """It parses, and its comment has the very numbers of the paper."""
+    config, said = read_row(ROWS[name]), comment(ROWS[name])
+    table, row_name = name.split("/")
+    task = TASKS[config.task].paper
+    assert config.draft in (*SIZES, *MODEL_FREE, *SHIPPED)
+    assert (config.target in SHIPPED) == row_name.startswith("debian")
+    assert config.target in (*SIZES, *SHIPPED)
+    assert config.lenience == 1 or table == "table5"
+    if not said:
+        assert config.paper_draft is None
+        assert task in ("ende", "cnndm", "lm1b")
+        return
+    stated = [float(number) for number in re.findall(r"\d+(?:\.\d+)?", said)]
+    if config.target == "lamda_137b":
+        assert config.paper_draft is None, "its task is another one"
+        (row,) = (
+            r
+            for r in paper.TABLE_3
+            if (r.draft, r.temperature) == (config.draft, config.temperature)
+        )
+        assert stated == [row.alpha]
+        return
+    assert config.paper_draft is not None
+    if table == "table5":
+        _check_lenient(config, row_name, stated)
+        return
+    row = paper.find(
+        paper.TABLE_3, task=task, draft=config.paper_draft, temperature=config.temperature
+    )
+    timed = paper.find(
+        paper.TABLES_2_AND_4, task=task, draft=config.paper_draft, temperature=config.temperature
+    )
+    assert row is not None
+    assert stated[0] == row.alpha
+    if table == "table2":
+        assert timed is not None
+        if config.target in SHIPPED:
+            assert stated == [timed.alpha, timed.speedup]
+        else:
+            assert stated == [timed.alpha, timed.c, timed.speedup_expected, timed.speedup]
+            assert config.gamma == timed.gamma
+
+
+@pytest.mark.parametrize("file", sorted(RUNS.rglob("*.gin")), ids=lambda file: file.stem)
+def test_commands_in_comments_name_rows_that_are_there(file: pathlib.Path) -> None:
+    found = re.findall(r"--gin_file=(configs\S+)", file.read_text())
+    assert found or file.stem == "base"
+    for address in found:
+        assert str(CONFIGS.parent / address) in ROWS.values()
+        assert str(file) in str(CONFIGS.parent / address)
+
+
+def _check_lenient(config: RowConfig, name: str, stated: list[float]) -> None:
+    """A row of Table 5: what the paper states, in that order, and the best gamma elsewhere."""
+    assert config.paper_draft is not None
+    row = paper.find(
+        paper.TABLE_5,
+        draft=config.paper_draft,
+        temperature=config.temperature,
+        lenience=config.lenience,
+    )
+    assert row is not None
+    assert name.endswith(f"t{config.temperature:.0f}_l{config.lenience:g}".replace(".", ""))
+    if config.target != "t5_1_1_xxl":
+        assert stated == [row.alpha, row.speedup]
+        return
+    assert stated == [number for number in (row.alpha, row.speedup, row.gamma) if number]
+    assert "c = 0.015" in (RUNS / "table5.gin").read_text()
+    best = theory.best_gamma(row.alpha, 0.015, max_gamma=10)
+    assert config.gamma == (row.gamma or best)
+
+
+def test_every_row_of_table_5_is_there_and_once_more_for_the_shipped_pair() -> None:
+    found = [
+        (c.target, c.paper_draft, c.temperature, c.lenience) for c in map(read_row, sweep.rows("5"))
+    ]
+    rows = [(row.draft, row.temperature, row.lenience) for row in paper.TABLE_5]
+    shipped = [row for row in rows if row[0] == "small"]
+    want = [("t5_1_1_xxl", *row) for row in rows] + [("debian_target", *row) for row in shipped]
+    assert sorted(found) == sorted(want)
+    assert len(want) == 28
+
+
+def test_every_row_of_table_3_is_there() -> None:
+    found = {
+        (c.target, c.draft if "lamda" in c.target else c.paper_draft, task, c.temperature)
+        for c in map(read_row, sweep.rows("3"))
+        if c.target in SIZES
+        for task in ["dialog" if "lamda" in c.target else TASKS[c.task].paper]
+    }
+    names = {"t5_xxl": "t5_1_1_xxl"}
+    rows = {
+        (names.get(row.target, row.target), row.draft, row.task, row.temperature)
+        for row in paper.TABLE_3
+    }
+    assert found == rows
+
+
+def test_the_twelve_rows_of_the_papers_tables_2_and_4_are_all_there() -> None:
+    found = {
+        (TASKS[c.task].paper, c.paper_draft, c.temperature, c.gamma)
+        for c in map(read_row, sweep.rows("2"))
+        if c.target == "t5_1_1_xxl"
+    }
+    want = {(r.task, r.draft, r.temperature, r.gamma) for r in paper.TABLES_2_AND_4}
+    assert found == want
+    assert len(want) == 12
+
+
+WHOLE = """
+RowConfig.task = "debian_ende"
+RowConfig.target = "a"
+RowConfig.draft = "b"
+RowConfig.temperature = 0.0
+"""
+
+
+def test_files_include_those_of_the_checkout_and_of_the_working_directory(
+    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Although gin takes the checkout's folders for packages where Python finds them."""
+    monkeypatch.syspath_prepend(CONFIGS.parent)
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "whole.gin").write_text(WHOLE)
+    (tmp_path / "row.gin").write_text(
+        "include 'configs/runs/base.gin'\ninclude 'whole.gin'\nRowConfig.target = 'debian_lm'"
+    )
+    config = read_row("row.gin")
+    assert (config.dtype, config.draft, config.target) == ("bfloat16", "b", "debian_lm")
+    assert pathlib.Path.cwd() == tmp_path
+
+
+def test_bindings_override_the_file(tmp_path: pathlib.Path) -> None:
+    file = tmp_path / "row.gin"
+    file.write_text(WHOLE)
+    config = read_row(file, ["RowConfig.gamma = 3", 'RowConfig.draft = "c"'])
+    assert config == RowConfig(task="debian_ende", target="a", draft="c", temperature=0.0, gamma=3)
+    # Nothing of one file stays for the next.
+    assert read_row(file).gamma is None
+
+
+@pytest.mark.parametrize(
+    ("lines", "message"),
+    [
+        ("RowConfig.gama = 3", "gama'.*It has task, target, draft"),
+        ('Table.rows = {"a": {"gamma": 3}}', "is a table; name a row of it, .*row.gin:ROW: a"),
+        ("RowConf.gamma = 3", "RowConf"),
+        ("RowConfig.gamma = 0", "gamma must be a whole number from 1, not 0"),
+        ("RowConfig.gamma = 2.5", "gamma must be a whole number from 1, not 2.5"),
+        ("RowConfig.temperature = -1", "temperature must be"),
+        ("RowConfig.top_p = 0", "top_p must lie"),
+        ('RowConfig.task = "other"', "no task 'other'.*debian_ende"),
+        ("RowConfig.lenience = 0", r"lenience must be a number in \(0, 1\], not 0"),
+        ("RowConfig.lenience = 1.01", r"lenience must be .* not 1.01"),
+        ("RowConfig.lenience = 'nan'", r"lenience must be .* not 'nan'"),
+        ("RowConfig.simulated_alpha = 1.5", r"simulated_alpha must lie in \[0, 1\], not 1.5"),
+        ("RowConfig.simulated_alpha = 0.5", "set RowConfig.gamma"),
+        ("RowConfig.gamma = ", "row.gin"),
+        ("include 'none.gin'", "row.gin .*none.gin"),
+        ("include 'configs/runs/none.gin'", "row.gin .*none.gin"),
+    ],
+)
+def test_wrong_configurations(tmp_path: pathlib.Path, lines: str, message: str) -> None:
+    file = tmp_path / "row.gin"
+    file.write_text(WHOLE + lines + "\n")
+    with pytest.raises(ValueError, match=message):
+        read_row(file)
+
+
+def test_a_value_that_is_missing_is_named(tmp_path: pathlib.Path) -> None:
+    file = tmp_path / "row.gin"
+    file.write_text(WHOLE.replace('RowConfig.draft = "b"\n', ""))
+    with pytest.raises(ValueError, match=r"row\.gin gives no value for RowConfig\.draft"):
+        read_row(file)
+    with pytest.raises(ValueError, match="There is no configuration"):
+        read_row(tmp_path / "none.gin")
+
+
+TABLE = """
+Table.shared = {
+    "*_t1": {"temperature": 1.0, "gamma": 4},
+    "b_*": {"draft": "of b"},  # Of two drafts.
+}
+Table.rows = {
+    "a_t0": {},
+    "b_t1": {"gamma": 2},
+    "c_t1": {"gama": 2},
+}
+"""
+
+
+def test_the_rows_of_a_table(tmp_path: pathlib.Path) -> None:
+    """The file's, then what is shared, then a row's own, then bindings; rows do not mix."""
+    file = tmp_path / "mine.gin"
+    file.write_text(WHOLE + TABLE)
+    a, b, c = addresses(file)
+    assert [experiment(row) for row in (a, b, c)] == ["mine/a_t0", "mine/b_t1", "mine/c_t1"]
+    whole = RowConfig(task="debian_ende", target="a", draft="b", temperature=0.0)
+    of_b = dataclasses.replace(whole, temperature=1.0, draft="of b", gamma=2)
+    assert [read_row(b), read_row(a)] == [of_b, whole]
+    assert read_row(b, ["RowConfig.gamma = 3"]) == dataclasses.replace(of_b, gamma=3)
+    with pytest.raises(ValueError, match=r"mine\.gin .*named 'gama'.*It has task, target"):
+        read_row(c)
+    with pytest.raises(ValueError, match=r"no row 'd'; its rows are a_t0, b_t1, c_t1\."):
+        read_row(f"{file}:d")
+    with pytest.raises(ValueError, match=r"name a row of it, .*mine\.gin:ROW: a_t0, b_t1"):
+        read_row(file)
+
+
+def test_a_pattern_must_be_like_a_name(tmp_path: pathlib.Path) -> None:
+    file = tmp_path / "mine.gin"
+    file.write_text(WHOLE + TABLE.replace("b_*", "d_*"))
+    with pytest.raises(ValueError, match=r"mine\.gin .*shared has 'd_\*', which matches no row"):
+        read_row(f"{file}:a_t0")
+
+
+def test_files_of_the_old_layout_are_named_anew() -> None:
+    for name in ("table3/ende_bigram_t0", "table2/debian_ende_t1", "table5/ende_base_t1_l01"):
+        table, row = name.split("/")
+        with pytest.raises(ValueError, match=rf"--gin_file=\S+/{table}\.gin:{row}\.$") as error:
+            read_row(f"configs/runs/{name}.gin")
+        assert experiment(str(error.value).partition("--gin_file=")[2].rstrip(".")) == name

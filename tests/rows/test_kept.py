@@ -1,0 +1,68 @@
+"""What a row keeps on disk, and what it refuses to mix."""
+
+import dataclasses
+import json
+import pathlib
+
+import pytest
+
+from speculative.measurement.exactness import Difference
+from speculative.rows.config import RowConfig, changed
+from speculative.rows.kept import KeptExamples
+from tests.rows import made
+
+ONE = dataclasses.replace(
+    made.example(Difference(1, 7, None, 0.5), number=2), source="translate: ä", lengths=(3, 4)
+)
+OTHER = dataclasses.replace(ONE, number=0, difference=None, betas=[])
+
+
+def test_examples_come_back_in_the_order_of_the_task(tmp_path: pathlib.Path) -> None:
+    kept = KeptExamples(tmp_path / "row", "a = 1\n")
+    kept.add(ONE)
+    kept.add(OTHER)
+    again = KeptExamples(tmp_path / "row", "a = 1\n")
+    assert list(again) == list(kept) == [OTHER, ONE]
+    assert 0 in again
+    assert 1 not in again
+
+
+def test_another_configuration_is_refused(tmp_path: pathlib.Path) -> None:
+    KeptExamples(tmp_path / "row", "a = 1\nb = 2\n").add(ONE)
+    with pytest.raises(
+        ValueError, match=r"row holds .*another configuration \(b = 2\).*output_dir"
+    ):
+        KeptExamples(tmp_path / "row", "a = 1\nb = 3\n")
+
+
+def test_a_setting_that_did_not_exist_had_its_default(tmp_path: pathlib.Path) -> None:
+    """Examples and records of before `RowConfig.verification` go on, unless it is another now."""
+    now = RowConfig(task="debian_ende", target="a", draft="b", temperature=0.0).gin()
+    before = now.replace("RowConfig.verification = 'token'\n", "")
+    assert before != now
+    KeptExamples(tmp_path, before + "device = 'x'\n").add(ONE)
+    assert list(KeptExamples(tmp_path, now + "device = 'x'\n")) == [ONE]
+    other = now.replace("'token'", "'block'")
+    with pytest.raises(ValueError, match=r"configuration \(RowConfig\.verification = 'token'\)"):
+        KeptExamples(tmp_path, other + "device = 'x'\n")
+    with pytest.raises(ValueError, match=r"configuration \(no jax\)"):
+        KeptExamples(tmp_path, now + "device = 'x'\njax = '1'\n")
+    assert changed(before, now) == changed(now, before) == []
+
+
+def test_a_torn_line_is_forgotten_and_a_damaged_one_named(tmp_path: pathlib.Path) -> None:
+    KeptExamples(tmp_path, "a\n").add(ONE)
+    path = tmp_path / "examples.jsonl"
+    with path.open("a") as file:
+        file.write(json.dumps(dataclasses.asdict(OTHER))[:40])
+    assert list(KeptExamples(tmp_path, "a\n")) == [ONE]
+    with path.open("a") as file:
+        file.write('{"number": 1}\n')
+    with pytest.raises(ValueError, match=r"Line 2 of .*examples.jsonl is no measured example"):
+        KeptExamples(tmp_path, "a\n")
+
+
+def test_without_a_folder_they_are_kept_in_memory() -> None:
+    kept = KeptExamples()
+    kept.add(ONE)
+    assert list(kept) == [ONE]

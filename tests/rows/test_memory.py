@@ -1,0 +1,88 @@
+"""What models need of memory, against shapes written by hand."""
+
+import dataclasses
+import pathlib
+
+import pytest
+from rich.console import Console
+
+from speculative import checkpoints
+from speculative.gin_files import CONFIGS
+from speculative.reporting import tables
+from speculative.rows import memory, weights
+from speculative.rows.config import RowConfig, read_row
+from speculative.rows.weights import RANDOM
+
+XXL = read_row(CONFIGS / "runs" / "table2" / "ende_small_t0.gin")
+
+
+def t5_1_1(dim: int, mlp: int, heads: int, layers: int) -> int:
+    """Parameters of a T5 v1.1, counted from Raffel et al.'s description."""
+    attention = 4 * dim * heads * 64
+    feed_forward = 3 * dim * mlp
+    encoder = layers * (attention + feed_forward + 2 * dim)
+    decoder = layers * (2 * attention + feed_forward + 3 * dim)
+    ends = 2 * 32128 * dim + 2 * dim + 2 * 32 * heads
+    return encoder + decoder + ends
+
+
+def test_the_papers_models_in_bfloat16() -> None:
+    target, draft = memory.needs(XXL, weights.sizes(XXL))
+    assert target.parameters == t5_1_1(4096, 10240, 64, 24)
+    assert draft.parameters == t5_1_1(512, 1024, 6, 8)
+    assert (target.weights, draft.weights) == (2 * target.parameters, 2 * draft.parameters)
+    assert target.dtype == "bfloat16"
+    # Keys and values, 24 layers, 64 heads of 64, 512 source and 144 target positions.
+    assert target.caches == 2 * 24 * 64 * 64 * (512 + 144) * 2
+    assert target.total == target.weights + target.caches + target.activations
+    assert 0 < target.activations < 2**30
+
+
+def test_a_table_needs_nothing_and_a_checkpoint_tells_its_own_sizes() -> None:
+    config = RowConfig(
+        task="debian_ende", target="debian_target", draft="bigram", temperature=0.0, gamma=3
+    )
+    (need,) = memory.needs(config, weights.resolve(config).configs)
+    stored = checkpoints.open("debian_target")
+    assert need.parameters == stored.parameters
+    assert need.weights == 4 * stored.parameters
+
+
+def test_what_fits_is_said(capsys: pytest.CaptureFixture[str]) -> None:
+    assert tables.show_memory(XXL, False, 512, Console(width=120))
+    said = capsys.readouterr().out
+    assert "fits on a TPU v4, which has 32.00 GiB" in said
+    assert f"{t5_1_1(4096, 10240, 64, 24):,}" in said
+    assert not tables.show_memory(
+        dataclasses.replace(XXL, dtype="float32"), False, 512, Console(width=120)
+    )
+    assert "does NOT fit on a TPU v4" in capsys.readouterr().out
+
+
+def test_a_run_that_does_not_fit_ends_before_it_loads(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(memory, "device_bytes", lambda: ("a small device", 2**34))
+    config = dataclasses.replace(XXL, checkpoints=RANDOM)
+    models = weights.resolve(config).configs
+    # On CPU another 4 bytes a parameter: 21 and 42 GiB.
+    with pytest.raises(ValueError, match=r"needs 63\.\d GiB, but a small device has 16.0 GiB"):
+        memory.require(config, models)
+    monkeypatch.setattr(memory.jax, "default_backend", lambda: "tpu")
+    with pytest.raises(ValueError, match=r"needs 21\.\d GiB, but a small device has 16.0 GiB"):
+        memory.require(config, models)
+
+
+def test_as_many_rows_as_have_room(monkeypatch: pytest.MonkeyPatch) -> None:
+    models = weights.sizes(XXL)
+    found = memory.needs(XXL, models)
+    row = sum(need.caches + need.activations for need in found)
+    there = sum(need.weights for need in found) + 20 * row
+    monkeypatch.setattr(memory, "device_bytes", lambda: ("a device", there))
+    assert memory.batch(XXL, models, 128) == 10
+    assert memory.batch(XXL, models, 4) == 4
+
+
+def test_a_model_that_is_nowhere(tmp_path: pathlib.Path) -> None:
+    (tmp_path / "other").mkdir()
+    config = dataclasses.replace(XXL, target="mine", checkpoints=str(tmp_path))
+    with pytest.raises(ValueError, match=r"no checkpoint of mine in .*that folder holds other"):
+        weights.sizes(config)

@@ -1,0 +1,125 @@
+"""Records: the contract's names, what a file keeps, and what is refused."""
+
+import dataclasses
+import json
+import math
+import pathlib
+from typing import Any
+
+import pytest
+
+from speculative.rows import records
+from speculative.rows.records import Record
+from tests.rows.made import record
+
+CONTRACT = """
+experiment task target draft temperature top_k top_p lenience gamma batch_size num_examples
+num_tokens num_target_calls tokens_per_call tokens_per_call_expected alpha alpha_accepted
+alpha_low alpha_high c verify_cost ms_target_step ms_verify ms_draft_step
+ms_per_token_autoregressive ms_per_token_speculative speedup speedup_low speedup_high
+speedup_expected speedup_predicted outputs_identical near_ties metric quality_autoregressive
+quality_speculative paper_alpha paper_speedup seed commit device jax_version dtype gin started_at
+""".split()
+"""What readers of a record rely on, in this order; later fields may follow."""
+
+
+def test_a_line_has_the_contracts_names_in_their_order(tmp_path: pathlib.Path) -> None:
+    records.append(tmp_path / "records.jsonl", record())
+    line = json.loads((tmp_path / "records.jsonl").read_text())
+    assert list(line)[: len(CONTRACT)] == CONTRACT
+
+
+def test_records_come_back_as_they_were_written(tmp_path: pathlib.Path) -> None:
+    path = tmp_path / "not" / "there" / "yet.jsonl"
+    written = [
+        record(alpha=1 / 3, device="8 Kerne, größer"),
+        record(outputs_identical=None, near_ties=None, paper_alpha=None, gin="a = 1\nb = 'x'"),
+    ]
+    for one in written:
+        records.append(path, one)
+    assert records.read(path) == written
+    assert len(path.read_bytes().splitlines()) == 2
+
+
+def test_what_was_not_measured_is_null(tmp_path: pathlib.Path) -> None:
+    records.append(tmp_path / "r", record(paper_speedup=None))
+    assert '"paper_speedup": null' in (tmp_path / "r").read_text()
+
+
+def test_each_record_is_complete_in_the_file_before_the_next_is_measured(
+    tmp_path: pathlib.Path,
+) -> None:
+    path = tmp_path / "records.jsonl"
+    for number in range(3):
+        records.append(path, record(seed=number))
+        assert [one.seed for one in records.read(path)] == list(range(number + 1))
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "message"),
+    [
+        ("speedup", math.nan, "speedup must be finite, not nan"),
+        ("alpha_accepted", math.inf, "alpha_accepted must be finite, not inf"),
+        ("gamma", 2.5, "gamma cannot be 2.5"),
+        ("gamma", True, "gamma cannot be True"),
+        ("alpha", None, "alpha cannot be None"),
+        ("task", None, "task cannot be None"),
+        ("c", "0.1", "c cannot be '0.1'"),
+    ],
+)
+def test_values_that_no_record_holds(field: str, value: Any, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        record(**{field: value})
+
+
+def test_a_whole_number_will_do_where_digits_may_follow(tmp_path: pathlib.Path) -> None:
+    """JSON does not tell 1 from 1.0, and other writers drop the digits."""
+    path = tmp_path / "records.jsonl"
+    line = dataclasses.asdict(record()) | {"temperature": 1, "paper_alpha": 1}
+    path.write_text(json.dumps(line) + "\n")
+    assert records.read(path)[0].temperature == 1
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        lambda line: line[: len(line) // 2],
+        lambda line: "[]",
+        lambda line: line.replace('"alpha"', '"alfa"'),
+        lambda line: line.replace('"speedup": 2.71', '"speedup": NaN'),
+    ],
+    ids=["cut off", "no object", "unknown field", "not finite"],
+)
+def test_a_damaged_line_is_named(tmp_path: pathlib.Path, damage: Any) -> None:
+    path = tmp_path / "records.jsonl"
+    records.append(path, record())
+    line = path.read_text().strip()
+    path.write_text(f"{line}\n{damage(line)}\n")
+    with pytest.raises(ValueError, match=f"Line 2 of {path} is no record"):
+        records.read(path)
+
+
+def test_records_of_the_first_format_are_read() -> None:
+    """A line of results/table2/records.jsonl, as of November 2026."""
+    file = pathlib.Path(__file__).parents[1] / "data" / "record.jsonl"
+    (one,) = records.read(file)
+    line = json.loads(file.read_text())
+    assert list(line)[: len(CONTRACT)] == CONTRACT
+    assert {name: getattr(one, name) for name in line} == line
+    assert one.experiment == "table2/debian_ende_t0"
+    assert ("verification" in line, one.verification) == (False, "token")
+
+
+def test_a_file_that_is_not_there_holds_none() -> None:
+    assert records.read("nowhere.jsonl") == []
+
+
+def test_a_speed_up_that_no_free_draft_could_reach_is_flagged() -> None:
+    """The paper's CNN/DM row: 3.1 measured, where alpha 0.65 and gamma 5 allow 2.64."""
+    assert record(speedup_low=3.0, alpha_high=0.66, gamma=5).above_ceiling
+    assert not record(speedup_low=2.6, alpha_high=0.66, gamma=5).above_ceiling
+
+
+def test_every_field_is_given_by_name() -> None:
+    with pytest.raises(TypeError):
+        Record(*dataclasses.astuple(record()))  # pyright: ignore[reportCallIssue]

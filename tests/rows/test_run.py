@@ -1,0 +1,368 @@
+"""A measured row: its numbers against other ways to the same numbers, on a tiny pair."""
+
+import dataclasses
+import itertools
+import json
+import math
+import pathlib
+import time
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import speculative
+from speculative import Pair
+from speculative.decoding import Output, Params, Token
+from speculative.measurement.alpha import alpha_on_target_text
+from speculative.measurement.exactness import Difference
+from speculative.measurement.timing import Costs
+from speculative.rows import run, workload
+from speculative.rows.config import RowConfig
+from speculative.rows.kept import KeptExamples
+from speculative.rows.run import Row, run_row
+from speculative.studies.tune import Tuning
+from speculative.tasks.prompts import Prompt
+from tests.rows import made
+
+PROMPTS = [
+    Prompt("summarize: a library for reading old files", "library for old files"),
+    Prompt("summarize: draws maps of the night sky", "maps of the sky"),
+    Prompt("summarize: plays sounds when mail comes in", "mail notifier with sounds"),
+]
+LENGTH = 12
+VERIFY = {2: 2.4, 3: 2.5, 4: 2.6, 5: 2.7, 7: 3.0}
+COSTS = Costs(8.0, 2.0, 2.0, VERIFY, {2: 0.5, 3: 0.7, 4: 0.9, 5: 1.1, 7: 1.5})
+"""Milliseconds that a measurement is told to have found."""
+
+
+def config(temperature: float = 0.0, **changes: Any) -> RowConfig:
+    fields: dict[str, Any] = {
+        "task": "debian_ende",
+        "target": "the_target",
+        "draft": "the_draft",
+        "temperature": temperature,
+        "max_length": LENGTH,
+        "rounds": 1,
+    }
+    return RowConfig(**(fields | changes))
+
+
+@pytest.fixture(scope="module")
+def pair(saved_pair: tuple[pathlib.Path, pathlib.Path]) -> Pair:
+    target, draft = saved_pair
+    return speculative.load(str(target), str(draft))
+
+
+@pytest.fixture
+def no_timing(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, ...]]:
+    """Gives `COSTS` for the gammas asked for, which it notes; the loops have tests of their own."""
+    asked: list[tuple[int, ...]] = []
+    monkeypatch.setattr(workload, "CostMeter", made.meter(COSTS, asked))
+    return asked
+
+
+def check_consistent(row: Row) -> None:
+    """Fields that follow from other fields, by the formulas as the paper prints them."""
+    r = row.record
+    a, g = r.alpha, r.gamma
+    equation_1 = (1 - a ** (g + 1)) / (1 - a) if a < 1 else g + 1
+    assert r.tokens_per_call == pytest.approx(r.num_tokens / r.num_target_calls)
+    assert r.tokens_per_call_expected == pytest.approx(equation_1)
+    assert r.speedup_expected == pytest.approx(equation_1 / (g * r.c + 1))
+    assert r.speedup_long == pytest.approx(equation_1 / (g * r.c + r.verify_cost))
+    assert r.c == pytest.approx(r.ms_draft_step / r.ms_target_step)
+    assert r.verify_cost == pytest.approx(r.ms_verify / r.ms_target_step)
+    assert r.alpha_accepted == pytest.approx(r.accepted / r.tested)
+    ratio = r.ms_per_token_autoregressive / r.ms_per_token_speculative
+    assert r.speedup == pytest.approx(ratio)
+    assert r.speedup_low <= r.speedup <= r.speedup_high
+    assert r.alpha_low <= r.alpha <= r.alpha_high
+    accepted = (r.alpha_accepted_low, r.alpha_accepted, r.alpha_accepted_high)
+    assert list(accepted) == sorted(value for value in accepted if value is not None)
+    # An output that is cut may end with a guess; all others end with the target's own token.
+    assert 0 <= r.accepted + r.num_target_calls - r.num_tokens <= r.num_examples
+    json.loads(json.dumps(dataclasses.asdict(r), allow_nan=False))
+
+
+@pytest.mark.usefixtures("no_timing")
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_a_row_of_a_draft_that_knows_nothing(pair: Pair, temperature: float) -> None:
+    asked = config(temperature, task="debian_synopsis", gamma=2, seed=7, paper_draft="small")
+    row = run_row(pair, asked, PROMPTS)
+    check_consistent(row)
+    r = row.record
+    assert (r.gamma, r.num_examples, r.batch_size, r.seed) == (2, 3, 1, 7)
+    assert (r.target, r.draft) == ("the_target", "the_draft")
+    assert r.metric == "rougeL"
+    assert r.dtype == "float32"
+    assert r.jax_version == jax.__version__
+    assert r.paper_alpha == (0.65 if temperature == 0 else 0.53)
+    assert r.simulated_alpha is None
+    settings = dict(line.split(" = ", 1) for line in r.gin.splitlines())
+    assert (settings["RowConfig.gamma"], settings["RowConfig.max_length"]) == ("2", "12")
+
+    calls = 0
+    for number, (prompt, found) in enumerate(zip(PROMPTS, row.examples, strict=True)):
+        same: dict[str, Any] = {
+            "seed": 7,
+            "example": number,
+            "temperature": temperature,
+            "max_length": LENGTH,
+        }
+        guessed = pair.generate(prompt.source, gamma=2, **same)
+        assert found.speculative == guessed.text
+        assert found.autoregressive == pair.generate(prompt.source, gamma=0, **same).text
+        assert (found.source, found.reference) == (prompt.source, prompt.reference)
+        calls += guessed.target_calls
+    assert r.num_target_calls == calls
+    if temperature == 0:
+        assert (r.outputs_identical, r.near_ties) == (3, 0)
+    else:
+        assert (r.outputs_identical, r.near_ties) == (None, None)
+        assert 0 < r.alpha < 1
+
+
+@pytest.mark.usefixtures("no_timing")
+def test_only_near_ties_count_as_such(pair: Pair) -> None:
+    """Of four greedy texts one is equal, two differ by rounding, one by more than that."""
+    found = [None, Difference(1, 4, 5, 1e-5), Difference(0, 4, 5, 0.7), Difference(2, 4, 5, 5e-5)]
+    kept = KeptExamples()
+    for number, difference in enumerate(found):
+        kept.add(made.example(difference, number))
+    prompts = [*PROMPTS, PROMPTS[0]]
+    record = run_row(pair, config(gamma=2), prompts, kept=kept).record
+    assert (record.num_examples, record.outputs_identical, record.near_ties) == (4, 1, 2)
+
+
+@pytest.mark.usefixtures("no_timing")
+@pytest.mark.parametrize(("dtype", "tolerance"), [("float32", 1e-4), ("bfloat16", 0.25)])
+def test_a_difference_is_judged_by_the_dtype_of_the_row(
+    pair: Pair, monkeypatch: pytest.MonkeyPatch, dtype: str, tolerance: float
+) -> None:
+    decode = Pair.run
+
+    def wrong(self: Pair, source: jax.Array, draws: jax.Array, decoding: Any) -> Output:
+        output = decode(self, source, draws, decoding)
+        wrong = output.tokens.at[:, 1].add(1 if decoding.gamma else 0)
+        return dataclasses.replace(output, tokens=wrong)
+
+    monkeypatch.setattr(Pair, "run", wrong)
+    (example,) = run_row(pair, config(gamma=2, dtype=dtype), PROMPTS[:1]).examples
+    difference = example.difference
+    assert difference is not None
+    assert (difference.position, difference.tolerance) == (1, tolerance)
+
+
+@pytest.mark.usefixtures("no_timing")
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_a_lenient_row(pair: Pair, temperature: float) -> None:
+    """More guesses stand than of the exact row, the baseline is the same, exactness no claim."""
+    asked = config(temperature, gamma=2, paper_draft="small")
+    exact = run_row(pair, asked, PROMPTS)
+    row = run_row(pair, dataclasses.replace(asked, lenience=0.3), PROMPTS)
+    check_consistent(row)
+    r = row.record
+    assert (r.lenience, exact.record.lenience) == (0.3, 1.0)
+    assert (r.outputs_identical, r.near_ties) == (None, None)
+    assert [example.difference for example in row.examples] == [None] * 3
+    assert r.alpha > exact.record.alpha
+    assert r.accepted > exact.record.accepted
+    assert (r.paper_alpha, r.paper_speedup) == ((0.80, 3.9) if temperature == 0 else (0.76, 3.6))
+    apart = 0
+    for prompt, one, other in zip(PROMPTS, row.examples, exact.examples, strict=True):
+        assert one.autoregressive == other.autoregressive
+        same: dict[str, Any] = {
+            "example": one.number,
+            "temperature": temperature,
+            "max_length": LENGTH,
+        }
+        result = pair.generate(prompt.source, gamma=2, lenience=0.3, **same)
+        assert one.speculative == result.text
+        # Alpha is of the target's own text, not of the lenient one.
+        plain = pair.generate(prompt.source, gamma=0, **same).tokens
+        apart += plain != result.tokens
+        (betas,) = alpha_on_target_text(
+            pair, [pair.encode(prompt.source)], [plain], asked.sampling, LENGTH, Token(0.3)
+        )
+        np.testing.assert_allclose(one.betas, betas, atol=1e-5)
+    assert apart
+
+
+def test_a_row_of_a_draft_that_is_the_target(pair: Pair, no_timing: list[tuple[int, ...]]) -> None:
+    """Every guess stands: alpha is 1, a call yields gamma + 1, and the prediction says so."""
+    draft = dataclasses.replace(pair.draft, model=pair.target)  # pyright: ignore
+    params = Params(pair.params.target, pair.params.target)
+    same = dataclasses.replace(pair, draft=draft, params=params)
+    heard: list[float] = []
+    row = run_row(
+        same,
+        config(gamma=7, max_length=16),
+        PROMPTS,
+        on_progress=lambda what, share: heard.append(share),
+    )
+    check_consistent(row)
+    r = row.record
+    assert no_timing == [(7,)]
+    assert r.alpha == r.alpha_accepted == 1
+    assert r.num_target_calls == 3 * 2
+    assert r.metric == "bleu"
+    # 16 tokens take 2 calls, each 1.5 ms of guesses and 3 ms of verification.
+    predicted = (8 + 16 * 2) / (8 + 2 + 2 * (1.5 + 3.0))
+    assert r.speedup_predicted == pytest.approx(predicted)
+    assert heard[-1] == 1
+
+
+def test_the_clock_measures_whole_generations(
+    pair: Pair, monkeypatch: pytest.MonkeyPatch, no_timing: list[tuple[int, ...]]
+) -> None:
+    """A generation takes 30 ms plainly and 10 ms speculatively by this clock; one round is slow."""
+    now = 0.0
+    timed: list[int] = []
+    decode = Pair.run
+
+    def slow(self: Pair, source: jax.Array, draws: jax.Array, decoding: Any) -> Output:
+        nonlocal now
+        timed.append(decoding.gamma)
+        # Three plain calls and another compile; of three rounds of an example the second is slow.
+        before = timed.count(decoding.gamma) - (1 if decoding.gamma else 3)
+        late = before % 3 == 2
+        now += (0.01 if decoding.gamma else 0.03) * (5 if late else 1)
+        return decode(self, source, draws, decoding)
+
+    monkeypatch.setattr(Pair, "run", slow)
+    monkeypatch.setattr(workload.time, "perf_counter", lambda: now)
+    row = run_row(pair, config(gamma=4, rounds=3), PROMPTS)
+    tokens = row.record.num_tokens
+    assert row.record.ms_per_token_autoregressive == pytest.approx(3 * 30 / tokens)
+    assert row.record.ms_per_token_speculative == pytest.approx(3 * 10 / tokens)
+    assert row.record.speedup == pytest.approx(3.0)
+    # Both ways of an example take turns in going first.
+    assert timed[4:] == [0, 4, 4, 0, 0, 4, 4, 0, 0, 4, 4, 0, 0, 4, 4, 0, 0, 4]
+    assert no_timing == [(4,)]
+
+
+@pytest.mark.usefixtures("no_timing")
+def test_a_row_goes_on_where_it_stopped(pair: Pair, tmp_path: pathlib.Path) -> None:
+    asked = config(1.0, gamma=3)
+    whole = run_row(pair, asked, PROMPTS)
+
+    class Killed(BaseException):
+        pass
+
+    def kill(what: str, share: float) -> None:
+        if what == "examples" and share > 0.5:
+            raise Killed
+
+    with pytest.raises(Killed):
+        run_row(pair, asked, PROMPTS, "row", KeptExamples(tmp_path, asked.gin()), kill)
+    lines = (tmp_path / "examples.jsonl").read_text().splitlines()
+    assert len(lines) == 2
+    again = run_row(pair, asked, PROMPTS, "row", KeptExamples(tmp_path, asked.gin()))
+    assert (tmp_path / "examples.jsonl").read_text().splitlines()[:2] == lines
+    assert again.record.alpha == whole.record.alpha
+    assert again.record.num_target_calls == whole.record.num_target_calls
+    for one, other in zip(whole.examples, again.examples, strict=True):
+        assert dataclasses.replace(one, seconds=other.seconds) == other
+
+
+@pytest.mark.usefixtures("no_timing")
+def test_alpha_is_measured_on_so_many_tokens_alone(pair: Pair) -> None:
+    row = run_row(pair, config(1.0, gamma=2, alpha_tokens=LENGTH + 1), PROMPTS)
+    assert [len(example.betas) > 0 for example in row.examples] == [True, True, False]
+    betas = np.concatenate([example.betas for example in row.examples])
+    assert row.record.alpha == pytest.approx(betas.mean())
+
+
+@pytest.mark.usefixtures("no_timing")
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_simulated_acceptance(pair: Pair, temperature: float) -> None:
+    """Guesses stand with the chance that was asked for, whatever the models say."""
+    asked = config(
+        temperature, gamma=3, max_length=60, simulated_alpha=0.7, num_examples=20, source_length=9
+    )
+    row = run_row(pair, asked, None)
+    r = row.record
+    assert (r.alpha, r.simulated_alpha, r.num_tokens) == (0.7, 0.7, 20 * 60)
+    assert (r.metric, r.outputs_identical) == (None, None)
+    # Of 20 texts of 60 tokens; four standard deviations of Eq. 1's mean are 0.3.
+    expected = (1 - 0.7**4) / 0.3
+    assert r.tokens_per_call == pytest.approx(expected, abs=0.3)
+    assert r.alpha_accepted == pytest.approx(0.7, abs=0.07)
+
+
+def test_a_whole_row_with_its_costs(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By a clock at which all that is timed takes one second: 32 steps as well as a prefill."""
+    seconds = itertools.count()
+    monkeypatch.setattr(time, "perf_counter", lambda: float(next(seconds)))
+    row = run_row(pair, config(gamma=2), PROMPTS[:1])
+    check_consistent(row)
+    r = row.record
+    assert (r.ms_prefill, r.ms_prefill_draft) == pytest.approx((1000, 1000))
+    assert (r.ms_target_step, r.ms_verify, r.ms_draft_step) == pytest.approx((31.25, 31.25, 0))
+    assert r.ms_per_token_autoregressive == pytest.approx(1000 / r.num_tokens)
+    assert r.speedup == pytest.approx(1)
+
+
+@pytest.mark.parametrize(
+    ("alpha", "lengths", "gamma"),
+    [(0.1, [200], 2), (0.6, [200], 3), (0.82, [200], 5), (0.95, [200], 7), (0.95, [3], 2)],
+)
+def test_gamma_is_the_best_for_such_texts(alpha: float, lengths: list[int], gamma: int) -> None:
+    """By simulation of Algorithm 1 with a coin for each guess."""
+    rng = np.random.default_rng(3)
+    times = {}
+    for candidate in COSTS.ms_verify:
+        held, calls = np.zeros(20_000, int), 0
+        while (held < lengths[0]).any():
+            calls += int((held < lengths[0]).sum())
+            stand = rng.random((len(held), candidate)) < alpha
+            held += np.cumprod(stand, axis=1).sum(axis=1) + 1
+        times[candidate] = calls * (COSTS.ms_verify[candidate] + COSTS.ms_proposal[candidate])
+    found = Tuning(alpha, lengths, COSTS, 0.1)
+    assert found.gamma == gamma == min(times, key=times.__getitem__)
+
+
+def test_the_papers_numbers_for_a_row_of_the_same_kind() -> None:
+    def numbers(experiment: str = "row", **changes: Any) -> tuple[float | None, float | None]:
+        fields: dict[str, Any] = {"paper_draft": "small"}
+        return run.paper_numbers(config(**(fields | changes)), experiment)
+
+    assert numbers() == (0.75, 3.4)
+    assert numbers(temperature=1.0) == (0.62, 2.6)
+    assert numbers(task="debian_synopsis") == (0.65, 3.1)
+    assert numbers(task="wmt_t2t_ende_v003") == (0.75, 3.4)
+    assert numbers(paper_draft="bigram") == (0.20, None)
+    assert numbers(paper_draft=None) == (None, None)
+    assert numbers(temperature=0.5) == (None, None)
+    assert numbers(temperature=1.0, top_k=9) == (None, None)
+    assert numbers("table5/row") == (0.75, 3.3)
+    assert numbers(lenience=0.1) == (0.87, 4.9)
+    assert numbers(temperature=1.0, lenience=0.5) == (0.71, 3.1)
+    assert numbers(temperature=1.0, lenience=0.5, paper_draft="bigram") == (0.23, None)
+    assert numbers(lenience=0.2) == (None, None)
+    assert numbers(task="debian_synopsis", lenience=0.5) == (None, None)
+
+
+@pytest.mark.parametrize(
+    ("gamma", "prompts", "message"),
+    [
+        (2, [], "at least one prompt"),
+        (2, [Prompt(" ", "")], "prompt is empty"),
+        (None, PROMPTS, "row has no gamma; set RowConfig.gamma"),
+    ],
+)
+def test_what_makes_no_row(
+    pair: Pair, gamma: int | None, prompts: list[Prompt], message: str
+) -> None:
+    with pytest.raises(ValueError, match=message):
+        run_row(pair, config(gamma=gamma), prompts)
+
+
+def test_damaged_weights_end_the_row(pair: Pair) -> None:
+    broken = jax.tree.map(lambda x: jnp.full_like(x, math.nan), pair.params.target)
+    damaged = dataclasses.replace(pair, params=Params(broken, pair.params.draft))
+    with pytest.raises(ValueError, match=r"logits of .*target are not finite"):
+        run_row(damaged, config(gamma=2, max_length=4), PROMPTS)

@@ -1,0 +1,114 @@
+"""The bench of a tiny pair: what it says of bytes and ratios, and what it refuses."""
+
+import dataclasses
+import io
+import json
+import pathlib
+
+import numpy as np
+import pytest
+from rich.console import Console
+
+from speculative import cli
+from speculative.measurement import hardware
+from speculative.reporting import bench as report
+from speculative.rows import memory, weights
+from speculative.rows.config import RowConfig
+from speculative.studies import bench
+from tests import saved
+
+CACHE, SOURCE = 64, 32
+
+
+@pytest.fixture(scope="module")
+def found(saved_pair: tuple[pathlib.Path, pathlib.Path]) -> bench.Bench:
+    config = RowConfig(
+        task="debian_ende",
+        target=str(saved_pair[0]),
+        draft=str(saved_pair[1]),
+        temperature=0.0,
+        source_length=SOURCE,
+        max_length=CACHE,
+    )
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(bench, "GAMMAS", (2,))
+        patched.setattr(bench, "TURNS", 2)
+        patched.setattr(hardware, "read_bandwidth", lambda: 1e9)
+        return bench.bench(config, weights.resolve(config), (1, 3), lambda what, share: None)
+
+
+def test_bytes_are_parameters_and_what_the_caches_hold(found: bench.Bench) -> None:
+    t = saved.TARGET
+    width = t.num_heads * t.head_dim
+    # Kernels are laid out in panels of 32 outputs.
+    kernels = [(t.emb_dim, 3 * width), (width, t.emb_dim), (t.emb_dim, width), (width, t.emb_dim)]
+    kernels += [(t.emb_dim, t.mlp_dim)] * 2 + [(t.mlp_dim, t.emb_dim), (t.emb_dim, t.vocab_size)]
+    numbers = sum(inputs * -(-outputs // 32) * 32 for inputs, outputs in kernels)
+    numbers += 4 * t.emb_dim + t.num_heads * t.num_buckets  # Norms, and the table of distances.
+    assert found.parameters == numbers
+    for one in found.passes:
+        caches = 2 * width * (CACHE // 2 + one.width) + 2 * width * SOURCE
+        assert one.bytes == 4 * (numbers + caches)
+    assert [one.width for one in found.passes] == [1, 3]
+    assert [one.width for one in found.draft_passes] == [1, 2]
+
+
+def test_what_is_made_of_the_times(found: bench.Bench) -> None:
+    one = dataclasses.replace(found.passes[1], ms=2.0, bytes=500_000)
+    assert one.bandwidth == pytest.approx(2.5e8)
+    assert found.percent(one) == pytest.approx(25)
+    told = json.loads(found.to_json())
+    assert told["gammas"]["2"]["v"] == found.costs.verify_cost(2)
+    assert [entry["width"] for entry in told["passes"]] == [1, 3]
+    for entry in told["passes"]:
+        assert entry["percent"] == pytest.approx(100 * entry["bytes"] / entry["ms"] * 1e3 / 1e9)
+    positive = ["operation_us", "ms_target_step", "ms_prefill_target", "parameters_read_by_step"]
+    assert all(told[name] > 0 for name in positive)
+    assert min(told["compile_seconds"].values()) > 0
+
+
+def test_the_table_and_the_plot(found: bench.Bench) -> None:
+    console = Console(file=io.StringIO(), width=200)
+    report.show(found, console)
+    report.show(dataclasses.replace(found, draft_passes=[]), Console(file=io.StringIO()))
+    assert isinstance(console.file, io.StringIO)
+    text = console.file.getvalue()
+    assert "None" not in text
+    assert "float32" in text
+    for one in found.passes:
+        assert f"{one.ms:.3f}" in text
+        assert f"{found.percent(one):.0f}" in text
+    (axes,) = report.plot(found).axes
+    times = np.asarray(axes.lines[0].get_ydata(), float)
+    np.testing.assert_allclose(times, [one.ms for one in found.passes])
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (["--widths", "1", "40"], "half of the cache of 64 positions, not 1 to 40"),
+        (["--widths", "0"], "from 1"),
+        (["--weights=random", "--target=t5_1_1_base", "--draft=suffix"], "no text to count"),
+        (["--target", "nothing"], "nothing"),
+        (["--target", "nothing", "--weights=random"], "Random weights are for the sizes"),
+    ],
+)
+def test_wrong_input_ends_before_anything_is_loaded(
+    options: list[str],
+    said: str,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(bench, "bench", lambda *_: pytest.fail("loaded"))
+    assert cli.main(["bench", *options]) == 2
+    assert said in capsys.readouterr().err
+
+
+def test_a_size_that_does_not_fit_is_told_first(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(memory, "device_bytes", lambda: ("a small device", 2**30))
+    monkeypatch.setattr(bench, "bench", lambda *_: pytest.fail("loaded"))
+    arguments = ["bench", "--weights=random", "--target=t5_1_1_xxl", "--draft=t5_1_1_small"]
+    assert cli.main(arguments) == 2
+    assert "a small device has 1.0 GiB" in capsys.readouterr().err

@@ -1,0 +1,159 @@
+"""The certificate: exact decoders pass, wrong ones are found out."""
+
+import json
+import math
+import pathlib
+from collections.abc import Iterator
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from speculative.decoding import Output, rules
+from speculative.measurement.exactness import Difference
+from speculative.pair import Pair
+from speculative.rows.config import RowConfig
+from speculative.rows.workload import Workload
+from speculative.studies.certificate import Certificate, GTest, certify, g_statistic, g_test
+from speculative.tasks.prompts import Prompt
+from tests import toy
+from tests.measurement.pairs import MODEL_DRAFT, SOURCE, toy_pair
+
+NOTHING = lambda what, share: None  # noqa: E731
+
+
+class Pieces:
+    """Numbers as words, for the toy's four tokens."""
+
+    size, eos_id = toy.VOCABULARY, toy.EOS
+
+    def decode(self, tokens: list[int]) -> str:
+        return " ".join(map(str, tokens))
+
+
+def work(temperature: float, draft: np.ndarray | None = None) -> Workload:
+    table = toy.near_table() if draft is None else draft
+    pair = toy_pair(MODEL_DRAFT, toy.params(table))
+    object.__setattr__(pair, "vocabulary", Pieces())
+    config = RowConfig(
+        task="debian_ende",
+        target="toy",
+        draft="toy",
+        temperature=temperature,
+        max_length=24,
+        dtype="float32",
+    )
+    count = 40
+    return Workload(pair, config, [Prompt("x", "y")] * count, jnp.repeat(SOURCE, count, axis=0))
+
+
+def test_an_exact_decoder_passes_at_both_temperatures(tmp_path: pathlib.Path) -> None:
+    found = certify(work(0.0), 3, 128, 128, 0.001, NOTHING)
+    assert (found.identical, found.differences, found.tests) == (40, {}, [])
+    assert found.verdict() == "EXACT: 40 of 40 greedy outputs are equal."
+    found = certify(work(1.0), 3, 256, 128, 0.001, NOTHING)
+    assert found.passed
+    assert [test.name for test in found.tests] == ["first tokens", "whole texts"]
+    assert found.tests[0].count == 40 * 256
+    found.save(tmp_path / "certificate.json")
+    said = json.loads((tmp_path / "certificate.json").read_text())
+    assert said["passed"] is True
+    assert said["tests"][1]["p_value"] == found.tests[1].p_value
+
+
+def residual_from_p(p, q):
+    return p
+
+
+def never_reject(guesses, p, q, accept_uniform, correct_uniform, lenience):
+    accepted = jnp.full(guesses.shape[:1], guesses.shape[1], jnp.int32)
+    return accepted, rules.categorical(p[:, -1], correct_uniform[:, -1])
+
+
+@pytest.fixture
+def nothing_compiled() -> Iterator[None]:
+    """What is compiled holds the functions that it was compiled with."""
+    jax.clear_caches()
+    yield
+    jax.clear_caches()
+
+
+@pytest.mark.usefixtures("nothing_compiled")
+@pytest.mark.parametrize("fault", ["correction from p", "every guess stands"])
+def test_a_wrong_decoder_is_refused(fault: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    if fault == "correction from p":
+        monkeypatch.setattr(rules, "residual", residual_from_p)
+    else:
+        monkeypatch.setattr(rules, "verify", never_reject)
+    found = certify(work(1.0, draft=toy.far_table()), 3, 1024, 128, 0.001, NOTHING)
+    assert not found.passed
+    assert found.verdict().startswith("NOT EXACT")
+
+
+def test_only_near_ties_excuse_a_greedy_difference() -> None:
+    def of(margin: float) -> Certificate:
+        return Certificate("", 3, 2, 1, {1: Difference(4, 1, 2, margin)}, [], 0.001)
+
+    assert of(1e-6).verdict() == "EXACT: 1 of 2 greedy outputs are equal, 1 part at a near tie."
+    assert of(0.5).verdict().startswith("NOT EXACT: 1 of 2")
+    assert not of(math.inf).passed
+
+
+def test_the_tests_share_the_false_alarm_rate() -> None:
+    """Of two tests each may use half of it."""
+
+    def of(p_value: float) -> Certificate:
+        tests = [GTest("one", 100, 3.0, 2, 0.5), GTest("other", 100, 9.0, 2, p_value)]
+        return Certificate("", 3, 2, None, {}, tests, 0.01)
+
+    assert of(0.006).passed
+    assert not of(0.004).passed
+
+
+def test_no_two_samples_share_a_random_number(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Neither of one prompt, nor of two, nor first tokens with whole texts."""
+    seen: list[np.ndarray] = []
+    decode = Pair.run
+
+    def noted(self: Pair, source: jax.Array, draws: jax.Array, *more: Any) -> Output:
+        seen.extend(np.asarray(draws)[:, 0])
+        return decode(self, source, draws, *more)
+
+    monkeypatch.setattr(Pair, "run", noted)
+    certify(work(1.0), 3, 30, 8, 0.001, NOTHING)
+    assert len(seen) == 40 + 40 * 32  # Samples are rounded up to whole batches.
+    assert len(np.unique(seen, axis=0)) == len(seen)
+
+
+def test_g_against_its_law() -> None:
+    """Of draws from a skewed distribution, about 5% exceed chi-square's 95th percentile."""
+    rng = np.random.default_rng(1)
+    p = np.append(np.array([0.4, 0.3, 0.15, 0.1, 0.03]), np.full(20, 0.001))
+    above = 0
+    for _ in range(2000):
+        statistic, degrees = g_statistic(rng.multinomial(500, p).astype(float), 500 * p)
+        assert degrees == 5  # Five cells of their own, the rest together.
+        above += statistic > 11.0705
+    assert 0.035 < above / 2000 < 0.065
+
+
+def test_the_sum_over_many_prompts_keeps_its_law() -> None:
+    """A thousand prompts of 25 cells, some with but five expected: G's mean is its degrees."""
+    rng = np.random.default_rng(2)
+    p = np.sort(rng.dirichlet(np.full(25, 0.7)))[::-1]
+    p = np.maximum(p, 5.5 / 1024)
+    p /= p.sum()
+    total, degrees = 0.0, 0
+    for _ in range(1000):
+        g, d = g_statistic(rng.multinomial(1024, p).astype(float), 1024 * p)
+        total, degrees = total + g, degrees + d
+    # Within three standard deviations of the sum's law; without the correction it is 4 above.
+    assert abs(total - degrees) < 3 * np.sqrt(2 * degrees)
+
+
+def test_a_token_that_cannot_be() -> None:
+    statistic, _ = g_statistic(np.array([99.0, 1.0]), np.array([100.0, 0.0]))
+    assert math.isinf(statistic)
+    assert g_test("x", 100, statistic, 1).p_value == 0

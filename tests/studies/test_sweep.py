@@ -1,0 +1,293 @@
+"""Tables rerun from their gin files: resumed, shown beside the paper, and refused where wrong."""
+
+import json
+import os
+import pathlib
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+
+from speculative import cli, paper
+from speculative.gin_files import CONFIGS
+from speculative.loading import Resolved
+from speculative.measurement.timing import Costs
+from speculative.rows import records, workload
+from speculative.rows.config import RowConfig, experiment
+from speculative.studies import step_costs, sweep
+from speculative.tasks import TASKS
+from tests.rows import made
+
+ROW = """
+RowConfig.task = "debian_ende"
+RowConfig.target = "target"
+RowConfig.draft = "draft"
+RowConfig.temperature = 1.0
+RowConfig.gamma = 2
+RowConfig.max_length = 12
+RowConfig.rounds = 1
+RowConfig.paper_draft = "small"
+"""
+
+
+@pytest.fixture
+def row(tmp_path: pathlib.Path) -> pathlib.Path:
+    file = tmp_path / "table2" / "small.gin"
+    file.parent.mkdir()
+    file.write_text(ROW)
+    return file
+
+
+@pytest.fixture
+def arguments(
+    row: pathlib.Path, tmp_path: pathlib.Path, saved_pair: tuple[pathlib.Path, pathlib.Path]
+) -> list[str]:
+    folder = str(saved_pair[0].parent)
+    output = str(tmp_path / "out")
+    return ["run", "--gin_file", str(row), "--checkpoints", folder, "--output_dir", output]
+
+
+def examples(folder: pathlib.Path) -> list[dict]:
+    text = (folder / "rows" / "table2" / "small" / "examples.jsonl").read_text()
+    # What a run writes but its times is the same in every run.
+    return [json.loads(line) | {"seconds": None} for line in text.splitlines()]
+
+
+def test_a_row_killed_on_its_way_goes_on(
+    arguments: list[str], tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Killed outright, the same command ends with the same numbers, and measures nothing twice."""
+    whole = [*arguments[:-1], str(tmp_path / "whole"), "--limit", "12"]
+    assert cli.main(whole) == 0
+    arguments += ["--limit", "12"]
+    kept = tmp_path / "out" / "rows" / "table2" / "small" / "examples.jsonl"
+    process = subprocess.Popen([sys.executable, "-m", "speculative.cli", *arguments])
+    deadline = time.monotonic() + 200
+    while not kept.exists() or kept.read_bytes().count(b"\n") < 3:
+        assert time.monotonic() < deadline and process.poll() is None
+        time.sleep(0.01)
+    os.kill(process.pid, signal.SIGKILL)
+    process.wait()
+    before = kept.read_bytes()
+    before = before[: before.rfind(b"\n") + 1]
+    done = before.count(b"\n")
+    assert 3 <= done
+    assert cli.main(arguments) == 0
+    assert kept.read_bytes().startswith(before)
+    assert examples(tmp_path / "out") == examples(tmp_path / "whole")
+    (one,) = records.read(tmp_path / "out" / "records.jsonl")
+    (other,) = records.read(tmp_path / "whole" / "records.jsonl")
+    assert (one.alpha, one.num_target_calls) == (other.alpha, other.num_target_calls)
+    # Once more: it is done, and stays as it is.
+    assert cli.main(arguments) == 0
+    assert records.read(tmp_path / "out" / "records.jsonl") == [one]
+    assert "table2/small" in one.experiment
+    assert "0.62" in capsys.readouterr().out  # The paper's alpha.
+
+
+def test_another_configuration_is_refused(
+    arguments: list[str], tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    arguments += ["--limit", "1"]
+    assert cli.main(arguments) == 0
+    assert cli.main([*arguments, "--seed", "1"]) == 2
+    said = capsys.readouterr().err
+    assert "record of table2/small with other settings" in said
+    assert "--output_dir" in said
+    (tmp_path / "out" / "records.jsonl").unlink()
+    assert cli.main([*arguments, "--seed", "1"]) == 2
+    assert "(RowConfig.seed = 0)" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("more", "said"),
+    [
+        (["--gin", "RowConfig.gama = 1"], "gama"),
+        (["--gin", "RowConfig.gamma = None"], "has no gamma"),
+        (["--gin", 'RowConfig.draft = "other"'], "There is no checkpoint of other in"),
+        (["--gin", 'RowConfig.draft = "t5_1_1_small"'], "There is no checkpoint of t5_1_1_small"),
+        (["--simulated_alpha", "2"], "simulated_alpha must lie in"),
+        (["--gin", 'RowConfig.verification = "any"'], "no verification 'any'; known are token"),
+        (["--simulated_alpha", "some"], "must be a number or paper, not 'some'"),
+        (["--data_file", "none.tsv"], "none.tsv"),
+        (["--limit", "0"], "from 1"),
+    ],
+)
+def test_wrong_input_ends_before_anything_is_loaded(
+    arguments: list[str],
+    more: list[str],
+    said: str,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(Resolved, "load", lambda *_: pytest.fail("loaded"))
+    assert cli.main([*arguments, *more]) == 2
+    assert said in capsys.readouterr().err
+
+
+def test_tables_that_are_not_there(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["table", "9"]) == 2
+    assert "There is no table '9'" in capsys.readouterr().err
+    assert cli.main(["table", "2"]) == 2
+    assert "say where its checkpoint is (--checkpoints=DIR)" in capsys.readouterr().err
+    assert cli.main(["table", "2", "--weights=random", "--data_file=a.tsv"]) == 2
+    assert "does not say of which task it is; put one of cnn_dailymail" in capsys.readouterr().err
+    assert cli.main(["figure", "2", "--output=a.doc"]) == 2
+    assert "Figure 2 is written as .png or .svg or .pdf" in capsys.readouterr().err
+    assert cli.main(["figure", "5", "--gin=RowConfig.temperature = 1.0"]) == 2
+    assert "set RowConfig.temperature = 0.0" in capsys.readouterr().err
+
+
+def test_table_1(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["table", "1"]) == 0
+    assert "6.86  6.86" in capsys.readouterr().out
+
+
+def test_a_data_file_for_one_task(
+    arguments: list[str], tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "texts.tsv"
+    file.write_text("a map\teine Karte\nan editor\tein Editor\n")
+    assert cli.main([*arguments, "--data_file", f"debian_ende={file}"]) == 0
+    (record,) = records.read(tmp_path / "out" / "records.jsonl")
+    assert record.num_examples == 2
+    assert [e["source"] for e in examples(tmp_path / "out")] == [
+        "translate English to German: a map",
+        "translate English to German: an editor",
+    ]
+
+
+def test_random_weights_at_true_sizes(
+    tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A row of the paper with smaller models: every output says what was simulated."""
+    from speculative.models import SIZES, T5Config
+
+    tiny = T5Config(64, 8, 2, 4, 16, 1, 1)
+    monkeypatch.setitem(SIZES, "t5_1_1_xxl", tiny)
+    monkeypatch.setitem(SIZES, "t5_1_1_small", tiny)
+    file = CONFIGS / "runs" / "table2" / "ende_small_t0.gin"
+    arguments = ["run", "--gin_file", str(file), "--weights=random", "--simulated_alpha=0.75"]
+    arguments += ["--limit=2", "--dtype=float32", "--output_dir", str(tmp_path)]
+    assert cli.main(arguments) == 0
+    assert "simulated acceptance" in capsys.readouterr().out
+    (record,) = records.read(tmp_path / "records.jsonl")
+    assert record.simulated_alpha == 0.75
+    assert (record.gamma, record.num_tokens, record.paper_speedup) == (7, 2 * 128, 3.4)
+
+
+def test_a_table_with_the_papers_own_acceptance(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Every row of Tables 2 and 4 gets its own alpha; bindings change all rows, and no others."""
+    asked: dict[str, RowConfig] = {}
+    monkeypatch.setattr(sweep, "run", lambda configs, folder: asked.update(configs) or [])
+    arguments = ["table", "2", "--weights=random", "--gin", 'RowConfig.target = "t5_1_1_base"']
+    assert cli.main([*arguments, "--simulated_alpha=paper"]) == 0
+    printed = {
+        (row.task, row.draft, row.temperature): (row.alpha, row.gamma)
+        for row in paper.TABLES_2_AND_4
+    }
+    assert len(asked) == len(printed) == 12
+    for config in asked.values():
+        place = TASKS[config.task].paper, config.paper_draft or "", config.temperature
+        assert (config.simulated_alpha, config.gamma) == printed[place]
+        assert config.target == "t5_1_1_base"
+    file = str(CONFIGS / "runs" / "table3.gin:debian_lm_suffix_t0")
+    assert cli.main(["run", "--gin_file", file, "--simulated_alpha=paper"]) == 2
+    assert "The paper has no alpha for debian_lm with suffix" in capsys.readouterr().err
+
+
+def test_the_papers_order() -> None:
+    names = [experiment(row) for row in sweep.rows("2")]
+    assert names[:3] == ["table2/ende_small_t0", "table2/ende_base_t0", "table2/ende_large_t0"]
+    assert names[11] == "table2/cnndm_large_t1"
+    assert len(names) == 16
+    names = [experiment(row).removeprefix("table5/") for row in sweep.rows("5")]
+    assert names[:5] == [f"ende_small_t0_{at}" for at in ("l1", "l05", "l03", "l01")] + [
+        "ende_unigram_t1_l1"
+    ]
+    assert (names[19], names[20], names[27]) == (
+        "ende_base_t1_l01",
+        "debian_ende_t0_l1",
+        "debian_ende_t1_l01",
+    )
+
+
+def about(arguments: list[str], command: str, *more: str) -> list[str]:
+    """The arguments of `run` for another command."""
+    return [command, *arguments[1:5], *more]
+
+
+@pytest.mark.parametrize(
+    ("verify", "verdict"),
+    [
+        (2.0, "Best: γ = 10, "),
+        (60.0, "Speculation will not pay here. The wide pass costs too much"),
+    ],
+)
+def test_tune_tells_the_best_gamma(
+    verify: float,
+    verdict: str,
+    arguments: list[str],
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Guesses are free: where a wide pass costs what a narrow one does, the most win."""
+    gammas = range(1, 11)
+    costs = Costs(0.0, 0.0, 2.0, dict.fromkeys(gammas, verify), dict.fromkeys(gammas, 0.0))
+    monkeypatch.setattr(workload, "CostMeter", made.meter(costs, []))
+    kept: list[tuple[int, ...]] = []
+    monkeypatch.setattr(
+        step_costs, "keep", lambda pair, sampling, costs: kept.append(tuple(costs.ms_verify))
+    )
+    assert cli.main(about(arguments, "tune", "--limit=2")) == 0
+    assert kept == [sweep.TUNED]
+    said = " ".join(capsys.readouterr().out.split())
+    assert "Theorem 3.8" in said
+    assert verdict in said
+    assert ("Best: γ = 10, " in said) == (verify == 2)
+    assert "An oracle's gamma would yield" in said
+
+
+def test_a_simulated_alpha_is_not_tuned_by(
+    arguments: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert cli.main(about(arguments, "tune", "--simulated_alpha=0.5")) == 2
+    assert "nothing to tune by" in capsys.readouterr().err
+
+
+def test_verify_writes_its_certificate(
+    arguments: list[str], tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "certificate.json"
+    more = ("--limit=3", "--samples=100", "--output", str(file))
+    assert cli.main(about(arguments, "verify", *more)) == 0
+    assert capsys.readouterr().out.startswith("EXACT: first tokens p = ")
+    said = json.loads(file.read_text())
+    assert (said["passed"], said["examples"]) == (True, 3)
+    assert cli.main(about(arguments, "verify", "--false_alarm=1")) == 2
+    assert "must lie in (0, 1)" in capsys.readouterr().err
+    assert cli.main(about(arguments, "verify", "--gin=RowConfig.lenience = 0.5")) == 2
+    assert (
+        "Lenient outputs are not the target's own, and lenience is 0.5" in capsys.readouterr().err
+    )
+
+
+def test_figures_are_written(
+    arguments: list[str], tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert cli.main([*arguments, "--limit=1"]) == 0
+    kept = str(tmp_path / "out" / "records.jsonl")
+    image = str(tmp_path / "two.svg")
+    assert cli.main(["figure", "2", "--records", kept, "--output", image]) == 0
+    assert "<svg" in pathlib.Path(image).read_text()
+    page = tmp_path / "one.html"
+    more = ("--output", str(page), "--text", "a <map> & more")
+    assert cli.main(about(arguments, "figure", "1", *more)) == 0
+    assert "a &lt;map&gt; &amp; more" in page.read_text()
+    capsys.readouterr()
+    assert cli.main(["figure", "2", "--records", "none.jsonl", "--output", image]) == 2
+    assert "There are no records at none.jsonl" in capsys.readouterr().err

@@ -1,0 +1,122 @@
+"""Names that become a target and a draft: what is told before a tensor is read."""
+
+import dataclasses
+import pathlib
+from typing import Any
+
+import jax
+import numpy as np
+import pytest
+
+from speculative import checkpoints
+from speculative.checkpoints import native
+from speculative.loading import load, resolve
+from speculative.models import SIZES, Config, T5Config, abstract_params
+from tests import saved
+
+READER = dataclasses.replace(saved.DRAFT, num_encoder_layers=0, source_dim=16)
+
+
+def save(folder: pathlib.Path, config: Config, vocabulary: pathlib.Path | None) -> str:
+    params = jax.tree.map(lambda x: np.zeros(x.shape, np.float32), abstract_params(config))
+    native.save(folder, config, params, vocabulary)
+    return str(folder)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
+    folder = tmp_path_factory.mktemp("models")
+    for name, config in {
+        "target": saved.TARGET,
+        "draft": saved.DRAFT,
+        "gpt_draft": saved.GPT_DRAFT,
+        "reader": READER,
+        "far_reader": READER.replace(source_dim=24),
+        "narrow": saved.DRAFT.replace(vocab_size=100),
+    }.items():
+        save(folder / name, config, saved.VOCABULARY)
+    save(folder / "bare", saved.TARGET, None)
+    return folder
+
+
+def test_nothing_is_hashed_but_vocabularies(
+    folder: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hashed = saved.hashed(monkeypatch)
+    found = resolve(str(folder / "target"), str(folder / "reader"), "bfloat16")
+    assert hashed == [saved.VOCABULARY.name] * 2
+    assert found.names == (str(folder / "target"), str(folder / "reader"))
+    sizes = [saved.TARGET, READER]
+    assert found.configs == [config.replace(dtype="bfloat16") for config in sizes]
+    assert found.vocabulary.size == 8192
+    assert found.table is None
+
+
+@pytest.mark.parametrize(
+    ("target", "draft", "said"),
+    [
+        ("none", "copy", "There is no checkpoint '.*none'"),
+        ("target", "none", "There is no draft '.*none': .* debian_target, .* suffix"),
+        ("target", "gpt_draft", "is a decoder-only model, but its target .* an encoder-decoder"),
+        ("target", "far_reader", "reads an encoder of 24 features, but that of .* has 16; load"),
+        ("target", "suffix", r"needs .*target/past_outputs\.npz, which does not exist"),
+        ("target", "narrow", "narrow has 100 embeddings, fewer than the 8192 pieces"),
+        ("narrow", "copy", "narrow has 100 embeddings, fewer than the 8192 pieces"),
+        ("target", "debian_lm_draft", "one kind"),
+        ("bare", "copy", "bare comes without a vocabulary; give one"),
+        ("target", "bare", "bare comes without a vocabulary; give one"),
+    ],
+)
+def test_what_is_wrong_is_told_before_a_tensor_is_read(
+    folder: pathlib.Path, target: str, draft: str, said: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(checkpoints.Checkpoint, "read", lambda *_: pytest.fail("read"))
+    names = [
+        name if name in ("copy", "suffix") or name.startswith("debian") else str(folder / name)
+        for name in (target, draft)
+    ]
+    with pytest.raises(ValueError, match=said):
+        load(names[0], names[1])
+
+
+def test_a_vocabulary_beside_checkpoints_that_have_none(
+    folder: pathlib.Path, tmp_path: pathlib.Path
+) -> None:
+    bare = str(folder / "bare")
+    found = resolve(bare, "uniform", vocabulary_file=str(saved.VOCABULARY))
+    assert (found.vocabulary.size, found.vocabulary.extra_ids) == (8192, 0)
+    roomy = save(tmp_path / "roomy", saved.TARGET.replace(vocab_size=8192 + 100), None)
+    assert resolve(roomy, "uniform", vocabulary_file=str(saved.VOCABULARY)).vocabulary.size == 8292
+    with pytest.raises(ValueError, match="must share a vocabulary, but .* 8292 pieces"):
+        resolve(roomy, bare, vocabulary_file=str(saved.VOCABULARY))
+
+
+@pytest.mark.parametrize(
+    ("names", "more", "said"),
+    [
+        (("gpt_6m", "bigram"), {}, "no text to count for bigram"),
+        (("debian_target", "copy"), {}, "for the sizes t5_1_1_small, .* not for 'debian_target'"),
+        (("t5_small", "debian_draft"), {}, "for the sizes .*, not for 'debian_draft'"),
+        (("t5_small", "gpt_6m"), {}, "must be of one kind"),
+        (("gpt2", "gpt_6m"), {}, "gpt_6m has 8192 embeddings, fewer than the 50257 pieces"),
+        (
+            ("tiny", "copy"),
+            {"vocabulary_file": str(saved.VOCABULARY)},
+            "tiny has 64 embeddings, fewer than the 8192 pieces",
+        ),
+    ],
+)
+def test_random_weights_that_are_refused(
+    names: tuple[str, str], more: dict[str, Any], said: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(SIZES, "tiny", T5Config(64, 8, 2, 4, 16, 1, 1))
+    with pytest.raises(ValueError, match=said):
+        resolve(*names, random=True, **more)
+
+
+def test_random_weights_decode_numbers(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(SIZES, "tiny", T5Config(64, 8, 2, 4, 16, 1, 1))
+    pair = load("tiny", "tiny", "float32", random=True)
+    assert pair.names == ("tiny", "tiny")
+    assert pair.vocabulary.decode([2, 63]) == "2 63"
+    assert pair.target.config.dtype == "float32"
