@@ -1,9 +1,9 @@
 // What decoding computes on CPU, as XLA calls: products with a few positions, gated layers, and
 // attention.
 //
-// Every result of a model has one order of summation, whatever the number of positions, of threads and of
-// masked keys: a position's result does not depend on what stands beside it, to the last bit.
-// A verify pass therefore sees the very logits that decoding token by token would have seen.
+// The order of summation is the same for any number of positions, threads and masked keys, so a
+// position's result does not depend on the positions beside it, to the last bit. A verify pass
+// therefore sees the very logits that decoding token by token would have seen.
 //
 // All arrays are row-major, and float32 but for kernels, which may be int8.
 
@@ -13,14 +13,14 @@
 #include <condition_variable>
 #include <cstdint>
 #include <cstring>
+#include <functional>
 #include <limits>
 #include <memory>
 #include <mutex>
 #include <thread>
-#include <type_traits>
 #include <vector>
 
-#if defined(__AVX2__)
+#if defined(__AVX512F__)
 #include <immintrin.h>
 #endif
 
@@ -41,7 +41,8 @@ constexpr int kLanes = 4;
 #endif
 
 typedef float Vector __attribute__((vector_size(kLanes * sizeof(float))));
-typedef int32_t Whole __attribute__((vector_size(kLanes * sizeof(float))));
+typedef int32_t Whole __attribute__((vector_size(kLanes * sizeof(int32_t))));
+typedef int8_t Narrow __attribute__((vector_size(kLanes)));
 
 inline Vector Load(const float* from) {
   Vector v;
@@ -50,17 +51,9 @@ inline Vector Load(const float* from) {
 }
 
 inline Vector Load(const int8_t* from) {
-#if defined(__AVX512F__)
-  const __m128i narrow = _mm_loadu_si128(reinterpret_cast<const __m128i*>(from));
-  return _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(narrow));
-#elif defined(__AVX2__)
-  const __m128i narrow = _mm_loadl_epi64(reinterpret_cast<const __m128i*>(from));
-  return _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(narrow));
-#else
-  Vector v;
-  for (int i = 0; i < kLanes; ++i) v[i] = from[i];
-  return v;
-#endif
+  Narrow v;
+  std::memcpy(&v, from, sizeof(v));
+  return __builtin_convertvector(__builtin_convertvector(v, Whole), Vector);
 }
 
 inline void Store(float* to, Vector v) { std::memcpy(to, &v, sizeof(v)); }
@@ -85,7 +78,7 @@ inline float Sum(Vector v) {
 // exp(x) for x <= 0, within 2 units in the last place; exactly 0 below -87.
 inline Vector Exp(Vector x) {
   const Whole counts = x >= All(-87.0f);
-  x = reinterpret_cast<Vector>(counts & reinterpret_cast<Whole>(x));
+  x = counts ? x : Vector{};
   // x = n ln 2 + r: the large number's addition rounds to whole n.
   const Vector shifted = x * 1.44269504f + 12582912.0f;
   const Vector n = shifted - 12582912.0f;
@@ -99,8 +92,7 @@ inline Vector Exp(Vector x) {
   p = p * (r * r) + r + 1.0f;
   // 2^n goes into the exponent's bits.
   const Whole power = (reinterpret_cast<Whole>(shifted) - 0x4B400000) << 23;
-  const Whole bits = reinterpret_cast<Whole>(p) + power;
-  return reinterpret_cast<Vector>(counts & bits);
+  return counts ? reinterpret_cast<Vector>(reinterpret_cast<Whole>(p) + power) : Vector{};
 }
 
 // ---- Threads ----------------------------------------------------------------------------
@@ -113,17 +105,13 @@ inline void Pause() {
 
 // Work that is handed out in chunks, so that a thread that comes late is not waited for.
 struct Job {
-  virtual void Chunk(int64_t begin, int64_t end) const = 0;
-
-  int64_t items, size, helpers;
+  const std::function<void(int64_t, int64_t)> chunk;
+  const int64_t items, size, helpers;
   std::atomic<int64_t> next{0};
-
-  Job(int64_t items, int64_t threads)
-      : items(items), size(std::max<int64_t>(1, items / (2 * threads))), helpers(threads - 1) {}
 
   void Help() {
     for (int64_t begin; (begin = next.fetch_add(size)) < items;) {
-      Chunk(begin, std::min(begin + size, items));
+      chunk(begin, std::min(begin + size, items));
     }
   }
 };
@@ -204,17 +192,19 @@ class Helpers {
 // So many floats are read while another thread takes notice.
 constexpr int64_t kWorthAThread = 1 << 14;
 
+// How many threads XLA has.
+struct Pool {
+  int64_t threads;
+  Pool(const ffi::ThreadPool& pool) : threads(pool.num_threads()) {}
+};
+
 // Runs work(begin, end) over [0, items), each of which reads so many floats.
 template <typename Work>
-void Parallel(const ffi::ThreadPool& pool, int64_t items, int64_t floats, const Work& work) {
+void Parallel(Pool pool, int64_t items, int64_t floats, const Work& work) {
   const int64_t worth = 1 + items * floats / kWorthAThread;
-  const int64_t threads = std::min({pool.num_threads(), worth, items});
+  const int64_t threads = std::min({pool.threads, worth, items});
   if (threads <= 1) return work(0, items);
-  struct Shared : Job {
-    const Work& work;
-    Shared(int64_t items, int64_t threads, const Work& work) : Job(items, threads), work(work) {}
-    void Chunk(int64_t begin, int64_t end) const override { work(begin, end); }
-  } job(items, threads, work);
+  Job job{std::cref(work), items, std::max<int64_t>(1, items / (2 * threads)), threads - 1};
   Helpers::All().Run(job);
 }
 
@@ -269,17 +259,10 @@ enum class Activation : int64_t { kGelu, kRelu, kLinear };
 // With GELU's tanh written as 2 / (1 + exp(-2z)) - 1.
 inline Vector Activated(Activation activation, Vector x) {
   if (activation == Activation::kLinear) return x;
-  const Whole positive = x > Vector{};
-  if (activation == Activation::kRelu) {
-    const Whole keep = positive | (x != x);
-    return reinterpret_cast<Vector>(keep & reinterpret_cast<Whole>(x));
-  }
+  if (activation == Activation::kRelu) return (x > Vector{}) | (x != x) ? x : Vector{};
   const Vector z = x * (x * x * 0.0713548162f + 1.59576912f);
   const Vector e = Exp(reinterpret_cast<Vector>(reinterpret_cast<Whole>(z) | INT32_MIN));
-  const Vector one = All(1.0f);
-  const Whole top =
-      (positive & reinterpret_cast<Whole>(one)) | (~positive & reinterpret_cast<Whole>(e));
-  return x * reinterpret_cast<Vector>(top) / (e + one);
+  return x * (x > Vector{} ? All(1.0f) : e) / (e + 1.0f);
 }
 
 // What a product writes: rows [L, O]; those of a gated layer's pairs of kernels; or, where the
@@ -301,20 +284,15 @@ struct Product {
   void operator()(int64_t begin, int64_t end) const {
     for (int64_t first = 0; first < positions; first += kPositionsAtATime) {
       const int64_t last = std::min(first + kPositionsAtATime, positions);
-      for (int64_t p = begin; p < end; ++p) {
-        int64_t l = first;
-        for (; l + 8 <= last; l += 8) Panel<8>(p, l);
-        switch (last - l) {
-          case 7: Panel<7>(p, l); break;
-          case 6: Panel<6>(p, l); break;
-          case 5: Panel<5>(p, l); break;
-          case 4: Panel<4>(p, l); break;
-          case 3: Panel<3>(p, l); break;
-          case 2: Panel<2>(p, l); break;
-          case 1: Panel<1>(p, l); break;
-        }
-      }
+      for (int64_t p = begin; p < end; ++p) Panels<8>(p, first, last);
     }
+  }
+
+  // One panel of y for positions [l, last): so many at a time, then those that are left over.
+  template <int kPositions>
+  void Panels(int64_t p, int64_t l, int64_t last) const {
+    for (; l + kPositions <= last; l += kPositions) Panel<kPositions>(p, l);
+    if constexpr (kPositions > 1) Panels<kPositions - 1>(p, l, last);
   }
 
   template <int kPositions>
@@ -407,10 +385,16 @@ using Rank3 = ffi::Buffer<ffi::F32, 3>;
 using Rank4 = ffi::Buffer<ffi::F32, 4>;
 using Starts = ffi::Buffer<ffi::S32, 1>;
 
+// Attributes: the indices of activations, and what scales the products of queries and keys.
+constexpr char kFirst[] = "first", kSecond[] = "second", kScale[] = "scale";
+using First = ffi::Attr<int64_t, kFirst>;
+using Second = ffi::Attr<int64_t, kSecond>;
+using Scale = ffi::Attr<float, kScale>;
+
+// `norm` is [I], [2 I] with shifts, or empty; `scales` are [panels, 32] for int8.
 template <Outputs kOutputs, ffi::DataType kType>
-ffi::Error Run(ffi::ThreadPool pool, ffi::Buffer<kType, 3> kernel, Rank2 scales, Rank2 x,
-               Rank1 norm, const float* bias, const float* add, Rank2 y, Activation first,
-               Activation second) {
+ffi::Error Run(Pool pool, ffi::Buffer<kType, 3> kernel, Rank2 scales, Rank2 x, Rank1 norm,
+               const float* bias, const float* add, Rank2 y, Activation first, Activation second) {
   using Weight = ffi::NativeType<kType>;
   const int64_t panels = kernel.dimensions()[0], inputs = kernel.dimensions()[1];
   const int64_t positions = x.dimensions()[0];
@@ -429,32 +413,27 @@ ffi::Error Run(ffi::ThreadPool pool, ffi::Buffer<kType, 3> kernel, Rank2 scales,
   return ffi::Error::Success();
 }
 
-template <typename Buffer>
-const float* DataIfAny(Buffer numbers) {
-  return numbers.element_count() ? numbers.typed_data() : nullptr;
-}
-
-// `norm` [I], or [2 I] with shifts, `bias` [O] and `add` [L, O] may be empty: no norm, nothing
-// added. `scales` are [panels, 32] for int8.
+// `bias` [O] and `add` [L, O] may be empty.
 template <ffi::DataType kType>
-ffi::Error Multiply(ffi::ThreadPool pool, ffi::Buffer<kType, 3> kernel, Rank2 scales, Rank2 x,
-                    Rank1 norm, Rank1 bias, Rank2 add, ffi::Result<Rank2> y, int64_t first) {
-  return Run<Outputs::kRows>(pool, kernel, scales, x, norm, DataIfAny(bias), DataIfAny(add), *y,
-                             Activation{first}, Activation::kLinear);
+ffi::Error Multiply(Pool pool, ffi::Buffer<kType, 3> kernel, Rank2 scales, Rank2 x, Rank1 norm,
+                    Rank1 bias, Rank2 add, ffi::Result<Rank2> y, First first) {
+  return Run<Outputs::kRows>(pool, kernel, scales, x, norm,
+                             bias.element_count() ? bias.typed_data() : nullptr,
+                             add.element_count() ? add.typed_data() : nullptr, *y,
+                             Activation{*first}, Activation::kLinear);
 }
 
 template <ffi::DataType kType>
-ffi::Error MultiplyGated(ffi::ThreadPool pool, ffi::Buffer<kType, 3> kernel, Rank2 scales, Rank2 x,
-                         Rank1 norm, ffi::Result<Rank2> y, int64_t first, int64_t second) {
+ffi::Error MultiplyGated(Pool pool, ffi::Buffer<kType, 3> kernel, Rank2 scales, Rank2 x,
+                         Rank1 norm, ffi::Result<Rank2> y, First first, Second second) {
   return Run<Outputs::kGated>(pool, kernel, scales, x, norm, nullptr, nullptr, *y,
-                              Activation{first}, Activation{second});
+                              Activation{*first}, Activation{*second});
 }
 
 // y_i[b, n, s] = x[b, s] kernel_i[:, n], for each of several kernels, which follow x as panels and
 // scales: a layer's keys or values each. In one call, for each of them is small.
 template <ffi::DataType kType>
-ffi::Error MultiplyForHeads(ffi::ThreadPool pool, Rank3 x, ffi::RemainingArgs kernels,
-                            ffi::RemainingRets ys) {
+ffi::Error MultiplyForHeads(Pool pool, Rank3 x, ffi::RemainingArgs kernels, ffi::RemainingRets ys) {
   using Weight = ffi::NativeType<kType>;
   const int64_t batch = x.dimensions()[0], source = x.dimensions()[1], inputs = x.dimensions()[2];
   std::vector<Product<Weight, Outputs::kHeads>> products;
@@ -545,9 +524,7 @@ struct Attention {
     Whole none = peaks != peaks;
     for (int64_t t = kLanes; t < width; t += kLanes) {
       const Vector w = Load(weights + t);
-      const Whole above = w > peaks;
-      peaks = reinterpret_cast<Vector>((above & reinterpret_cast<Whole>(w)) |
-                                       (~above & reinterpret_cast<Whole>(peaks)));
+      peaks = w > peaks ? w : peaks;
       none |= w != w;
     }
     float peak = peaks[0];
@@ -583,35 +560,24 @@ Attention Attending(const float* query, int64_t stride, Rank3 keys, Rank3 values
                     float scale, Rank4 y) {
   const auto q = y.dimensions(), b = bias.dimensions();
   const int64_t seen = keys.dimensions()[1];
-  return {query,
-          keys.typed_data(),
-          values.typed_data(),
-          bias.typed_data(),
-          scale,
-          y.typed_data(),
-          q[1],
-          q[2],
-          seen,
-          q[3],
-          stride,
-          b[0] > 1 ? b[1] * b[2] * seen : 0,
-          b[1] > 1 ? b[2] * seen : 0,
-          b[2] > 1 ? seen : 0};
+  return {query, keys.typed_data(), values.typed_data(), bias.typed_data(), scale, y.typed_data(),
+          q[1], q[2], seen, q[3], stride,
+          b[0] > 1 ? b[1] * b[2] * seen : 0, b[1] > 1 ? b[2] * seen : 0, b[2] > 1 ? seen : 0};
 }
 
 // query [B, L, N, H]; keys and values [B * N, K, H]; bias [B or 1, N or 1, L or 1, K].
-ffi::Error Attend(ffi::ThreadPool pool, Rank4 query, Rank3 keys, Rank3 values, Rank4 bias,
-                  ffi::Result<Rank4> y, float scale) {
+ffi::Error Attend(Pool pool, Rank4 query, Rank3 keys, Rank3 values, Rank4 bias,
+                  ffi::Result<Rank4> y, Scale scale) {
   const auto q = query.dimensions();
   Parallel(pool, q[0] * q[2], 2 * q[1] * keys.dimensions()[1] * q[3],
-           Attending(query.typed_data(), q[2] * q[3], keys, values, bias, scale, *y));
+           Attending(query.typed_data(), q[2] * q[3], keys, values, bias, *scale, *y));
   return ffi::Error::Success();
 }
 
 // The keys and values of new positions, which lie behind their queries in projected
 // [B, L, 3 * N * H], enter the caches [B * N, K, H] at starts [B], or at 0; then as above.
-ffi::Error AttendTo(ffi::ThreadPool pool, Rank3 projected, Rank4 bias, const int32_t* starts,
-                    Rank4 y, Rank3 keys, Rank3 values, float scale) {
+ffi::Error AttendTo(Pool pool, Rank3 projected, Rank4 bias, const int32_t* starts, Rank4 y,
+                    Rank3 keys, Rank3 values, float scale) {
   const auto q = y.dimensions();
   const int64_t length = q[1], heads = q[2], size = q[3], seen = keys.dimensions()[1];
   const int64_t width = heads * size;
@@ -637,22 +603,22 @@ ffi::Error AttendTo(ffi::ThreadPool pool, Rank3 projected, Rank4 bias, const int
 }
 
 // Among the new positions alone: K is L, and nothing is in the caches before.
-ffi::Error AttendSelf(ffi::ThreadPool pool, Rank3 projected, Rank4 bias, ffi::Result<Rank4> y,
-                      ffi::Result<Rank3> keys, ffi::Result<Rank3> values, float scale) {
-  return AttendTo(pool, projected, bias, nullptr, *y, *keys, *values, scale);
+ffi::Error AttendSelf(Pool pool, Rank3 projected, Rank4 bias, ffi::Result<Rank4> y,
+                      ffi::Result<Rank3> keys, ffi::Result<Rank3> values, Scale scale) {
+  return AttendTo(pool, projected, bias, nullptr, *y, *keys, *values, *scale);
 }
 
 // The caches are results in place.
-ffi::Error AttendCached(ffi::ThreadPool pool, Rank3 projected, Rank3, Rank3, Rank4 bias,
-                        Starts starts, ffi::Result<Rank4> y, ffi::Result<Rank3> keys,
-                        ffi::Result<Rank3> values, float scale) {
-  return AttendTo(pool, projected, bias, starts.typed_data(), *y, *keys, *values, scale);
+ffi::Error AttendCached(Pool pool, Rank3 projected, Rank3, Rank3, Rank4 bias, Starts starts,
+                        ffi::Result<Rank4> y, ffi::Result<Rank3> keys, ffi::Result<Rank3> values,
+                        Scale scale) {
+  return AttendTo(pool, projected, bias, starts.typed_data(), *y, *keys, *values, *scale);
 }
 
 // ---- The read ---------------------------------------------------------------------------
 
 // The sum of all numbers, which takes as long as reading them does, panels' way.
-ffi::Error Total(ffi::ThreadPool pool, Rank1 values, ffi::Result<Rank0> y) {
+ffi::Error Total(Pool pool, Rank1 values, ffi::Result<Rank0> y) {
   constexpr int64_t kBlock = 4 * kLanes;
   const int64_t count = values.element_count(), blocks = count / kBlock;
   const float* from = values.typed_data();
@@ -675,85 +641,23 @@ ffi::Error Total(ffi::ThreadPool pool, Rank1 values, ffi::Result<Rank0> y) {
 
 }  // namespace
 
-template <ffi::DataType kType>
-auto Operands() {
-  return ffi::Ffi::Bind()
-      .Ctx<ffi::ThreadPool>()
-      .template Arg<ffi::Buffer<kType, 3>>()
-      .template Arg<Rank2>()
-      .template Arg<Rank2>()
-      .template Arg<Rank1>();
-}
-
-template <ffi::DataType kType>
-auto MultiplyBinding() {
-  return Operands<kType>()
-      .template Arg<Rank1>()
-      .template Arg<Rank2>()
-      .template Ret<Rank2>()
-      .template Attr<int64_t>("first");
-}
-
-template <ffi::DataType kType>
-auto GatedBinding() {
-  return Operands<kType>()
-      .template Ret<Rank2>()
-      .template Attr<int64_t>("first")
-      .template Attr<int64_t>("second");
-}
-
-XLA_FFI_DEFINE_HANDLER_SYMBOL(speculative_product, Multiply<ffi::F32>,
-                              MultiplyBinding<ffi::F32>());
-
-XLA_FFI_DEFINE_HANDLER_SYMBOL(speculative_product_int8, Multiply<ffi::S8>,
-                              MultiplyBinding<ffi::S8>());
-
-XLA_FFI_DEFINE_HANDLER_SYMBOL(speculative_gated, MultiplyGated<ffi::F32>,
-                              GatedBinding<ffi::F32>());
-
-XLA_FFI_DEFINE_HANDLER_SYMBOL(speculative_gated_int8, MultiplyGated<ffi::S8>,
-                              GatedBinding<ffi::S8>());
+// XLA derives what a handler takes from its function's type.
+template <>
+struct ffi::CtxBinding<Pool> {
+  using Ctx = ffi::ThreadPool;
+};
 
 auto HeadsBinding() {
   return ffi::Ffi::Bind().Ctx<ffi::ThreadPool>().Arg<Rank3>().RemainingArgs().RemainingRets();
 }
 
+XLA_FFI_DEFINE_HANDLER_SYMBOL(speculative_product, Multiply<ffi::F32>);
+XLA_FFI_DEFINE_HANDLER_SYMBOL(speculative_product_int8, Multiply<ffi::S8>);
+XLA_FFI_DEFINE_HANDLER_SYMBOL(speculative_gated, MultiplyGated<ffi::F32>);
+XLA_FFI_DEFINE_HANDLER_SYMBOL(speculative_gated_int8, MultiplyGated<ffi::S8>);
 XLA_FFI_DEFINE_HANDLER_SYMBOL(speculative_heads, MultiplyForHeads<ffi::F32>, HeadsBinding());
-
 XLA_FFI_DEFINE_HANDLER_SYMBOL(speculative_heads_int8, MultiplyForHeads<ffi::S8>, HeadsBinding());
-
-XLA_FFI_DEFINE_HANDLER_SYMBOL(speculative_attend, Attend,
-                              ffi::Ffi::Bind()
-                                  .Ctx<ffi::ThreadPool>()
-                                  .Arg<Rank4>()
-                                  .Arg<Rank3>()
-                                  .Arg<Rank3>()
-                                  .Arg<Rank4>()
-                                  .Ret<Rank4>()
-                                  .Attr<float>("scale"));
-
-XLA_FFI_DEFINE_HANDLER_SYMBOL(speculative_attend_self, AttendSelf,
-                              ffi::Ffi::Bind()
-                                  .Ctx<ffi::ThreadPool>()
-                                  .Arg<Rank3>()
-                                  .Arg<Rank4>()
-                                  .Ret<Rank4>()
-                                  .Ret<Rank3>()
-                                  .Ret<Rank3>()
-                                  .Attr<float>("scale"));
-
-XLA_FFI_DEFINE_HANDLER_SYMBOL(speculative_attend_cached, AttendCached,
-                              ffi::Ffi::Bind()
-                                  .Ctx<ffi::ThreadPool>()
-                                  .Arg<Rank3>()
-                                  .Arg<Rank3>()
-                                  .Arg<Rank3>()
-                                  .Arg<Rank4>()
-                                  .Arg<Starts>()
-                                  .Ret<Rank4>()
-                                  .Ret<Rank3>()
-                                  .Ret<Rank3>()
-                                  .Attr<float>("scale"));
-
-XLA_FFI_DEFINE_HANDLER_SYMBOL(speculative_total, Total,
-                              ffi::Ffi::Bind().Ctx<ffi::ThreadPool>().Arg<Rank1>().Ret<Rank0>());
+XLA_FFI_DEFINE_HANDLER_SYMBOL(speculative_attend, Attend);
+XLA_FFI_DEFINE_HANDLER_SYMBOL(speculative_attend_self, AttendSelf);
+XLA_FFI_DEFINE_HANDLER_SYMBOL(speculative_attend_cached, AttendCached);
+XLA_FFI_DEFINE_HANDLER_SYMBOL(speculative_total, Total);
