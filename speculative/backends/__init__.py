@@ -10,7 +10,7 @@ from speculative.backends.cpu.prepacked import (
     for_decoding,
     prepack,
 )
-from speculative.backends.xla import Cache, Dropout, Xla
+from speculative.backends.xla import Cache, Dropout, Xla, look_up
 
 STORED = Xla()
 
@@ -22,4 +22,6 @@ def backend_of(prepacked: Any) -> Xla:
     return COMPILED if isinstance(prepacked, kernels.Panels) else TRANSPOSED
 
 
-__all__ = ["PREPACKED", "Cache", "Dropout", "Xla", "backend_of", "for_decoding", "prepack"]
+__all__ = [
+    "PREPACKED", "Cache", "Dropout", "Xla", "backend_of", "for_decoding", "look_up", "prepack",
+]  # fmt: skip

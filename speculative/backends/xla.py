@@ -11,6 +11,10 @@ from jax import Array, lax
 from speculative.ragged import write_rows
 from speculative.types import Rows
 
+FEW = 16
+"""Up to this many positions XLA on CPU multiplies fastest with the kernel as the left operand, and
+looks rows up fastest one by one."""
+
 ACTIVATE: dict[str, Callable[[Array], Array]] = {
     "gelu": jax.nn.gelu,
     "relu": jax.nn.relu,
@@ -18,26 +22,18 @@ ACTIVATE: dict[str, Callable[[Array], Array]] = {
 }
 """The functions of `types.ACTIVATIONS`."""
 
+# A layer's norm, a function of [..., D] whose `numbers` are its scale [D], or scale and shift; and
+# layers' projections, functions of [..., D] with `features` and `dtype`.
+Norm, Denses = Any, Sequence[Any]
 
-def precision(x: Array) -> lax.Precision | None:
-    """Full precision for float32: GPUs and TPUs shorten such products unless told not to."""
-    return lax.Precision.HIGHEST if x.dtype == jnp.float32 else None
-
-
-Norm = Any
-"""A layer's norm: a function of [..., D], whose `numbers` are its scale [D], or scale and shift."""
-
-Denses = Sequence[Any]
-"""Layers' projections: functions of [..., D] with `features` and `dtype`."""
-
+# What training does to a layer's output before it is added to the layer's input.
 Dropout = Callable[[Array], Array] | None
-"""What training does to a layer's output before it is added to the layer's input."""
 
+# Keys and values [B * N, T, H], and the positions [B] at which new ones enter.
 Cache = tuple[Array, Array, Rows]
-"""Keys and values [B * N, T, H], and the positions [B] at which new ones enter."""
 
+# What `Xla.project` gives: queries, keys and values as the backend has them.
 Parts = tuple[Array, ...]
-"""What `Xla.project` gives: queries, keys and values as the backend has them."""
 
 
 class Fused(NamedTuple):
@@ -45,6 +41,21 @@ class Fused(NamedTuple):
 
     kernel: Any
     bias: Array | None
+
+
+def precision(x: Array) -> lax.Precision | None:
+    """Full precision for float32: GPUs and TPUs shorten such products unless told not to."""
+    return lax.Precision.HIGHEST if x.dtype == jnp.float32 else None
+
+
+def look_up(table: Array, index: Array) -> Array:
+    """Rows [..., D] of an embedding [V, D], for index [...]."""
+    if index.size > FEW or jax.default_backend() != "cpu":
+        return jnp.take(table, index, axis=0)
+    # XLA assumes that a gather reads the whole table and splits it among threads; all that follows
+    # would then run on another thread, which must wake first.
+    rows = [lax.dynamic_slice_in_dim(table, i, 1) for i in index.reshape(-1)]
+    return jnp.concatenate(rows).reshape(*index.shape, -1)
 
 
 class Xla:
@@ -100,7 +111,7 @@ class Xla:
             precision=precision(x), preferred_element_type=jnp.float32,
         )  # fmt: skip
 
-    def heads(self, packed: Sequence[Any], denses: Denses, x: Array, heads: int) -> list[Array]:
+    def heads(self, prepacked: Sequence[Any], denses: Denses, x: Array, heads: int) -> list[Array]:
         """The projections of x [B, S, D] as keys and values, [B * N, S, H] each."""
         return [_split(dense(x), heads) for dense in denses]
 

@@ -13,14 +13,13 @@ import numpy as np
 from jax import Array, lax
 
 from speculative.backends import PREPACKED, Cache, Dropout, Xla, backend_of
-from speculative.backends.cpu.prepacked import FEW
 from speculative.models.config import Config
 
+# Added to the score of a position that must not be seen; finite, so padding stays finite.
 MASKED = -1e10
-"""Added to the score of a position that must not be seen; finite, so padding stays finite."""
 
+# What attention reads of a source: keys and values [B * N, S, H], and a bias.
 Source = tuple[Array, Array, Array]
-"""What attention reads of a source: keys and values [B * N, S, H], and a bias."""
 
 
 class LayerNorm(nn.Module):
@@ -50,7 +49,7 @@ class LayerNorm(nn.Module):
 
 
 class Dense(nn.Module):
-    """A projection; its `kernel` is [in, features], as T5X stores it, and GPT's have a `bias`."""
+    """A projection: `kernel` [in, features] and, as GPT's have one, `bias` [features]."""
 
     features: int
     dtype: str
@@ -64,27 +63,21 @@ class Dense(nn.Module):
         bias = None
         if self.use_bias:
             bias = self.param("bias", nn.initializers.zeros, (self.features,)).astype(self.dtype)
-        kernel = self.get_variable(PREPACKED, "kernel")
+        kernel = self.prepacked
         if kernel is None:
             kernel = self.param("kernel", self.kernel_init, (x.shape[-1], self.features))
-        return self.backend.product(
-            kernel, x, self.features, self.dtype, self.out_dtype, norm, bias=bias, **after
-        )
+        formats = self.features, self.dtype, self.out_dtype
+        return self.backend.product(kernel, x, *formats, norm, bias=bias, **after)
+
+    @property
+    def prepacked(self) -> Any:
+        """The prepacked kernel, if there is one."""
+        return self.get_variable(PREPACKED, "kernel")
 
     @property
     def backend(self) -> Xla:
         """What computes with the kernel, and with all others of its model."""
-        return backend_of(self.get_variable(PREPACKED, "kernel"))
-
-
-def look_up(embedder: nn.Embed, index: Array) -> Array:
-    """Rows [..., D] of an embedding, for index [...]."""
-    if index.size > FEW or jax.default_backend() != "cpu":
-        return embedder(index)
-    # XLA assumes that a gather reads the whole table and splits it among threads; all that follows
-    # would then run on another thread, which must wake first.
-    rows = [lax.dynamic_slice_in_dim(embedder.embedding, i, 1) for i in index.reshape(-1)]
-    return jnp.concatenate(rows).reshape(*index.shape, embedder.features)
+        return backend_of(self.prepacked)
 
 
 def masked(seen: Array) -> Array:
@@ -98,11 +91,10 @@ def same_segment(queries: Array, keys: Array, also: Array | bool = True) -> Arra
 
 
 def relative_buckets(distance: np.ndarray, bidirectional: bool, config: Config) -> np.ndarray:
-    """T5's bucket of each distance (key position minus query position).
+    """T5's bucket of each distance, key position minus query position (Raffel et al., 2.1).
 
-    Half the buckets are exact, the others grow logarithmically up to `max_distance`
-    (Raffel et al., section 2.1). The logarithm is taken in float32, as T5 does: in float64
-    a few distances would fall on the other side of a boundary.
+    Half the buckets are exact, the others grow logarithmically up to `max_distance`. In float64,
+    unlike T5's float32, the logarithms of a few distances would cross a boundary.
     """
     buckets = config.num_buckets // (2 if bidirectional else 1)
     offset = (distance > 0) * buckets if bidirectional else 0
@@ -121,11 +113,9 @@ class RelativeBias(nn.Module):
 
     def setup(self) -> None:
         """Declares `rel_embedding` [N, buckets]."""
-        self.table = self.param(
-            "rel_embedding",
-            nn.initializers.variance_scaling(1.0, "fan_avg", "uniform"),
-            (self.config.num_heads, self.config.num_buckets),
-        )
+        init = nn.initializers.variance_scaling(1.0, "fan_avg", "uniform")
+        shape = self.config.num_heads, self.config.num_buckets
+        self.table = self.param("rel_embedding", init, shape)
 
     def __call__(self, length: int) -> Array:
         """The float32 bias among `length` positions: [1, N, length, length]."""
@@ -142,8 +132,7 @@ class RelativeBias(nn.Module):
 def causal_bias(by_distance: Array, starts: Array, length: int) -> Array:
     """Bias and causal mask [B, N or 1, L, T] of L queries from positions starts [B] on.
 
-    `by_distance` [N or 1, T], float32, has the bias of a key T - 1 positions back first, that of
-    the query's own position last. Keys after the query get `MASKED`.
+    `by_distance` [N or 1, T], float32, has the bias of keys T - 1, ..., 0 positions back.
     """
     # Every row of the bias is a window on one table over distances, descending from
     # T - 1 to 0 and then masked: sliding it costs a slice, not a bucket computation.
@@ -158,7 +147,7 @@ def causal_bias(by_distance: Array, starts: Array, length: int) -> Array:
 
 
 class Attention(nn.Module):
-    """Multi-head attention; the parameters `query`, `key`, `value`, `out` are T5X's."""
+    """Multi-head attention."""
 
     config: Config
 
@@ -174,6 +163,7 @@ class Attention(nn.Module):
         # T5 has attention's 1/sqrt(H) in the query's initial scale.
         self.query = dense(width, 1.0 if config.scaled_attention else 1.0 / config.head_dim)
         self.key, self.value, self.out = dense(width), dense(width), dense(config.emb_dim)
+        self._scale = config.head_dim**-0.5 if config.scaled_attention else 1.0
 
     def __call__(
         self, x: Array, norm: LayerNorm, bias: Array, dropout: Dropout, cache: Cache | None
@@ -195,14 +185,9 @@ class Attention(nn.Module):
         mixed = self.out.backend.attend(query, *source, heads, self._scale)
         return self.out(mixed, add=x, dropout=dropout)
 
-    @property
-    def _scale(self) -> float:
-        """Of the products of queries and keys."""
-        return self.config.head_dim**-0.5 if self.config.scaled_attention else 1.0
-
 
 class Mlp(nn.Module):
-    """T5's feed-forward layer: gated (`wi_0`, `wi_1`) in v1.1, plain (`wi`) in v1.0."""
+    """The feed-forward layer: gated (`wi_0`, `wi_1`) or not (`wi`)."""
 
     config: Config
 
@@ -210,8 +195,9 @@ class Mlp(nn.Module):
         """Declares the input projections and `wo`."""
         config = self.config
         init = nn.initializers.variance_scaling(1.0, "fan_in", "truncated_normal")
-        formats = {"dtype": config.dtype, "kernel_init": init, "use_bias": config.biases}
-        dense = functools.partial(Dense, **formats)
+        dense = functools.partial(
+            Dense, dtype=config.dtype, kernel_init=init, use_bias=config.biases
+        )
         if config.gated:
             self.wi_0, self.wi_1 = dense(config.mlp_dim), dense(config.mlp_dim)
         else:

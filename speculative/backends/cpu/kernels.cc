@@ -20,7 +20,7 @@
 #include <thread>
 #include <vector>
 
-#if defined(__AVX512F__)
+#if defined(__AVX2__)
 #include <immintrin.h>
 #endif
 
@@ -42,7 +42,6 @@ constexpr int kLanes = 4;
 
 typedef float Vector __attribute__((vector_size(kLanes * sizeof(float))));
 typedef int32_t Whole __attribute__((vector_size(kLanes * sizeof(int32_t))));
-typedef int8_t Narrow __attribute__((vector_size(kLanes)));
 
 inline Vector Load(const float* from) {
   Vector v;
@@ -51,9 +50,17 @@ inline Vector Load(const float* from) {
 }
 
 inline Vector Load(const int8_t* from) {
-  Narrow v;
-  std::memcpy(&v, from, sizeof(v));
-  return __builtin_convertvector(__builtin_convertvector(v, Whole), Vector);
+#if defined(__AVX512F__)
+  const __m128i narrow = _mm_loadu_si128(reinterpret_cast<const __m128i*>(from));
+  return _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(narrow));
+#elif defined(__AVX2__)
+  const __m128i narrow = _mm_loadl_epi64(reinterpret_cast<const __m128i*>(from));
+  return _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(narrow));
+#else
+  Vector v;
+  for (int i = 0; i < kLanes; ++i) v[i] = from[i];
+  return v;
+#endif
 }
 
 inline void Store(float* to, Vector v) { std::memcpy(to, &v, sizeof(v)); }
@@ -203,8 +210,9 @@ template <typename Work>
 void Parallel(Pool pool, int64_t items, int64_t floats, const Work& work) {
   const int64_t worth = 1 + items * floats / kWorthAThread;
   const int64_t threads = std::min({pool.threads, worth, items});
-  if (threads <= 1) return work(0, items);
-  Job job{std::cref(work), items, std::max<int64_t>(1, items / (2 * threads)), threads - 1};
+  const std::function<void(int64_t, int64_t)> chunk = std::cref(work);
+  if (threads <= 1) return chunk(0, items);
+  Job job{chunk, items, std::max<int64_t>(1, items / (2 * threads)), threads - 1};
   Helpers::All().Run(job);
 }
 
@@ -229,9 +237,11 @@ constexpr int64_t kAhead = 8192;
 // Positions that meet all panels before the next ones do: theirs stay in a cache.
 constexpr int64_t kPositionsAtATime = 64;
 
-// 2 * kLanes outputs of one panel for kPositions positions, every sum in a register.
+// 2 * kLanes outputs of one panel for kPositions positions, every sum in a register. Without
+// always_inline compilers stop inlining it when the rest of this file grows.
 template <int kPositions, typename Weight>
-inline void Tile(const Weight* panel, const float* x, int64_t inputs, float (*y)[kPanel]) {
+__attribute__((always_inline)) inline void Tile(const Weight* panel, const float* x, int64_t inputs,
+                                                float (*y)[kPanel]) {
   Vector sums[kPositions][2] = {};
   for (int64_t i = 0; i < inputs; ++i, panel += kPanel) {
     const char* ahead = reinterpret_cast<const char*>(panel) + kAhead;
@@ -284,15 +294,19 @@ struct Product {
   void operator()(int64_t begin, int64_t end) const {
     for (int64_t first = 0; first < positions; first += kPositionsAtATime) {
       const int64_t last = std::min(first + kPositionsAtATime, positions);
-      for (int64_t p = begin; p < end; ++p) Panels<8>(p, first, last);
+      for (int64_t p = begin; p < end; ++p) {
+        int64_t l = first;
+        for (; l + 8 <= last; l += 8) Panel<8>(p, l);
+        Rest<7>(p, l, last - l);
+      }
     }
   }
 
-  // One panel of y for positions [l, last): so many at a time, then those that are left over.
-  template <int kPositions>
-  void Panels(int64_t p, int64_t l, int64_t last) const {
-    for (; l + kPositions <= last; l += kPositions) Panel<kPositions>(p, l);
-    if constexpr (kPositions > 1) Panels<kPositions - 1>(p, l, last);
+  // The panel of so many positions, at most kMost.
+  template <int kMost>
+  void Rest(int64_t p, int64_t l, int64_t positions) const {
+    if (positions == kMost) return Panel<kMost>(p, l);
+    if constexpr (kMost > 1) Rest<kMost - 1>(p, l, positions);
   }
 
   template <int kPositions>

@@ -25,17 +25,12 @@ from jax import Array
 from speculative.types import ACTIVATIONS
 
 SOURCE = pathlib.Path(__file__).with_name("kernels.cc")
-QUANTIZED = "_int8"
-"""What the names of kernels end with that read int8 weights."""
-
-PRODUCTS = ("product", "gated", "heads")
-ATTENTION = ("attend", "attend_self", "attend_cached")
-TARGETS = (*PRODUCTS, *(name + QUANTIZED for name in PRODUCTS), *ATTENTION, "total")
-FLOAT32 = functools.partial(jax.ShapeDtypeStruct, dtype=jnp.float32)
 FLAGS = ("-O3", "-march=native", "-std=c++17", "-pthread")
-
-PANEL = 32
-"""Outputs that a product sums side by side; `kPanel` in `kernels.cc`."""
+PRODUCTS = ("product", "gated", "heads")
+INT8_PRODUCTS = tuple(f"{name}_int8" for name in PRODUCTS)
+TARGETS = (*PRODUCTS, *INT8_PRODUCTS, "attend", "attend_self", "attend_cached", "total")
+PANEL = 32  # Outputs that a product sums side by side; `kPanel` in `kernels.cc`.
+FLOAT32 = functools.partial(jax.ShapeDtypeStruct, dtype=jnp.float32)
 
 
 def cache_folder() -> pathlib.Path:
@@ -79,9 +74,8 @@ def _compiled(compiler: str) -> pathlib.Path:
         path.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=path.parent) as folder:
             made = pathlib.Path(folder) / path.name
-            run(
-                "-w", "-shared", "-fPIC", f"-I{jax.ffi.include_dir()}", str(SOURCE), "-o", str(made)
-            )
+            include = f"-I{jax.ffi.include_dir()}"
+            run("-w", "-shared", "-fPIC", include, str(SOURCE), "-o", str(made))
             made.replace(path)  # Another process may be making it too.
     return path
 
@@ -99,7 +93,7 @@ class Panels(NamedTuple):
 
     def target(self, name: str) -> str:
         """The full name of a product that reads such numbers."""
-        return f"speculative_{name}" + (QUANTIZED if self.scales.size else "")
+        return f"speculative_{name}" + ("_int8" if self.scales.size else "")
 
 
 def panels(kernel: Array, quantized: bool = False) -> Panels:
@@ -117,11 +111,8 @@ def panels(kernel: Array, quantized: bool = False) -> Panels:
 
 def gated_panels(first: Array, second: Array, quantized: bool = False) -> Panels:
     """Lays the two kernels [I, O] of a gated layer out, their panels alternating; see `panels`."""
-
-    def alternate(one: Array, other: Array) -> Array:
-        return jnp.stack([one, other], axis=1).reshape(-1, *one.shape[1:])
-
-    return Panels(*map(alternate, panels(first, quantized), panels(second, quantized)))
+    pairs = zip(panels(first, quantized), panels(second, quantized), strict=True)
+    return Panels(*(jnp.stack(pair, axis=1).reshape(-1, *pair[0].shape[1:]) for pair in pairs))
 
 
 def product(
@@ -172,20 +163,17 @@ def _multiply(
 
 
 def heads(kernels: list[Panels], x: Array, count: int, size: int) -> list[Array]:
-    """Products of x [B, S, I] with panels of so many heads of a size each, for attention to read.
-
-    Gives [B, N, S, H], float32, for each kernel.
-    """
+    """Products of x [B, S, I] with panels of `count` heads: [B, N, S, H] each, float32."""
     shape = FLOAT32((x.shape[0], count, x.shape[1], size))
     call = jax.ffi.ffi_call(kernels[0].target("heads"), [shape] * len(kernels))
     return list(call(x.astype(jnp.float32), *(part for kernel in kernels for part in kernel)))
 
 
 def attend(query: Array, keys: Array, values: Array, bias: Array, scale: float) -> Array:
-    """Dot-product attention: query [B, L, N, H] -> [B, L, N, H], float32.
+    """Dot-product attention of query [B, L, N, H] to keys and values [B * N, K, H].
 
-    Keys and values are [B * N, K, H]; the bias broadcasts to [B, N, L, K], masks included; the
-    scale multiplies the products of queries and keys.
+    The bias broadcasts to [B, N, L, K], masks included; the scale multiplies the products of
+    queries and keys. Gives [B, L, N, H], float32.
     """
     arguments = (x.astype(jnp.float32) for x in (query, keys, values, bias))
     call = jax.ffi.ffi_call("speculative_attend", FLOAT32(query.shape))
@@ -195,9 +183,10 @@ def attend(query: Array, keys: Array, values: Array, bias: Array, scale: float) 
 def attend_self(
     projected: Array, bias: Array, heads: int, scale: float
 ) -> tuple[Array, Array, Array]:
-    """Self-attention among positions of which projected [B, L, 3 * N * H] has all.
+    """Self-attention among new positions, whose queries, keys and values lie side by side.
 
-    Gives [B, L, N, H], keys [B * N, L, H] and values, float32. Bias and scale are as in `attend`.
+    Projected [B, L, 3 * N * H] gives [B, L, N, H], keys [B * N, L, H] and values, float32; bias
+    and scale are as in `attend`.
     """
     batch, length, width = projected.shape
     size = width // (3 * heads)
@@ -211,11 +200,9 @@ def attend_self(
 def attend_cached(
     projected: Array, keys: Array, values: Array, bias: Array, starts: Array, scale: float
 ) -> tuple[Array, Array, Array]:
-    """Self-attention of new positions, whose keys and values enter the caches first, in place.
+    """As `attend_self`, but keys and values enter float32 caches [B * N, K, H] first, in place.
 
-    `projected` [B, L, 3 * N * H] has queries, keys and values of the new positions, which enter
-    the float32 caches [B * N, K, H] at `starts` [B]. Bias and scale are as in `attend`. Gives
-    [B, L, N, H], float32, and the new caches.
+    They enter at `starts` [B]. Gives [B, L, N, H], float32, and the new caches.
 
     Raises:
         ValueError: there are more new positions than the caches have.

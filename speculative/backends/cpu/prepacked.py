@@ -14,7 +14,7 @@ import numpy as np
 from jax import Array, lax
 
 from speculative.backends.cpu import kernels
-from speculative.backends.xla import Cache, Denses, Dropout, Fused, Norm, Parts, Xla, precision
+from speculative.backends.xla import FEW, Cache, Denses, Dropout, Fused, Norm, Parts, Xla, precision
 from speculative.types import PyTree
 
 PREPACKED = "prepacked"
@@ -23,10 +23,6 @@ PREPACKED = "prepacked"
 GATED = ("wi_0", "wi_1")
 FUSED = (("query", "key", "value"), GATED)
 """Kernels that share their input, and so become one product; the first match wins."""
-
-FEW = 16
-"""Up to this many positions XLA on CPU multiplies fastest with the kernel as the left operand, and
-looks rows up fastest one by one."""
 
 
 class Transposed(Xla):
@@ -90,9 +86,9 @@ class Compiled(Transposed):
         y = kernels.gated(fused.kernel, x, denses[0].features, activations, norm.numbers)
         return y.astype(denses[0].dtype)
 
-    def heads(self, packed: Sequence[Any], denses: Denses, x: Array, heads: int) -> list[Array]:
+    def heads(self, prepacked: Sequence[Any], denses: Denses, x: Array, heads: int) -> list[Array]:
         """In one call for all of them."""
-        found = kernels.heads(list(packed), x, heads, denses[0].features // heads)
+        found = kernels.heads(list(prepacked), x, heads, denses[0].features // heads)
         return [y.reshape(-1, *y.shape[2:]) for y in found]
 
     def attend(
@@ -127,11 +123,11 @@ def prepack(params: PyTree, quantized: bool = False) -> PyTree:
     With `quantized`, kernels become int8 with a scale for each output where `kernels` serves.
     """
     lay_out = functools.partial(_laid_out, quantized=quantized)
-    rest, packed = jax.jit(functools.partial(_pack, lay_out=lay_out))(params)
+    rest, prepacked = jax.jit(functools.partial(_prepack, lay_out=lay_out))(params)
     if "logits_dense" not in params["decoder"]:
         embedding = params["token_embedder"]["embedding"]
-        packed["logits"] = jax.jit(lambda kernel: lay_out((), kernel))(embedding.T)
-    return {"params": rest, PREPACKED: packed}
+        prepacked["logits"] = jax.jit(lambda kernel: lay_out((), kernel))(embedding.T)
+    return {"params": rest, PREPACKED: prepacked}
 
 
 def for_decoding(params: PyTree, quantized: bool = False) -> PyTree:
@@ -139,11 +135,10 @@ def for_decoding(params: PyTree, quantized: bool = False) -> PyTree:
     return prepack(params, quantized) if jax.default_backend() == "cpu" else params
 
 
-def _pack(
-    tree: dict[str, Any], lay_out: Callable[..., Any], name: str = ""
-) -> tuple[dict[str, Any], dict[str, Any]]:
+def _prepack(tree: dict[str, Any], lay_out: Callable[..., Any], name: str = "") -> Any:
+    """What stays of a tree of parameters, and its kernels laid out."""
     rest: dict[str, Any] = {}
-    packed: dict[str, Any] = {}
+    prepacked: dict[str, Any] = {}
     denses = {part for part, value in tree.items() if isinstance(value, dict) and "kernel" in value}
     # A cross-attention's query sees the target, its key and value the source.
     groups = FUSED if name != "encoder_decoder_attention" else ()
@@ -151,18 +146,19 @@ def _pack(
     if fused:
         kernel = lay_out(fused, *(tree[part]["kernel"] for part in fused))
         biases = [tree[part]["bias"] for part in fused if "bias" in tree[part]]
-        packed["_".join(fused)] = Fused(kernel, jnp.concatenate(biases) if biases else None)
+        prepacked["_".join(fused)] = Fused(kernel, jnp.concatenate(biases) if biases else None)
     for part, value in tree.items():
-        if part in denses.difference(fused):
-            packed[part] = {"kernel": lay_out((), value["kernel"])}
-            rest |= {part: {"bias": value["bias"]}} if "bias" in value else {}
-        elif part not in denses and isinstance(value, dict):
-            inner_rest, inner_packed = _pack(value, lay_out, part)
+        if part in denses:
+            if part not in fused:
+                prepacked[part] = {"kernel": lay_out((), value["kernel"])}
+                rest |= {part: {"bias": value["bias"]}} if "bias" in value else {}
+        elif isinstance(value, dict):
+            inner_rest, inner_prepacked = _prepack(value, lay_out, part)
             rest |= {part: inner_rest} if inner_rest else {}
-            packed |= {part: inner_packed} if inner_packed else {}
-        elif part not in denses:
+            prepacked |= {part: inner_prepacked} if inner_prepacked else {}
+        else:
             rest[part] = value
-    return rest, packed
+    return rest, prepacked
 
 
 def _laid_out(fused: tuple[str, ...], *group: Array, quantized: bool) -> Any:
