@@ -23,7 +23,7 @@ ACTIVATE: dict[str, Callable[[Array], Array]] = {
 """The functions of `types.ACTIVATIONS`."""
 
 # A layer's norm, a function of [..., D] whose `numbers` are its scale [D], or scale and shift; and
-# layers' projections, functions of [..., D] with `features` and `dtype`.
+# layers' projections, functions of [..., D] with `features`, `dtype` and a `prepacked` kernel.
 Norm, Denses = Any, Sequence[Any]
 
 # What training does to a layer's output before it is added to the layer's input.
@@ -111,7 +111,7 @@ class Xla:
             precision=precision(x), preferred_element_type=jnp.float32,
         )  # fmt: skip
 
-    def heads(self, prepacked: Sequence[Any], denses: Denses, x: Array, heads: int) -> list[Array]:
+    def heads(self, denses: Denses, x: Array, heads: int) -> list[Array]:
         """The projections of x [B, S, D] as keys and values, [B * N, S, H] each."""
         return [_split(dense(x), heads) for dense in denses]
 

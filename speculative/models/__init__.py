@@ -17,19 +17,7 @@ from speculative.models.registry import (
 from speculative.models.t5 import T5, T5Config
 
 __all__ = [
-    "FAMILIES",
-    "SIZES",
-    "T5",
-    "Config",
-    "DecoderOnly",
-    "DecoderOnlyConfig",
-    "FlaxModel",
-    "T5Config",
-    "abstract_params",
-    "format_of",
-    "model_of",
-    "named",
-    "names_of",
-    "random_params",
+    "FAMILIES", "SIZES", "T5", "Config", "DecoderOnly", "DecoderOnlyConfig", "FlaxModel",
+    "T5Config", "abstract_params", "format_of", "model_of", "named", "names_of", "random_params",
     "read_by_step",
-]
+]  # fmt: skip

@@ -17,61 +17,40 @@ _CHOICES = {
 class Config:
     """The sizes of a model and the kinds of its layers; field names are T5X's where it has one.
 
-    The defaults are those of T5 v1.1. A family adds its numbers of layers.
-
-    Attributes:
-        vocab_size: rows V of the embedding (may be padded beyond the vocabulary's pieces).
-        emb_dim: features D.
-        num_heads: attention heads N.
-        head_dim: size H of a head.
-        mlp_dim: features of the feed-forward layer.
-        num_kv_heads: heads of keys and values; 0 stands for num_heads, all that is implemented.
-        mlp_activations: ("gelu", "linear") is a gated GELU, ("relu",) a plain layer.
-        norm: "rms" divides by the root mean square and scales; "layer" takes the mean away,
-            divides by the standard deviation, scales and shifts.
-        positions: "relative" adds a bias to attention's scores, learned for each bucket of
-            distances; "learned" adds an embedding of each position to the tokens'.
-        max_positions: learned positions; 0 where they are relative.
-        biases: whether projections have biases, except the one to the logits.
-        scaled_attention: whether products of queries and keys are multiplied by H^-1/2; T5 has
-            this in its initial weights.
-        logits_via_embedding: whether the output is tied to the embedding.
-        dropout_rate: used in training only.
-        dtype: "float32" or "bfloat16", of the products; logits and softmax are float32.
-        num_buckets: relative-position buckets.
-        max_distance: distance from which all positions share the last bucket.
-        source_dim: features of another model's encoder (a draft's target) that this one reads
-            in place of its own; 0: none.
-
-    Raises:
-        ValueError: a value is outside its range, or a combination is not implemented.
+    The defaults are those of T5 v1.1. A family adds its numbers of layers. A value outside its
+    range, or a combination that is not implemented, is a ValueError.
     """
 
-    vocab_size: int
-    emb_dim: int
-    num_heads: int
-    head_dim: int
-    mlp_dim: int
+    vocab_size: int  # Rows V of the embedding (may be padded beyond the vocabulary's pieces).
+    emb_dim: int  # Features D.
+    num_heads: int  # Attention heads N.
+    head_dim: int  # Size H of a head.
+    mlp_dim: int  # Features of the feed-forward layer.
     _: dataclasses.KW_ONLY
-    num_kv_heads: int = 0
-    mlp_activations: tuple[str, ...] = ("gelu", "linear")
+    num_kv_heads: int = 0  # Of keys and values; 0 stands for num_heads, all that is implemented.
+    mlp_activations: tuple[str, ...] = ("gelu", "linear")  # A gated GELU; ("relu",) has no gate.
+    # "rms" divides by the root mean square and scales; "layer" takes the mean away, divides by the
+    # standard deviation, scales and shifts.
     norm: str = "rms"
+    # "relative" adds a bias to attention's scores, learned for each bucket of distances; "learned"
+    # adds an embedding of each position to the tokens'.
     positions: str = "relative"
-    max_positions: int = 0
-    biases: bool = False
+    max_positions: int = 0  # Learned positions; 0 where they are relative.
+    biases: bool = False  # Of projections, except the one to the logits.
+    # Whether products of queries and keys are multiplied by H^-1/2; T5's initial weights have it.
     scaled_attention: bool = False
-    logits_via_embedding: bool = False
-    dropout_rate: float = 0.0
-    dtype: str = "float32"
-    num_buckets: int = 32
-    max_distance: int = 128
+    logits_via_embedding: bool = False  # Whether the output is tied to the embedding.
+    dropout_rate: float = 0.0  # In training only.
+    dtype: str = "float32"  # Or "bfloat16", of the products; logits and softmax are float32.
+    num_buckets: int = 32  # Of relative positions.
+    max_distance: int = 128  # From which on all positions share the last bucket.
+    # Features of another model's encoder (a draft's target) that this one reads in place of its
+    # own; 0: none.
     source_dim: int = 0
 
-    depths: ClassVar[tuple[str, ...]]
-    """The fields that count layers; the last one those of the decoder."""
+    depths: ClassVar[tuple[str, ...]]  # The fields that count layers, the decoder's last.
     may_be_0: ClassVar[tuple[str, ...]] = ("num_kv_heads", "max_positions", "source_dim")
-    fixed: ClassVar[Mapping[str, Any]] = {}
-    """Fields of which a family implements one value alone."""
+    fixed: ClassVar[Mapping[str, Any]] = {}  # Fields of which a family implements one value alone.
 
     @property
     def decoder_layers(self) -> int:
@@ -89,12 +68,7 @@ class Config:
 
     @classmethod
     def from_json(cls, fields: Mapping[str, Any]) -> Self:
-        """The configuration of the fields that `to_json` gave, or an older version's.
-
-        Raises:
-            TypeError: a field is unknown or missing.
-            ValueError: as of the class.
-        """
+        """The configuration of the fields that `to_json` gave, or an older version's."""
         return cls(**fields)
 
     def to_json(self) -> dict[str, Any]:
@@ -128,8 +102,11 @@ class Config:
         if self.num_kv_heads not in (0, self.num_heads):
             self._refuse("num_kv_heads", f"{self.num_heads}, as num_heads is, or 0 for as many")
         if (self.positions == "learned") != (self.max_positions > 0):
-            kind = "positive" if self.positions == "learned" else "0"
-            self._refuse("max_positions", f"{kind} where positions is {self.positions!r}")
+            kind, hint = "0", ""
+            if self.positions == "learned":
+                kind = "positive"
+                hint = " (a configuration of relative positions needs positions = 'relative')"
+            self._refuse("max_positions", f"{kind} where positions is {self.positions!r}{hint}")
         if self.num_buckets < 4 or self.num_buckets % 4:
             self._refuse("num_buckets", "a multiple of 4")
         if self.max_distance <= self.num_buckets // 2:

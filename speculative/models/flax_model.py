@@ -27,7 +27,6 @@ class FlaxModel(abc.ABC):
     config: Config
     pad_id: ClassVar[int]
     decoder_only: ClassVar[bool]
-
     root: ClassVar[type[nn.Module]]
 
     @functools.cached_property
@@ -42,7 +41,7 @@ class FlaxModel(abc.ABC):
         """Random parameters to train: a tree with T5X's names, float32."""
         tokens, size = jnp.ones((1, 1), jnp.int32), self.config.source_dim
         encoded = jnp.ones((1, 1, size)) if size else None
-        return self._module.init(key, tokens, tokens, encoded=encoded)["params"]
+        return self._module.init(key, tokens, tokens, None, False, encoded)["params"]
 
     def encode(self, params: PyTree, inputs: Inputs, segments: Array | None = None) -> Array | None:
         """The encoder's output [B, S, D] for inputs [B, S]; None of a decoder-only model.
@@ -116,10 +115,11 @@ class FlaxModel(abc.ABC):
         """Those of the layers asked for that a call computes; all must be the model's."""
         encoders = () if self.decoder_only else ("encoder",)
         known = (*encoders, *self.extend_layers)
-        if unknown := [name for name in layers if name not in known]:
-            raise ValueError(
-                f"There is no hidden state {unknown[0]!r}; known are {', '.join(known)}."
-            )
+        for name in layers:
+            if name not in known:
+                raise ValueError(
+                    f"There is no hidden state {name!r}; known are {', '.join(known)}."
+                )
         here = encoders if start and encoders else self.extend_layers
         return tuple(name for name in layers if name in here)
 

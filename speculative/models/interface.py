@@ -32,16 +32,13 @@ class Model(Protocol):
 
     Hidden states have T5X's names of the modules that give them: "decoder/layers_3" is the output
     of that layer, the logits are computed from "decoder/decoder_norm", "encoder" is an encoder's
-    output. A call gives those of the names asked for that it computes: `start` of an
-    encoder-decoder the encoder's, `extend` the decoder's. Others cost nothing.
-
-    Attributes:
-        pad_id: what fills rows of inputs up.
-        decoder_only: whether inputs are the beginning of the text that is decoded (a prompt), not
-            another text (a source).
+    output. A call gives those of the `layers` asked for that it computes: `start` of an
+    encoder-decoder the encoder's, `extend` the decoder's. Others cost nothing; an unknown one is a
+    ValueError.
     """
 
-    pad_id: ClassVar[int]
+    pad_id: ClassVar[int]  # Fills rows of inputs up.
+    # Whether inputs begin the text that is decoded (prompts) or are other texts (sources).
     decoder_only: ClassVar[bool]
 
     @property
@@ -63,15 +60,8 @@ class Model(Protocol):
     ) -> Started:
         """Reads inputs [B, S], padded at the right: sources, or prompts without their last token.
 
-        Args:
-            params: the model's parameters.
-            inputs: with at least one token a row.
-            cache_length: tokens a row for which the state has room, beside a prompt.
-            encoded: [B, S, D] another encoder's output for the inputs, in place of its own.
-            layers: names of hidden states to give; a decoder-only model's are for all S positions.
-
-        Raises:
-            ValueError: a layer is unknown.
+        Rows have at least one token. The state has room for `cache_length` tokens a row, beside a
+        prompt. `encoded` [B, S, D] is another encoder's output for the inputs, in place of its own.
         """
         ...
 
@@ -85,15 +75,8 @@ class Model(Protocol):
     ) -> Extended:
         """Appends a chunk tokens [B, L] to each row, for which its cache must have room.
 
-        Args:
-            params: the model's parameters.
-            state: of `start`, `extend` or `rewind`.
-            tokens: the chunk.
-            at: [B] a position of each row's chunk; the logits are of that one alone, [B, 1, V].
-            layers: names of hidden states to give, for all positions of the chunk.
-
-        Raises:
-            ValueError: a layer is unknown.
+        With `at` [B], a position of each row's chunk, logits are of that one alone, [B, 1, V];
+        hidden states are of all.
         """
         ...
 

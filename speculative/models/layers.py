@@ -7,7 +7,6 @@ import functools
 from typing import Any
 
 import flax.linen as nn
-import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import Array, lax
@@ -123,27 +122,10 @@ class RelativeBias(nn.Module):
         buckets = relative_buckets(distance, self.bidirectional, self.config)
         return self.table.astype(jnp.float32)[None, :, buckets]
 
-    def causal(self, starts: Array, length: int, cache: int) -> Array:
-        """[B, N, L, T]: `causal_bias` of a cache of T keys."""
+    def by_distance(self, cache: int) -> Array:
+        """The float32 bias [N, T] of keys T - 1, ..., 0 positions back, for `causal_bias`."""
         buckets = relative_buckets(-np.arange(cache)[::-1], False, self.config)
-        return causal_bias(self.table.astype(jnp.float32)[:, buckets], starts, length)
-
-
-def causal_bias(by_distance: Array, starts: Array, length: int) -> Array:
-    """Bias and causal mask [B, N or 1, L, T] of L queries from positions starts [B] on.
-
-    `by_distance` [N or 1, T], float32, has the bias of keys T - 1, ..., 0 positions back.
-    """
-    # Every row of the bias is a window on one table over distances, descending from
-    # T - 1 to 0 and then masked: sliding it costs a slice, not a bucket computation.
-    cache = by_distance.shape[1]
-    table = jnp.pad(by_distance, ((0, 0), (0, cache)), constant_values=MASKED)
-    slide = functools.partial(lax.dynamic_slice_in_dim, table, slice_size=cache, axis=1)
-
-    def window(start: Array) -> Array:
-        return jnp.stack([slide(cache - 1 - start - i) for i in range(length)], axis=1)
-
-    return jax.vmap(window)(starts) if starts.shape[0] > 1 else window(starts[0])[None]
+        return self.table.astype(jnp.float32)[:, buckets]
 
 
 class Attention(nn.Module):

@@ -13,46 +13,32 @@ SPIECE = "spiece.model"
 
 
 class Stored(NamedTuple):
-    """A tensor of theirs, which may be stored [out, in], and the names of its parts.
-
-    Parts are tensors of ours, side by side along their last axis.
-    """
+    """A tensor of theirs, maybe [out, in]: tensors of ours, side by side on their last axis."""
 
     parts: tuple[str, ...]
     transposed: bool = False
 
 
 class Names(Generic[C]):
-    """A family's models as transformers and T5X have them: as it stands, neither has any.
+    """A family's models as transformers and T5X have them; here, neither has any."""
 
-    Attributes:
-        title: of the family in transformers.
-        model_types: what a `config.json` of transformers may call it.
-        prefix: what names begin with, unless the weights are of the model without its logits.
-        passed_over: names behind the prefix of tensors that no model reads, or reads elsewhere.
-        copies: tensors that may be missing, each with the one that it is a copy of then.
-        vocabularies: files that may hold its vocabulary, the best first.
-        extra_ids: sentinels after the vocabulary's pieces where nothing else is said.
-        sizes: settings of a `config.json` that must be there, and our field of each.
-        required: settings of which we compute these values alone; the first one is the default.
-    """
-
-    title: ClassVar[str] = ""
-    model_types: ClassVar[tuple[str, ...]] = ()
+    title: ClassVar[str] = ""  # Of the family in transformers.
+    model_types: ClassVar[tuple[str, ...]] = ()  # What a `config.json` may call it.
+    # What tensors' names begin with, unless the weights are of the model without its logits; and
+    # the names behind it of those that no model reads, or reads elsewhere.
     prefix: ClassVar[str] = ""
     passed_over: ClassVar[re.Pattern[str]]
+    # Tensors that may be missing, each with the one that it is a copy of then.
     copies: ClassVar[Mapping[str, str]] = {}
-    vocabularies: ClassVar[tuple[str, ...]]
-    extra_ids: ClassVar[int] = 0
+    vocabularies: ClassVar[tuple[str, ...]]  # Files that may hold its vocabulary, the best first.
+    extra_ids: ClassVar[int] = 0  # Sentinels after the vocabulary's pieces, by default.
+    # Settings of a `config.json` that must be there, with our fields; and those of which we
+    # compute certain values alone, the first of which is the default.
     sizes: ClassVar[Mapping[str, str]]
     required: ClassVar[Mapping[str, tuple[Any, ...]]]
 
     def configuration(self, settings: Mapping[str, Any], location: str) -> C:
-        """The sizes that a `config.json` of transformers tells.
-
-        Raises:
-            ValueError: a setting is missing, or one that is not supported.
-        """
+        """The sizes in a `config.json` of transformers; ValueError if one is missing or odd."""
         raise NotImplementedError
 
     def names(self, config: C) -> dict[str, Stored]:
@@ -60,18 +46,13 @@ class Names(Generic[C]):
         raise NotImplementedError
 
     def settings(self, config: C, location: str) -> dict[str, Any]:
-        """The `config.json` of such a model.
-
-        Raises:
-            ValueError: transformers has none of its kind.
-        """
+        """The `config.json` of such a model; ValueError where transformers has none."""
         raise ValueError(f"transformers has no model of the kind of {location}.")
 
     def infer(self, shapes: Mapping[str, tuple[int, ...]], location: str) -> C | None:
-        """The configuration of a T5X checkpoint from its tensors' shapes; None if T5X has no such.
+        """The configuration of a T5X checkpoint, by its tensors' shapes; None if T5X has no such.
 
-        Raises:
-            ValueError: the shapes are not those of such a model.
+        Raises ValueError if the shapes are not those of such a model.
         """
         return None
 
@@ -90,8 +71,7 @@ class Names(Generic[C]):
         for name in self.sizes:
             if name not in settings:
                 raise ValueError(f"{location} lacks {name!r}.")
-            value = settings[name]
-            if not isinstance(value, int) or value < 1:
+            if not isinstance(value := settings[name], int) or value < 1:
                 raise ValueError(
                     f"{location} has the {name} {value!r}; it must be a positive whole number."
                 )

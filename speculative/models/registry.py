@@ -11,7 +11,9 @@ from jax import Array
 from speculative.models import gpt, t5
 from speculative.models.config import Config
 from speculative.models.flax_model import FlaxModel
+from speculative.models.gpt import DecoderOnly, DecoderOnlyConfig, GPTNames
 from speculative.models.names import Names
+from speculative.models.t5 import T5, T5Config, T5Names
 from speculative.types import PyTree
 
 
@@ -25,10 +27,8 @@ class Family(NamedTuple):
 
 
 FAMILIES = {
-    "speculative-t5": Family(t5.T5Config, t5.T5, t5.T5Names(), t5.SIZES),
-    "speculative-decoder-only": Family(
-        gpt.DecoderOnlyConfig, gpt.DecoderOnly, gpt.GPTNames(), gpt.SIZES
-    ),
+    "speculative-t5": Family(T5Config, T5, T5Names(), t5.SIZES),
+    "speculative-decoder-only": Family(DecoderOnlyConfig, DecoderOnly, GPTNames(), gpt.SIZES),
 }
 """By the name of the format in which this program stores their models."""
 
@@ -37,11 +37,7 @@ SIZES = {name: size for family in FAMILIES.values() for name, size in family.siz
 
 
 def named(size: str, **changes: Any) -> Config:
-    """The configuration of a public size, e.g. ``named("t5_1_1_xxl", dtype="bfloat16")``.
-
-    Raises:
-        ValueError: the size is unknown; the message lists the known ones.
-    """
+    """The configuration of a public size, e.g. ``named("t5_1_1_xxl", dtype="bfloat16")``."""
     if size not in SIZES:
         raise ValueError(f"Unknown model size {size!r}; known: {', '.join(SIZES)}.")
     return SIZES[size].replace(**changes)
@@ -92,8 +88,8 @@ def _random(key: Array, shape: tuple[int, ...], dtype: str) -> Array:
 def read_by_step(params: PyTree) -> list[Array]:
     """The parameters, prepacked or not, of which every decoding step reads all.
 
-    Left out are the encoder, the kernels that project the source, which are read once a text, and
-    tables of which a step reads one row a token.
+    The encoder and the kernels that project the source are read once a text, embeddings a row a
+    token.
     """
     leaves = jax.tree_util.tree_leaves_with_path(params)
     name = functools.partial(jax.tree_util.keystr, simple=True, separator="/")

@@ -7,22 +7,14 @@ from collections.abc import Sequence
 from typing import Any
 
 import flax.linen as nn
+import jax
 import jax.numpy as jnp
 from flax import struct
-from jax import Array
+from jax import Array, lax
 
-from speculative.backends import PREPACKED, Cache, Dropout, backend_of
+from speculative.backends import PREPACKED, Cache, Dropout, backend_of, look_up
 from speculative.models.config import Config
-from speculative.models.layers import (
-    Attention,
-    Dense,
-    LayerNorm,
-    Mlp,
-    RelativeBias,
-    Source,
-    causal_bias,
-    look_up,
-)
+from speculative.models.layers import MASKED, Attention, Dense, LayerNorm, Mlp, RelativeBias, Source
 from speculative.ragged import read_rows
 from speculative.types import Logits, Rows, Tokens
 
@@ -34,27 +26,17 @@ LAST = "decoder/decoder_norm"
 class DecoderState:
     """What a decoder remembers between chunks.
 
-    Heads come before positions, so that every attention product is a one batched product and the
-    cache is never transposed; rows and heads are one axis, so that the products read the very
-    array that the state keeps, without a copy.
-
-    Attributes:
-        lengths: [B] tokens in each row's cache, a prompt's not counted; entries behind them are
-            stale and masked.
-        keys: per layer [B * N, T, H], of self-attention.
-        values: per layer [B * N, T, H].
-        prompt: [B] tokens of the prompt in the cache: all but its last, which is fed first. None
-            where the model reads a source.
-        cross: per layer, keys and values [B * N, S, H] of the source, projected once by `start`.
-        source_bias: [B, 1, 1, S] float32, 0 at tokens and -1e10 at padding.
+    Heads come before positions, so that attention is one batched product and the cache is never
+    transposed; rows and heads are one axis, so that the product reads the cache without a copy.
     """
 
-    lengths: Rows
-    keys: tuple[Array, ...]
+    lengths: Rows  # Tokens in each row's cache, a prompt's not counted; what follows is masked.
+    keys: tuple[Array, ...]  # Of each layer's self-attention, [B * N, T, H].
     values: tuple[Array, ...]
+    # Tokens of the prompt in the cache: all but its last, which is fed first. None with a source.
     prompt: Rows | None = None
-    cross: tuple[tuple[Array, Array], ...] = ()
-    source_bias: Any = None
+    cross: tuple[tuple[Array, Array], ...] = ()  # Each layer's keys and values of the source.
+    source_bias: Any = None  # [B, 1, 1, S] float32, 0 at tokens and -1e10 at padding.
 
     @property
     def starts(self) -> Rows:
@@ -63,14 +45,11 @@ class DecoderState:
 
 
 class Layer(nn.Module):
-    """Self-attention, attention to a source, feed-forward, each normed before and added after.
-
-    `attention` is T5X's name of self-attention; `crosses`: whether the layer attends to a source.
-    """
+    """Self-attention, attention to a source, feed-forward, each normed before and added after."""
 
     config: Config
-    attention: str = "self_attention"
-    crosses: bool = False
+    attention: str = "self_attention"  # T5X's name of it.
+    crosses: bool = False  # Whether there is attention to a source.
 
     def setup(self) -> None:
         """Declares the layer's parts under T5X's names."""
@@ -95,29 +74,40 @@ class Layer(nn.Module):
         return self.mlp(x, self.pre_mlp_layer_norm, dropout), keys, values
 
 
-class Stack(nn.Module):
-    """The layers of an encoder or a decoder, with positions, last norm and a decoder's logits.
+def causal_bias(by_distance: Array, starts: Array, length: int) -> Array:
+    """Bias and causal mask [B, N or 1, L, T] of L queries from positions starts [B] on.
 
-    Attributes:
-        config: the model's sizes.
-        kind: "encoder" or "decoder".
-        crosses: whether layers attend to a source.
-        one_dropout: whether all layers share the stack's dropout; T5's have their own. Dropout's
-            random numbers depend on it.
+    `by_distance` [N or 1, T], float32, has the bias of keys T - 1, ..., 0 positions back.
     """
+    # Every row of the bias is a window on one table over distances, descending from
+    # T - 1 to 0 and then masked: sliding it costs a slice, not a bucket computation.
+    cache = by_distance.shape[1]
+    table = jnp.pad(by_distance, ((0, 0), (0, cache)), constant_values=MASKED)
+    slide = functools.partial(lax.dynamic_slice_in_dim, table, slice_size=cache, axis=1)
+
+    def window(start: Array) -> Array:
+        return jnp.stack([slide(cache - 1 - start - i) for i in range(length)], axis=1)
+
+    return jax.vmap(window)(starts) if starts.shape[0] > 1 else window(starts[0])[None]
+
+
+class Stack(nn.Module):
+    """The layers of an encoder or a decoder, with positions, last norm and a decoder's logits."""
 
     config: Config
-    kind: str = "decoder"
-    crosses: bool = False
+    kind: str = "decoder"  # Or "encoder".
+    crosses: bool = False  # Whether layers attend to a source.
+    # Whether all layers share the stack's dropout; T5's have their own. The random numbers of
+    # training depend on it.
     one_dropout: bool = False
 
     def setup(self) -> None:
         """Declares the stack under T5X's names."""
         config, encoder = self.config, self.kind == "encoder"
         if config.positions == "learned":
-            self.position_embedder = nn.Embed(
-                config.max_positions, config.emb_dim, embedding_init=nn.initializers.normal(0.01)
-            )
+            init = nn.initializers.normal(0.01)
+            sizes = config.max_positions, config.emb_dim
+            self.position_embedder = nn.Embed(*sizes, embedding_init=init)
         else:
             self.relpos_bias = RelativeBias(config, bidirectional=encoder)
         attention = "attention" if encoder else "self_attention"
@@ -145,10 +135,10 @@ class Stack(nn.Module):
         learned, length = self.config.positions == "learned", x.shape[1]
         if not caches:
             bias = mask if learned else self.relpos_bias(length) + mask
-        elif learned:
-            bias = causal_bias(jnp.zeros((1, caches[0][0].shape[1])), caches[0][2], length)
         else:
-            bias = self.relpos_bias.causal(caches[0][2], length, caches[0][0].shape[1])
+            room, starts = caches[0][0].shape[1], caches[0][2]
+            by_distance = jnp.zeros((1, room)) if learned else self.relpos_bias.by_distance(room)
+            bias = causal_bias(by_distance, starts, length)
         x = self.dropout(x, not train)
         after, keys, values = [], [], []
         for layer, source, cache in itertools.zip_longest(self.layers, sources, caches):
@@ -161,7 +151,7 @@ class Stack(nn.Module):
         return after, tuple(keys), tuple(values)
 
     def hidden(self, after: Sequence[Array], wanted: tuple[str, ...]) -> dict[str, Array]:
-        """Those wanted of the hidden states after each layer and after the last norm."""
+        """Those wanted of the hidden states after each layer and the last norm."""
         hidden = {f"decoder/layers_{i}": x for i, x in enumerate(after)}
         if LAST in wanted:
             hidden[LAST] = self.norm(after[-1])
@@ -195,12 +185,13 @@ class Transformer(nn.Module):
 
     def embed(self, tokens: Tokens, positions: Array | None = None) -> Array:
         """Tokens [B, L], with learned positions [B or 1, L] if there are such: [B, L, D]."""
-        x = look_up(self.token_embedder, tokens).astype(self.config.dtype)
+        x = look_up(self.token_embedder.embedding, tokens).astype(self.config.dtype)
         if self.config.positions != "learned" or positions is None:
             return x
         # A last step may guess beyond the last position; unclipped, such keys would be NaN.
         positions = jnp.minimum(positions, self.config.max_positions - 1)
-        return x + look_up(self.decoder.position_embedder, positions).astype(x.dtype)
+        table = self.decoder.position_embedder.embedding
+        return x + look_up(table, positions).astype(x.dtype)
 
     def logits(self, x: Array, norm: LayerNorm | None = None) -> Logits:
         """[B, L, V] float32 of x [B, L, D], normed first where a norm is given."""

@@ -15,7 +15,8 @@ import numpy as np
 import pytest
 
 from speculative.backends.cpu import kernels
-from speculative.backends.cpu.prepacked import COMPILED, FEW, TRANSPOSED
+from speculative.backends.cpu.prepacked import COMPILED, TRANSPOSED
+from speculative.backends.xla import FEW
 from speculative.models import T5Config
 from speculative.models.layers import LayerNorm
 from speculative.types import ACTIVATIONS
@@ -407,9 +408,9 @@ def test_attention_on_caches(heads: int, size: int, length: int) -> None:
     bias = 3 * numbers(2, heads, length, room)
     after = np.arange(room) > (starts[:, None] + np.arange(length))[..., None]
     bias = np.where(after[:, None], np.float32(-1e10), bias)
-    call = jax.jit(kernels.attend_cached, static_argnums=5)
+    call = jax.jit(kernels.attend_self, static_argnums=(2, 3))
     y, new_keys, new_values = jax.block_until_ready(
-        call(projected, keys, values, bias, starts, 0.3)
+        call(projected, bias, heads, 0.3, (keys, values, starts))
     )
     query, *written = projected.reshape(2, length, 3, heads, size).transpose(2, 0, 1, 3, 4)
     for b, start in enumerate(starts):

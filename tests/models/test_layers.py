@@ -1,16 +1,10 @@
 """The parts of a model that have a definition of their own."""
 
-import re
-from typing import Any
-
-import flax.linen as nn
-import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
 
 from speculative.models import SIZES
-from speculative.models.layers import FEW, look_up, relative_buckets
+from speculative.models.layers import relative_buckets
 from tests import numpy_t5
 
 DISTANCES = np.arange(-300, 301)
@@ -45,27 +39,3 @@ def test_relative_buckets_of_t5_by_hand() -> None:
         relative_buckets(-np.array(first[1:]) + 1, False, PLAIN), np.arange(31)
     )
     assert (relative_buckets(np.arange(300), False, PLAIN) == 0).all()
-
-
-@pytest.mark.parametrize("positions", [1, FEW, FEW + 1])
-def test_rows_are_looked_up(positions: int) -> None:
-    random = np.random.default_rng(positions)
-    table, index = random.normal(size=(100, 6)), random.integers(0, 100, (1, positions))
-    table = table.astype(np.float32)
-    found = jax.jit(embedded)(table, index)
-    np.testing.assert_array_equal(found, table[index])
-
-
-def test_no_thread_wakes_for_a_few_rows() -> None:
-    """XLA on CPU would read one of its gathers with several threads, as a control shows."""
-    table, few, many = jnp.zeros((32128, 256)), jnp.zeros((1, 8), int), jnp.zeros((1, 64), int)
-    shared = r'"outer_dimension_partitions":\["'
-    if not re.search(shared, jax.jit(embedded).lower(table, many).compile().as_text() or ""):
-        pytest.skip("this XLA has one thread, or reads gathers with one")
-    assert not re.search(shared, jax.jit(embedded).lower(table, few).compile().as_text() or "")
-
-
-def embedded(table: jax.Array, index: jax.Array) -> jax.Array:
-    embedder = nn.Embed(table.shape[0], table.shape[1])
-    rows: Any = embedder.apply({"params": {"embedding": table}}, index, method=look_up)
-    return rows

@@ -22,6 +22,7 @@ import numpy as np
 from absl import logging
 from jax import Array
 
+from speculative.backends.xla import Cache
 from speculative.types import ACTIVATIONS
 
 SOURCE = pathlib.Path(__file__).with_name("kernels.cc")
@@ -81,15 +82,10 @@ def _compiled(compiler: str) -> pathlib.Path:
 
 
 class Panels(NamedTuple):
-    """A kernel [I, O] as `product` reads it.
+    """A kernel [I, O] as `product` reads it."""
 
-    Attributes:
-        values: [O / 32, I, 32], filled up with zeros; float32 or int8.
-        scales: [O / 32, 32] what int8 values are multiples of; empty for float32.
-    """
-
-    values: Array
-    scales: Array
+    values: Array  # [O / 32, I, 32], filled up with zeros; float32 or int8.
+    scales: Array  # [O / 32, 32], what int8 values are multiples of; empty for float32.
 
     def target(self, name: str) -> str:
         """The full name of a product that reads such numbers."""
@@ -181,38 +177,31 @@ def attend(query: Array, keys: Array, values: Array, bias: Array, scale: float) 
 
 
 def attend_self(
-    projected: Array, bias: Array, heads: int, scale: float
+    projected: Array, bias: Array, heads: int, scale: float, cache: Cache | None = None
 ) -> tuple[Array, Array, Array]:
     """Self-attention among new positions, whose queries, keys and values lie side by side.
 
     Projected [B, L, 3 * N * H] gives [B, L, N, H], keys [B * N, L, H] and values, float32; bias
-    and scale are as in `attend`.
-    """
-    batch, length, width = projected.shape
-    size = width // (3 * heads)
-    shapes = (batch, length, heads, size), *[(batch * heads, length, size)] * 2
-    call = jax.ffi.ffi_call("speculative_attend_self", tuple(map(FLOAT32, shapes)))
-    arguments = projected.astype(jnp.float32), bias.astype(jnp.float32)
-    mixed, keys, values = call(*arguments, scale=np.float32(scale))
-    return mixed, keys, values
-
-
-def attend_cached(
-    projected: Array, keys: Array, values: Array, bias: Array, starts: Array, scale: float
-) -> tuple[Array, Array, Array]:
-    """As `attend_self`, but keys and values enter float32 caches [B * N, K, H] first, in place.
-
-    They enter at `starts` [B]. Gives [B, L, N, H], float32, and the new caches.
+    and scale are as in `attend`. With a cache of float32 the new keys and values enter that first,
+    in place; all of it is attended to and returned.
 
     Raises:
-        ValueError: there are more new positions than the caches have.
+        ValueError: there are more new positions than the cache has.
     """
-    (batch, length, _), (rows, room, size) = projected.shape, keys.shape
+    batch, length, width = projected.shape
+    size, room = width // (3 * heads), cache[0].shape[1] if cache else length
     if length > room:
         raise ValueError(f"A chunk of {length} positions does not fit a cache of {room}.")
-    shapes = FLOAT32((batch, length, rows // batch, size)), FLOAT32(keys.shape), FLOAT32(keys.shape)
-    call = jax.ffi.ffi_call("speculative_attend_cached", shapes, input_output_aliases={1: 1, 2: 2})
-    arguments = projected.astype(jnp.float32), keys, values, bias.astype(jnp.float32), starts
+    shapes = (batch, length, heads, size), *[(batch * heads, room, size)] * 2
+    results = tuple(map(FLOAT32, shapes))
+    arguments = [projected.astype(jnp.float32), bias.astype(jnp.float32)]
+    if cache is None:
+        call = jax.ffi.ffi_call("speculative_attend_self", results)
+    else:
+        in_place = {1: 1, 2: 2}
+        call = jax.ffi.ffi_call("speculative_attend_cached", results, input_output_aliases=in_place)
+        keys, values, starts = cache
+        arguments = [arguments[0], keys, values, arguments[1], starts]
     mixed, keys, values = call(*arguments, scale=np.float32(scale))
     return mixed, keys, values
 

@@ -86,9 +86,10 @@ class Compiled(Transposed):
         y = kernels.gated(fused.kernel, x, denses[0].features, activations, norm.numbers)
         return y.astype(denses[0].dtype)
 
-    def heads(self, prepacked: Sequence[Any], denses: Denses, x: Array, heads: int) -> list[Array]:
+    def heads(self, denses: Denses, x: Array, heads: int) -> list[Array]:
         """In one call for all of them."""
-        found = kernels.heads(list(prepacked), x, heads, denses[0].features // heads)
+        prepacked = [dense.prepacked for dense in denses]
+        found = kernels.heads(prepacked, x, heads, denses[0].features // heads)
         return [y.reshape(-1, *y.shape[2:]) for y in found]
 
     def attend(
@@ -102,15 +103,10 @@ class Compiled(Transposed):
         self, projected: Parts, bias: Array, heads: int, scale: float, cache: Cache | None = None
     ) -> tuple[Array, Array, Array]:
         """In one call, float32, which writes into caches of float32 in place."""
-        if cache is None:
-            mixed, keys, values = kernels.attend_self(projected[0], bias, heads, scale)
-        elif cache[0].dtype == jnp.float32:
-            keys, values, starts = cache
-            found = kernels.attend_cached(projected[0], keys, values, bias, starts, scale)
-            mixed, keys, values = found
-        else:
+        if cache is not None and cache[0].dtype != jnp.float32:
             parts = tuple(jnp.split(projected[0], 3, axis=-1))
             return super().attend_self(parts, bias, heads, scale, cache)
+        mixed, keys, values = kernels.attend_self(projected[0], bias, heads, scale, cache)
         return mixed.reshape(*mixed.shape[:2], -1), keys, values
 
 

@@ -4,7 +4,7 @@ Parameters have T5X's names where a T5 has such a part.
 """
 
 import dataclasses
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import jax.numpy as jnp
 from jax import Array, lax
@@ -27,12 +27,7 @@ class Decoder(Transformer):
         self.declare(self.config.emb_dim**-0.5, one_dropout=True)
 
     def __call__(
-        self,
-        inputs: Array,
-        decoder_inputs: Array,
-        segments: tuple[Array, Array] | None = None,
-        train: bool = False,
-        encoded: Array | None = None,
+        self, inputs: Array, decoder_inputs: Array, segments: Any, train: bool, encoded: Any
     ) -> Logits:
         """Teacher-forced logits; see `FlaxModel.forward`."""
         segment = jnp.ones_like(decoder_inputs) if segments is None else segments[1]

@@ -1,7 +1,7 @@
 """GPT-2 in transformers."""
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from speculative.models.gpt.config import GPT, DecoderOnlyConfig
@@ -61,20 +61,20 @@ class GPTNames(Names[DecoderOnlyConfig]):
             "transformer.wte.weight": Stored(("token_embedder/embedding",)),
             "transformer.wpe.weight": Stored(("decoder/position_embedder/embedding",)),
         }
+
+        def store(theirs: str, ours: Iterable[str], weight: str) -> None:
+            for name, of_part in (("weight", weight), ("bias", "bias")):
+                parts = tuple(f"decoder/{part}/{of_part}" for part in ours)
+                table[f"transformer.{theirs}.{name}"] = Stored(parts)
+
         for i in range(config.num_layers):
             for theirs, ours in self.parts.items():
-                parts = tuple(f"decoder/layers_{i}/{part}" for part in ours)
-                table |= self._weight_and_bias(f"transformer.h.{i}.{theirs}", parts)
-        table |= self._weight_and_bias("transformer.ln_f", ("decoder/decoder_norm",))
+                weight = "scale" if theirs.startswith("ln") else "kernel"
+                store(f"h.{i}.{theirs}", [f"layers_{i}/{part}" for part in ours], weight)
+        store("ln_f", ["decoder_norm"], "scale")
         if not config.logits_via_embedding:
             table["lm_head.weight"] = Stored(("decoder/logits_dense/kernel",), True)
         return table
-
-    @staticmethod
-    def _weight_and_bias(theirs: str, parts: tuple[str, ...]) -> Iterator[tuple[str, Stored]]:
-        weight = "scale" if parts[0].endswith("norm") else "kernel"
-        yield f"{theirs}.weight", Stored(tuple(f"{part}/{weight}" for part in parts))
-        yield f"{theirs}.bias", Stored(tuple(f"{part}/bias" for part in parts))
 
     def settings(self, config: DecoderOnlyConfig, location: str) -> dict[str, Any]:
         """As of `Names`."""
@@ -83,11 +83,8 @@ class GPTNames(Names[DecoderOnlyConfig]):
                 f"transformers knows no decoder of a T5's layers alone, as {location} is."
             )
         for field, value in GPT.items():
-            if getattr(config, field) != value:
-                raise ValueError(
-                    f"{location} has {field} = {getattr(config, field)!r} where GPT-2 has "
-                    f"{value!r}."
-                )
+            if (found := getattr(config, field)) != value:
+                raise ValueError(f"{location} has {field} = {found!r} where GPT-2 has {value!r}.")
         if config.num_heads * config.head_dim != config.emb_dim:
             raise ValueError(
                 f"The heads of transformers' GPT-2 share its {config.emb_dim} features, but "

@@ -12,13 +12,9 @@ class T5Config(Config):
 
     In v1.1 the feed-forward layer is gated and the output untied; v1.0 has ("relu",) and ties the
     output to the embedding, scaled by D^-1/2.
-
-    Attributes:
-        num_encoder_layers: layers of the encoder; 0 where `source_dim` is not.
-        num_decoder_layers: layers of the decoder.
     """
 
-    num_encoder_layers: int
+    num_encoder_layers: int  # 0 where `source_dim` is not.
     num_decoder_layers: int
 
     depths = ("num_encoder_layers", "num_decoder_layers")

@@ -1,12 +1,11 @@
 """T5: the Flax module, whose parameters have T5X's names, and the model over it."""
 
 import dataclasses
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import jax.numpy as jnp
 from jax import Array
 
-from speculative.backends import PREPACKED
 from speculative.models.flax_model import FlaxModel
 from speculative.models.layers import LayerNorm, masked, same_segment
 from speculative.models.stack import DecoderState, Stack, Transformer
@@ -30,12 +29,7 @@ class EncoderDecoder(Transformer):
         return self.encoder.dropout(self.encoder.norm(after[-1]), not train)
 
     def __call__(
-        self,
-        inputs: Array,
-        decoder_inputs: Array,
-        segments: tuple[Array, Array] | None = None,
-        train: bool = False,
-        encoded: Array | None = None,
+        self, inputs: Array, decoder_inputs: Array, segments: Any, train: bool, encoded: Any
     ) -> Logits:
         """Teacher-forced logits; see `FlaxModel.forward`."""
         source, target = segments or (None, jnp.ones_like(decoder_inputs))
@@ -74,8 +68,7 @@ class EncoderDecoder(Transformer):
         """Each layer's keys and values [B * N, S, H] of a source encoded [B, S, D]."""
         config, crosses = self.config, [x.encoder_decoder_attention for x in self.decoder.layers]
         denses = [dense for cross in crosses for dense in (cross.key, cross.value)]
-        packed = [dense.get_variable(PREPACKED, "kernel") for dense in denses]
-        heads = denses[0].backend.heads(packed, denses, encoded, config.num_heads)
+        heads = denses[0].backend.heads(denses, encoded, config.num_heads)
         heads = [y.astype(config.dtype) for y in heads]
         return list(zip(heads[::2], heads[1::2], strict=True))
 

@@ -1,6 +1,5 @@
 """T5 in transformers and in T5X."""
 
-import itertools
 import re
 from collections.abc import Mapping
 from typing import Any
@@ -50,48 +49,48 @@ class T5Names(Names[T5Config]):
     }
 
     def configuration(self, settings: Mapping[str, Any], location: str) -> T5Config:
-        """Of T5 and mT5 with the layers of either version."""
+        """Of T5 and mT5, with the layers of either version."""
         usual, tied = ("relu", True) if settings["model_type"] == "t5" else ("gated-gelu", False)
         activation = settings.get("feed_forward_proj", usual)
         if activation not in self.activations:
+            known = ", ".join(self.activations)
             raise ValueError(
-                f"{location} has the feed_forward_proj {activation!r}; known are "
-                f"{', '.join(self.activations)}."
+                f"{location} has the feed_forward_proj {activation!r}; known are {known}."
             )
         fields: dict[str, Any] = self._read_sizes(settings, location)
         fields["num_decoder_layers"] = fields["num_encoder_layers"]
-        found = {ours: settings.get(name) for name, ours in self.optional.items()}
-        fields |= {ours: value for ours, value in found.items() if value is not None}
+        for name, ours in self.optional.items():
+            if settings.get(name) is not None:
+                fields[ours] = settings[name]
         # Recent versions say "tied" of every T5, and tell by another name which are scaled.
         tied = settings.get("scale_decoder_outputs", settings.get("tie_word_embeddings", tied))
-        return T5Config(
-            **fields, mlp_activations=self.activations[activation], logits_via_embedding=tied
-        )
+        fields["mlp_activations"] = self.activations[activation]
+        return T5Config(**fields, logits_via_embedding=tied)
 
     def names(self, config: T5Config) -> dict[str, Stored]:
         """As of `Names`."""
-        table = {"shared.weight": Stored(("token_embedder/embedding",))}
+        table: dict[str, Stored] = {}
+
+        def store(theirs: str, ours: str, transposed: bool = False) -> None:
+            table[f"{theirs}.weight"] = Stored((ours,), transposed)
+
+        store("shared", "token_embedder/embedding")
         if not config.logits_via_embedding:
-            table["lm_head.weight"] = Stored(("decoder/logits_dense/kernel",), True)
+            store("lm_head", "decoder/logits_dense/kernel", True)
         mlp = ("wi_0", "wi_1", "wo") if config.gated else ("wi", "wo")
         attention = {"q": "query", "k": "key", "v": "value", "o": "out"}
         for stack, parts in self.parts.items():
-            table[f"{stack}.final_layer_norm.weight"] = Stored((f"{stack}/{stack}_norm/scale",))
-            buckets = f"{stack}.block.0.layer.0.SelfAttention.relative_attention_bias.weight"
-            table[buckets] = Stored((f"{stack}/relpos_bias/rel_embedding",), True)
-            for i, (j, (theirs, part)) in itertools.product(
-                range(getattr(config, f"num_{stack}_layers")), enumerate(parts.items())
-            ):
-                layer, ours = f"{stack}.block.{i}.layer.{j}", f"{stack}/layers_{i}"
-                norm = part.replace("encoder_decoder", "cross")
-                table[f"{layer}.layer_norm.weight"] = Stored(
-                    (f"{ours}/pre_{norm}_layer_norm/scale",)
-                )
-                kernels = dict(zip(mlp, mlp, strict=True)) if part == "mlp" else attention
-                for their_kernel, kernel in kernels.items():
-                    table[f"{layer}.{theirs}.{their_kernel}.weight"] = Stored(
-                        (f"{ours}/{part}/{kernel}/kernel",), True
-                    )
+            store(f"{stack}.final_layer_norm", f"{stack}/{stack}_norm/scale")
+            buckets = f"{stack}.block.0.layer.0.SelfAttention.relative_attention_bias"
+            store(buckets, f"{stack}/relpos_bias/rel_embedding", True)
+            for i in range(getattr(config, f"num_{stack}_layers")):
+                for j, (theirs, part) in enumerate(parts.items()):
+                    layer, ours = f"{stack}.block.{i}.layer.{j}", f"{stack}/layers_{i}"
+                    norm = part.replace("encoder_decoder", "cross")
+                    store(f"{layer}.layer_norm", f"{ours}/pre_{norm}_layer_norm/scale")
+                    kernels = {name: name for name in mlp} if part == "mlp" else attention
+                    for name, kernel in kernels.items():
+                        store(f"{layer}.{theirs}.{name}", f"{ours}/{part}/{kernel}/kernel", True)
         return table
 
     def settings(self, config: T5Config, location: str) -> dict[str, Any]:
@@ -123,8 +122,7 @@ class T5Names(Names[T5Config]):
             return shapes[name]
 
         def layers(stack: str) -> int:
-            begin = f"{stack}/layers_"
-            return len({name.split("/")[1] for name in shapes if name.startswith(begin)})
+            return len({n.split("/")[1] for n in shapes if n.startswith(f"{stack}/layers_")})
 
         vocab_size, emb_dim = shape("token_embedder/embedding")
         heads, buckets = shape("decoder/relpos_bias/rel_embedding")
@@ -132,19 +130,14 @@ class T5Names(Names[T5Config]):
         if width % heads:
             raise ValueError(f"The queries of {location} have {width} features for {heads} heads.")
         gated = "decoder/layers_0/mlp/wi_0/kernel" in shapes
-        mlp = shape(f"decoder/layers_0/mlp/{'wi_0' if gated else 'wi'}/kernel")
+        mlp_dim = shape(f"decoder/layers_0/mlp/{'wi_0' if gated else 'wi'}/kernel")[1]
+        sizes = vocab_size, emb_dim, heads, width // heads, mlp_dim
         return T5Config(
-            vocab_size=vocab_size,
-            emb_dim=emb_dim,
-            num_heads=heads,
-            head_dim=width // heads,
-            mlp_dim=mlp[1],
-            num_encoder_layers=layers("encoder"),
-            num_decoder_layers=layers("decoder"),
-            mlp_activations=("gelu", "linear") if gated else ("relu",),
+            *sizes, layers("encoder"), layers("decoder"),
+            mlp_activations=self.activations["gated-gelu" if gated else "relu"],
             logits_via_embedding="decoder/logits_dense/kernel" not in shapes,
             num_buckets=buckets,
-        )
+        )  # fmt: skip
 
     def require_t5x(self, config: T5Config, location: str) -> None:
         """T5X's own models, all with an encoder."""
