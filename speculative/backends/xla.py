@@ -15,23 +15,20 @@ FEW = 16
 """Up to this many positions XLA on CPU multiplies fastest with the kernel as the left operand, and
 looks rows up fastest one by one."""
 
+# The functions of `types.ACTIVATIONS`.
 ACTIVATE: dict[str, Callable[[Array], Array]] = {
     "gelu": jax.nn.gelu,
     "relu": jax.nn.relu,
     "linear": lambda x: x,
 }
-"""The functions of `types.ACTIVATIONS`."""
 
 # A layer's norm, a function of [..., D] whose `numbers` are its scale [D], or scale and shift; and
 # layers' projections, functions of [..., D] with `features`, `dtype` and a `prepacked` kernel.
 Norm, Denses = Any, Sequence[Any]
-
 # What training does to a layer's output before it is added to the layer's input.
 Dropout = Callable[[Array], Array] | None
-
 # Keys and values [B * N, T, H], and the positions [B] at which new ones enter.
 Cache = tuple[Array, Array, Rows]
-
 # What `Xla.project` gives: queries, keys and values as the backend has them.
 Parts = tuple[Array, ...]
 

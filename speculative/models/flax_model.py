@@ -20,14 +20,13 @@ from speculative.types import Inputs, Logits, PyTree, Rows, Tokens
 class FlaxModel(abc.ABC):
     """A model of a given configuration behind `interface.Model`, and its training.
 
-    `params` is what `init` or a checkpoint gives, or what `backends.prepack` makes of it. A family
-    names its `root`, the module of the whole parameter tree.
+    `params` is what `init` or a checkpoint gives, or what `backends.prepack` makes of it.
     """
 
     config: Config
     pad_id: ClassVar[int]
     decoder_only: ClassVar[bool]
-    root: ClassVar[type[nn.Module]]
+    root: ClassVar[type[nn.Module]]  # The module of the whole parameter tree.
 
     @functools.cached_property
     def _module(self) -> nn.Module:
@@ -55,8 +54,7 @@ class FlaxModel(abc.ABC):
     @property
     def extend_layers(self) -> tuple[str, ...]:
         """Names of the hidden states that `extend` can give."""
-        layers = (f"decoder/layers_{i}" for i in range(self.config.decoder_layers))
-        return (*layers, LAST)
+        return (*(f"decoder/layers_{i}" for i in range(self.config.decoder_layers)), LAST)
 
     @property
     def vocab_size(self) -> int:
@@ -115,11 +113,9 @@ class FlaxModel(abc.ABC):
         """Those of the layers asked for that a call computes; all must be the model's."""
         encoders = () if self.decoder_only else ("encoder",)
         known = (*encoders, *self.extend_layers)
-        for name in layers:
-            if name not in known:
-                raise ValueError(
-                    f"There is no hidden state {name!r}; known are {', '.join(known)}."
-                )
+        if unknown := [name for name in layers if name not in known]:
+            names = ", ".join(known)
+            raise ValueError(f"There is no hidden state {unknown[0]!r}; known are {names}.")
         here = encoders if start and encoders else self.extend_layers
         return tuple(name for name in layers if name in here)
 

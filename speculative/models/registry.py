@@ -26,14 +26,12 @@ class Family(NamedTuple):
     sizes: Mapping[str, Config]
 
 
+# By the name of the format in which this program stores their models.
 FAMILIES = {
     "speculative-t5": Family(T5Config, T5, T5Names(), t5.SIZES),
     "speculative-decoder-only": Family(DecoderOnlyConfig, DecoderOnly, GPTNames(), gpt.SIZES),
 }
-"""By the name of the format in which this program stores their models."""
-
 SIZES = {name: size for family in FAMILIES.values() for name, size in family.sizes.items()}
-"""Public sizes by name."""
 
 
 def named(size: str, **changes: Any) -> Config:
@@ -88,8 +86,7 @@ def _random(key: Array, shape: tuple[int, ...], dtype: str) -> Array:
 def read_by_step(params: PyTree) -> list[Array]:
     """The parameters, prepacked or not, of which every decoding step reads all.
 
-    The encoder and the kernels that project the source are read once a text, embeddings a row a
-    token.
+    The encoder and projections of the source are read once a text, embeddings a row a token.
     """
     leaves = jax.tree_util.tree_leaves_with_path(params)
     name = functools.partial(jax.tree_util.keystr, simple=True, separator="/")

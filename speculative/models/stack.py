@@ -18,8 +18,7 @@ from speculative.models.layers import MASKED, Attention, Dense, LayerNorm, Mlp, 
 from speculative.ragged import read_rows
 from speculative.types import Logits, Rows, Tokens
 
-LAST = "decoder/decoder_norm"
-"""The name of the hidden states that logits are computed from."""
+LAST = "decoder/decoder_norm"  # The name of the hidden states that logits are computed from.
 
 
 @struct.dataclass
@@ -37,11 +36,6 @@ class DecoderState:
     prompt: Rows | None = None
     cross: tuple[tuple[Array, Array], ...] = ()  # Each layer's keys and values of the source.
     source_bias: Any = None  # [B, 1, 1, S] float32, 0 at tokens and -1e10 at padding.
-
-    @property
-    def starts(self) -> Rows:
-        """The position [B] of each row's next token."""
-        return self.lengths if self.prompt is None else self.prompt + self.lengths
 
 
 class Layer(nn.Module):
@@ -126,11 +120,10 @@ class Stack(nn.Module):
         train: bool = False,
         sources: Sequence[Source] = (),
         caches: Sequence[Cache] = (),
-    ) -> tuple[list[Array], tuple[Array, ...], tuple[Array, ...]]:
+    ) -> tuple[tuple[Array, ...], ...]:
         """Whole texts x [B, L, D] under a mask [B or 1, 1, L or 1, L], or chunks that enter caches.
 
-        Returns:
-            [B, L, D] after each layer; each layer's keys and values, [B * N, L, H] or the caches.
+        Gives [B, L, D] after each layer, and each layer's keys and values, [B * N, L, H] or caches.
         """
         learned, length = self.config.positions == "learned", x.shape[1]
         if not caches:
@@ -139,16 +132,13 @@ class Stack(nn.Module):
             room, starts = caches[0][0].shape[1], caches[0][2]
             by_distance = jnp.zeros((1, room)) if learned else self.relpos_bias.by_distance(room)
             bias = causal_bias(by_distance, starts, length)
-        x = self.dropout(x, not train)
-        after, keys, values = [], [], []
+        x, outputs = self.dropout(x, not train), []
         for layer, source, cache in itertools.zip_longest(self.layers, sources, caches):
             dropout = self.dropout if self.one_dropout else layer.dropout
             active = functools.partial(dropout, deterministic=False) if train else None
-            x, key, value = layer(x, bias, active, source, cache)
-            after.append(x)
-            keys.append(key)
-            values.append(value)
-        return after, tuple(keys), tuple(values)
+            outputs.append(layer(x, bias, active, source, cache))
+            x = outputs[-1][0]
+        return tuple(zip(*outputs, strict=True))
 
     def hidden(self, after: Sequence[Array], wanted: tuple[str, ...]) -> dict[str, Array]:
         """Those wanted of the hidden states after each layer and the last norm."""
@@ -173,7 +163,8 @@ class Transformer(nn.Module):
         self, state: DecoderState, tokens: Tokens, at: Rows | None, layers: tuple[str, ...]
     ) -> tuple[Logits, DecoderState, dict[str, Array]]:
         """A chunk; see `interface.Model.extend`."""
-        starts, length = state.starts, tokens.shape[1]
+        length = tokens.shape[1]
+        starts = state.lengths if state.prompt is None else state.prompt + state.lengths
         x = self.embed(tokens, starts[:, None] + jnp.arange(length))
         sources = [(keys, values, state.source_bias) for keys, values in state.cross]
         caches = [(*cache, starts) for cache in zip(state.keys, state.values, strict=True)]
@@ -190,8 +181,7 @@ class Transformer(nn.Module):
             return x
         # A last step may guess beyond the last position; unclipped, such keys would be NaN.
         positions = jnp.minimum(positions, self.config.max_positions - 1)
-        table = self.decoder.position_embedder.embedding
-        return x + look_up(table, positions).astype(x.dtype)
+        return x + look_up(self.decoder.position_embedder.embedding, positions).astype(x.dtype)
 
     def logits(self, x: Array, norm: LayerNorm | None = None) -> Logits:
         """[B, L, V] float32 of x [B, L, D], normed first where a norm is given."""

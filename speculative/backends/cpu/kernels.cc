@@ -127,12 +127,6 @@ struct Job {
 // fifty products of a few microseconds each; waking a thread takes longer than most of them.
 class Helpers {
  public:
-  // The only ones; never destroyed, for threads may outlive everything else.
-  static Helpers& All() {
-    static Helpers* helpers = new Helpers;
-    return *helpers;
-  }
-
   void Run(Job& job) {
     std::unique_lock<std::mutex> mine(busy_, std::try_to_lock);
     if (!mine) return job.Help();  // They help another caller.
@@ -161,7 +155,7 @@ class Helpers {
     std::atomic<bool> asleep{false};
   };
 
-  // How often a helper looks for another round before it sleeps; about a tenth of a millisecond.
+  // Looks for another round before a helper sleeps; about a tenth of a millisecond.
   static constexpr int kLooks = 4000;
 
   void Serve(int64_t index, Helper& self) {
@@ -196,11 +190,11 @@ class Helpers {
   std::atomic<int64_t> round_{0}, active_{0};
 };
 
-// So many floats are read while another thread takes notice.
-constexpr int64_t kWorthAThread = 1 << 14;
+Helpers& helpers = *new Helpers;  // Never destroyed, for threads may outlive everything else.
 
-// How many threads XLA has.
-struct Pool {
+constexpr int64_t kWorthAThread = 1 << 14;  // Floats read while another thread takes notice.
+
+struct Pool {  // How many threads XLA has.
   int64_t threads;
   Pool(const ffi::ThreadPool& pool) : threads(pool.num_threads()) {}
 };
@@ -213,7 +207,7 @@ void Parallel(Pool pool, int64_t items, int64_t floats, const Work& work) {
   const std::function<void(int64_t, int64_t)> chunk = std::cref(work);
   if (threads <= 1) return chunk(0, items);
   Job job{chunk, items, std::max<int64_t>(1, items / (2 * threads)), threads - 1};
-  Helpers::All().Run(job);
+  helpers.Run(job);
 }
 
 // ---- The product ------------------------------------------------------------------------
@@ -230,18 +224,14 @@ void Parallel(Pool pool, int64_t items, int64_t floats, const Work& work) {
 //   y[l, o] = first(sum_i kernel_0[i, o] norm(x)[l, i]) second(sum_i kernel_1[i, o] norm(x)[l, i])
 
 constexpr int kPanel = 32;
-
-// How far ahead of its use a panel is asked for, in bytes: memory is that slow.
-constexpr int64_t kAhead = 8192;
-
-// Positions that meet all panels before the next ones do: theirs stay in a cache.
-constexpr int64_t kPositionsAtATime = 64;
+constexpr int64_t kAhead = 8192;  // Bytes by which a panel is prefetched: memory is that slow.
+constexpr int64_t kPositionsAtATime = 64;  // That meet all panels while they stay in a cache.
 
 // 2 * kLanes outputs of one panel for kPositions positions, every sum in a register. Without
 // always_inline compilers stop inlining it when the rest of this file grows.
 template <int kPositions, typename Weight>
 __attribute__((always_inline)) inline void Tile(const Weight* panel, const float* x, int64_t inputs,
-                                                float (*y)[kPanel]) {
+                                                float* y) {
   Vector sums[kPositions][2] = {};
   for (int64_t i = 0; i < inputs; ++i, panel += kPanel) {
     const char* ahead = reinterpret_cast<const char*>(panel) + kAhead;
@@ -258,8 +248,8 @@ __attribute__((always_inline)) inline void Tile(const Weight* panel, const float
     }
   }
   for (int l = 0; l < kPositions; ++l) {
-    Store(y[l], sums[l][0]);
-    Store(y[l] + kLanes, sums[l][1]);
+    Store(y + l * kPanel, sums[l][0]);
+    Store(y + l * kPanel + kLanes, sums[l][1]);
   }
 }
 
@@ -282,8 +272,7 @@ enum class Outputs { kRows, kGated, kHeads };
 template <typename Weight, Outputs kOutputs>
 struct Product {
   const Weight* panels;
-  const float* scales;  // Of the outputs of int8 panels.
-  const float* x;
+  const float *scales, *x;  // Scales are of the outputs of int8 panels.
   const float *bias, *add;  // Null where there is nothing to add.
   float* y;
   int64_t positions, inputs, outputs;
@@ -352,8 +341,7 @@ struct Product {
   void Sums(int64_t p, int64_t l, float (*sums)[kPanel]) const {
     const Weight* panel = panels + p * inputs * kPanel;
     for (int o = 0; o < kPanel; o += 2 * kLanes) {
-      Tile<kPositions>(panel + o, x + l * inputs, inputs,
-                       reinterpret_cast<float (*)[kPanel]>(&sums[0][o]));
+      Tile<kPositions>(panel + o, x + l * inputs, inputs, sums[0] + o);
     }
     if constexpr (sizeof(Weight) < sizeof(float)) {
       for (int k = 0; k < kPositions; ++k) {
@@ -374,8 +362,8 @@ float SumOf(const float* from, int64_t size, const Term& term) {
   return sum;
 }
 
-// Layer norms of rows [L, D]: T5's, over the root mean square, times a scale; or, where there are
-// shifts behind the scales, GPT's, over the standard deviation, times a scale and shifted.
+// Layer norms of rows [L, D]: T5's, over the root mean square, times a scale; or GPT's, over the
+// standard deviation, times a scale, and shifted by what follows the scales.
 std::vector<float> Normed(const float* x, const float* scale, bool shifted, int64_t rows,
                           int64_t size) {
   std::vector<float> y(rows * size);
@@ -481,8 +469,7 @@ ffi::Error MultiplyForHeads(Pool pool, Rank3 x, ffi::RemainingArgs kernels, ffi:
 //   y[b, l, n] = sum_k softmax_k(scale query[b, l, n] . keys[b, n, k] + bias[b, n, l, k])
 //                      values[b, n, k]
 
-// Keys whose bias lies below this are masked.
-constexpr float kMasked = -1e9f;
+constexpr float kMasked = -1e9f;  // Keys whose bias lies below this are masked.
 
 struct Attention {
   const float *query, *keys, *values, *bias;
@@ -601,8 +588,7 @@ ffi::Error AttendTo(Pool pool, Rank3 projected, Rank4 bias, const int32_t* start
     for (int64_t at = begin; at < end; ++at) {
       const int64_t b = at / heads, n = at % heads;
       // As XLA has it, a start too near the end is shifted back.
-      const int64_t last = seen - length;
-      const int64_t start = starts ? std::clamp<int64_t>(starts[b], 0, last) : 0;
+      const int64_t start = starts ? std::clamp<int64_t>(starts[b], 0, seen - length) : 0;
       for (int64_t l = 0; l < length; ++l) {
         const float* row = from + (b * length + l) * 3 * width + n * size;
         const int64_t to = (at * seen + start + l) * size;

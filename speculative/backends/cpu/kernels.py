@@ -122,9 +122,9 @@ def product(
 ) -> Array:
     """The product of x [..., I] with panels of `features` outputs: [..., features], float32.
 
-    `norm` is the scale [I] of a T5 layer norm of x before the product, or the scale and the shift
-    [2 * I] of a GPT's. The product is added to the bias [features], then activated by one of
-    `types.ACTIVATIONS`, then added to `add` [..., features].
+    `norm` is the scale [I] of a T5's layer norm of x, or the scale and shift [2 * I] of a GPT's.
+    The bias [features] is added to the product, then one of `types.ACTIVATIONS` applied, then
+    `add` [..., features] added.
     """
     bias = jnp.zeros(0) if bias is None else bias.astype(jnp.float32)
     add = jnp.zeros((0, 0)) if add is None else add.reshape(-1, features).astype(jnp.float32)
@@ -134,10 +134,7 @@ def product(
 def gated(
     kernel: Panels, x: Array, features: int, activations: Sequence[str], norm: Array | None = None
 ) -> Array:
-    """A gated layer of x [..., I]: two activated products, multiplied, [..., features], float32.
-
-    `norm` and activations are as in `product`.
-    """
+    """Two products as `product` gives them, activated and multiplied: [..., features], float32."""
     first, second = activations
     return _multiply("gated", kernel, x, features, norm, first=first, second=second)
 

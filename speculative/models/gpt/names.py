@@ -1,7 +1,7 @@
 """GPT-2 in transformers."""
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 from speculative.models.gpt.config import GPT, DecoderOnlyConfig
@@ -62,16 +62,16 @@ class GPTNames(Names[DecoderOnlyConfig]):
             "transformer.wpe.weight": Stored(("decoder/position_embedder/embedding",)),
         }
 
-        def store(theirs: str, ours: Iterable[str], weight: str) -> None:
-            for name, of_part in (("weight", weight), ("bias", "bias")):
-                parts = tuple(f"decoder/{part}/{of_part}" for part in ours)
+        def store(theirs: str, *ours: str) -> None:
+            weight = "scale" if ours[0].endswith("norm") else "kernel"
+            for name, kind in (("weight", weight), ("bias", "bias")):
+                parts = tuple(f"decoder/{part}/{kind}" for part in ours)
                 table[f"transformer.{theirs}.{name}"] = Stored(parts)
 
         for i in range(config.num_layers):
             for theirs, ours in self.parts.items():
-                weight = "scale" if theirs.startswith("ln") else "kernel"
-                store(f"h.{i}.{theirs}", [f"layers_{i}/{part}" for part in ours], weight)
-        store("ln_f", ["decoder_norm"], "scale")
+                store(f"h.{i}.{theirs}", *(f"layers_{i}/{part}" for part in ours))
+        store("ln_f", "decoder_norm")
         if not config.logits_via_embedding:
             table["lm_head.weight"] = Stored(("decoder/logits_dense/kernel",), True)
         return table

@@ -51,12 +51,10 @@ class T5Names(Names[T5Config]):
     def configuration(self, settings: Mapping[str, Any], location: str) -> T5Config:
         """Of T5 and mT5, with the layers of either version."""
         usual, tied = ("relu", True) if settings["model_type"] == "t5" else ("gated-gelu", False)
-        activation = settings.get("feed_forward_proj", usual)
-        if activation not in self.activations:
+        kind = settings.get("feed_forward_proj", usual)
+        if kind not in self.activations:
             known = ", ".join(self.activations)
-            raise ValueError(
-                f"{location} has the feed_forward_proj {activation!r}; known are {known}."
-            )
+            raise ValueError(f"{location} has the feed_forward_proj {kind!r}; known are {known}.")
         fields: dict[str, Any] = self._read_sizes(settings, location)
         fields["num_decoder_layers"] = fields["num_encoder_layers"]
         for name, ours in self.optional.items():
@@ -64,7 +62,7 @@ class T5Names(Names[T5Config]):
                 fields[ours] = settings[name]
         # Recent versions say "tied" of every T5, and tell by another name which are scaled.
         tied = settings.get("scale_decoder_outputs", settings.get("tie_word_embeddings", tied))
-        fields["mlp_activations"] = self.activations[activation]
+        fields["mlp_activations"] = self.activations[kind]
         return T5Config(**fields, logits_via_embedding=tied)
 
     def names(self, config: T5Config) -> dict[str, Stored]:
@@ -115,11 +113,9 @@ class T5Names(Names[T5Config]):
         """As of `Names`; no shape tells `max_distance`, which is T5's 128."""
 
         def shape(name: str) -> tuple[int, ...]:
-            if name not in shapes:
-                raise ValueError(
-                    f"{location} holds no T5 encoder-decoder: it lacks the tensor {name}."
-                )
-            return shapes[name]
+            if name in shapes:
+                return shapes[name]
+            raise ValueError(f"{location} holds no T5 encoder-decoder: it lacks the tensor {name}.")
 
         def layers(stack: str) -> int:
             return len({n.split("/")[1] for n in shapes if n.startswith(f"{stack}/layers_")})
@@ -131,9 +127,9 @@ class T5Names(Names[T5Config]):
             raise ValueError(f"The queries of {location} have {width} features for {heads} heads.")
         gated = "decoder/layers_0/mlp/wi_0/kernel" in shapes
         mlp_dim = shape(f"decoder/layers_0/mlp/{'wi_0' if gated else 'wi'}/kernel")[1]
-        sizes = vocab_size, emb_dim, heads, width // heads, mlp_dim
         return T5Config(
-            *sizes, layers("encoder"), layers("decoder"),
+            vocab_size, emb_dim, heads, width // heads, mlp_dim,
+            layers("encoder"), layers("decoder"),
             mlp_activations=self.activations["gated-gelu" if gated else "relu"],
             logits_via_embedding="decoder/logits_dense/kernel" not in shapes,
             num_buckets=buckets,
