@@ -4,15 +4,15 @@ from typing import Any
 
 from speculative.backends.cpu import kernels
 from speculative.backends.cpu.prepacked import (
-    COMPILED,
     PREPACKED,
-    TRANSPOSED,
+    Compiled,
+    Transposed,
     for_decoding,
     prepack,
 )
 from speculative.backends.xla import Cache, Dropout, Xla, look_up
 
-STORED = Xla()
+STORED, TRANSPOSED, COMPILED = Xla(), Transposed(), Compiled()
 
 
 def backend_of(prepacked: Any) -> Xla:

@@ -102,11 +102,11 @@ class Config:
         if self.num_kv_heads not in (0, self.num_heads):
             self._refuse("num_kv_heads", f"{self.num_heads}, as num_heads is, or 0 for as many")
         if (self.positions == "learned") != (self.max_positions > 0):
-            kind, hint = "0", ""
+            wanted = "0 where positions is 'relative'"
             if self.positions == "learned":
-                kind = "positive"
-                hint = " (a configuration of relative positions needs positions = 'relative')"
-            self._refuse("max_positions", f"{kind} where positions is {self.positions!r}{hint}")
+                wanted = "positive where positions is 'learned' (a configuration of relative "
+                wanted += "positions needs positions = 'relative')"
+            self._refuse("max_positions", wanted)
         if self.num_buckets < 4 or self.num_buckets % 4:
             self._refuse("num_buckets", "a multiple of 4")
         if self.max_distance <= self.num_buckets // 2:

@@ -73,9 +73,8 @@ class FlaxModel(abc.ABC):
         """Teacher-forced logits [B, L, V], float32; dropout where a key is given.
 
         `segments`, ([B, S], [B, L]), number the examples packed into each row from 1 (0 is
-        padding); attention stays within an example. `encoded` [B, S, D] is the source as an
-        encoder gave it, by default the model's own. A decoder-only model reads decoder_inputs
-        alone.
+        padding); attention stays within an example. `encoded` [B, S, D] is an encoder's output in
+        place of the model's own. A decoder-only model reads decoder_inputs alone.
         """
         train = dropout_key is not None
         rngs = {"dropout": dropout_key} if train else None

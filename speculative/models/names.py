@@ -8,8 +8,7 @@ from speculative.models.config import Config
 
 C = TypeVar("C", bound=Config)
 
-SPIECE = "spiece.model"
-"""The file of a SentencePiece vocabulary."""
+SPIECE = "spiece.model"  # The file of a SentencePiece vocabulary.
 
 
 class Stored(NamedTuple):

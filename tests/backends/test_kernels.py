@@ -14,8 +14,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from speculative.backends import COMPILED, TRANSPOSED
 from speculative.backends.cpu import kernels
-from speculative.backends.cpu.prepacked import COMPILED, TRANSPOSED
 from speculative.backends.xla import FEW
 from speculative.models import T5Config
 from speculative.models.layers import LayerNorm

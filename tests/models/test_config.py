@@ -127,6 +127,13 @@ def test_what_is_not_implemented_is_refused(config: Config, field: str, value: o
         config.replace(**{field: value})
 
 
+def test_a_config_without_positions_is_told_what_relative_ones_need() -> None:
+    with pytest.raises(
+        ValueError, match=r"relative positions needs positions = 'relative'\), not 0"
+    ):
+        DecoderOnlyConfig(100, 16, 2, 8, 32, 1)
+
+
 def test_as_many_heads_of_keys_may_be_said() -> None:
     assert TINY.replace(num_kv_heads=2).num_kv_heads == TINY.num_heads
 

@@ -380,12 +380,10 @@ std::vector<float> Normed(const float* x, const float* scale, bool shifted, int6
   return y;
 }
 
-using Rank0 = ffi::Buffer<ffi::F32, 0>;
 using Rank1 = ffi::Buffer<ffi::F32, 1>;
 using Rank2 = ffi::Buffer<ffi::F32, 2>;
 using Rank3 = ffi::Buffer<ffi::F32, 3>;
 using Rank4 = ffi::Buffer<ffi::F32, 4>;
-using Starts = ffi::Buffer<ffi::S32, 1>;
 
 // Attributes: the indices of activations, and what scales the products of queries and keys.
 constexpr char kFirst[] = "first", kSecond[] = "second", kScale[] = "scale";
@@ -609,16 +607,16 @@ ffi::Error AttendSelf(Pool pool, Rank3 projected, Rank4 bias, ffi::Result<Rank4>
 }
 
 // The caches are results in place.
-ffi::Error AttendCached(Pool pool, Rank3 projected, Rank3, Rank3, Rank4 bias, Starts starts,
-                        ffi::Result<Rank4> y, ffi::Result<Rank3> keys, ffi::Result<Rank3> values,
-                        Scale scale) {
+ffi::Error AttendCached(Pool pool, Rank3 projected, Rank3, Rank3, Rank4 bias,
+                        ffi::Buffer<ffi::S32, 1> starts, ffi::Result<Rank4> y,
+                        ffi::Result<Rank3> keys, ffi::Result<Rank3> values, Scale scale) {
   return AttendTo(pool, projected, bias, starts.typed_data(), *y, *keys, *values, *scale);
 }
 
 // ---- The read ---------------------------------------------------------------------------
 
 // The sum of all numbers, which takes as long as reading them does, panels' way.
-ffi::Error Total(Pool pool, Rank1 values, ffi::Result<Rank0> y) {
+ffi::Error Total(Pool pool, Rank1 values, ffi::Result<ffi::Buffer<ffi::F32, 0>> y) {
   constexpr int64_t kBlock = 4 * kLanes;
   const int64_t count = values.element_count(), blocks = count / kBlock;
   const float* from = values.typed_data();

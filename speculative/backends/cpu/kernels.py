@@ -189,8 +189,7 @@ def attend_self(
     size, room = width // (3 * heads), cache[0].shape[1] if cache else length
     if length > room:
         raise ValueError(f"A chunk of {length} positions does not fit a cache of {room}.")
-    shapes = (batch, length, heads, size), *[(batch * heads, room, size)] * 2
-    results = tuple(map(FLOAT32, shapes))
+    results = FLOAT32((batch, length, heads, size)), *[FLOAT32((batch * heads, room, size))] * 2
     arguments = [projected.astype(jnp.float32), bias.astype(jnp.float32)]
     if cache is None:
         call = jax.ffi.ffi_call("speculative_attend_self", results)

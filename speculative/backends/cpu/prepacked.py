@@ -17,9 +17,7 @@ from speculative.backends.cpu import kernels
 from speculative.backends.xla import FEW, Cache, Denses, Dropout, Fused, Norm, Parts, Xla, precision
 from speculative.types import PyTree
 
-PREPACKED = "prepacked"
-"""The collection of prepacked weights beside a model's parameters."""
-
+PREPACKED = "prepacked"  # The collection of prepacked weights beside a model's parameters.
 GATED = ("wi_0", "wi_1")
 FUSED = (("query", "key", "value"), GATED)
 """Kernels that share their input, and so become one product; the first match wins."""
@@ -108,9 +106,6 @@ class Compiled(Transposed):
             return super().attend_self(parts, bias, heads, scale, cache)
         mixed, keys, values = kernels.attend_self(projected[0], bias, heads, scale, cache)
         return mixed.reshape(*mixed.shape[:2], -1), keys, values
-
-
-TRANSPOSED, COMPILED = Transposed(), Compiled()
 
 
 def prepack(params: PyTree, quantized: bool = False) -> PyTree:

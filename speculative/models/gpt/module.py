@@ -1,7 +1,4 @@
-"""Decoder-only models, GPTs and LaMDA's kind: their inputs are prompts that the outputs continue.
-
-Parameters have T5X's names where a T5 has such a part.
-"""
+"""Decoder-only models, GPTs and LaMDA's kind: their inputs are prompts, which outputs continue."""
 
 import dataclasses
 from typing import Any, ClassVar

@@ -50,13 +50,8 @@ class EncoderDecoder(Transformer):
         encoded = self.encode(inputs) if encoded is None else encoded
         shape = (inputs.shape[0] * config.num_heads, cache_length, config.head_dim)
         empty = tuple(jnp.zeros(shape, config.dtype) for _ in range(config.decoder_layers))
-        state = DecoderState(
-            lengths=jnp.zeros(inputs.shape[0], jnp.int32),
-            keys=empty,
-            values=empty,
-            cross=tuple(self._project(encoded)),
-            source_bias=_padding(inputs),
-        )
+        lengths, cross = jnp.zeros(inputs.shape[0], jnp.int32), self._project(encoded)
+        state = DecoderState(lengths, empty, empty, cross=cross, source_bias=_padding(inputs))
         return state, dict.fromkeys(layers, encoded)
 
     def logits(self, x: Array, norm: LayerNorm | None = None) -> Logits:
@@ -64,13 +59,13 @@ class EncoderDecoder(Transformer):
         logits = super().logits(x, norm)
         return logits * self.config.emb_dim**-0.5 if self.config.logits_via_embedding else logits
 
-    def _project(self, encoded: Array) -> list[tuple[Array, Array]]:
+    def _project(self, encoded: Array) -> tuple[tuple[Array, Array], ...]:
         """Each layer's keys and values [B * N, S, H] of a source encoded [B, S, D]."""
         config, crosses = self.config, [x.encoder_decoder_attention for x in self.decoder.layers]
         denses = [dense for cross in crosses for dense in (cross.key, cross.value)]
         heads = denses[0].backend.heads(denses, encoded, config.num_heads)
         heads = [y.astype(config.dtype) for y in heads]
-        return list(zip(heads[::2], heads[1::2], strict=True))
+        return tuple(zip(heads[::2], heads[1::2], strict=True))
 
 
 def _padding(inputs: Inputs) -> Array:
