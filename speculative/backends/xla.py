@@ -24,7 +24,8 @@ ACTIVATE: dict[str, Callable[[Array], Array]] = {
 
 # A layer's norm, a function of [..., D] whose `numbers` are its scale [D], or scale and shift; and
 # layers' projections, functions of [..., D] with `features`, `dtype` and a `prepacked` kernel.
-Norm, Denses = Any, Sequence[Any]
+Norm = Any
+Denses = Sequence[Any]
 # What training does to a layer's output before it is added to the layer's input.
 Dropout = Callable[[Array], Array] | None
 # Keys and values [B * N, T, H], and the positions [B] at which new ones enter.
@@ -41,7 +42,7 @@ class Fused(NamedTuple):
 
 
 def precision(x: Array) -> lax.Precision | None:
-    """Full precision for float32: GPUs and TPUs shorten such products unless told not to."""
+    """Full precision for float32: GPUs and TPUs shorten such products unless asked not to."""
     return lax.Precision.HIGHEST if x.dtype == jnp.float32 else None
 
 

@@ -1,4 +1,4 @@
-"""Models: a folder for each family, which floors above know by `interface` and `registry` alone."""
+"""Models: a folder for each family, known elsewhere by `interface` and `registry` alone."""
 
 from speculative.models.config import Config
 from speculative.models.flax_model import FlaxModel

@@ -34,7 +34,7 @@ class DecoderOnlyConfig(Config):
 
     @classmethod
     def from_json(cls, fields: Mapping[str, Any]) -> Self:
-        """As of `Config`; the first version told a GPT by its learned positions alone."""
+        """As of `Config`; the first version knew a GPT by its learned positions alone."""
         return super().from_json((GPT if fields.get("max_positions") else LAMDA) | dict(fields))
 
     def description(self) -> tuple[str, str]:
@@ -72,5 +72,5 @@ SIZES = {
     "lamda_2b": _lamda(2560, 10),
     "lamda_100m": _lamda(768, 4),
 }
-"""The GPT-like pair of Leviathan et al., section 4.1 (8k pieces; untied, as their counts tell);
+"""The GPT-like pair of Leviathan et al., section 4.1 (8k pieces; untied, as their counts show);
 GPT-2's; LaMDA's, of whose smallest only the number of parameters is known."""

@@ -60,7 +60,7 @@ class T5Names(Names[T5Config]):
         for name, ours in self.optional.items():
             if settings.get(name) is not None:
                 fields[ours] = settings[name]
-        # Recent versions say "tied" of every T5, and tell by another name which are scaled.
+        # Recent versions say "tied" of every T5, and say by another name which are scaled.
         tied = settings.get("scale_decoder_outputs", settings.get("tie_word_embeddings", tied))
         fields["mlp_activations"] = self.activations[kind]
         return T5Config(**fields, logits_via_embedding=tied)
@@ -110,7 +110,7 @@ class T5Names(Names[T5Config]):
         }
 
     def infer(self, shapes: Mapping[str, tuple[int, ...]], location: str) -> T5Config:
-        """As of `Names`; no shape tells `max_distance`, which is T5's 128."""
+        """As of `Names`; no shape shows `max_distance`, which is T5's 128."""
 
         def shape(name: str) -> tuple[int, ...]:
             if name in shapes:
