@@ -292,9 +292,9 @@ def test_products_for_heads(heads: int, size: int, quantized: bool) -> None:
     """Several kernels, whose panels end within heads or beyond them."""
     x, width = numbers(2, 37, 24), heads * size
     given = [numbers(24, width, seed=seed) for seed in range(5)]
-    packed = [kernels.panels(jnp.asarray(kernel), quantized) for kernel in given]
-    found = jax.jit(kernels.heads, static_argnums=(2, 3))(packed, x, heads, size)
-    for kernel, laid_out, y in zip(given, packed, found, strict=True):
+    prepacked = [kernels.panels(jnp.asarray(kernel), quantized) for kernel in given]
+    found = jax.jit(kernels.heads, static_argnums=(2, 3))(prepacked, x, heads, size)
+    for kernel, laid_out, y in zip(given, prepacked, found, strict=True):
         if quantized:  # As the panels have it.
             whole = laid_out.values * laid_out.scales[:, None]
             kernel = whole.swapaxes(0, 1).reshape(24, -1)[:, :width]
