@@ -38,7 +38,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
     texts = [vocabulary.encode(text) for text in (TEXT, "an editor", "a library for text")]
     table = ngram.count_ngrams(texts, 3, vocabulary.size)
     for name in ("t5", "gpt"):
-        ngram.save(folder / name / ngram.TABLE.file, table, vocabulary)
+        ngram.TABLE.save(folder / name / ngram.TABLE.file, vocabulary, table)
         suffix.save(folder / name / suffix.TABLE.file, texts, vocabulary)
     return folder
 

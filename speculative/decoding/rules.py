@@ -18,22 +18,22 @@ from speculative import theory
 from speculative.decoding import algorithm_1
 from speculative.sampling import Sampling, argmax, categorical, first, standardise
 
+# The uses of a position's three random numbers: to guess, to test the guess, to correct it.
 DRAFT, ACCEPT, CORRECT = 0, 1, 2
-"""The uses of a position's three random numbers: to guess, to test the guess, to correct it."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Rule(abc.ABC):
-    """How guesses are verified: frozen and small, a static argument of compiled programs.
+    """How guesses are verified; hashable, a static argument of compiled programs.
 
     A rule computes its result twice: `verify` for a batch on the device, in float32, and
     `verify_reference` for one row on the host, in float64. `docs/extending.md` adds a rule.
 
     Attributes:
-        keyed_by: the key of a step's random numbers, beside seed and example. With "position",
-            number i belongs to the i-th token of the text: exact where no emitted token depends
-            on a number that a later step uses again. With "step", the numbers belong to the
-            position where the step began and the offset in it.
+        keyed_by: what random numbers belong to, beside seed and example. With "position", it is
+            the token's position in the text: exact where no emitted token depends on a number that
+            a later step uses again. With "step", it is the position where the step began and the
+            offset in it.
         numbers: random numbers of a position or an offset; the first one draws the guess.
     """
 
@@ -87,7 +87,7 @@ class Rule(abc.ABC):
         return theory.predicted_speedup(*given)
 
     def speedup(self, alpha: float, gamma: int, c: float, verify_cost: float = 1.0) -> float:
-        """The expected improvement in wall time, given the costs c and v (Theorem 3.8)."""
+        """The expected improvement in wall time (Theorem 3.8, `theory.speedup`)."""
         return theory.speedup(alpha, gamma, c, verify_cost)
 
 
@@ -191,10 +191,9 @@ class Simulated(Rule):
 
 
 EXACT = Token()
-"""Algorithm 1, the default."""
 
+# The rules by name (`RowConfig.verification`), made without arguments; a new one is added here.
 RULES: dict[str, type[Rule]] = {"token": Token}
-"""The rules by name (`RowConfig.verification`), made without arguments; a new one is added here."""
 
 
 def select(

@@ -18,9 +18,8 @@ from speculative.types import PAD_ID, Rows
 class Text:
     """Source and output, one contiguous text a row.
 
-    Attributes:
-        tokens: [B, longest + S + T]: `longest` fillers of -1, the text, and stale tokens.
-        ends: [B] the index of each row's next token.
+    Tokens are [B, longest + S + T]: `longest` fillers of -1, the text, and stale tokens. `ends` [B]
+    are the indices of the next tokens.
     """
 
     tokens: Array
@@ -48,9 +47,6 @@ class CopyDraft(Draft):
             the first `last`. Otherwise they are sources, padded with 0, and the start token
             separates them from the output.
         longest: tokens compared, from the last one back; 1 to 30.
-
-    Raises:
-        ValueError: `longest` outside its range.
     """
 
     decoder_only: bool = False

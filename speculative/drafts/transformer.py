@@ -15,14 +15,10 @@ from speculative.types import Rows
 
 @struct.dataclass
 class TransformerDraftState:
-    """The model's state, and the one guess that the model may not have read.
+    """The model's state, and the guess [B] that the model has not read, or -1.
 
-    When all guesses are accepted the model has not read its own last one; the next proposal then
-    feeds it together with the target's token.
-
-    Attributes:
-        model: the model's state.
-        unseen: [B] that guess, or -1.
+    That is its own last guess after all were accepted; the next proposal feeds it together with
+    the target's token.
     """
 
     model: Any

@@ -200,7 +200,7 @@ def test_orders_that_are_none() -> None:
 @pytest.fixture
 def file(tmp_path: pathlib.Path) -> pathlib.Path:
     path = tmp_path / "ngrams.npz"
-    ngram.save(path, count_ngrams(TEXTS, 3, PIECES, width=3), Numbers(PIECES))
+    ngram.TABLE.save(path, Numbers(PIECES), count_ngrams(TEXTS, 3, PIECES, width=3))
     return path
 
 
@@ -219,7 +219,7 @@ def test_files_that_do_not_fit(file: pathlib.Path) -> None:
     for other in (Numbers(PIECES + 1), Vocabulary(DEBIAN)):
         with pytest.raises(ValueError, match=f"ngrams.npz .* another vocabulary .* {other.path}"):
             ngram.load(file, other, 2)
-    ngram.save(file, count_ngrams(TEXTS, 3, PIECES + 1), Numbers(PIECES))
+    ngram.TABLE.save(file, Numbers(PIECES), count_ngrams(TEXTS, 3, PIECES + 1))
     with pytest.raises(ValueError, match=f"of {PIECES + 1} pieces, but .* has {PIECES}"):
         ngram.load(file, Numbers(PIECES), 2)
 
