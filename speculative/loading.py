@@ -24,14 +24,11 @@ DRAFTS = {"debian_target": "debian_draft", "debian_lm": "debian_lm_draft"}
 
 @dataclasses.dataclass(frozen=True)
 class Weights:
-    """A model of which no tensor is in memory yet: its sizes, with the dtype to load it in.
-
-    Its tensors come from the checkpoint, or are random without one.
-    """
+    """A model of which no tensor is in memory yet."""
 
     name: str
-    config: Config
-    checkpoint: Checkpoint | None = None
+    config: Config  # Its sizes, and the dtype in which it is loaded.
+    checkpoint: Checkpoint | None = None  # Random weights have none.
 
     def vocabulary(self, file: str | None) -> Vocabulary:
         """The vocabulary that comes with it, or else that of a file; random weights need neither.
@@ -65,15 +62,12 @@ class Weights:
 
 @dataclasses.dataclass(frozen=True)
 class Resolved:
-    """A target and a draft that fit each other and are not loaded yet.
-
-    A draft without a model has no weights; it may read a `table`.
-    """
+    """A target and a draft that fit each other and are not loaded yet."""
 
     names: tuple[str, str]
     target: Weights
-    draft: Weights | None
-    table: pathlib.Path | None
+    draft: Weights | None  # None for a model-free draft.
+    table: pathlib.Path | None  # The file that a model-free draft reads, if it reads one.
     vocabulary: Vocabulary
 
     @property

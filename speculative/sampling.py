@@ -11,9 +11,8 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
+# Below it logits divided by temperature may overflow float32; for argmax the temperature is 0.
 SMALLEST_TEMPERATURE = 1e-6
-"""Below it logits divided by temperature may overflow float32; for argmax the temperature is 0."""
-
 _BLOCK = 128
 
 
@@ -25,9 +24,6 @@ class Sampling:
         temperature: 0 is argmax; 1 is the model's own distribution.
         top_k: keep the k most probable tokens (ties with the k-th stay); 0 keeps all.
         top_p: keep the smallest set of most probable tokens with at least this total probability.
-
-    Raises:
-        ValueError: a value outside its range.
     """
 
     temperature: float = 1.0
@@ -117,15 +113,10 @@ def first(flags: Array) -> Array:
 def categorical(weights: Array, uniform: Array) -> Array:
     """Draws by inversion: the first token at which the running sum exceeds `uniform` of the total.
 
-    A draw takes one number, so that the host can repeat it in float64. The sum runs over blocks,
-    then inside the chosen block, because a scan of the whole vocabulary is slow.
-
-    Args:
-        weights: [..., V], not negative, not necessarily normalised, not all 0.
-        uniform: [...] in [0, 1).
-
-    Returns:
-        [...] int32 tokens; never one of weight 0.
+    `weights` [..., V] are not negative and not all 0, `uniform` [...] is in [0, 1), and tokens are
+    [...] int32, never one of weight 0. A draw takes one number, so that the host can repeat it in
+    float64. The sum runs over blocks, then inside the chosen block, because a scan of the whole
+    vocabulary is slow.
     """
     if weights.shape[-1] <= _BLOCK:
         return _invert(weights, uniform * weights.sum(axis=-1))[0]

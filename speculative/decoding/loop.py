@@ -41,43 +41,25 @@ class Params(NamedTuple):
 
 @struct.dataclass
 class Progress(Output):
-    """A generation that is not finished: its output so far, and the states of both models.
+    """A generation that is not finished: its output so far, tokens [B, capacity], and states."""
 
-    Attributes:
-        tokens: [B, capacity].
-        target: the target's state; its cache holds all of the text but the newest token.
-        draft: the draft's state.
-        last: [B] the newest token.
-        finished: [B] whether the row is complete.
-        limits: [B] guesses a step until `Adaptive` picks again.
-    """
-
-    target: Any
+    target: Any  # Its cache holds all of the text but the newest token.
     draft: Any
-    last: Rows
+    last: Rows  # The newest token.
     finished: Flags
-    limits: Rows
+    limits: Rows  # Guesses a step until `Adaptive` picks again.
 
 
 @struct.dataclass
 class Step:
-    """The result of one step.
+    """The result of one step."""
 
-    Attributes:
-        tokens: [B, gamma + 1] the block; the first `count` were emitted.
-        count: [B] tokens emitted, 0 for a row that had finished.
-        guesses: [B, gamma] of the draft.
-        accepted: [B] guesses accepted.
-        finished: [B] whether the row is complete.
-        finite: [B] False where the target's logits were not finite.
-    """
-
-    tokens: Array
-    count: Rows
-    guesses: Array
+    tokens: Array  # [B, gamma + 1] the block; the first `count` were emitted.
+    count: Rows  # Tokens emitted, 0 for a row that had finished.
+    guesses: Array  # [B, gamma] of the draft.
     accepted: Rows
     finished: Flags
-    finite: Flags
+    finite: Flags  # Whether the target's logits were finite.
 
 
 def start(

@@ -153,13 +153,9 @@ class Token(Rule):
 
 @dataclasses.dataclass(frozen=True)
 class Simulated(Rule):
-    """Accepts each guess with a given probability, whatever the logits: only for timing.
+    """Accepts each guess with probability alpha, whatever the logits: only for timing.
 
     The other rule's arithmetic is done all the same; outputs are not the target's.
-
-    Attributes:
-        alpha: the probability, in [0, 1].
-        other: the rule whose arithmetic is done.
     """
 
     alpha: float
@@ -205,17 +201,16 @@ def select(
         ValueError: an unknown name, a value outside its range, or a lenience for another rule.
     """
     if verification not in RULES:
-        raise ValueError(
-            f"There is no verification {verification!r}; known are {', '.join(RULES)}."
-        )
+        known = ", ".join(RULES)
+        raise ValueError(f"There is no verification {verification!r}; known are {known}.")
     rule = RULES[verification]()
-    if lenience != 1:
-        if not isinstance(rule, Token):
-            raise ValueError(
-                f"lenience = {lenience} is for token verification, not for {verification}; set it "
-                "to 1, or verification to token."
-            )
+    if isinstance(rule, Token):
         rule = dataclasses.replace(rule, lenience=lenience)
+    elif lenience != 1:
+        raise ValueError(
+            f"lenience = {lenience} is for token verification, not for {verification}; set it "
+            "to 1, or verification to token."
+        )
     return rule if simulated_alpha is None else Simulated(simulated_alpha, rule)
 
 
@@ -227,8 +222,7 @@ def near_best(logits: Array, lenience: float) -> Array:
 def residual(p: Array, q: Array) -> Array:
     """The distribution after a rejected guess: max(0, p - q), not normalised, [..., V].
 
-    Where this is 0 everywhere (p equals q but for rounding errors, so that a rejection was nearly
-    impossible) it is p, which keeps the draw well-defined.
+    It is p where that is 0 everywhere: p equals q but for rounding errors.
     """
     left = jnp.maximum(p - q, 0.0)
     return jnp.where(left.sum(axis=-1, keepdims=True) > 0, left, p)

@@ -132,22 +132,12 @@ def _draws(key: Array, examples: Array, length: int, offsets: int | None, number
 
 @struct.dataclass
 class Output:
-    """The result of a generation.
+    """The result of a generation."""
 
-    Attributes:
-        tokens: [B, max_length] int32, zeros after the row's end.
-        lengths: [B] tokens emitted, the end-of-sequence token included.
-        target_calls: [B] passes of the target while the row was unfinished.
-        tested: [B] guesses tested: the accepted ones and each step's first rejected one.
-        accepted: [B] guesses accepted, before the row's end.
-        finite: [B] False where the target's logits were not finite.
-        counts: [B, gamma, 2] of `Adaptive`, for the next text; zeros without it.
-    """
-
-    tokens: Tokens
-    lengths: Rows
-    target_calls: Rows
-    tested: Rows
-    accepted: Rows
-    finite: Flags
-    counts: Array
+    tokens: Tokens  # [B, max_length] int32, zeros after the row's end.
+    lengths: Rows  # Tokens emitted, the end-of-sequence token included.
+    target_calls: Rows  # Passes of the target while the row was unfinished.
+    tested: Rows  # Guesses tested: the accepted ones and each step's first rejected one.
+    accepted: Rows  # Guesses accepted, before the row's end.
+    finite: Flags  # Whether the target's logits were finite.
+    counts: Array  # [B, gamma, 2] of `Adaptive`, for the next text; zeros without it.

@@ -16,14 +16,10 @@ from speculative.types import PAD_ID, Rows
 
 @struct.dataclass
 class Text:
-    """Source and output, one contiguous text a row.
+    """Source and output, one contiguous text a row."""
 
-    Tokens are [B, longest + S + T]: `longest` fillers of -1, the text, and stale tokens. `ends` [B]
-    are the indices of the next tokens.
-    """
-
-    tokens: Array
-    ends: Rows
+    tokens: Array  # [B, longest + S + T]: `longest` fillers of -1, the text, and stale tokens.
+    ends: Rows  # The index of each row's next token.
 
 
 def append(text: Text, tokens: Rows) -> Text:

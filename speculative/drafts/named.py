@@ -17,16 +17,10 @@ from speculative.vocabulary import Vocabulary
 
 
 class ModelFree(NamedTuple):
-    """How a draft without a checkpoint is made.
+    """How a draft without a checkpoint is made, and its parameters are read, if it has any."""
 
-    Attributes:
-        make: makes the draft; its argument says whether the target is decoder-only.
-        table: the file that the draft reads, if any.
-        load: reads the draft's parameters from that file, for the target's vocabulary.
-    """
-
-    make: Callable[[bool], Draft]
-    table: Table | None = None
+    make: Callable[[bool], Draft]  # Whether the target is decoder-only -> the draft.
+    table: Table | None = None  # The file with the parameters.
     load: Callable[[pathlib.Path, Vocabulary], PyTree] | None = None
 
 

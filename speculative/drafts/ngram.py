@@ -28,26 +28,16 @@ class NgramParams:
     Node 0 is the empty context, and a child's context has one more token to the left. Children
     of a node are neighbours, sorted by that token. The last node stands for all contexts that
     were not kept: it has neither children nor followers.
-
-    Attributes:
-        unigram: [V] float32, q after the empty context.
-        token: [M] int32, the leftmost token of each node's context.
-        child: [M + 1] int32: node i's children are those from child[i] to child[i + 1].
-        backoff: [M] float32, the weight of the shorter context.
-        first: [M + 1] int32: node i's followers are those from first[i] to first[i + 1].
-        follower: [E] int32 tokens.
-        share: [E] float32, a follower's own part of q, c(h, w) / (c(h) + T(h)).
-        width: the most followers of a node.
     """
 
-    unigram: Array
-    token: Array
-    child: Array
-    backoff: Array
-    first: Array
-    follower: Array
-    share: Array
-    width: int = struct.field(pytree_node=False)
+    unigram: Array  # [V] float32, q after the empty context.
+    token: Array  # [M] int32, the leftmost token of each node's context.
+    child: Array  # [M + 1] int32: node i's children are those from child[i] to child[i + 1].
+    backoff: Array  # [M] float32, the weight of the shorter context.
+    first: Array  # [M + 1] int32: node i's followers are those from first[i] to first[i + 1].
+    follower: Array  # [E] int32 tokens.
+    share: Array  # [E] float32, a follower's own part of q, c(h, w) / (c(h) + T(h)).
+    width: int = struct.field(pytree_node=False)  # The most followers of a node.
 
 
 @dataclasses.dataclass(frozen=True)

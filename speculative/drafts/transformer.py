@@ -15,13 +15,11 @@ from speculative.types import Rows
 
 @struct.dataclass
 class TransformerDraftState:
-    """The model's state, and the guess [B] that the model has not read, or -1.
-
-    That is its own last guess after all were accepted; the next proposal feeds it together with
-    the target's token.
-    """
+    """The state of a draft's model, and the one guess that it may not have read."""
 
     model: Any
+    # After all guesses were accepted, the last one: the next proposal feeds it together with the
+    # target's token. Otherwise -1.
     unseen: Rows
 
 
