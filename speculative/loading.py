@@ -55,9 +55,9 @@ class Weights:
 
     def load(self, quantized: bool = False) -> PyTree:
         """Its parameters in the layout for decoding; raises ValueError if a file is damaged."""
-        checkpoint, config = self.checkpoint, self.config
-        params = checkpoint.load(config.dtype) if checkpoint else random_params(config)
-        return for_decoding(params, quantized)
+        if self.checkpoint is None:
+            return for_decoding(random_params(self.config), quantized)
+        return for_decoding(self.checkpoint.load(self.config.dtype), quantized)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -78,8 +78,7 @@ class Resolved:
     def load(self, target: PyTree | None = None) -> Pair:
         """The pair, ready to decode; `target` holds the target's parameters if loaded already.
 
-        Raises:
-            ValueError: a file is damaged, or a draft's table is of another vocabulary.
+        Raises ValueError if a file is damaged, or a draft's table is of another vocabulary.
         """
         enable_compilation_cache()
         model, name = model_of(self.target.config), self.names[1]

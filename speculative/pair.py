@@ -3,7 +3,7 @@
 import dataclasses
 import itertools
 from collections.abc import Iterator
-from typing import Any, overload
+from typing import Any, TypeVar, overload
 
 import jax
 import jax.numpy as jnp
@@ -19,6 +19,7 @@ from speculative.sampling import Sampling
 from speculative.vocabulary import Vocabulary
 
 Texts = str | list[str]
+OutputOrStep = TypeVar("OutputOrStep", Output, Step)
 
 # Sources are padded to one of these lengths, because each length is a compiled program.
 SOURCE_LENGTHS = (32, 64, 128, 256, 512)
@@ -26,7 +27,7 @@ SOURCE_LENGTHS = (32, 64, 128, 256, 512)
 
 @dataclasses.dataclass(frozen=True)
 class Result:
-    """A decoded text: its tokens with the end of sequence, and counters as of `Output`."""
+    """A decoded text: its tokens with the end of sequence, and counts as of `Output`."""
 
     text: str
     tokens: list[int]
@@ -172,13 +173,8 @@ class Pair:
         return loop.generate(self.target, self.draft, self.params, sources, draws, config, counts)
 
     def results(self, output: Output) -> list[Result]:
-        """The rows of an output as texts.
-
-        Raises:
-            ValueError: the target's logits were not finite.
-        """
-        output = jax.device_get(output)
-        self._require_finite(output)
+        """The rows of an output as texts; raises ValueError if logits were not finite."""
+        output = self._finite(jax.device_get(output))
         counts = (output.target_calls, output.tested, output.accepted)
         return [
             Result(self.vocabulary.decode(tokens[:n]), tokens[:n].tolist(), *map(int, row))
@@ -196,12 +192,13 @@ class Pair:
                     f"{sources.shape[1] + config.capacity}; shorten one of them."
                 )
 
-    def _require_finite(self, result: Output | Step) -> None:
+    def _finite(self, result: OutputOrStep) -> OutputOrStep:
         if not np.all(result.finite):
             raise ValueError(
                 f"The logits of {self.names[0]} are not finite: its weights are damaged, or its "
                 "dtype is too narrow for it."
             )
+        return result
 
     def check(self, text: str, *given: Any, **settings: Any) -> Trace:
         """Checks a new draft: decodes with the reference loop, which tests every proposal.
@@ -227,11 +224,6 @@ class Pair:
         """Decodes like `generate`, and yields every `decoding.loop.Step`."""
         sources, draws, config = self.prepare(texts, *given, **settings)
         self._require_positions(sources, config)
-
-        def checked(step: Step) -> Step:
-            self._require_finite(step)
-            return step
-
-        # This is no generator function, so that wrong settings raise at the call.
+        # `stream` itself is no generator, so that wrong settings raise when it is called.
         steps = loop.stream(self.target, self.draft, self.params, sources, draws, config)
-        return map(checked, steps)
+        return map(self._finite, steps)

@@ -118,5 +118,4 @@ TABLE_5 = tuple(
 
 def find(rows: Sequence[Row], **setting: object) -> Row | None:
     """The first row whose fields have these values, or None where the paper has no such row."""
-    found = (row for row in rows if setting.items() <= row._asdict().items())
-    return next(found, None)
+    return next((row for row in rows if setting.items() <= row._asdict().items()), None)

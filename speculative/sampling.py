@@ -61,9 +61,8 @@ def standardise(logits: Array, sampling: Sampling) -> Array:
     if sampling.top_p < 1:
         descending = -jnp.sort(-probabilities, axis=-1)
         before = jnp.cumsum(descending, axis=-1) - descending
-        smallest = jnp.min(
-            jnp.where(before < sampling.top_p, descending, jnp.inf), axis=-1, keepdims=True
-        )
+        needed = jnp.where(before < sampling.top_p, descending, jnp.inf)
+        smallest = needed.min(axis=-1, keepdims=True)
         kept = jnp.where(probabilities >= smallest, probabilities, 0.0)
         probabilities = kept / kept.sum(axis=-1, keepdims=True)
     return probabilities
@@ -130,8 +129,8 @@ def categorical(weights: Array, uniform: Array) -> Array:
 def _invert(weights: Array, threshold: Array) -> tuple[Array, Array]:
     """The first index whose running sum exceeds `threshold`, and the threshold's rest there."""
     running = jnp.cumsum(weights, axis=-1)
-    # After rounding the threshold may not lie below the last sum; then the result is the index at
-    # which the full sum is first reached, which has positive weight.
+    # Where rounding puts the threshold at or above the last sum, the result is the index at which
+    # that sum is first reached, which has positive weight.
     index = first(~((running <= threshold[..., None]) & (running < running[..., -1:])))
     at = index[..., None]
     before = jnp.take_along_axis(running - weights, at, axis=-1)[..., 0]

@@ -20,7 +20,7 @@ def expected_tokens(alpha: float, gamma: int) -> float:
     weights and cache shrink by the same factor.
     """
     _check_alpha(alpha)
-    _check_gamma(gamma)
+    _check_whole("gamma", gamma, "guesses")
     # Summing the series needs no special case at alpha = 1 and loses no digits beside it.
     return float(np.sum(np.float64(alpha) ** np.arange(gamma + 1)))
 
@@ -67,7 +67,7 @@ def best_gamma(
     It lies between 0, where no number of guesses beats autoregressive decoding, and `max_gamma`.
     `verify_cost` gives v at each gamma; None is v = 1.
     """
-    _check_gamma(max_gamma)
+    _check_whole("max_gamma", max_gamma, "guesses")
     v = verify_cost or (lambda gamma: 1.0)
     factors = [speedup(alpha, gamma, c, v(gamma)) for gamma in range(1, max_gamma + 1)]
     return int(np.argmax([1.0, *factors]))
@@ -81,9 +81,8 @@ def expected_calls(alpha: float, gamma: int, length: int) -> float:
     alpha^(k - 1) (1 - alpha), and else gamma + 1.
     """
     _check_alpha(alpha)
-    _check_gamma(gamma)
-    if length < 0 or length % 1 != 0:
-        raise ValueError(f"length must be a whole number of tokens, 0 or more, not {length}.")
+    _check_whole("gamma", gamma, "guesses")
+    _check_whole("length", length, "tokens")
     chances = np.float64(alpha) ** np.arange(gamma + 1)
     chances[:gamma] *= 1 - alpha
     calls = np.zeros(length + 1)
@@ -122,9 +121,9 @@ def _check_alpha(alpha: float) -> None:
         raise ValueError(f"alpha must lie in [0, 1], not {alpha}; it is a rate of acceptance.")
 
 
-def _check_gamma(gamma: int) -> None:
-    if gamma < 0 or gamma % 1 != 0:
-        raise ValueError(f"gamma must be a whole number of guesses, 0 or more, not {gamma}.")
+def _check_whole(name: str, number: int, things: str) -> None:
+    if number < 0 or number % 1 != 0:
+        raise ValueError(f"{name} must be a whole number of {things}, 0 or more, not {number}.")
 
 
 def _check_cost(name: str, ratio: float) -> None:

@@ -90,11 +90,7 @@ class BytePairs(Vocabulary):
     """GPT-2's byte pairs, with one token between texts (Radford et al., 2019)."""
 
     def __init__(self, path: str | pathlib.Path):
-        """Loads a `tokenizer.json`, or a `vocab.json` with the `merges.txt` beside it.
-
-        Raises:
-            ValueError: a file is missing or damaged, or the tokenizers package is not installed.
-        """
+        """Loads a `tokenizer.json`, or a `vocab.json` with the `merges.txt` beside it."""
         self.path, self.extra_ids = pathlib.Path(path), 0
         self._tokenizer = _byte_pairs(self.path)
         end = self._tokenizer.token_to_id(END_OF_TEXT)
@@ -152,8 +148,7 @@ def _byte_pairs(path: pathlib.Path) -> Any:
 def open_vocabulary(path: str | pathlib.Path, extra_ids: int = 0) -> Vocabulary:
     """The vocabulary of a file: byte pairs if its name ends in .json, otherwise SentencePiece.
 
-    `extra_ids` sentinels follow SentencePiece's pieces; byte pairs have none. Raises ValueError if
-    the file is missing or damaged.
+    `extra_ids` sentinels follow SentencePiece's pieces; byte pairs have none.
     """
     return BytePairs(path) if pathlib.Path(path).suffix == ".json" else Vocabulary(path, extra_ids)
 

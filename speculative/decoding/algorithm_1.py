@@ -31,10 +31,8 @@ def standardise(logits: np.ndarray, sampling: Sampling) -> np.ndarray:
 def draw(weights: np.ndarray, uniform: float) -> int:
     """The first token whose running sum exceeds `uniform` of the total: [V] -> token."""
     running = np.cumsum(np.asarray(weights, np.float64))
-    return min(
-        int(np.searchsorted(running, uniform * running[-1], side="right")),
-        int(np.argmax(running >= running[-1])),
-    )
+    found = np.searchsorted(running, uniform * running[-1], side="right")
+    return int(min(found, np.argmax(running >= running[-1])))
 
 
 def verify(

@@ -72,10 +72,9 @@ def start(
 ) -> Progress:
     """The progress before the first token, for inputs [B, S]; `counts` as in `generate`."""
     batch = inputs.shape[0]
-    zeros = jnp.zeros(batch, jnp.int32)
-    layers = layers_read(models.draft)
+    zeros, draft = jnp.zeros(batch, jnp.int32), models.draft
+    layers = layers_read(draft)
     target = models.target.start(params.target, inputs, cache_length, layers=layers)
-    draft = models.draft
     return Progress(
         target=target.state,
         draft=draft.start(params.draft, inputs, cache_length, target) if draft else (),

@@ -10,7 +10,6 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax import Array
 
 from speculative.decoding.algorithm_1 import standardise
 from speculative.decoding.loop import Params
@@ -18,7 +17,6 @@ from speculative.decoding.rules import DRAFT
 from speculative.decoding.settings import Decoding
 from speculative.drafts.base import Draft, Proposal, layers_read, require_shapes
 from speculative.models.interface import Model, Started
-from speculative.types import PyTree
 
 # Allowed distance from 1 of a sum of probabilities: float32 rounding over a vocabulary.
 SUM_TOLERANCE = 1e-3
@@ -49,17 +47,13 @@ class Trace:
 
 
 @functools.partial(jax.jit, static_argnums=(0, 3, 4))
-def start_target(
-    target: Model, params: PyTree, inputs: Array, cache_length: int, layers: tuple[str, ...]
-) -> Started:
+def start_target(target: Model, params, inputs, cache_length, layers) -> Started:
     """Compiled `Model.start`."""
     return target.start(params, inputs, cache_length, layers=layers)
 
 
 @functools.partial(jax.jit, static_argnums=(0, 3))
-def start_draft(
-    draft: Draft, params: PyTree, inputs: Array, cache_length: int, target: Started
-) -> Any:
+def start_draft(draft: Draft, params, inputs, cache_length, target) -> Any:
     """Compiled `Draft.start`."""
     return draft.start(params, inputs, cache_length, target)
 

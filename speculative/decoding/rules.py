@@ -93,13 +93,10 @@ class Rule(abc.ABC):
 
 @dataclasses.dataclass(frozen=True)
 class Token(Rule):
-    """Algorithm 1: tests each guess with a random number of its own.
+    """Algorithm 1: tests each guess with a random number of its own; exact at lenience l = 1.
 
     At temperature 0 a guess is accepted if it is the argmax; with lenience l < 1, if
     p(x) >= l max p, where p is the softmax of the target's logits (the paper prints <=, a slip).
-
-    Attributes:
-        lenience: l in (0, 1]; at 1 the rule is exact.
     """
 
     lenience: float = 1.0
@@ -241,13 +238,12 @@ def verify(
     correct_uniform: Array,
     lenience: float = 1.0,
 ) -> tuple[Array, Array]:
-    """Lines 3 to 5 of Algorithm 1 for a batch of rows; arguments and results as in `Rule.verify`.
+    """Lines 3 to 5 of Algorithm 1 for a batch of rows, with standardised p [B, G + 1, V].
 
     Guess x_i is accepted with probability min(1, p_i(x_i) / (l q_i(x_i))), tested as r l q < p so
     that q = 0 needs no division and p = 0 is never accepted. The next token comes from the residual
-    at the first rejection, or from the target's last distribution; p is standardised,
-    [B, G + 1, V]. Random numbers are [B, G] for the tests, and [B, G + 1] for the next token, of
-    which the one at its position is used.
+    at the first rejection, or from the target's last distribution. Random numbers are [B, G] for
+    the tests, and [B, G + 1] for the next token, of which the one at its position is used.
     """
     p_guess = jnp.take_along_axis(p[:, :-1], guesses[..., None], axis=-1)[..., 0]
     q_guess = jnp.take_along_axis(q, guesses[..., None], axis=-1)[..., 0]

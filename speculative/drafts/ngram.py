@@ -86,7 +86,7 @@ class NgramDraft(Draft):
 
 
 def distribution(params: NgramParams, context: Array) -> Array:
-    """The distribution q [B, V] after `context` [B, n], oldest token first, -1 where none is.
+    """The distribution q [B, V] after `context` [B, n], oldest token first, -1 where there is none.
 
     Interpolated back-off as of Witten and Bell (1991): with h' for a context h without its
     oldest token, c for counts and T(h) for the number of distinct tokens that followed h,
@@ -132,14 +132,9 @@ def count_ngrams(
 ) -> dict[str, np.ndarray]:
     """Counts which tokens follow which contexts of up to `order` - 1 tokens.
 
-    Contexts are numbered breadth first, children of a context by token; 0 is the empty one.
-
-    Args:
-        sequences: arrays [length] of tokens, each ending with its end-of-sequence token.
-        order: tokens of the longest n-grams.
-        vocab_size: tokens V.
-        width: followers that a context keeps, the most frequent ones.
-        min_count: rarer n-grams of two tokens and more are dropped.
+    Contexts are numbered breadth first, children of a context by token; 0 is the empty one. A
+    context keeps its `width` most frequent followers, if they followed it `min_count` times.
+    Sequences are arrays [length] of tokens, each ending with its end-of-sequence token.
 
     Returns:
         order []; unigram [V], the count of each token; children [M], the number of contexts that
@@ -202,8 +197,7 @@ def ngram_params(table: dict[str, np.ndarray], order: int) -> NgramParams:
     """Parameters of an `NgramDraft` of this order from `count_ngrams` of this order or higher.
 
     Raises:
-        ValueError: the order is below 1 or above the table's, or the counts contradict each
-            other.
+        ValueError: the order is below 1 or above the table's, or counts contradict each other.
     """
     _require_positive("order", order)
     if not _consistent(table):

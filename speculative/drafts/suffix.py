@@ -38,13 +38,9 @@ class SuffixDraft(Draft):
 
     decoder_only: bool = False
 
-    @property
-    def _copy(self) -> CopyDraft:
-        return CopyDraft(self.decoder_only)
-
     def start(self, params, inputs, cache_length, target) -> State:
         """Follows a prompt up to its last token; a source is no output."""
-        text = self._copy.start(params, inputs, cache_length, target)
+        text = CopyDraft(self.decoder_only).start(params, inputs, cache_length, target)
         states = jnp.full(inputs.shape[0], ROOT, jnp.int32)
         if not self.decoder_only:
             return text, states
@@ -66,7 +62,7 @@ class SuffixDraft(Draft):
 
         def follow_guess(carry: tuple[Text, Rows], _: None) -> Any:
             text, states = carry
-            copied, matched = self._copy.following(text, vocab_size)
+            copied, matched = CopyDraft(self.decoder_only).following(text, vocab_size)
             past = (matched == 0) | ((matched == 1) & params["sure"][states])
             token = jnp.where(past, params["guesses"][states], copied)
             states = follow(params, states, token)
@@ -128,10 +124,7 @@ def automaton(sequences: Sequence[np.ndarray], vocab_size: int) -> PyTree:
         sure [M] bool: whether it followed at least twice more than all others together.
 
     A text that nothing ever follows has no state: transitions lead to the state of its longest
-    suffix that something follows.
-
-    Sequences are arrays [length] of tokens, each ending with its end-of-sequence token; the start
-    token is put before each.
+    suffix that something follows. The start token is put before each sequence [length].
 
     Raises:
         ValueError: there are no sequences, or a token lies outside the vocabulary of V pieces.
@@ -154,12 +147,10 @@ def automaton(sequences: Sequence[np.ndarray], vocab_size: int) -> PyTree:
 
     # States with transitions are renumbered in order; the others get their suffix's number.
     continues = degrees > 0
-    renamed = np.cumsum(continues) - 1
-    for state in np.flatnonzero(~continues):
-        suffix = links[state]
-        while not continues[suffix]:
-            suffix = links[suffix]
-        renamed[state] = renamed[suffix]
+    kept = np.arange(len(degrees))
+    while not continues[kept].all():
+        kept = np.where(continues[kept], kept, links[kept])
+    renamed = (np.cumsum(continues) - 1)[kept]
     best = np.lexsort((tokens, -counts[leads], states))
     best = best[(np.cumsum(degrees) - degrees)[continues]]
     total = np.bincount(states, counts[leads], minlength=len(degrees))[continues]

@@ -18,9 +18,7 @@ class TransformerDraftState:
     """The state of a draft's model, and the one guess that it may not have read."""
 
     model: Any
-    # After all guesses were accepted, the last one: the next proposal feeds it together with the
-    # target's token. Otherwise -1.
-    unseen: Rows
+    unseen: Rows  # The last guess if all were accepted, which the next proposal feeds; else -1.
 
 
 @dataclasses.dataclass(frozen=True)
