@@ -50,10 +50,10 @@ class LenienceRow(NamedTuple):
 
     draft: str
     temperature: float
+    gamma: int | None
     lenience: float
     alpha: float
     speedup: float | None = None
-    gamma: int | None = None
 
 
 TABLE_1 = (
@@ -104,13 +104,13 @@ TABLE_3 = tuple(
 )
 
 TABLE_5 = tuple(
-    LenienceRow(draft, temperature, lenience, *numbers)
-    for draft, temperature, *columns in (
-        ("unigram", 1.0, (0.07,), (0.10,), (0.11,), (0.16,)),
-        ("bigram", 1.0, (0.19,), (0.23,), (0.25,), (0.32,)),
-        ("small", 1.0, (0.62, 2.5), (0.71, 3.1), (0.76, 3.6), (0.84, 5.0)),
-        ("base", 1.0, (0.68,), (0.80,), (0.83,), (0.90,)),
-        ("small", 0.0, (0.75, 3.3, 8), (0.75, 3.3, 8), (0.80, 3.9, 8), (0.87, 4.9, 8)),
+    LenienceRow(draft, temperature, gamma, lenience, *numbers)
+    for draft, temperature, gamma, *columns in (
+        ("unigram", 1.0, None, (0.07,), (0.10,), (0.11,), (0.16,)),
+        ("bigram", 1.0, None, (0.19,), (0.23,), (0.25,), (0.32,)),
+        ("small", 1.0, None, (0.62, 2.5), (0.71, 3.1), (0.76, 3.6), (0.84, 5.0)),
+        ("base", 1.0, None, (0.68,), (0.80,), (0.83,), (0.90,)),
+        ("small", 0.0, 8, (0.75, 3.3), (0.75, 3.3), (0.80, 3.9), (0.87, 4.9)),
     )
     for lenience, numbers in zip((1.0, 0.5, 0.3, 0.1), columns, strict=True)
 )

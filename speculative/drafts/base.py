@@ -61,6 +61,7 @@ class Draft(Protocol):
         first axis of each leaf holds the rows, each with the same number of entries; caches may
         grow at their end.
         """
+        ...
 
     def propose(
         self,
@@ -76,6 +77,7 @@ class Draft(Protocol):
         `uniforms` [B, G] in [0, 1) are the random numbers, one a guess; guesses are tokens below
         `vocab_size`.
         """
+        ...
 
     def commit(self, proposal: Proposal, accepted: Rows, hidden: dict[str, Array]) -> Any:
         """The state after the target has accepted the first `accepted` [B] guesses.
@@ -83,6 +85,7 @@ class Draft(Protocol):
         `hidden` are the target's hidden states [B, G + 1, D], by layer, where it read `last` and
         the guesses; the first `accepted` + 1 positions hold tokens that stay.
         """
+        ...
 
 
 def layers_read(draft: Draft | None) -> tuple[str, ...]:
