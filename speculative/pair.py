@@ -73,9 +73,8 @@ class Pair:
         longest = max(map(len, rows))
         size = next(length for length in SOURCE_LENGTHS if longest <= length)
         pad = self.target.pad_id
-        return jnp.asarray(
-            [np.pad(row, (0, size - len(row)), constant_values=pad) for row in rows], jnp.int32
-        )
+        padded = [np.pad(row, (0, size - len(row)), constant_values=pad) for row in rows]
+        return jnp.asarray(padded, jnp.int32)
 
     def _tokens(self, text: str, truncate: bool) -> np.ndarray:
         """A source or prompt [length], of at most the largest of `SOURCE_LENGTHS`."""

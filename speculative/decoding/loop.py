@@ -279,7 +279,7 @@ def _output(progress: Progress, config: Decoding) -> Output:
     return Output(**fields)
 
 
-def _of(target: Model, draft: Draft | None, params: Params, gamma: int) -> tuple[Models, Params]:
+def _used(target: Model, draft: Draft | None, params: Params, gamma: int) -> tuple[Models, Params]:
     """Models and parameters of a generation; without guesses, the target's alone."""
     if gamma:
         return Models(target, draft), params
@@ -312,7 +312,7 @@ def generate(
         counts = jnp.zeros(shape) if counts is None else counts
         if counts.shape != shape:
             raise ValueError(f"counts must be {list(shape)}, not {list(counts.shape)}.")
-    models, params = _of(target, draft, params, config.gamma)
+    models, params = _used(target, draft, params, config.gamma)
     return decode(models, params, jnp.asarray(inputs), draws, config, counts, costs)
 
 
@@ -337,7 +337,7 @@ def stream(
     config.check_draws(draws, len(inputs))
     if config.adaptive:
         raise ValueError("Streaming decodes with a fixed gamma; set Decoding.adaptive to None.")
-    models, params = _of(target, draft, params, config.gamma)
+    models, params = _used(target, draft, params, config.gamma)
     inputs = jnp.asarray(inputs)
 
     def steps() -> Iterator[Step]:
