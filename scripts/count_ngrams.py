@@ -32,7 +32,7 @@ def main() -> None:
         table = count_ngrams(
             sequences, arguments.order, vocabulary.size, arguments.width, arguments.min_count
         )
-        ngram.save(arguments.output, table, vocabulary)
+        ngram.TABLE.save(arguments.output, vocabulary, table)
     except (OSError, ValueError) as error:
         parser.exit(2, f"error: {error}\n")
     print(

@@ -7,8 +7,7 @@ from collections.abc import Sequence
 
 import gin
 
-CONFIGS = pathlib.Path(__file__).parents[1] / "configs"
-"""The configurations of a checkout."""
+CONFIGS = pathlib.Path(__file__).parents[1] / "configs"  # Of a checkout.
 
 
 def read(file: str | pathlib.Path, bindings: Sequence[str] = ()) -> None:

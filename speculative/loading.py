@@ -18,23 +18,17 @@ from speculative.pair import Pair
 from speculative.types import PyTree
 from speculative.vocabulary import Numbers, Vocabulary, from_elsewhere
 
+# The default draft of each shipped target.
 DRAFTS = {"debian_target": "debian_draft", "debian_lm": "debian_lm_draft"}
-"""The default draft of each shipped target."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Weights:
-    """A model of which no tensor is in memory yet.
-
-    Attributes:
-        name: the name by which it was found.
-        config: its sizes, with the dtype in which it is loaded.
-        checkpoint: the source of its tensors; None for random ones.
-    """
+    """A model of which no tensor is in memory yet."""
 
     name: str
-    config: Config
-    checkpoint: Checkpoint | None = None
+    config: Config  # Its sizes, and the dtype in which it is loaded.
+    checkpoint: Checkpoint | None = None  # Random weights have none.
 
     def vocabulary(self, file: str | None) -> Vocabulary:
         """The vocabulary that comes with it, or else that of a file; random weights need neither.
@@ -68,20 +62,12 @@ class Weights:
 
 @dataclasses.dataclass(frozen=True)
 class Resolved:
-    """A target and a draft that fit each other and are not loaded yet.
-
-    Attributes:
-        names: of target and draft.
-        target: the target's weights.
-        draft: the draft's weights; None for a model-free draft.
-        table: the file that a model-free draft reads, if it reads one.
-        vocabulary: the vocabulary of both.
-    """
+    """A target and a draft that fit each other and are not loaded yet."""
 
     names: tuple[str, str]
     target: Weights
-    draft: Weights | None
-    table: pathlib.Path | None
+    draft: Weights | None  # None for a model-free draft.
+    table: pathlib.Path | None  # The file that a model-free draft reads, if it reads one.
     vocabulary: Vocabulary
 
     @property
@@ -92,22 +78,20 @@ class Resolved:
     def load(self, target: PyTree | None = None) -> Pair:
         """The pair, ready to decode; `target` holds the target's parameters if loaded already.
 
-        Raises:
-            ValueError: a file is damaged, or a draft's table is of another vocabulary.
+        Raises ValueError if a file is damaged, or a draft's table is of another vocabulary.
         """
         enable_compilation_cache()
-        model, params = model_of(self.target.config), ()
+        model, name = model_of(self.target.config), self.names[1]
         if self.draft:
             small = model_of(self.draft.config)
-            drafter = TransformerDraft(small, reads_target=small.config.source_dim > 0)
+            draft, params = TransformerDraft(small, small.config.source_dim > 0), ()
         else:
-            name = self.names[1]
-            drafter, params = model_free(name, model.decoder_only, self.table, self.vocabulary)
+            draft, params = model_free(name, model.decoder_only, self.table, self.vocabulary)
         target = self.target.load() if target is None else target
         if self.draft:
             # The target verifies every guess, so the draft's kernels may be quantized.
             params = self.draft.load(quantized=True)
-        return Pair(model, drafter, Params(target, params), self.vocabulary, self.names)
+        return Pair(model, draft, Params(target, params), self.vocabulary, self.names)
 
 
 def resolve(
@@ -128,7 +112,7 @@ def resolve(
         vocabulary_file: for checkpoints that come without a vocabulary, as T5X's do, see
             `from_elsewhere`. Without one, tokens of random weights are written as numbers.
         random: whether the names are of `models.SIZES`, with random weights to measure times.
-        open_checkpoint: opens a checkpoint; a cached function shares them among pairs.
+        open_checkpoint: a cached function shares checkpoints among pairs.
 
     Raises:
         ValueError: a checkpoint, table or vocabulary is missing or damaged, a name is unknown, or
@@ -153,16 +137,16 @@ def resolve(
         config = checkpoint.config if checkpoint else SIZES[name]
         return Weights(name, config.replace(dtype=dtype or config.dtype), checkpoint)
 
-    big, *others = (weights(name) for name in names)
+    big, small = weights(target), weights(draft) if draft in names else None
     path = table(draft, pathlib.Path(big.checkpoint.location) if big.checkpoint else None)
     vocabulary = big.vocabulary(vocabulary_file)
-    for small in others:
+    if small:
         _require_of_a_kind(big, small)
         if random:
             small.require_room(vocabulary)
         else:
             vocabulary.require_equal(small.vocabulary(vocabulary_file))
-    return Resolved((target, draft), big, others[0] if others else None, path, vocabulary)
+    return Resolved((target, draft), big, small, path, vocabulary)
 
 
 def load(
@@ -172,20 +156,18 @@ def load(
     vocabulary_file: str | None = None,
     random: bool = False,
 ) -> Pair:
-    """Loads a target and its draft, by default the pair that ships with the package.
-
-    The arguments and errors are those of `resolve`; damaged weights raise ValueError too.
-    """
+    """Loads a target and its draft, by default the pair that ships; see `resolve`."""
     return resolve(target, draft, dtype, vocabulary_file, random).load()
 
 
 def _require_of_a_kind(target: Weights, draft: Weights) -> None:
-    """Raises ValueError unless a draft's model can propose tokens for a target's."""
-    kinds = [model_of(weights.config).decoder_only for weights in (draft, target)]
+    kinds = [
+        "a decoder-only model" if model_of(weights.config).decoder_only else "an encoder-decoder"
+        for weights in (draft, target)
+    ]
     if kinds[0] != kinds[1]:
-        said = ["a decoder-only model" if kind else "an encoder-decoder" for kind in kinds]
         raise ValueError(
-            f"The draft {draft.name} is {said[0]}, but its target {target.name} is {said[1]}; "
+            f"The draft {draft.name} is {kinds[0]}, but its target {target.name} is {kinds[1]}; "
             "they must be of one kind."
         )
     read = draft.config.source_dim

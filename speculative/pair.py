@@ -1,9 +1,9 @@
 """A target and its draft, ready to decode text."""
 
 import dataclasses
+import itertools
 from collections.abc import Iterator
-from itertools import zip_longest
-from typing import Any, overload
+from typing import Any, TypeVar, overload
 
 import jax
 import jax.numpy as jnp
@@ -19,14 +19,15 @@ from speculative.sampling import Sampling
 from speculative.vocabulary import Vocabulary
 
 Texts = str | list[str]
+OutputOrStep = TypeVar("OutputOrStep", Output, Step)
 
+# Sources are padded to one of these lengths, because each length is a compiled program.
 SOURCE_LENGTHS = (32, 64, 128, 256, 512)
-"""Sources are padded to one of these lengths, because each length is a compiled program."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Result:
-    """A decoded text: its tokens with the end of sequence, and counters as of `Output`."""
+    """A decoded text: its tokens with the end of sequence, and counts as of `Output`."""
 
     text: str
     tokens: list[int]
@@ -62,16 +63,18 @@ class Pair:
         """The sources or prompts [B, S] of a text or several, padded to one of `SOURCE_LENGTHS`.
 
         Raises:
-            ValueError: a source is empty (a prompt may be), or a text is longer than the limit and
-                is not to be truncated.
+            ValueError: there is no text, a source is empty (a prompt may be), or a text is longer
+                than the limit and is not to be truncated.
         """
-        rows = [self._tokens(text, truncate) for text in _listed(texts)]
+        listed = [texts] if isinstance(texts, str) else texts
+        if not listed:
+            raise ValueError("There is no text to decode; give one, or a list of them.")
+        rows = [self._tokens(text, truncate) for text in listed]
         longest = max(map(len, rows))
         size = next(length for length in SOURCE_LENGTHS if longest <= length)
         pad = self.target.pad_id
-        return jnp.asarray(
-            [np.pad(row, (0, size - len(row)), constant_values=pad) for row in rows], jnp.int32
-        )
+        padded = [np.pad(row, (0, size - len(row)), constant_values=pad) for row in rows]
+        return jnp.asarray(padded, jnp.int32)
 
     def _tokens(self, text: str, truncate: bool) -> np.ndarray:
         """A source or prompt [length], of at most the largest of `SOURCE_LENGTHS`."""
@@ -100,30 +103,23 @@ class Pair:
         verification: str | Rule = "token",
         adaptive: Adaptive | None = None,
     ) -> Decoding:
-        """The settings of a generation, checked; see `Sampling` and `Decoding`.
+        """The settings of a generation, checked; `Sampling` and `Decoding` describe them.
 
-        Args:
-            gamma: guesses a step; 0 decodes with the target alone.
-            temperature: 0 is argmax.
-            top_k: the number of most probable tokens that are kept; 0 keeps all.
-            top_p: the total probability of the most probable tokens that are kept.
-            max_length: tokens after which an output is cut.
-            lenience: below 1, outputs are not exact but faster (A.5).
-            verification: a name of `decoding.rules.RULES`, or a rule.
-            adaptive: picks gamma step by step, in place of `gamma`.
+        Temperature 0 is argmax; gamma 0 decodes with the target alone, and `adaptive` takes the
+        place of gamma. `verification` is a rule or a name of `decoding.rules.RULES`; with a
+        `lenience` below 1, outputs are not exact but faster (A.5).
 
         Raises:
             ValueError: a value outside its range.
         """
-        if not isinstance(verification, Rule):
-            rule = rules.select(verification, lenience)
+        rule = verification
+        if not isinstance(rule, Rule):
+            rule = rules.select(rule, lenience)
         elif lenience != 1:
             raise ValueError(
                 f"lenience = {lenience} is not for a rule that is given; give it to the rule "
                 f"itself, as in Token({lenience})."
             )
-        else:
-            rule = verification
         return Decoding(
             self.vocabulary.size,
             Sampling(float(temperature), top_k, float(top_p)),
@@ -134,18 +130,10 @@ class Pair:
             adaptive,
         )
 
-    @overload
-    def generate(self, texts: str, *given: Any, **settings: Any) -> Result: ...
-
-    @overload
-    def generate(self, texts: list[str], *given: Any, **settings: Any) -> list[Result]: ...
-
-    def generate(
+    def prepare(
         self, texts: Texts, seed: int = 0, example: int = 0, truncate: bool = False, **settings: Any
-    ) -> Result | list[Result]:
-        """Decodes a text, or several at once; each as it would be alone, but for rounding.
-
-        Sources are padded to the width of the longest.
+    ) -> tuple[Array, Array, Decoding]:
+        """Sources, random numbers and settings of a generation, as `run` takes them.
 
         Args:
             texts: the source, its task prefix included, or a list of them.
@@ -156,8 +144,20 @@ class Pair:
         """
         config = self.decoding(**settings)
         sources = self.encode(texts, truncate)
-        draws = config.draws(seed, _numbers(texts, example))
-        results = self.results(self.run(sources, draws, config))
+        return sources, config.draws(seed, example + np.arange(len(sources))), config
+
+    @overload
+    def generate(self, texts: str, *given: Any, **settings: Any) -> Result: ...
+
+    @overload
+    def generate(self, texts: list[str], *given: Any, **settings: Any) -> list[Result]: ...
+
+    def generate(self, texts: Texts, *given: Any, **settings: Any) -> Result | list[Result]:
+        """Decodes a text, or several at once; each as it would be alone, but for rounding.
+
+        The arguments are those of `prepare`.
+        """
+        results = self.results(self.run(*self.prepare(texts, *given, **settings)))
         return results[0] if isinstance(texts, str) else results
 
     def run(
@@ -172,20 +172,12 @@ class Pair:
         return loop.generate(self.target, self.draft, self.params, sources, draws, config, counts)
 
     def results(self, output: Output) -> list[Result]:
-        """The rows of an output as texts.
-
-        Raises:
-            ValueError: the target's logits were not finite.
-        """
-        output = jax.device_get(output)
-        self._require_finite(output)
-        rows = [
-            tokens[:n].tolist() for tokens, n in zip(output.tokens, output.lengths, strict=True)
-        ]
+        """The rows of an output as texts; raises ValueError if logits were not finite."""
+        output = self._finite(jax.device_get(output))
         counts = (output.target_calls, output.tested, output.accepted)
         return [
-            Result(self.vocabulary.decode(tokens), tokens, *map(int, row))
-            for tokens, *row in zip(rows, *counts, strict=True)
+            Result(self.vocabulary.decode(tokens[:n]), tokens[:n].tolist(), *map(int, row))
+            for tokens, n, *row in zip(output.tokens, output.lengths, *counts, strict=True)
         ]
 
     def _require_positions(self, sources: Array, config: Decoding) -> None:
@@ -199,65 +191,38 @@ class Pair:
                     f"{sources.shape[1] + config.capacity}; shorten one of them."
                 )
 
-    def _require_finite(self, result: Output | Step) -> None:
+    def _finite(self, result: OutputOrStep) -> OutputOrStep:
         if not np.all(result.finite):
             raise ValueError(
                 f"The logits of {self.names[0]} are not finite: its weights are damaged, or its "
                 "dtype is too narrow for it."
             )
+        return result
 
-    def check(
-        self, text: str, seed: int = 0, example: int = 0, truncate: bool = False, **settings: Any
-    ) -> Trace:
+    def check(self, text: str, *given: Any, **settings: Any) -> Trace:
         """Checks a new draft: decodes with the reference loop, which tests every proposal.
 
         Raises:
             ValueError: a proposal breaks the draft's contract (the message names the step), or the
                 fast path gives other tokens from the same random numbers.
         """
-        config = self.decoding(**settings)
-        source = self.encode(text, truncate)
-        draws = config.draws(seed, _numbers(text, example))
+        source, draws, config = self.prepare(text, *given, **settings)
         row, numbers = np.asarray(source)[0], np.asarray(draws)[0]
         found = reference.generate(self.target, self.draft, self.params, row, numbers, config)
         fast = self.results(self.run(source, draws, config))[0].tokens
         if fast != found.tokens:
-            position = next(
-                i for i, pair in enumerate(zip_longest(fast, found.tokens)) if len(set(pair)) > 1
-            )
+            pairs = itertools.zip_longest(fast, found.tokens)
+            number = next(i for i, (a, b) in enumerate(pairs, 1) if a != b)
             raise ValueError(
-                f"Token {position + 1} of the fast path is not that of the reference loop: the "
-                "draft proposes other tokens when compiled into the loop, or rounding decided "
-                "a tie."
+                f"Token {number} of the fast path is not that of the reference loop: the draft "
+                "proposes other tokens when compiled into the loop, or rounding decided a tie."
             )
         return found
 
-    def stream(
-        self, texts: Texts, seed: int = 0, example: int = 0, truncate: bool = False, **settings: Any
-    ) -> Iterator[Step]:
+    def stream(self, texts: Texts, *given: Any, **settings: Any) -> Iterator[Step]:
         """Decodes like `generate`, and yields every `decoding.loop.Step`."""
-        config = self.decoding(**settings)
-        sources = self.encode(texts, truncate)
+        sources, draws, config = self.prepare(texts, *given, **settings)
         self._require_positions(sources, config)
-        draws = config.draws(seed, _numbers(texts, example))
-
-        def checked(step: Step) -> Step:
-            self._require_finite(step)
-            return step
-
-        # This is no generator function, so that wrong settings raise at the call.
+        # `stream` itself is no generator, so that wrong settings raise when it is called.
         steps = loop.stream(self.target, self.draft, self.params, sources, draws, config)
-        return map(checked, steps)
-
-
-def _listed(texts: Texts) -> list[str]:
-    """The texts as a list, which must not be empty."""
-    listed = [texts] if isinstance(texts, str) else texts
-    if not listed:
-        raise ValueError("There is no text to decode; give one, or a list of them.")
-    return listed
-
-
-def _numbers(texts: Texts, example: int) -> np.ndarray:
-    """The example numbers [B] of texts, from `example` on."""
-    return example + np.arange(len(_listed(texts)))
+        return map(self._finite, steps)

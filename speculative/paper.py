@@ -5,17 +5,15 @@ T5 v1.1 XXL (11B parameters) where no other is named; its drafts `small`, `base`
 T5 v1.1 of 77M, 250M and 800M. Batch size 1 on one TPU-v4, against T5X's own decoding.
 """
 
-import dataclasses
 from collections.abc import Sequence
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 
 TARGET = "t5_xxl"
 
 Row = TypeVar("Row", "TheoryRow", "SpeedupRow", "AlphaRow", "LenienceRow")
 
 
-@dataclasses.dataclass(frozen=True)
-class TheoryRow:
+class TheoryRow(NamedTuple):
     """A row of Table 1: what an acceptance rate is worth when the draft is free."""
 
     alpha: float
@@ -24,8 +22,7 @@ class TheoryRow:
     speedup: float
 
 
-@dataclasses.dataclass(frozen=True)
-class SpeedupRow:
+class SpeedupRow(NamedTuple):
     """A row of Tables 2 and 4; `speedup_expected` is Theorem 3.8's, `speedup` the measured one."""
 
     task: str
@@ -38,8 +35,7 @@ class SpeedupRow:
     speedup: float
 
 
-@dataclasses.dataclass(frozen=True)
-class AlphaRow:
+class AlphaRow(NamedTuple):
     """A row of Table 3: the mean of the sum of min(p, q) on text that the target generated."""
 
     target: str
@@ -49,16 +45,15 @@ class AlphaRow:
     alpha: float
 
 
-@dataclasses.dataclass(frozen=True)
-class LenienceRow:
+class LenienceRow(NamedTuple):
     """A row of Table 5 (En-De); None where the paper prints no number."""
 
     draft: str
     temperature: float
+    gamma: int | None
     lenience: float
     alpha: float
     speedup: float | None = None
-    gamma: int | None = None
 
 
 TABLE_1 = (
@@ -85,7 +80,6 @@ TABLES_2_AND_4 = (
     SpeedupRow("cnndm", "large", 1.0, 3, 0.56, 0.11, 1.6, 1.7),
 )
 
-
 TABLE_3 = tuple(
     AlphaRow(target, task, draft, temperature, alpha)
     for target, task, draft, *alphas in (
@@ -109,33 +103,19 @@ TABLE_3 = tuple(
     for temperature, alpha in zip((0.0, 1.0), alphas, strict=True)
 )
 
-TABLE_5 = (
-    LenienceRow("unigram", 1.0, 1.0, 0.07),
-    LenienceRow("unigram", 1.0, 0.5, 0.10),
-    LenienceRow("unigram", 1.0, 0.3, 0.11),
-    LenienceRow("unigram", 1.0, 0.1, 0.16),
-    LenienceRow("bigram", 1.0, 1.0, 0.19),
-    LenienceRow("bigram", 1.0, 0.5, 0.23),
-    LenienceRow("bigram", 1.0, 0.3, 0.25),
-    LenienceRow("bigram", 1.0, 0.1, 0.32),
-    LenienceRow("small", 1.0, 1.0, 0.62, 2.5),
-    LenienceRow("small", 1.0, 0.5, 0.71, 3.1),
-    LenienceRow("small", 1.0, 0.3, 0.76, 3.6),
-    LenienceRow("small", 1.0, 0.1, 0.84, 5.0),
-    LenienceRow("base", 1.0, 1.0, 0.68),
-    LenienceRow("base", 1.0, 0.5, 0.80),
-    LenienceRow("base", 1.0, 0.3, 0.83),
-    LenienceRow("base", 1.0, 0.1, 0.90),
-    LenienceRow("small", 0.0, 1.0, 0.75, 3.3, 8),
-    LenienceRow("small", 0.0, 0.5, 0.75, 3.3, 8),
-    LenienceRow("small", 0.0, 0.3, 0.80, 3.9, 8),
-    LenienceRow("small", 0.0, 0.1, 0.87, 4.9, 8),
+TABLE_5 = tuple(
+    LenienceRow(draft, temperature, gamma, lenience, *numbers)
+    for draft, temperature, gamma, *columns in (
+        ("unigram", 1.0, None, (0.07,), (0.10,), (0.11,), (0.16,)),
+        ("bigram", 1.0, None, (0.19,), (0.23,), (0.25,), (0.32,)),
+        ("small", 1.0, None, (0.62, 2.5), (0.71, 3.1), (0.76, 3.6), (0.84, 5.0)),
+        ("base", 1.0, None, (0.68,), (0.80,), (0.83,), (0.90,)),
+        ("small", 0.0, 8, (0.75, 3.3), (0.75, 3.3), (0.80, 3.9), (0.87, 4.9)),
+    )
+    for lenience, numbers in zip((1.0, 0.5, 0.3, 0.1), columns, strict=True)
 )
 
 
 def find(rows: Sequence[Row], **setting: object) -> Row | None:
     """The first row whose fields have these values, or None where the paper has no such row."""
-    for row in rows:
-        if setting.items() <= dataclasses.asdict(row).items():
-            return row
-    return None
+    return next((row for row in rows if setting.items() <= row._asdict().items()), None)

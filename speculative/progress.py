@@ -7,8 +7,8 @@ from rich import progress as columns
 from rich.console import Console
 from rich.progress import Progress, TaskID, TextColumn
 
+# Called with what is being done, and the share of it that is done, from 0 to 1.
 OnProgress = Callable[[str, float], None]
-"""Called with what is being done, and the share of it that is done, from 0 to 1."""
 
 
 def bar() -> Progress:

@@ -15,8 +15,7 @@ def write_rows(buffer: Array, chunk: Array, starts: Rows, axis: int) -> Array:
     """Writes `chunk` into `buffer` from `starts[b]` on along `axis`.
 
     Both are [B, ...], or [B * N, ...] with N entries for each of `starts` [B]. A start too near
-    the end would be shifted back silently, as `dynamic_update_slice` does; callers size their
-    buffers so that it never is.
+    the end would be shifted back silently; callers size their buffers so that it never is.
     """
     chunk = chunk.astype(buffer.dtype)
     if starts.shape[0] == 1:

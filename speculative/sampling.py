@@ -11,9 +11,8 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
+# Below it logits divided by temperature may overflow float32; for argmax the temperature is 0.
 SMALLEST_TEMPERATURE = 1e-6
-"""Below it logits divided by temperature may overflow float32; for argmax the temperature is 0."""
-
 _BLOCK = 128
 
 
@@ -25,9 +24,6 @@ class Sampling:
         temperature: 0 is argmax; 1 is the model's own distribution.
         top_k: keep the k most probable tokens (ties with the k-th stay); 0 keeps all.
         top_p: keep the smallest set of most probable tokens with at least this total probability.
-
-    Raises:
-        ValueError: a value outside its range.
     """
 
     temperature: float = 1.0
@@ -65,9 +61,8 @@ def standardise(logits: Array, sampling: Sampling) -> Array:
     if sampling.top_p < 1:
         descending = -jnp.sort(-probabilities, axis=-1)
         before = jnp.cumsum(descending, axis=-1) - descending
-        smallest = jnp.min(
-            jnp.where(before < sampling.top_p, descending, jnp.inf), axis=-1, keepdims=True
-        )
+        needed = jnp.where(before < sampling.top_p, descending, jnp.inf)
+        smallest = needed.min(axis=-1, keepdims=True)
         kept = jnp.where(probabilities >= smallest, probabilities, 0.0)
         probabilities = kept / kept.sum(axis=-1, keepdims=True)
     return probabilities
@@ -117,15 +112,10 @@ def first(flags: Array) -> Array:
 def categorical(weights: Array, uniform: Array) -> Array:
     """Draws by inversion: the first token at which the running sum exceeds `uniform` of the total.
 
-    A draw takes one number, so that the host can repeat it in float64. The sum runs over blocks,
-    then inside the chosen block, because a scan of the whole vocabulary is slow.
-
-    Args:
-        weights: [..., V], not negative, not necessarily normalised, not all 0.
-        uniform: [...] in [0, 1).
-
-    Returns:
-        [...] int32 tokens; never one of weight 0.
+    `weights` [..., V] are not negative and not all 0, `uniform` [...] is in [0, 1), and tokens are
+    [...] int32, never one of weight 0. A draw takes one number, so that the host can repeat it in
+    float64. The sum runs over blocks, then inside the chosen block, because a scan of the whole
+    vocabulary is slow.
     """
     if weights.shape[-1] <= _BLOCK:
         return _invert(weights, uniform * weights.sum(axis=-1))[0]
@@ -139,8 +129,8 @@ def categorical(weights: Array, uniform: Array) -> Array:
 def _invert(weights: Array, threshold: Array) -> tuple[Array, Array]:
     """The first index whose running sum exceeds `threshold`, and the threshold's rest there."""
     running = jnp.cumsum(weights, axis=-1)
-    # After rounding the threshold may not lie below the last sum; then the result is the index at
-    # which the full sum is first reached, which has positive weight.
+    # Where rounding puts the threshold at or above the last sum, the result is the index at which
+    # that sum is first reached, which has positive weight.
     index = first(~((running <= threshold[..., None]) & (running < running[..., -1:])))
     at = index[..., None]
     before = jnp.take_along_axis(running - weights, at, axis=-1)[..., 0]

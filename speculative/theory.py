@@ -20,7 +20,7 @@ def expected_tokens(alpha: float, gamma: int) -> float:
     weights and cache shrink by the same factor.
     """
     _check_alpha(alpha)
-    _check_gamma(gamma)
+    _check_whole("gamma", gamma, "guesses")
     # Summing the series needs no special case at alpha = 1 and loses no digits beside it.
     return float(np.sum(np.float64(alpha) ** np.arange(gamma + 1)))
 
@@ -65,27 +65,24 @@ def best_gamma(
     """The gamma of the largest `speedup` (section 3.5); the smallest such gamma on a tie.
 
     It lies between 0, where no number of guesses beats autoregressive decoding, and `max_gamma`.
-    `verify_cost` is asked for v at 1 to `max_gamma`; None is v = 1.
+    `verify_cost` gives v at each gamma; None is v = 1.
     """
-    _check_gamma(max_gamma)
-    factors = [1.0]
-    for gamma in range(1, max_gamma + 1):
-        factors.append(speedup(alpha, gamma, c, verify_cost(gamma) if verify_cost else 1.0))
-    return int(np.argmax(factors))
+    _check_whole("max_gamma", max_gamma, "guesses")
+    v = verify_cost or (lambda gamma: 1.0)
+    factors = [speedup(alpha, gamma, c, v(gamma)) for gamma in range(1, max_gamma + 1)]
+    return int(np.argmax([1.0, *factors]))
 
 
 def expected_calls(alpha: float, gamma: int, length: int) -> float:
     """Target passes that `length` tokens take on average, for i.i.d. acceptances.
 
-    Eq. 1 is the yield of a pass that may run on; the last pass of a text yields no more than
-    what is missing. This is the renewal equation over the tokens still to come, in which a pass
-    yields k <= gamma tokens with probability alpha^(k - 1) (1 - alpha), and else gamma + 1. For
-    long texts it is length / `expected_tokens` and a constant.
+    Eq. 1 does not know that a text's last pass yields no more than what is missing. This is the
+    renewal equation over the tokens still to come: a pass yields k <= gamma tokens with probability
+    alpha^(k - 1) (1 - alpha), and else gamma + 1.
     """
     _check_alpha(alpha)
-    _check_gamma(gamma)
-    if length < 0 or length % 1 != 0:
-        raise ValueError(f"length must be a whole number of tokens, 0 or more, not {length}.")
+    _check_whole("gamma", gamma, "guesses")
+    _check_whole("length", length, "tokens")
     chances = np.float64(alpha) ** np.arange(gamma + 1)
     chances[:gamma] *= 1 - alpha
     calls = np.zeros(length + 1)
@@ -107,7 +104,7 @@ def predicted_speedup(
     """`speedup` for texts of given lengths, in tokens, whose sources must be encoded first.
 
     `prefill` and `prefill_draft` are the times in which target and draft encode a source, over that
-    of one target step. Without them, and for long texts, it is `speedup`.
+    of one target step.
     """
     step = expected_tokens(alpha, gamma) / speedup(alpha, gamma, c, verify_cost)
     _check_cost("prefill", prefill)
@@ -124,9 +121,9 @@ def _check_alpha(alpha: float) -> None:
         raise ValueError(f"alpha must lie in [0, 1], not {alpha}; it is a rate of acceptance.")
 
 
-def _check_gamma(gamma: int) -> None:
-    if gamma < 0 or gamma % 1 != 0:
-        raise ValueError(f"gamma must be a whole number of guesses, 0 or more, not {gamma}.")
+def _check_whole(name: str, number: int, things: str) -> None:
+    if number < 0 or number % 1 != 0:
+        raise ValueError(f"{name} must be a whole number of {things}, 0 or more, not {number}.")
 
 
 def _check_cost(name: str, ratio: float) -> None:

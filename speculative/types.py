@@ -9,17 +9,13 @@ from typing import Any
 from jax import Array
 from jaxtyping import Bool, Float, Int
 
+# A nest of dicts, tuples and dataclasses with arrays as leaves: parameters or a state.
 PyTree = Any
-"""A nest of dicts, tuples and dataclasses with arrays as leaves: parameters or a state."""
 
-PAD_ID = 0
-"""T5's padding; also the token from which decoding starts."""
-
-EOS_ID = 1
-"""T5's end of sequence."""
-
+PAD_ID = 0  # T5's padding; also the token from which decoding starts.
+EOS_ID = 1  # T5's end of sequence.
+# Of feed-forward layers, in the order of `Activation` in kernels.cc.
 ACTIVATIONS = ("gelu", "relu", "linear")
-"""Of feed-forward layers, in the order of `Activation` in kernels.cc."""
 
 Tokens = Int[Array, "B L"]
 Inputs = Int[Array, "B S"]

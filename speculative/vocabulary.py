@@ -2,8 +2,10 @@
 
 import functools
 import hashlib
+import itertools
 import pathlib
 import shutil
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -11,12 +13,10 @@ import sentencepiece
 
 from speculative.types import EOS_ID, PAD_ID
 
-EXTRA_IDS = 100
-"""Number of sentinel tokens after the pieces of T5's vocabulary."""
+EXTRA_IDS = 100  # Sentinel tokens after the pieces of T5's vocabulary.
+# The files of GPT-2's vocabulary: the first alone, or the older two together.
 TOKENIZER, PAIRS, MERGES = "tokenizer.json", "vocab.json", "merges.txt"
-"""The files of GPT-2's vocabulary: the first alone, or the older two together."""
-END_OF_TEXT = "<|endoftext|>"
-"""GPT-2's only special token."""
+END_OF_TEXT = "<|endoftext|>"  # GPT-2's only special token.
 
 
 class Vocabulary:
@@ -65,25 +65,24 @@ class Vocabulary:
 
     def decode(self, tokens: np.ndarray | list[int]) -> str:
         """The text of tokens, up to the end of sequence."""
-        ids = [i for i in self._until_end(tokens) if 0 < i < self._known]
-        return self._processor.DecodeIds(ids)
+        return self._processor.DecodeIds(
+            [i for i in self._until_end(tokens) if 0 < i < self._known]
+        )
 
-    def _until_end(self, tokens: np.ndarray | list[int]) -> list[int]:
-        ids = [int(token) for token in tokens]
-        return ids[: ids.index(self.eos_id)] if self.eos_id in ids else ids
+    def _until_end(self, tokens: np.ndarray | list[int]) -> Iterator[int]:
+        return itertools.takewhile(lambda token: token != self.eos_id, map(int, tokens))
 
     def require_equal(self, other: "Vocabulary") -> None:
         """Raises ValueError unless both have the same pieces under the same ids."""
+        must = "Target and draft must share a vocabulary, but"
         for i, (mine, theirs) in enumerate(zip(self.pieces, other.pieces, strict=False)):
             if mine != theirs:
                 raise ValueError(
-                    f"Target and draft must share a vocabulary, but token {i} is {mine!r} in "
-                    f"{self.path} and {theirs!r} in {other.path}."
+                    f"{must} token {i} is {mine!r} in {self.path} and {theirs!r} in {other.path}."
                 )
         if self.size != other.size:
             raise ValueError(
-                f"Target and draft must share a vocabulary, but {self.path} has {self.size} "
-                f"pieces and {other.path} has {other.size}."
+                f"{must} {self.path} has {self.size} pieces and {other.path} has {other.size}."
             )
 
 
@@ -91,11 +90,7 @@ class BytePairs(Vocabulary):
     """GPT-2's byte pairs, with one token between texts (Radford et al., 2019)."""
 
     def __init__(self, path: str | pathlib.Path):
-        """Loads a `tokenizer.json`, or a `vocab.json` with the `merges.txt` beside it.
-
-        Raises:
-            ValueError: a file is missing or damaged, or the tokenizers package is not installed.
-        """
+        """Loads a `tokenizer.json`, or a `vocab.json` with the `merges.txt` beside it."""
         self.path, self.extra_ids = pathlib.Path(path), 0
         self._tokenizer = _byte_pairs(self.path)
         end = self._tokenizer.token_to_id(END_OF_TEXT)
@@ -123,7 +118,6 @@ class BytePairs(Vocabulary):
 
 
 def _byte_pairs(path: pathlib.Path) -> Any:
-    """The tokenizers package's object for a file."""
     try:
         import tokenizers
     except ModuleNotFoundError as error:
@@ -155,9 +149,6 @@ def open_vocabulary(path: str | pathlib.Path, extra_ids: int = 0) -> Vocabulary:
     """The vocabulary of a file: byte pairs if its name ends in .json, otherwise SentencePiece.
 
     `extra_ids` sentinels follow SentencePiece's pieces; byte pairs have none.
-
-    Raises:
-        ValueError: the file is missing or damaged.
     """
     return BytePairs(path) if pathlib.Path(path).suffix == ".json" else Vocabulary(path, extra_ids)
 
@@ -185,7 +176,6 @@ class Numbers(Vocabulary):
     """The substitute where there is no vocabulary: tokens are written as their numbers."""
 
     def __init__(self, size: int):
-        """For tokens 0 to `size` - 1."""
         self.path, self.extra_ids, self.size = pathlib.Path("numbers"), 0, size
 
     @functools.cached_property

@@ -1,4 +1,4 @@
-"""Names that become a target and a draft: what is told before a tensor is read."""
+"""Names that become a target and a draft: what is refused before a tensor is read."""
 
 import dataclasses
 import pathlib
@@ -67,7 +67,7 @@ def test_nothing_is_hashed_but_vocabularies(
         ("target", "bare", "bare comes without a vocabulary; give one"),
     ],
 )
-def test_what_is_wrong_is_told_before_a_tensor_is_read(
+def test_what_is_wrong_is_refused_before_a_tensor_is_read(
     folder: pathlib.Path, target: str, draft: str, said: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(checkpoints.Checkpoint, "read", lambda *_: pytest.fail("read"))

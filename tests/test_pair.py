@@ -38,7 +38,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
     texts = [vocabulary.encode(text) for text in (TEXT, "an editor", "a library for text")]
     table = ngram.count_ngrams(texts, 3, vocabulary.size)
     for name in ("t5", "gpt"):
-        ngram.save(folder / name / ngram.TABLE.file, table, vocabulary)
+        ngram.TABLE.save(folder / name / ngram.TABLE.file, vocabulary, table)
         suffix.save(folder / name / suffix.TABLE.file, texts, vocabulary)
     return folder
 
@@ -99,7 +99,7 @@ def test_the_end_of_a_long_prompt_is_kept(folder: pathlib.Path) -> None:
     ("draft", "settings", "needed"),
     [("copy", {"max_length": 64, "gamma": 3}, 101), ("model", {"max_length": 48, "gamma": 3}, 85)],
 )
-def test_too_few_positions_are_told(
+def test_too_few_positions_are_refused(
     folder: pathlib.Path, draft: str, settings: dict[str, int], needed: int
 ) -> None:
     """Of the target (96), or of its draft (80)."""
@@ -142,8 +142,9 @@ def test_each_shipped_target_has_a_draft_of_its_own() -> None:
         pair = load(target)
         assert pair.names == (target, draft)
         prompt = TEXT if pair.target.decoder_only else f"summarize: {TEXT}"
-        plain = pair.generate(prompt, gamma=0)  # The README's settings: compiled once for both.
-        assert pair.generate(prompt, gamma=5).tokens == plain.tokens
+        # The README's settings: compiled once for both.
+        autoregressive = pair.generate(prompt, gamma=0)
+        assert pair.generate(prompt, gamma=5).tokens == autoregressive.tokens
 
 
 @pytest.mark.parametrize(
@@ -167,7 +168,7 @@ def test_a_list_of_texts_is_decoded_at_once(
     assert streamed == [result.tokens for result in alone]
 
 
-def test_no_text_is_told(folder: pathlib.Path) -> None:
+def test_no_text_is_refused(folder: pathlib.Path) -> None:
     with pytest.raises(ValueError, match="no text to decode"):
         load(str(folder / "gpt"), "copy").generate([])
 

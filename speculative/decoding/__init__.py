@@ -1,6 +1,5 @@
 """Decoding: the loop, its rules and its reference."""
 
-from speculative.decoding import loop, reference, rules
 from speculative.decoding.adaptive import Adaptive
 from speculative.decoding.loop import Params, stream
 from speculative.decoding.rules import Rule, Token
@@ -13,9 +12,6 @@ __all__ = [
     "Params",
     "Rule",
     "Token",
-    "loop",
     "random_draws",
-    "reference",
-    "rules",
     "stream",
 ]

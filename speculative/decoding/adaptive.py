@@ -32,9 +32,6 @@ class Adaptive:
         strength: s, the number of guesses that priors count as.
         memory: the factor by which each step multiplies the counts.
         stride: steps from pick to pick, for a pick takes time, and so does a change of gamma.
-
-    Raises:
-        ValueError: a value outside its range.
     """
 
     gammas: tuple[int, ...]
@@ -68,7 +65,7 @@ class Adaptive:
         """The best gamma of each row [B], from its own counts alone.
 
         `counts` [B, max(gammas), 2] are faded numbers of guesses tested and accepted, by position
-        in a block; `costs` [len(gammas)] are those of the rule, as an array.
+        in a block; `costs` [len(gammas)] are those of the rule.
         """
         tested, accepted = counts[..., 0], counts[..., 1]
         all_tested, all_accepted = (x.sum(axis=1, keepdims=True) for x in (tested, accepted))

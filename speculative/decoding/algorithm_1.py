@@ -31,10 +31,8 @@ def standardise(logits: np.ndarray, sampling: Sampling) -> np.ndarray:
 def draw(weights: np.ndarray, uniform: float) -> int:
     """The first token whose running sum exceeds `uniform` of the total: [V] -> token."""
     running = np.cumsum(np.asarray(weights, np.float64))
-    return min(
-        int(np.searchsorted(running, uniform * running[-1], side="right")),
-        int(np.argmax(running >= running[-1])),
-    )
+    found = np.searchsorted(running, uniform * running[-1], side="right")
+    return int(min(found, np.argmax(running >= running[-1])))
 
 
 def verify(
@@ -47,23 +45,16 @@ def verify(
 ) -> tuple[int, int]:
     """Lines 3 to 5 of Algorithm 1: how many guesses are accepted, and the token after them.
 
-    Args:
-        guesses: gamma tokens.
-        p: [gamma + 1, V] the target's standardised distributions.
-        q: [gamma, V] the draft's.
-        r: [gamma] random numbers in [0, 1) that test the guesses.
-        correct: [gamma + 1] in [0, 1); the number at the next token's position draws it.
-        lenience: l; l q takes the place of q (A.5).
+    p [gamma + 1, V] and q [gamma, V] are standardised. The numbers r [gamma] in [0, 1) test the
+    guesses; that of `correct` [gamma + 1] at the next token's position draws it. With lenience l,
+    l q takes the place of q (A.5).
     """
     q = lenience * q
     n = 0
     while n < len(guesses) and r[n] * q[n, guesses[n]] < p[n, guesses[n]]:
         n += 1
-    weights = p[n]
-    if n < len(guesses):
-        left = np.maximum(p[n] - q[n], 0.0)
-        weights = left if left.sum() > 0 else p[n]
-    return n, draw(weights, correct[n])
+    residual = np.maximum(p[n] - q[n], 0.0) if n < len(guesses) else p[n]
+    return n, draw(residual if residual.sum() > 0 else p[n], correct[n])
 
 
 def verify_lenient_argmax(guesses: list[int], p: np.ndarray, lenience: float) -> tuple[int, int]:

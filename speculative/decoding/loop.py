@@ -1,7 +1,7 @@
 """Speculative decoding on the device: `generate` in one dispatch, `stream` step by step.
 
-Both run the same step, which is Algorithm 1. Rows of a batch advance raggedly: every length is per
-row. A step without guesses is autoregressive, so that both decode with the same code.
+Both run the same `step`, which is Algorithm 1; without guesses it is an autoregressive step. Rows
+of a batch advance raggedly: every length is per row.
 """
 
 import dataclasses
@@ -18,7 +18,7 @@ from jax.typing import ArrayLike
 
 from speculative.decoding.rules import DRAFT
 from speculative.decoding.settings import Decoding, Output
-from speculative.drafts.base import Draft, Proposal, layers_read, require_shapes
+from speculative.drafts.base import Draft, layers_read, require_shapes
 from speculative.models.interface import Model
 from speculative.ragged import grow, write_rows
 from speculative.sampling import first, greatest
@@ -41,46 +41,25 @@ class Params(NamedTuple):
 
 @struct.dataclass
 class Progress(Output):
-    """A generation that is not finished: its output so far, and the states of both models.
+    """A generation that is not finished: its output so far, tokens [B, capacity], and states."""
 
-    The target's cache holds the prompt, the first token and all `lengths` emitted tokens but the
-    newest.
-
-    Attributes:
-        tokens: [B, capacity].
-        target: the target's state.
-        draft: the draft's state.
-        last: [B] the newest token.
-        finished: [B] whether the row is complete.
-        limits: [B] guesses a step until `Adaptive` picks again.
-    """
-
-    target: Any
+    target: Any  # Its cache holds all of the text but the newest token.
     draft: Any
-    last: Rows
+    last: Rows  # The newest token.
     finished: Flags
-    limits: Rows
+    limits: Rows  # Guesses a step until `Adaptive` picks again.
 
 
 @struct.dataclass
 class Step:
-    """The result of one step, for streaming and traces.
+    """The result of one step."""
 
-    Attributes:
-        tokens: [B, gamma + 1] the block; the first `count` were emitted.
-        count: [B] tokens emitted, 0 for a row that had finished.
-        guesses: [B, gamma] of the draft.
-        accepted: [B] guesses accepted.
-        finished: [B] whether the row is complete.
-        finite: [B] False where the target's logits were not finite.
-    """
-
-    tokens: Array
-    count: Rows
-    guesses: Array
+    tokens: Array  # [B, gamma + 1] the block; the first `count` were emitted.
+    count: Rows  # Tokens emitted, 0 for a row that had finished.
+    guesses: Array  # [B, gamma] of the draft.
     accepted: Rows
     finished: Flags
-    finite: Flags
+    finite: Flags  # Whether the target's logits were finite.
 
 
 def start(
@@ -93,14 +72,12 @@ def start(
 ) -> Progress:
     """The progress before the first token, for inputs [B, S]; `counts` as in `generate`."""
     batch = inputs.shape[0]
-    zeros = jnp.zeros(batch, jnp.int32)
-    layers = layers_read(models.draft)
-    target, draft = models.target.start(params.target, inputs, cache_length, layers=layers), ()
-    if models.draft:
-        draft = models.draft.start(params.draft, inputs, cache_length, target)
+    zeros, draft = jnp.zeros(batch, jnp.int32), models.draft
+    layers = layers_read(draft)
+    target = models.target.start(params.target, inputs, cache_length, layers=layers)
     return Progress(
         target=target.state,
-        draft=draft,
+        draft=draft.start(params.draft, inputs, cache_length, target) if draft else (),
         last=models.target.first(inputs),
         tokens=jnp.full((batch, config.capacity), PAD_ID, jnp.int32),
         lengths=zeros,
@@ -117,12 +94,11 @@ def start(
 def put_row(progress: Progress, row: int | Array, one: Progress) -> Progress:
     """Replaces a row of a batch's progress by that of a batch of 1 with the same settings.
 
-    The first axis of each leaf holds an equal number of entries for each row. Inputs must have one
-    width and caches one size (`grow` lengthens caches, not sources); the caller replaces the row of
-    `draws` too.
+    The first axis of each leaf holds an equal number of entries for each row. The caller replaces
+    the row of `draws` too.
 
     Raises:
-        ValueError: the two states are of other shapes.
+        ValueError: inputs have other widths or caches other sizes.
     """
     batch = progress.lengths.shape[0]
 
@@ -146,10 +122,7 @@ def step(
     config: Decoding,
     gamma: int | None = None,
 ) -> tuple[Progress, Step]:
-    """One step of Algorithm 1 for every row.
-
-    `draws` are from `Decoding.draws`; `gamma` takes the place of the configured one.
-    """
+    """One step of Algorithm 1 for every row; `gamma` takes the place of the configured one."""
     gamma = config.gamma if gamma is None else gamma
     vocab_size, batch = config.vocab_size, progress.last.shape[0]
     uniforms = config.step_draws(draws, progress.lengths, gamma)
@@ -165,8 +138,11 @@ def step(
         chunk = jnp.concatenate([chunk, proposal.guesses], axis=1)
         guesses, q = proposal.guesses, proposal.q
         if config.adaptive and batch > 1:
+            # A row decodes as it would alone, although the step is as wide as another row needs.
             limits = progress.limits
-            guesses, q = _limited(proposal, limits)
+            allowed = jnp.arange(gamma) < limits[:, None]
+            q = None if q is None else jnp.where(allowed[..., None], q, 0.0)
+            guesses = jnp.where(allowed, guesses, -1)
 
     layers = layers_read(models.draft)
     logits, target, hidden = models.target.extend(
@@ -190,10 +166,10 @@ def step(
     finite = jnp.isfinite(greatest(logits, config.sampling)).all(axis=1)
     finite = progress.finite & (finite | progress.finished)
     tested = jnp.minimum(jnp.minimum(accepted + 1, limits), count)
-    stood = jnp.minimum(accepted, count)
+    emitted_guesses = jnp.minimum(accepted, count)
     counts = progress.counts
     if config.adaptive:
-        counted = config.adaptive.count(counts, tested, stood)
+        counted = config.adaptive.count(counts, tested, emitted_guesses)
         counts = jnp.where(live[:, None, None], counted, counts)
     progress = dataclasses.replace(
         progress,
@@ -205,27 +181,16 @@ def step(
         finished=finished,
         target_calls=progress.target_calls + live,
         tested=progress.tested + tested,
-        accepted=progress.accepted + stood,
+        accepted=progress.accepted + emitted_guesses,
         finite=finite,
         counts=counts,
     )
     return progress, Step(block, count, guesses, accepted, finished, finite)
 
 
-def _limited(proposal: Proposal, limits: Rows) -> tuple[Array, Array | None]:
-    """Guesses and q with -1 and 0 after each row's first `limits` [B] guesses.
-
-    So each row decodes as it would alone in a step that is as wide as another row needs.
-    """
-    kept = jnp.arange(proposal.guesses.shape[1]) < limits[:, None]
-    q = None if proposal.q is None else jnp.where(kept[..., None], proposal.q, 0.0)
-    return jnp.where(kept, proposal.guesses, -1), q
-
-
 def _grown(
     models: Models, params: Params, inputs: Array, progress: Progress, config: Decoding, size: int
 ) -> Progress:
-    """The same progress with larger caches."""
     larger = jax.eval_shape(lambda p, x: start(models, p, x, config, size), params, inputs)
     return grow(progress, larger)
 
@@ -255,17 +220,18 @@ def _steps(
         live = ~progress.finished
         widest = jnp.max(limits * live)
         count = jnp.min(jnp.where(live, adaptive.stride - since, adaptive.stride))
+
+        def goes_on(gamma: int, carried: tuple[Progress, Array]) -> Array:
+            progress, done = carried
+            return runs(progress) & (widest == gamma) & (done < count)
+
+        def body(gamma: int, carried: tuple[Progress, Array]) -> tuple[Progress, Array]:
+            progress, done = carried
+            return step(models, params, progress, draws, config, gamma)[0], done + 1
+
         for gamma in adaptive.gammas:
-
-            def goes_on(carried: tuple[Progress, Array], gamma: int = gamma) -> Array:
-                progress, done = carried
-                return runs(progress) & (widest == gamma) & (done < count)
-
-            def body(carried: tuple[Progress, Array], gamma: int = gamma) -> tuple[Progress, Array]:
-                progress, done = carried
-                return step(models, params, progress, draws, config, gamma)[0], done + 1
-
-            progress, _ = lax.while_loop(goes_on, body, (progress, jnp.zeros((), jnp.int32)))
+            loop = functools.partial(goes_on, gamma), functools.partial(body, gamma)
+            progress, _ = lax.while_loop(*loop, (progress, jnp.zeros((), jnp.int32)))
         return progress
 
     return stride
@@ -313,7 +279,7 @@ def _output(progress: Progress, config: Decoding) -> Output:
     return Output(**fields)
 
 
-def _of(target: Model, draft: Draft | None, params: Params, gamma: int) -> tuple[Models, Params]:
+def _used(target: Model, draft: Draft | None, params: Params, gamma: int) -> tuple[Models, Params]:
     """Models and parameters of a generation; without guesses, the target's alone."""
     if gamma:
         return Models(target, draft), params
@@ -329,19 +295,11 @@ def generate(
     config: Decoding,
     counts: Array | None = None,
 ) -> Output:
-    """Decodes a batch in one dispatch, by the target alone if gamma is 0.
+    """Decodes inputs [B, S] in one dispatch, by the target alone if gamma is 0.
 
     With an exact rule the outputs have the target's distribution (Leviathan et al., A.1); at
-    temperature 0 they are its greedy outputs.
-
-    Args:
-        target: the model that is sampled from.
-        draft: guesses for it; not used if gamma is 0.
-        params: of both.
-        inputs: [B, S] source tokens, padded with the model's `pad_id`.
-        draws: from `Decoding.draws`.
-        config: the settings.
-        counts: [B, gamma, 2], `Output.counts` of earlier texts, for an adaptive gamma.
+    temperature 0 they are its greedy outputs. `draws` are from `Decoding.draws`; `counts`
+    [B, gamma, 2] are `Output.counts` of earlier texts, for an adaptive gamma.
 
     Raises:
         ValueError: draws or counts are not of the settings' shape.
@@ -354,7 +312,7 @@ def generate(
         counts = jnp.zeros(shape) if counts is None else counts
         if counts.shape != shape:
             raise ValueError(f"counts must be {list(shape)}, not {list(counts.shape)}.")
-    models, params = _of(target, draft, params, config.gamma)
+    models, params = _used(target, draft, params, config.gamma)
     return decode(models, params, jnp.asarray(inputs), draws, config, counts, costs)
 
 
@@ -379,26 +337,25 @@ def stream(
     config.check_draws(draws, len(inputs))
     if config.adaptive:
         raise ValueError("Streaming decodes with a fixed gamma; set Decoding.adaptive to None.")
-    models, params = _of(target, draft, params, config.gamma)
-    return _streamed(models, params, jnp.asarray(inputs), draws, config)
+    models, params = _used(target, draft, params, config.gamma)
+    inputs = jnp.asarray(inputs)
 
+    def steps() -> Iterator[Step]:
+        size, *larger = config.cache_lengths()
+        progress = begin(models, params, inputs, config, size)
+        longest, running = 0, None
+        while True:
+            # The running step may add a whole block that has not been read yet.
+            if longest + config.room + (config.gamma + 1) > size and larger:
+                size, *larger = larger
+                progress = _grow(models, params, inputs, progress, config, size)
+            progress, dispatched = _step(models, params, progress, draws, config)
+            if running is not None:
+                done: Step = jax.tree.map(np.asarray, running)
+                longest += int(done.count.max())
+                yield done
+                if done.finished.all():
+                    return
+            running = dispatched
 
-def _streamed(
-    models: Models, params: Params, inputs: Inputs, draws: Array, config: Decoding
-) -> Iterator[Step]:
-    size, *larger = config.cache_lengths()
-    progress = begin(models, params, inputs, config, size)
-    longest, running = 0, None
-    while True:
-        # The running step may add a whole block that has not been read yet.
-        if longest + config.room + (config.gamma + 1) > size and larger:
-            size, *larger = larger
-            progress = _grow(models, params, inputs, progress, config, size)
-        progress, dispatched = _step(models, params, progress, draws, config)
-        if running is not None:
-            done: Step = jax.tree.map(np.asarray, running)
-            longest += int(done.count.max())
-            yield done
-            if done.finished.all():
-                return
-        running = dispatched
+    return steps()  # `stream` itself is no generator, so that it raises when it is called.

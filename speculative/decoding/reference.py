@@ -10,7 +10,6 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax import Array
 
 from speculative.decoding.algorithm_1 import standardise
 from speculative.decoding.loop import Params
@@ -18,30 +17,20 @@ from speculative.decoding.rules import DRAFT
 from speculative.decoding.settings import Decoding
 from speculative.drafts.base import Draft, Proposal, layers_read, require_shapes
 from speculative.models.interface import Model, Started
-from speculative.types import PyTree
 
+# Allowed distance from 1 of a sum of probabilities: float32 rounding over a vocabulary.
 SUM_TOLERANCE = 1e-3
-"""Allowed distance from 1 of a sum of probabilities: float32 rounding over a vocabulary."""
 
 
 @dataclasses.dataclass(frozen=True)
 class TraceStep:
-    """One step of Algorithm 1.
-
-    Attributes:
-        guesses: the draft's gamma tokens.
-        p: [gamma + 1, V] the target's standardised distributions.
-        q: [gamma, V] the draft's.
-        accepted: n, the number of accepted guesses.
-        next_token: the correction, or the bonus token if n is gamma.
-        emitted: tokens added to the output.
-    """
+    """One step of Algorithm 1."""
 
     guesses: list[int]
-    p: np.ndarray
-    q: np.ndarray
+    p: np.ndarray  # [gamma + 1, V] the target's standardised distributions.
+    q: np.ndarray  # [gamma, V] the draft's.
     accepted: int
-    next_token: int
+    next_token: int  # The correction, or the bonus token if all guesses were accepted.
     emitted: list[int]
 
 
@@ -58,17 +47,13 @@ class Trace:
 
 
 @functools.partial(jax.jit, static_argnums=(0, 3, 4))
-def start_target(
-    target: Model, params: PyTree, inputs: Array, cache_length: int, layers: tuple[str, ...]
-) -> Started:
+def start_target(target: Model, params, inputs, cache_length, layers) -> Started:
     """Compiled `Model.start`."""
     return target.start(params, inputs, cache_length, layers=layers)
 
 
 @functools.partial(jax.jit, static_argnums=(0, 3))
-def start_draft(
-    draft: Draft, params: PyTree, inputs: Array, cache_length: int, target: Started
-) -> Any:
+def start_draft(draft: Draft, params, inputs, cache_length, target) -> Any:
     """Compiled `Draft.start`."""
     return draft.start(params, inputs, cache_length, target)
 
@@ -84,25 +69,24 @@ _propose = jax.jit(lambda draft, *given: draft.propose(*given), static_argnums=(
 def _require_proper(proposal: Proposal, vocab_size: int, number: int) -> None:
     """Raises ValueError unless guesses are tokens, of positive probability in proper q."""
     guesses = np.asarray(proposal.guesses)[0]
+    at = f"In step {number} the draft"
     if guesses.min() < 0 or guesses.max() >= vocab_size:
-        raise ValueError(
-            f"In step {number} the draft guessed {guesses.tolist()}; tokens are 0 to "
-            f"{vocab_size - 1}."
-        )
+        raise ValueError(f"{at} guessed {guesses.tolist()}; tokens are 0 to {vocab_size - 1}.")
     if proposal.q is None:
         return
     q = np.asarray(proposal.q[0], np.float64)
-    at = f"In step {number} the draft's q"
     if not np.isfinite(q).all() or q.min() < 0:
-        raise ValueError(f"{at} has a probability of {q.min()}; they must be finite, from 0 on.")
+        raise ValueError(
+            f"{at}'s q has a probability of {q.min()}; they must be finite, from 0 on."
+        )
     sums = q.sum(axis=-1)
     worst = int(np.abs(sums - 1).argmax())
     if abs(sums[worst] - 1) > SUM_TOLERANCE:
-        raise ValueError(f"{at} of guess {worst + 1} sums to {sums[worst]:.6g}; it must be 1.")
+        raise ValueError(f"{at}'s q of guess {worst + 1} sums to {sums[worst]:.6g}; it must be 1.")
     of_guesses = q[np.arange(len(guesses)), guesses]
     if of_guesses.min() == 0:
         raise ValueError(
-            f"{at} of guess {int(of_guesses.argmin()) + 1} is 0 for the token guessed; a guess "
+            f"{at}'s q of guess {int(of_guesses.argmin()) + 1} is 0 for the token guessed; a guess "
             "must be drawn from the q that is reported."
         )
 
@@ -118,7 +102,7 @@ def generate(
     """Decodes one example, from inputs [S] and its row of `Decoding.draws`.
 
     Raises:
-        ValueError: gamma is 0, or a proposal of the draft has a wrong shape, tokens that do not
+        ValueError: gamma is 0 or adaptive, or a proposal has a wrong shape, tokens that do not
             exist or a q that is no distribution of its guesses; the message names the step.
     """
     if config.gamma < 1:

@@ -18,22 +18,22 @@ from speculative import theory
 from speculative.decoding import algorithm_1
 from speculative.sampling import Sampling, argmax, categorical, first, standardise
 
+# The uses of a position's three random numbers: to guess, to test the guess, to correct it.
 DRAFT, ACCEPT, CORRECT = 0, 1, 2
-"""The uses of a position's three random numbers: to guess, to test the guess, to correct it."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Rule(abc.ABC):
-    """How guesses are verified: frozen and small, a static argument of compiled programs.
+    """How guesses are verified; hashable, a static argument of compiled programs.
 
     A rule computes its result twice: `verify` for a batch on the device, in float32, and
     `verify_reference` for one row on the host, in float64. `docs/extending.md` adds a rule.
 
     Attributes:
-        keyed_by: the key of a step's random numbers, beside seed and example. With "position",
-            number i belongs to the i-th token of the text: exact where no emitted token depends
-            on a number that a later step uses again. With "step", the numbers belong to the
-            position where the step began and the offset in it.
+        keyed_by: what random numbers belong to, beside seed and example. With "position", it is
+            the token's position in the text: exact where no emitted token depends on a number that
+            a later step uses again. With "step", it is the position where the step began and the
+            offset in it.
         numbers: random numbers of a position or an offset; the first one draws the guess.
     """
 
@@ -87,19 +87,16 @@ class Rule(abc.ABC):
         return theory.predicted_speedup(*given)
 
     def speedup(self, alpha: float, gamma: int, c: float, verify_cost: float = 1.0) -> float:
-        """The expected improvement in wall time, given the costs c and v (Theorem 3.8)."""
+        """The expected improvement in wall time (Theorem 3.8, `theory.speedup`)."""
         return theory.speedup(alpha, gamma, c, verify_cost)
 
 
 @dataclasses.dataclass(frozen=True)
 class Token(Rule):
-    """Algorithm 1: tests each guess with a random number of its own.
+    """Algorithm 1: tests each guess with a random number of its own; exact at lenience l = 1.
 
     At temperature 0 a guess is accepted if it is the argmax; with lenience l < 1, if
     p(x) >= l max p, where p is the softmax of the target's logits (the paper prints <=, a slip).
-
-    Attributes:
-        lenience: l in (0, 1]; at 1 the rule is exact.
     """
 
     lenience: float = 1.0
@@ -153,13 +150,9 @@ class Token(Rule):
 
 @dataclasses.dataclass(frozen=True)
 class Simulated(Rule):
-    """Accepts each guess with a given probability, whatever the logits: only for timing.
+    """Accepts each guess with probability alpha, whatever the logits: only for timing.
 
     The other rule's arithmetic is done all the same; outputs are not the target's.
-
-    Attributes:
-        alpha: the probability, in [0, 1].
-        other: the rule whose arithmetic is done.
     """
 
     alpha: float
@@ -191,10 +184,9 @@ class Simulated(Rule):
 
 
 EXACT = Token()
-"""Algorithm 1, the default."""
 
+# The rules by name (`RowConfig.verification`), made without arguments; a new one is added here.
 RULES: dict[str, type[Rule]] = {"token": Token}
-"""The rules by name (`RowConfig.verification`), made without arguments; a new one is added here."""
 
 
 def select(
@@ -206,17 +198,16 @@ def select(
         ValueError: an unknown name, a value outside its range, or a lenience for another rule.
     """
     if verification not in RULES:
-        raise ValueError(
-            f"There is no verification {verification!r}; known are {', '.join(RULES)}."
-        )
+        known = ", ".join(RULES)
+        raise ValueError(f"There is no verification {verification!r}; known are {known}.")
     rule = RULES[verification]()
-    if lenience != 1:
-        if not isinstance(rule, Token):
-            raise ValueError(
-                f"lenience = {lenience} is for token verification, not for {verification}; set it "
-                "to 1, or verification to token."
-            )
+    if isinstance(rule, Token):
         rule = dataclasses.replace(rule, lenience=lenience)
+    elif lenience != 1:
+        raise ValueError(
+            f"lenience = {lenience} is for token verification, not for {verification}; set it "
+            "to 1, or verification to token."
+        )
     return rule if simulated_alpha is None else Simulated(simulated_alpha, rule)
 
 
@@ -228,8 +219,7 @@ def near_best(logits: Array, lenience: float) -> Array:
 def residual(p: Array, q: Array) -> Array:
     """The distribution after a rejected guess: max(0, p - q), not normalised, [..., V].
 
-    Where this is 0 everywhere (p equals q but for rounding errors, so that a rejection was nearly
-    impossible) it is p, which keeps the draw well-defined.
+    It is p where that is 0 everywhere: p equals q but for rounding errors.
     """
     left = jnp.maximum(p - q, 0.0)
     return jnp.where(left.sum(axis=-1, keepdims=True) > 0, left, p)
@@ -248,13 +238,12 @@ def verify(
     correct_uniform: Array,
     lenience: float = 1.0,
 ) -> tuple[Array, Array]:
-    """Lines 3 to 5 of Algorithm 1 for a batch of rows; arguments and results as in `Rule.verify`.
+    """Lines 3 to 5 of Algorithm 1 for a batch of rows, with standardised p [B, G + 1, V].
 
     Guess x_i is accepted with probability min(1, p_i(x_i) / (l q_i(x_i))), tested as r l q < p so
     that q = 0 needs no division and p = 0 is never accepted. The next token comes from the residual
-    at the first rejection, or from the target's last distribution; p is standardised,
-    [B, G + 1, V]. Random numbers are [B, G] for the tests, and [B, G + 1] for the next token, of
-    which the one at its position is used.
+    at the first rejection, or from the target's last distribution. Random numbers are [B, G] for
+    the tests, and [B, G + 1] for the next token, of which the one at its position is used.
     """
     p_guess = jnp.take_along_axis(p[:, :-1], guesses[..., None], axis=-1)[..., 0]
     q_guess = jnp.take_along_axis(q, guesses[..., None], axis=-1)[..., 0]

@@ -21,7 +21,7 @@ class Decoding:
     """How to decode; hashable, a static argument of jitted functions.
 
     Attributes:
-        vocab_size: the vocabulary's pieces V; a model's tokens beyond them are never chosen.
+        vocab_size: tokens V of the vocabulary; a model's tokens beyond them are never chosen.
         sampling: temperature, top-k, top-p, the same for target and draft.
         gamma: guesses a step; 0 is autoregressive decoding, one token a target call.
         max_length: tokens after which a row ends without an end-of-sequence token.
@@ -81,27 +81,14 @@ class Decoding:
 
         A read beyond the last position would be shifted back silently and use numbers twice.
         """
-        if draws.shape[1] < self.capacity:
+        offsets = (self.gamma + 1,) if self.rule.keyed_by == "step" else ()
+        needed = (batch, self.capacity, *offsets, self.rule.numbers)
+        fits = draws.ndim == len(needed) and np.greater_equal(draws.shape, needed).all()
+        if not fits or (draws.shape[0], draws.shape[-1]) != (batch, self.rule.numbers):
             raise ValueError(
-                f"There are random numbers for {draws.shape[1]} positions, but max_length = "
-                f"{self.max_length} with gamma = {self.gamma} needs {self.capacity}; draw "
-                "Decoding.capacity of them."
-            )
-        if (draws.ndim == 4) != (self.rule.keyed_by == "step") or draws.ndim not in (3, 4):
-            raise ValueError(
-                f"Random numbers of shape {draws.shape} are not keyed by the {self.rule.keyed_by}, "
-                f"as {type(self.rule).__name__} needs them; draw them with Decoding.draws."
-            )
-        offsets = draws.shape[2:-1]
-        if (
-            draws.shape[0] != batch
-            or draws.shape[-1] != self.rule.numbers
-            or (offsets and offsets[0] < self.gamma + 1)
-        ):
-            raise ValueError(
-                f"Random numbers of shape {draws.shape} are not those of {batch} rows with "
-                f"gamma = {self.gamma} and {self.rule.numbers} numbers each; draw them with "
-                "Decoding.draws."
+                f"Random numbers of shape {draws.shape} do not fit {batch} rows with max_length = "
+                f"{self.max_length} and gamma = {self.gamma}, which need {needed}, keyed by the "
+                f"{self.rule.keyed_by}; draw them with Decoding.draws."
             )
 
     def step_draws(self, draws: Array, lengths: Rows, gamma: int) -> Array:
@@ -118,22 +105,13 @@ def random_draws(
     offsets: int | None = None,
     numbers: int = Rule.numbers,
 ) -> Array:
-    """Every random number of a generation, float32, uniform on [0, 1).
+    """Every random number of a generation, uniform on [0, 1): float32 [B, length, numbers].
 
     Folded from (seed, example, position), so that they depend neither on other rows nor on earlier
     steps. A position that is drafted twice, because an earlier guess was rejected, uses the same
     numbers again; decoding is still exact if no emitted token depends on their first use. Other
-    rules (`Rule.keyed_by`) have numbers for each offset from the position where a step began.
-
-    Args:
-        seed: of the run.
-        examples: [B] the number of each row's example in its task.
-        length: positions; `Decoding.capacity`.
-        offsets: of a step; None where numbers are keyed by the position alone.
-        numbers: of a position or an offset.
-
-    Returns:
-        [B, length, numbers], or [B, length, offsets, numbers].
+    rules (`Rule.keyed_by`) have numbers for each of the `offsets` from the position where a step
+    began: [B, length, offsets, numbers]. `examples` [B] are numbers of examples in a task.
     """
     examples = jnp.asarray(examples, jnp.int32)
     return _draws(jax.random.key(seed), examples, length, offsets, numbers)
@@ -141,15 +119,12 @@ def random_draws(
 
 @functools.partial(jax.jit, static_argnums=(2, 3, 4))
 def _draws(key: Array, examples: Array, length: int, offsets: int | None, numbers: int) -> Array:
-    def uniforms(key: Array) -> Array:
-        return jax.random.uniform(key, (numbers,))
-
     def at(example: Array, position: Array) -> Array:
         folded = jax.random.fold_in(jax.random.fold_in(key, example), position)
         if offsets is None:
-            return uniforms(folded)
+            return jax.random.uniform(folded, (numbers,))
         of_offsets = jax.vmap(jax.random.fold_in, in_axes=(None, 0))(folded, jnp.arange(offsets))
-        return jax.vmap(uniforms)(of_offsets)
+        return jax.vmap(lambda key: jax.random.uniform(key, (numbers,)))(of_offsets)
 
     row = jax.vmap(at, in_axes=(None, 0))
     return jax.vmap(row, in_axes=(0, None))(examples, jnp.arange(length))
@@ -157,22 +132,12 @@ def _draws(key: Array, examples: Array, length: int, offsets: int | None, number
 
 @struct.dataclass
 class Output:
-    """The result of a generation.
+    """The result of a generation."""
 
-    Attributes:
-        tokens: [B, max_length] int32, zeros after the row's end.
-        lengths: [B] tokens emitted, the end-of-sequence token included.
-        target_calls: [B] passes of the target while the row was unfinished.
-        tested: [B] guesses tested: the accepted ones and each step's first rejected one.
-        accepted: [B] guesses accepted, before the row's end.
-        finite: [B] False where the target's logits were not finite.
-        counts: [B, gamma, 2] of `Adaptive`, for the next text; zeros without it.
-    """
-
-    tokens: Tokens
-    lengths: Rows
-    target_calls: Rows
-    tested: Rows
-    accepted: Rows
-    finite: Flags
-    counts: Array
+    tokens: Tokens  # [B, max_length] int32, zeros after the row's end.
+    lengths: Rows  # Tokens emitted, the end-of-sequence token included.
+    target_calls: Rows  # Passes of the target while the row was unfinished.
+    tested: Rows  # Guesses tested: the accepted ones and each step's first rejected one.
+    accepted: Rows  # Guesses accepted, before the row's end.
+    finite: Flags  # Whether the target's logits were finite.
+    counts: Array  # [B, gamma, 2] of `Adaptive`, for the next text; zeros without it.

@@ -11,13 +11,9 @@ from speculative.types import Guesses, Inputs, PyTree, Rows
 
 
 class Proposal(NamedTuple):
-    """Guesses and their distributions.
+    """Guesses, the distributions q that they were drawn from, and the state after guessing.
 
-    Attributes:
-        guesses: [B, G] int32.
-        q: [B, G, V] the standardised distributions that the guesses were drawn from, or None for
-            deterministic proposals (one-hot q).
-        state: the draft's state after guessing.
+    q is standardised, [B, G, V], or None for deterministic proposals (one-hot q).
     """
 
     guesses: Guesses

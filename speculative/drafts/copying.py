@@ -16,15 +16,10 @@ from speculative.types import PAD_ID, Rows
 
 @struct.dataclass
 class Text:
-    """Source and output, one contiguous text a row.
+    """Source and output, one contiguous text a row."""
 
-    Attributes:
-        tokens: [B, longest + S + T]: `longest` fillers of -1, the text, and stale tokens.
-        ends: [B] the index of each row's next token.
-    """
-
-    tokens: Array
-    ends: Rows
+    tokens: Array  # [B, longest + S + T]: `longest` fillers of -1, the text, and stale tokens.
+    ends: Rows  # The index of each row's next token.
 
 
 def append(text: Text, tokens: Rows) -> Text:
@@ -48,9 +43,6 @@ class CopyDraft(Draft):
             the first `last`. Otherwise they are sources, padded with 0, and the start token
             separates them from the output.
         longest: tokens compared, from the last one back; 1 to 30.
-
-    Raises:
-        ValueError: `longest` outside its range.
     """
 
     decoder_only: bool = False

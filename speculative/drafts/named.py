@@ -17,16 +17,10 @@ from speculative.vocabulary import Vocabulary
 
 
 class ModelFree(NamedTuple):
-    """How a draft without a checkpoint is made.
+    """How a draft without a checkpoint is made, and its parameters are read, if it has any."""
 
-    Attributes:
-        make: makes the draft; its argument tells whether the target is decoder-only.
-        table: the file that the draft reads, if any.
-        load: reads the draft's parameters from that file, for the target's vocabulary.
-    """
-
-    make: Callable[[bool], Draft]
-    table: Table | None = None
+    make: Callable[[bool], Draft]  # Whether the target is decoder-only -> the draft.
+    table: Table | None = None  # The file with the parameters.
     load: Callable[[pathlib.Path, Vocabulary], PyTree] | None = None
 
 
@@ -35,6 +29,7 @@ def _ngram(order: int) -> ModelFree:
     return ModelFree(functools.partial(NgramDraft, order), ngram.TABLE, load)
 
 
+# A new draft without a checkpoint is one entry here.
 MODEL_FREE = {
     "uniform": ModelFree(lambda decoder_only: UniformDraft()),
     "unigram": _ngram(1),
@@ -43,16 +38,13 @@ MODEL_FREE = {
     "copy": ModelFree(CopyDraft),
     "suffix": ModelFree(SuffixDraft, suffix.TABLE, suffix.load),
 }
-"""Drafts without a checkpoint. A new draft is one entry here."""
 
 
 def table(name: str, folder: pathlib.Path | None) -> pathlib.Path | None:
-    """The file that a draft reads in its target's folder; None where it reads none.
-
-    Random weights have no folder.
+    """The file that a draft reads in its target's folder, if it reads one.
 
     Raises:
-        ValueError: there is no such file.
+        ValueError: there is no such file, or no folder (None), as for random weights.
     """
     reads = MODEL_FREE[name].table if name in MODEL_FREE else None
     if reads is None:
@@ -71,10 +63,6 @@ def table(name: str, folder: pathlib.Path | None) -> pathlib.Path | None:
 def model_free(
     name: str, decoder_only: bool, path: pathlib.Path | None, vocabulary: Vocabulary
 ) -> tuple[Draft, PyTree]:
-    """A draft of `MODEL_FREE` and its parameters, from what `table` gives for it.
-
-    Raises:
-        ValueError: the table is damaged, or of another vocabulary.
-    """
+    """A draft of `MODEL_FREE` and its parameters, from the `table` at this path."""
     make, _, load = MODEL_FREE[name]
     return make(decoder_only), load(path, vocabulary) if load and path else ()

@@ -16,11 +16,9 @@ from speculative.ragged import read_rows
 from speculative.types import PAD_ID, Rows
 from speculative.vocabulary import Vocabulary
 
-WIDTH = 64
-"""Followers that a context keeps."""
-
-_COLUMNS = ("unigram", "children", "token", "total", "distinct", "kept", "follower", "count")
-TABLE = Table("ngrams.npz", "n-gram counts", "scripts/count_ngrams.py", ("order", *_COLUMNS))
+WIDTH = 64  # Followers that a context keeps.
+COLUMNS = ("unigram", "children", "token", "total", "distinct", "kept", "follower", "count")
+TABLE = Table("ngrams.npz", "n-gram counts", "scripts/count_ngrams.py", ("order", *COLUMNS))
 
 
 @struct.dataclass
@@ -30,26 +28,16 @@ class NgramParams:
     Node 0 is the empty context, and a child's context has one more token to the left. Children
     of a node are neighbours, sorted by that token. The last node stands for all contexts that
     were not kept: it has neither children nor followers.
-
-    Attributes:
-        unigram: [V] float32, q after the empty context.
-        token: [M] int32, the leftmost token of each node's context.
-        child: [M + 1] int32: node i's children are those from child[i] to child[i + 1].
-        backoff: [M] float32, the weight of the shorter context.
-        first: [M + 1] int32: node i's followers are those from first[i] to first[i + 1].
-        follower: [E] int32 tokens.
-        share: [E] float32, a follower's own part of q, c(h, w) / (c(h) + T(h)).
-        width: the most followers of a node.
     """
 
-    unigram: Array
-    token: Array
-    child: Array
-    backoff: Array
-    first: Array
-    follower: Array
-    share: Array
-    width: int = struct.field(pytree_node=False)
+    unigram: Array  # [V] float32, q after the empty context.
+    token: Array  # [M] int32, the leftmost token of each node's context.
+    child: Array  # [M + 1] int32: node i's children are those from child[i] to child[i + 1].
+    backoff: Array  # [M] float32, the weight of the shorter context.
+    first: Array  # [M + 1] int32: node i's followers are those from first[i] to first[i + 1].
+    follower: Array  # [E] int32 tokens.
+    share: Array  # [E] float32, a follower's own part of q, c(h, w) / (c(h) + T(h)).
+    width: int = struct.field(pytree_node=False)  # The most followers of a node.
 
 
 @dataclasses.dataclass(frozen=True)
@@ -62,9 +50,6 @@ class NgramDraft(Draft):
     Attributes:
         order: tokens of an n-gram: 1 guesses without context, 2 from the last token.
         decoder_only: as of `CopyDraft`.
-
-    Raises:
-        ValueError: the order is below 1.
     """
 
     order: int
@@ -101,7 +86,7 @@ class NgramDraft(Draft):
 
 
 def distribution(params: NgramParams, context: Array) -> Array:
-    """The distribution q [B, V] after `context` [B, n], oldest token first, -1 where none is.
+    """The distribution q [B, V] after `context` [B, n], oldest token first, -1 where there is none.
 
     Interpolated back-off as of Witten and Bell (1991): with h' for a context h without its
     oldest token, c for counts and T(h) for the number of distinct tokens that followed h,
@@ -147,14 +132,9 @@ def count_ngrams(
 ) -> dict[str, np.ndarray]:
     """Counts which tokens follow which contexts of up to `order` - 1 tokens.
 
-    Contexts are numbered breadth first, children of a context by token; 0 is the empty one.
-
-    Args:
-        sequences: arrays [length] of tokens, each ending with its end-of-sequence token.
-        order: tokens of the longest n-grams.
-        vocab_size: tokens V.
-        width: followers that a context keeps, the most frequent ones.
-        min_count: rarer n-grams of two tokens and more are dropped.
+    Contexts are numbered breadth first, children of a context by token; 0 is the empty one. A
+    context keeps its `width` most frequent followers, if they followed it `min_count` times.
+    Sequences are arrays [length] of tokens, each ending with its end-of-sequence token.
 
     Returns:
         order []; unigram [V], the count of each token; children [M], the number of contexts that
@@ -169,69 +149,55 @@ def count_ngrams(
     """
     for name, value in (("order", order), ("width", width), ("min_count", min_count)):
         _require_positive(name, value)
-    sequences = [np.asarray(sequence) for sequence in sequences if len(sequence)]
-    if not sequences:
+    # Each sequence follows the start token.
+    rows = [np.append(PAD_ID, sequence) for sequence in sequences if len(sequence)]
+    if not rows:
         raise ValueError("Counting n-grams needs at least one sequence that is not empty.")
-    said = np.concatenate(sequences).astype(np.int64)
-    for token in (said.min(), said.max()):
+    text = np.concatenate(rows).astype(np.int64)
+    for token in (text.min(), text.max()):
         if not 0 <= token < vocab_size:
             raise ValueError(
                 f"Token {token} is outside the vocabulary of {vocab_size} pieces; count tokens "
                 "that were made with this vocabulary."
             )
-    lengths = np.array([len(sequence) for sequence in sequences])
-    at = np.arange(len(said)) + np.repeat(np.arange(1, len(lengths) + 1), lengths)
-    text = np.full(len(said) + len(lengths), PAD_ID)  # Each sequence follows the start token.
-    text[at] = said
-    # The number of tokens before each one in its sequence, the start token included.
-    before = np.arange(len(said)) - np.repeat(np.cumsum(lengths) - lengths, lengths) + 1
-    unigram = np.bincount(said, minlength=vocab_size)
+    # The number of tokens before each one in its row; start tokens are not counted.
+    before = np.concatenate([np.arange(len(row)) for row in rows])
+    at = np.flatnonzero(before)
+    unigram = np.bincount(text[at], minlength=vocab_size)
 
-    children: list[np.ndarray] = []
-    levels: list[tuple[np.ndarray, ...]] = []
-    contexts, node = 1, np.zeros(len(said), np.int64)
+    children, node = [], np.zeros(len(at), np.int64)
+    contexts = 1
+    levels = [[np.zeros(0, np.int64)] * 6]
     for size in range(1, order):
-        inside = before >= size
-        at, before, node = at[inside], before[inside], node[inside]
+        inside = before[at] >= size
+        at, node = at[inside], node[inside]
         longer, node = np.unique(node * vocab_size + text[at - size], return_inverse=True)
         pairs, count = np.unique(node * vocab_size + text[at], return_counts=True)
         context, follower = np.divmod(pairs, vocab_size)
-        distinct = np.bincount(context)
-        total = np.bincount(node)
         by_count = np.lexsort((-count, context))
-        rank = np.empty(len(count), np.int64)
-        rank[by_count] = np.arange(len(count)) - np.repeat(np.cumsum(distinct) - distinct, distinct)
-        keep = (count >= min_count) & (rank < width)
+        rank = np.arange(len(count)) - np.searchsorted(context, context)
+        keep = np.sort(by_count[(count[by_count] >= min_count) & (rank < width)])
         kept = np.bincount(context[keep], minlength=len(longer))
         stays = kept > 0
         parent, token = np.divmod(longer[stays], vocab_size)
+        if size == 1 and not len(token):
+            raise ValueError(f"No pair of tokens was seen {min_count} times; lower min_count.")
         children.append(np.bincount(parent, minlength=contexts))
-        levels.append(
-            (token, total[stays], distinct[stays], kept[stays], follower[keep], count[keep])
-        )
+        total, distinct = np.bincount(node)[stays], np.bincount(context)[stays]
+        levels.append([token, total, distinct, kept[stays], follower[keep], count[keep]])
         inside = stays[node]
-        at, before, node = at[inside], before[inside], (np.cumsum(stays) - 1)[node[inside]]
+        at, node = at[inside], (np.cumsum(stays) - 1)[node[inside]]
         contexts = len(token)
-    if levels and not len(levels[0][0]):
-        raise ValueError(f"No pair of tokens was seen {min_count} times; lower min_count.")
-    children.append(np.zeros(contexts, np.int64))
-    names = ("token", "total", "distinct", "kept", "follower", "count")
-    columns = [np.concatenate(column) for column in zip(*levels, strict=True)]
-    columns = columns or [np.zeros(0, np.int64)] * len(names)
-    return {
-        "order": np.array(order),
-        "unigram": unigram,
-        "children": np.concatenate(children),
-        **dict(zip(names, columns, strict=True)),
-    }
+    children = np.concatenate([*children, np.zeros(contexts, np.int64)])
+    columns = map(np.concatenate, zip(*levels, strict=True))
+    return dict(zip(TABLE.arrays, (np.array(order), unigram, children, *columns), strict=True))
 
 
 def ngram_params(table: dict[str, np.ndarray], order: int) -> NgramParams:
     """Parameters of an `NgramDraft` of this order from `count_ngrams` of this order or higher.
 
     Raises:
-        ValueError: the order is below 1 or above the table's, or the counts contradict each
-            other.
+        ValueError: the order is below 1 or above the table's, or counts contradict each other.
     """
     _require_positive("order", order)
     if not _consistent(table):
@@ -259,17 +225,11 @@ def ngram_params(table: dict[str, np.ndarray], order: int) -> NgramParams:
     )
 
 
-def save(path: str | pathlib.Path, table: dict[str, np.ndarray], vocabulary: Vocabulary) -> None:
-    """Writes `count_ngrams` over this vocabulary for `load`."""
-    TABLE.save(path, vocabulary, table)
-
-
 def load(path: str | pathlib.Path, vocabulary: Vocabulary, order: int) -> NgramParams:
-    """Parameters of an `NgramDraft` of this order from a file of `save`.
+    """Parameters of an `NgramDraft` of this order from counts that `TABLE.save` wrote.
 
     Raises:
-        ValueError: the file is missing, damaged or of another vocabulary, or the order is below 1
-            or above the file's.
+        ValueError: as `Table.load` and `ngram_params`, or counts of another number of pieces.
     """
 
     def make(table: dict[str, np.ndarray]) -> NgramParams:
@@ -285,7 +245,7 @@ def load(path: str | pathlib.Path, vocabulary: Vocabulary, order: int) -> NgramP
 
 
 def _columns(table: dict[str, np.ndarray]) -> tuple[np.ndarray, ...]:
-    return tuple(table[name].astype(np.int64) for name in _COLUMNS)
+    return tuple(table[name].astype(np.int64) for name in COLUMNS)
 
 
 def _starts(before: list[int], sizes: np.ndarray, end: int) -> Array:
@@ -304,7 +264,7 @@ def _level_ends(children: np.ndarray) -> list[int]:
 
 def _consistent(table: dict[str, np.ndarray]) -> bool:
     """Whether `count_ngrams` could have made these counts."""
-    shapes = [("order", 0), *((name, 1) for name in _COLUMNS)]
+    shapes = [("order", 0), *((name, 1) for name in COLUMNS)]
     if any(table[name].dtype.kind not in "iu" or table[name].ndim != n for name, n in shapes):
         return False
     unigram, children, token, total, distinct, kept, follower, count = _columns(table)

@@ -21,16 +21,11 @@ from speculative.types import PAD_ID, PyTree, Rows
 from speculative.vocabulary import Vocabulary
 
 TABLE = Table("past_outputs.npz", "past outputs", "scripts/keep_outputs.py", ("tokens", "offsets"))
+ROOT = 0  # The state of the empty text.
 
-ROOT = 0
-"""The state of the empty text."""
-
-
+# Source and output; the automaton's state [B], of their longest suffix that past outputs continue.
+# A proposal has states [G + 1, B], before the guesses and after each of them.
 State = tuple[Text, Array]
-"""Source and output; the automaton's state [B], of their longest suffix that past outputs continue.
-
-A proposal has states [G + 1, B], before the guesses and after each of them.
-"""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -43,23 +38,19 @@ class SuffixDraft(Draft):
 
     decoder_only: bool = False
 
-    @property
-    def _copy(self) -> CopyDraft:
-        return CopyDraft(self.decoder_only)
-
     def start(self, params, inputs, cache_length, target) -> State:
         """Follows a prompt up to its last token; a source is no output."""
-        text = self._copy.start(params, inputs, cache_length, target)
+        text = CopyDraft(self.decoder_only).start(params, inputs, cache_length, target)
         states = jnp.full(inputs.shape[0], ROOT, jnp.int32)
-        if self.decoder_only:
-            ended = jnp.cumsum(inputs[:, ::-1] >= 0, axis=1)[:, ::-1] <= 1
+        if not self.decoder_only:
+            return text, states
+        ended = jnp.cumsum(inputs[:, ::-1] >= 0, axis=1)[:, ::-1] <= 1
 
-            def read(states: Rows, now: tuple[Rows, Array]) -> tuple[Rows, None]:
-                tokens, ended = now
-                return jnp.where(ended, states, follow(params, states, tokens)), None
+        def read(states: Rows, now: tuple[Rows, Array]) -> tuple[Rows, None]:
+            tokens, ended = now
+            return jnp.where(ended, states, follow(params, states, tokens)), None
 
-            states, _ = lax.scan(read, states, (inputs.T, ended.T))
-        return text, states
+        return text, lax.scan(read, states, (inputs.T, ended.T))[0]
 
     def propose(self, params, state, last, uniforms, sampling, vocab_size) -> Proposal:
         """Copies after a match of two tokens; uses past outputs where there is no match.
@@ -71,7 +62,7 @@ class SuffixDraft(Draft):
 
         def follow_guess(carry: tuple[Text, Rows], _: None) -> Any:
             text, states = carry
-            copied, matched = self._copy.following(text, vocab_size)
+            copied, matched = CopyDraft(self.decoder_only).following(text, vocab_size)
             past = (matched == 0) | ((matched == 1) & params["sure"][states])
             token = jnp.where(past, params["guesses"][states], copied)
             states = follow(params, states, token)
@@ -133,10 +124,7 @@ def automaton(sequences: Sequence[np.ndarray], vocab_size: int) -> PyTree:
         sure [M] bool: whether it followed at least twice more than all others together.
 
     A text that nothing ever follows has no state: transitions lead to the state of its longest
-    suffix that something follows.
-
-    Sequences are arrays [length] of tokens, each ending with its end-of-sequence token; the start
-    token is put before each.
+    suffix that something follows. The start token is put before each sequence [length].
 
     Raises:
         ValueError: there are no sequences, or a token lies outside the vocabulary of V pieces.
@@ -145,28 +133,24 @@ def automaton(sequences: Sequence[np.ndarray], vocab_size: int) -> PyTree:
     if not rows:
         raise ValueError("Past outputs need at least one sequence that is not empty.")
     for i, row in enumerate(rows):
-        if not 0 <= min(row) <= max(row) < vocab_size:
-            wrong = next(token for token in row if not 0 <= token < vocab_size)
-            raise ValueError(
-                f"Past output {i} holds token {wrong}, outside a vocabulary of {vocab_size} "
-                "pieces; keep outputs again with this vocabulary."
-            )
+        for token in (min(row), max(row)):
+            if not 0 <= token < vocab_size:
+                raise ValueError(
+                    f"Past output {i} holds token {token}, outside a vocabulary of {vocab_size} "
+                    "pieces; keep outputs again with this vocabulary."
+                )
     transitions, links, counts = build([[PAD_ID, *row] for row in rows])
     degrees = np.fromiter(map(len, transitions), np.int64)
     states = np.repeat(np.arange(len(degrees)), degrees)
-    tokens = np.fromiter(itertools.chain.from_iterable(transitions), np.int64)
-    leads = np.fromiter(itertools.chain.from_iterable(t.values() for t in transitions), np.int64)
-    order = np.lexsort((tokens, states))
-    tokens, leads = tokens[order], leads[order]
+    pairs = itertools.chain.from_iterable(sorted(leads.items()) for leads in transitions)
+    tokens, leads = np.fromiter(pairs, np.dtype((np.int64, 2))).T
 
     # States with transitions are renumbered in order; the others get their suffix's number.
     continues = degrees > 0
-    renamed = np.cumsum(continues) - 1
-    for state in np.flatnonzero(~continues):
-        suffix = links[state]
-        while not continues[suffix]:
-            suffix = links[suffix]
-        renamed[state] = renamed[suffix]
+    kept = np.arange(len(degrees))
+    while not continues[kept].all():
+        kept = np.where(continues[kept], kept, links[kept])
+    renamed = (np.cumsum(continues) - 1)[kept]
     best = np.lexsort((tokens, -counts[leads], states))
     best = best[(np.cumsum(degrees) - degrees)[continues]]
     total = np.bincount(states, counts[leads], minlength=len(degrees))[continues]
@@ -174,19 +158,16 @@ def automaton(sequences: Sequence[np.ndarray], vocab_size: int) -> PyTree:
     first[tokens[: degrees[ROOT]]] = renamed[leads[: degrees[ROOT]]]
     rest = slice(degrees[ROOT], None)
     degrees[ROOT] = 0  # The root's transitions are in `first`.
-    offsets = np.concatenate([[0], np.cumsum(degrees[continues])])
     params = {
-        "offsets": offsets,
+        "offsets": np.append(0, np.cumsum(degrees[continues])),
         "tokens": tokens[rest],
         "next": renamed[leads[rest]],
         "links": renamed[links[continues]],
         "first": first,
         "guesses": tokens[best],
     }
-    sure = 2 * counts[leads[best]] - total >= 2
-    return {name: jnp.asarray(x, jnp.int32) for name, x in params.items()} | {
-        "sure": jnp.asarray(sure)
-    }
+    sure = jnp.asarray(2 * counts[leads[best]] - total >= 2)
+    return {name: jnp.asarray(x, jnp.int32) for name, x in params.items()} | {"sure": sure}
 
 
 def build(rows: list[list[int]]) -> tuple[list[dict[int, int]], np.ndarray, np.ndarray]:
@@ -205,10 +186,12 @@ def build(rows: list[list[int]]) -> tuple[list[dict[int, int]], np.ndarray, np.n
         counts.append(0)
         return len(links) - 1
 
-    def redirect(state: int, token: int, old: int, new: int) -> None:
+    def redirect(state: int, token: int, old: int | None, new: int) -> int:
+        """Along the links, until the transition is no longer `old`; returns the state there."""
         while state >= 0 and transitions[state].get(token) == old:
             transitions[state][token] = new
             state = links[state]
+        return state
 
     def split(state: int, token: int) -> int:
         """Gives the longest text of `state`, extended by `token`, a state of its own."""
@@ -226,10 +209,8 @@ def build(rows: list[list[int]]) -> tuple[list[dict[int, int]], np.ndarray, np.n
             if token in transitions[last]:
                 last = split(last, token)
             else:
-                new, state = add(lengths[last] + 1, ROOT, {}), last
-                while state >= 0 and token not in transitions[state]:
-                    transitions[state][token] = new
-                    state = links[state]
+                new = add(lengths[last] + 1, ROOT, {})
+                state = redirect(last, token, None, new)
                 if state >= 0:
                     links[new] = split(state, token)
                 last = new
@@ -248,11 +229,7 @@ def save(path: str | pathlib.Path, sequences: Sequence[np.ndarray], vocabulary: 
 
 
 def load(path: str | pathlib.Path, vocabulary: Vocabulary) -> PyTree:
-    """The `automaton` of past outputs that `save` wrote.
-
-    Raises:
-        ValueError: the file is missing, damaged or empty, or of another vocabulary.
-    """
+    """The `automaton` of past outputs that `save` wrote; errors as of `Table.load` and it."""
 
     def make(arrays: dict[str, np.ndarray]) -> PyTree:
         tokens, offsets = arrays["tokens"].astype(np.int64), arrays["offsets"].astype(np.int64)

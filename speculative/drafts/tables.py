@@ -15,29 +15,18 @@ T = TypeVar("T")
 
 @dataclasses.dataclass(frozen=True)
 class Table:
-    """A kind of file.
+    """A kind of file."""
 
-    Attributes:
-        file: its name beside the target's weights.
-        content: what it holds, for messages.
-        script: the script that makes it.
-        arrays: the names of its arrays.
-    """
-
-    file: str
-    content: str
-    script: str
-    arrays: tuple[str, ...]
+    file: str  # Its name beside the target's weights.
+    content: str  # What it holds, for messages.
+    script: str  # The script that makes it.
+    arrays: tuple[str, ...]  # The names of its arrays.
 
     def save(
         self, path: str | pathlib.Path, vocabulary: Vocabulary, arrays: Mapping[str, np.ndarray]
     ) -> None:
-        """Writes arrays of numbers from 0 on and the vocabulary's fingerprint.
-
-        A process that is interrupted leaves no file with this name.
-        """
-        path = pathlib.Path(path)
-        unfinished = path.with_name(path.name + ".unfinished")
+        """Writes arrays of numbers from 0 on and the vocabulary's fingerprint, all or nothing."""
+        unfinished = pathlib.Path(f"{path}.unfinished")
         small: dict[str, Any] = {
             name: values.astype(np.min_scalar_type(values.max(initial=0)))
             for name, values in arrays.items()
@@ -60,11 +49,10 @@ class Table:
         if not pathlib.Path(path).is_file():
             raise ValueError(f"{path} does not exist; make it with {self.script}.")
         try:
-            with zipfile.ZipFile(path) as archive:
+            with zipfile.ZipFile(path) as archive, np.load(path) as file:
                 # NumPy reads no further than its arrays, and may miss the checksums behind them.
                 if (damaged := archive.testzip()) is not None:
                     raise ValueError(f"the checksum of {damaged} differs")
-            with np.load(path) as file:
                 arrays = {name: file[name] for name in self.arrays}
                 theirs = str(file["vocabulary"])
         except Exception as error:  # NumPy and zipfile raise many kinds for a damaged archive.

@@ -15,18 +15,10 @@ from speculative.types import Rows
 
 @struct.dataclass
 class TransformerDraftState:
-    """The model's state, and the one guess that the model may not have read.
-
-    When all guesses are accepted the model has not read its own last one; the next proposal then
-    feeds it together with the target's token.
-
-    Attributes:
-        model: the model's state.
-        unseen: [B] that guess, or -1.
-    """
+    """The state of a draft's model, and the one guess that it may not have read."""
 
     model: Any
-    unseen: Rows
+    unseen: Rows  # The last guess if all were accepted, which the next proposal feeds; else -1.
 
 
 @dataclasses.dataclass(frozen=True)

@@ -200,7 +200,7 @@ def test_orders_that_are_none() -> None:
 @pytest.fixture
 def file(tmp_path: pathlib.Path) -> pathlib.Path:
     path = tmp_path / "ngrams.npz"
-    ngram.save(path, count_ngrams(TEXTS, 3, PIECES, width=3), Numbers(PIECES))
+    ngram.TABLE.save(path, Numbers(PIECES), count_ngrams(TEXTS, 3, PIECES, width=3))
     return path
 
 
@@ -219,32 +219,32 @@ def test_files_that_do_not_fit(file: pathlib.Path) -> None:
     for other in (Numbers(PIECES + 1), Vocabulary(DEBIAN)):
         with pytest.raises(ValueError, match=f"ngrams.npz .* another vocabulary .* {other.path}"):
             ngram.load(file, other, 2)
-    ngram.save(file, count_ngrams(TEXTS, 3, PIECES + 1), Numbers(PIECES))
+    ngram.TABLE.save(file, Numbers(PIECES), count_ngrams(TEXTS, 3, PIECES + 1))
     with pytest.raises(ValueError, match=f"of {PIECES + 1} pieces, but .* has {PIECES}"):
         ngram.load(file, Numbers(PIECES), 2)
 
 
-def test_a_damaged_file_is_told(file: pathlib.Path) -> None:
+def test_a_damaged_file_is_refused(file: pathlib.Path) -> None:
     """Cut short or with a bit changed, wherever: an error, or the very table."""
     raw = file.read_bytes()
     for size in range(0, len(raw), 97):
         file.write_bytes(raw[:size])
         with pytest.raises(ValueError, match="ngrams.npz is no .npz of n-gram counts"):
             ngram.load(file, Numbers(PIECES), 3)
-    told = 0
+    refused = 0
     for place in range(0, len(raw), 7):
         file.write_bytes(raw[:place] + bytes([raw[place] ^ 4]) + raw[place + 1 :])
         try:
             found = ngram.load(file, Numbers(PIECES), 3)
         except ValueError as error:
             assert str(file) in str(error)
-            told += 1
+            refused += 1
         else:
             jax.tree.map(np.testing.assert_array_equal, found, params(3, width=3))
-    assert told > len(raw) / 7 / 2
+    assert refused > len(raw) / 7 / 2
 
 
-def test_a_file_of_other_arrays_is_told(file: pathlib.Path) -> None:
+def test_a_file_of_other_arrays_is_refused(file: pathlib.Path) -> None:
     np.savez(file, inputs=np.arange(3))
     with pytest.raises(ValueError, match="no .npz of n-gram counts"):
         ngram.load(file, Numbers(PIECES), 2)
