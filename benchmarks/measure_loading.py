@@ -13,9 +13,10 @@ import sys
 import tempfile
 
 import numpy as np
+from flax import traverse_util
 
 from speculative import checkpoints
-from speculative.checkpoints.checkpoint import Checkpoint, Tensor, by_name
+from speculative.checkpoints.checkpoint import Checkpoint, Tensor
 from speculative.models import Config, abstract_params, named
 
 MIB = 2**20
@@ -28,7 +29,8 @@ def random_checkpoint(config: Config) -> Checkpoint:
     def tensor(shape: tuple[int, ...]) -> Tensor:
         return Tensor(shape, "float32", lambda: rng.standard_normal(shape, np.float32))
 
-    tensors = {name: tensor(leaf.shape) for name, leaf in by_name(abstract_params(config)).items()}
+    leaves = traverse_util.flatten_dict(abstract_params(config), sep="/")
+    tensors = {name: tensor(leaf.shape) for name, leaf in leaves.items()}
     return Checkpoint("random", "native", config, tensors)
 
 

@@ -2,9 +2,7 @@
 
 import dataclasses
 import json
-import math
 import pathlib
-import time
 from collections.abc import Mapping, Sequence
 from typing import Any, get_args
 
@@ -20,7 +18,7 @@ from speculative.models import Config, FlaxModel, model_of
 from speculative.sampling import Sampling
 from speculative.training import data, outputs
 from speculative.training.examples import load
-from speculative.training.loop import Metrics, TrainConfig, fit
+from speculative.training.loop import Metrics, TrainConfig, deadline_after, fit
 from speculative.types import Logits, PyTree
 from speculative.vocabulary import Vocabulary, from_elsewhere
 
@@ -36,14 +34,9 @@ def teacher_forced(
     encoded: Array | None = None,
 ) -> Logits:
     """Teacher-forced logits [B, L, V] of a packed batch; `encoded` as in `FlaxModel.forward`."""
-    return model.forward(
-        params,
-        batch["encoder_input_tokens"],
-        batch["decoder_input_tokens"],
-        (batch["encoder_segment_ids"], batch["decoder_segment_ids"]),
-        dropout_key,
-        encoded,
-    )
+    inputs, outputs = batch["encoder_input_tokens"], batch["decoder_input_tokens"]
+    segments = (batch["encoder_segment_ids"], batch["decoder_segment_ids"])
+    return model.forward(params, inputs, outputs, segments, dropout_key, encoded)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -87,15 +80,15 @@ def initial(model: FlaxModel, seed: int, init_from: str | pathlib.Path | None) -
         return init(jax.random.key(seed))
     checkpoint = checkpoints.open(init_from)
     sizes, wanted = checkpoint.config, model.config
-    fits = type(sizes) is type(wanted)
-    if fits:
-        free = ("dropout_rate", "dtype", *wanted.depths)
-        fits = sizes.replace(**{name: getattr(wanted, name) for name in free}) == wanted
-        fits = fits and all(getattr(sizes, d) <= getattr(wanted, d) for d in wanted.depths)
-    if not fits:
+    free = {name: getattr(wanted, name) for name in ("dropout_rate", "dtype", *wanted.depths)}
+    if (
+        type(sizes) is not type(wanted)
+        or sizes.replace(**free) != wanted
+        or any(getattr(sizes, depth) > free[depth] for depth in wanted.depths)
+    ):
         raise ValueError(f"{init_from} holds {sizes}, but the run is of {wanted}.")
     params = checkpoint.numpy()
-    if sizes.replace(dropout_rate=wanted.dropout_rate, dtype=wanted.dtype) == wanted:
+    if all(getattr(sizes, depth) == free[depth] for depth in wanted.depths):
         return params
 
     def identity(path: tuple[Any, ...], leaf: Array) -> Array:
@@ -112,14 +105,12 @@ def vocabulary_of(
 ) -> Vocabulary:
     """The vocabulary of a run: that of a file, or of the checkpoint from which it starts.
 
-    Raises:
-        ValueError: there is none, or it has more pieces than the embedding.
+    Raises ValueError if there is none, or if it has more pieces than the embedding.
     """
-    pieces = None
     if file:
         pieces = from_elsewhere(file, model.vocab_size)
-    elif init_from:
-        pieces = checkpoints.open(init_from).open_vocabulary()
+    else:
+        pieces = checkpoints.open(init_from).open_vocabulary() if init_from else None
     if pieces is None:
         raise ValueError(
             f"{init_from or 'A run from random weights'} brings no vocabulary; give the "
@@ -172,7 +163,7 @@ def train(
     out_dir: str | pathlib.Path,
     vocabulary: str | pathlib.Path | None = None,
     init_from: str | pathlib.Path | None = None,
-    max_minutes: float = math.inf,
+    max_minutes: float | None = None,
     storage: native.Storage = "int8",
     z_loss: float = 1e-4,
     max_length: int = 128,
@@ -191,7 +182,7 @@ def train(
         vocabulary: the vocabulary's file, stored with the model; None takes that of `init_from`.
         init_from: a checkpoint of any format to start from, of these sizes or with fewer layers;
             None starts from random weights.
-        max_minutes: minutes after which the run saves and stops.
+        max_minutes: minutes after which the run saves and stops; None sets no limit.
         storage: the number format of the saved model.
         z_loss: see `CrossEntropy`.
         max_length: the longest output of a test, in tokens.
@@ -203,13 +194,12 @@ def train(
     Raises:
         ValueError: a setting is unknown, a file is missing or damaged, or the loss is not finite.
     """
-    for name, value, known in (
-        ("storage", storage, get_args(native.Storage)),
-        *(("tests", metric, METRICS) for metric in tests.values()),
-    ):
+    settings = [("storage", storage, get_args(native.Storage))]
+    settings += [("tests", metric, METRICS) for metric in tests.values()]
+    for name, value, known in settings:
         if value not in known:
             raise ValueError(f"train.{name} must be one of {', '.join(known)}, not {value!r}.")
-    deadline = time.monotonic() + 60 * max_minutes
+    deadline = deadline_after(max_minutes)
     work_dir = pathlib.Path(work_dir)
     references = {name: load(pathlib.Path(data_dir, f"{name}.npz")) for name in tests}
     pieces = vocabulary_of(model, vocabulary, init_from)
