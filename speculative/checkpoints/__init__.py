@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from types import ModuleType
 
 from speculative.checkpoints import huggingface, native, t5x
-from speculative.checkpoints.checkpoint import Checkpoint
+from speculative.checkpoints.checkpoint import Checkpoint, read_settings
 from speculative.models import SIZES
 from speculative.models.names import SPIECE
 from speculative.vocabulary import MERGES, from_elsewhere
@@ -39,10 +39,16 @@ def open(name: str | os.PathLike[str]) -> Checkpoint:
         ValueError: there is no such checkpoint, or it is damaged; the message names the file.
     """
     location = _located(str(name))
+    if location.startswith("gs://"):
+        return t5x.open(location)
     try:
-        for kind in FORMATS.values():
-            if kind.found(location):
-                return kind.open(location)
+        settings = read_settings(location)
+        if "format" in settings:
+            return native.open(location)
+        if (pathlib.Path(location) / t5x.INDEX).is_file():
+            return t5x.open(location)
+        if "model_type" in settings:
+            return huggingface.open(location)
     except PermissionError as error:
         raise ValueError(f"{error.filename} cannot be read: permission denied.") from error
     files = sorted(path.name for path in pathlib.Path(location).iterdir())[:5]

@@ -31,11 +31,6 @@ SAFETENSORS, BIN = "model.safetensors", "pytorch_model.bin"
 SHARD_BYTES = 2**30  # The largest file that is written.
 
 
-def found(folder: str | pathlib.Path) -> bool:
-    """Whether a folder is Hugging Face's: its configuration names a type of model."""
-    return "model_type" in read_settings(folder)
-
-
 def open(folder: str | pathlib.Path) -> Checkpoint:
     """Opens a folder.
 
@@ -96,22 +91,20 @@ def write(folder: str | pathlib.Path, checkpoint: Checkpoint, dtype: str | None 
         value = value.astype(DTYPES[dtype], copy=False)
         return {name: value.T if transposed else value}
 
+    descriptions: dict[str, dict[str, Any]] = {CONFIG: settings}
     with written(folder) as unfinished:
         if name := checkpoint.store_vocabulary(unfinished):
             tokenizer: dict[str, Any] = {"tokenizer_class": "GPT2Tokenizer"}
             if not name.endswith(".json"):
                 (unfinished / name).rename(unfinished / SPIECE)
                 tokenizer = {"tokenizer_class": "T5Tokenizer", "extra_ids": checkpoint.extra_ids}
-            _write_json(unfinished / "tokenizer_config.json", tokenizer)
+            descriptions["tokenizer_config.json"] = tokenizer
         index = write_tensors(unfinished, sizes, SHARD_BYTES, values, {"format": "pt"})
         if len(set(index.values())) > 1:
             contents = {"metadata": {"total_size": sum(sizes.values())}, "weight_map": index}
-            _write_json(unfinished / f"{SAFETENSORS}.index.json", contents)
-        _write_json(unfinished / CONFIG, settings)
-
-
-def _write_json(path: pathlib.Path, contents: Any) -> None:
-    path.write_text(json.dumps(contents, indent=2) + "\n")
+            descriptions[f"{SAFETENSORS}.index.json"] = contents
+        for name, contents in descriptions.items():
+            (unfinished / name).write_text(json.dumps(contents, indent=2) + "\n")
 
 
 def _parts(described: str, tensor: Tensor, stored: Stored) -> Iterator[tuple[str, Tensor]]:

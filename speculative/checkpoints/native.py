@@ -112,11 +112,6 @@ def load(folder: str | pathlib.Path) -> tuple[Config, PyTree]:
     return checkpoint.config, checkpoint.numpy()
 
 
-def found(folder: str | pathlib.Path) -> bool:
-    """Whether a folder's configuration names a format of ours."""
-    return "format" in read_settings(folder)
-
-
 def open(folder: str | pathlib.Path) -> Checkpoint:
     """Opens a checkpoint folder; a file's checksum is verified when it is first read from.
 

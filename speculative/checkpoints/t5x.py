@@ -28,11 +28,6 @@ def kvstore(folder: str | pathlib.Path) -> dict[str, str]:
     return {"driver": "file", "path": str(pathlib.Path(folder).absolute()) + "/"}
 
 
-def found(folder: str | pathlib.Path) -> bool:
-    """Whether a folder has T5X's index, or is on Google Cloud Storage."""
-    return str(folder).startswith("gs://") or (pathlib.Path(folder) / INDEX).is_file()
-
-
 def open(folder: str | pathlib.Path) -> Checkpoint:
     """Opens a checkpoint folder (``.../checkpoint_1000``); optimiser state is not read.
 

@@ -39,7 +39,6 @@ _ALL = (
     Task("debian_lm", "", None, "lm1b", "test", "debian"),
 )
 TASKS = {known.name: known for known in _ALL}
-"""Every task, by name."""
 
 
 def task(name: str) -> Task:
@@ -52,8 +51,7 @@ def task(name: str) -> Task:
 def get_task(name: str) -> "seqio.Task":
     """The task in seqio's registry; its data is read when a dataset is requested.
 
-    Raises:
-        ValueError: there is no such task, or seqio or what it needs cannot be imported.
+    Raises ValueError if there is no such task, or if seqio or what it needs cannot be imported.
     """
     module = f"{__name__}.{task(name).module}"
     try:

@@ -7,13 +7,12 @@ import pathlib
 
 from speculative import checkpoints, tasks
 
+# The names that source and reference may have in a line of JSON, and in messages.
 COLUMNS = (("article", "highlights"), ("inputs", "targets"), ("source", "reference"))
-"""Names that source and reference may have in a line of JSON."""
-
+NAMES = ", or ".join(" and ".join(names) for names in COLUMNS)
 KINDS = (
-    "FILE.tsv (source, tab, reference), FILE.jsonl (objects with "
-    f"{', or '.join(' and '.join(names) for names in COLUMNS)}) or SOURCES,REFERENCES (two files "
-    "of parallel lines)"
+    f"FILE.tsv (source, tab, reference), FILE.jsonl (objects with {NAMES}) or SOURCES,REFERENCES "
+    "(two files of parallel lines)"
 )
 """The kinds of file that `load_prompts` reads, for messages."""
 
@@ -62,17 +61,23 @@ def load_prompts(
 
 
 def _of_split(task: tasks.Task, limit: int | None) -> list[Prompt]:
-    """The first prompts of the split that is evaluated; the others are not read."""
+    """The first prompts of the split that is evaluated; the others are not read.
+
+    A language model, which has no source, continues the first half of a text, at most 16 words.
+    """
     registered = tasks.get_task(task.name)
+    prompts = []
     try:
-        dataset = registered.get_dataset(
-            None, split=task.split, shuffle=False, try_in_mem_cache=False
-        )
-        return [
+        dataset = registered.get_dataset(None, task.split, shuffle=False, try_in_mem_cache=False)
+        for example in itertools.islice(dataset.as_numpy_iterator(), limit):
             # seqio keeps the prefixed text beside its tokens.
-            _prompt(*(example[f"{name}_pretokenized"].decode() for name in ("inputs", "targets")))
-            for example in itertools.islice(dataset.as_numpy_iterator(), limit)
-        ]
+            source = example["inputs_pretokenized"].decode()
+            reference = example["targets_pretokenized"].decode()
+            if not source:
+                words = reference.split()
+                count = min(len(words) // 2, 16)
+                source, reference = " ".join(words[:count]), " ".join(words[count:])
+            prompts.append(Prompt(source, reference))
     # TFDS and TensorFlow raise errors of every kind if they cannot read a dataset.
     except Exception as error:
         raise ValueError(
@@ -80,18 +85,7 @@ def _of_split(task: tasks.Task, limit: int | None) -> list[Prompt]:
             f"({type(error).__name__}: {error}); see that TFDS finds it (TFDS_DATA_DIR), or give "
             f"a data file: {KINDS}."
         ) from error
-
-
-def _prompt(source: str, reference: str) -> Prompt:
-    """An example as a prompt; without a source, the first half of the reference becomes it.
-
-    Such a source has at most 16 words.
-    """
-    if source:
-        return Prompt(source, reference)
-    words = reference.split()
-    count = min(len(words) // 2, 16)
-    return Prompt(" ".join(words[:count]), " ".join(words[count:]))
+    return prompts
 
 
 def read_pairs(files: str) -> list[tuple[str, str]]:
@@ -139,8 +133,7 @@ def _fields(line: str, where: str) -> tuple[str, str]:
                 if not isinstance(record[name], str):
                     raise ValueError(f"{where} has {record[name]!r} as {name}; give a text.")
             return record[source], record[reference]
-    wanted = ", or ".join(" and ".join(names) for names in COLUMNS)
-    raise ValueError(f"{where} has the columns {', '.join(record) or 'none'}; it needs {wanted}.")
+    raise ValueError(f"{where} has the columns {', '.join(record) or 'none'}; it needs {NAMES}.")
 
 
 def _lines(file: str) -> list[str]:

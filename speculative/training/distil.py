@@ -21,8 +21,8 @@ from speculative.training.train import Files, initial, teacher_forced
 from speculative.types import PyTree
 from speculative.vocabulary import open_vocabulary
 
+# The temperature of each kind of text; a draft in use reads prefixes of both kinds.
 WRITTEN = {"greedy": 0.0, "sampled": 1.0}
-"""The temperature of each kind of text; a draft in use reads prefixes of both kinds."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -99,7 +99,8 @@ def distil(
     if pathlib.Path(out_dir).exists():
         return True
     deadline = deadline_after(max_minutes)
-    target_config, target_params = native.load(target_dir)
+    checkpoint = native.open(target_dir)
+    target_config = checkpoint.config
     target, draft = model_of(target_config.replace(dtype=model.dtype)), model_of(model)
     if target.decoder_only != draft.decoder_only:
         raise ValueError(
@@ -117,7 +118,7 @@ def distil(
             f"{target_dir} has {target_config.emb_dim} features; they must be equal, or "
             "source_dim 0 and the encoder the draft's own."
         )
-    target_params = jax.tree.map(jnp.asarray, target_params)
+    target_params = checkpoint.load("float32")
     text_dir, eos_id = pathlib.Path(work_dir) / "texts", open_vocabulary(vocabulary).eos_id
     for name in (*files.train, *files.held_out):
         examples = load(pathlib.Path(data_dir, f"{name}.npz"))

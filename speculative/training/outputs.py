@@ -11,8 +11,7 @@ from speculative.pair import SOURCE_LENGTHS
 from speculative.training.examples import Examples, ragged
 from speculative.types import PAD_ID, PyTree
 
-WIDTHS = SOURCE_LENGTHS[::2]
-"""Inputs are padded to one of these lengths, each of which is compiled once."""
+WIDTHS = SOURCE_LENGTHS[::2]  # Inputs are padded to one of these, each of which is compiled once.
 
 
 def write(
@@ -25,13 +24,8 @@ def write(
 ) -> Examples:
     """The same inputs with the model's own outputs as targets, in the same order.
 
-    Args:
-        model: the model that writes.
-        params: its parameters.
-        examples: their inputs are read, their targets are not.
-        decoding: sampling and the longest output; a longer one is cut.
-        seed: seed of sampling; each example has its own random numbers.
-        batch_size: number of examples decoded at a time.
+    Outputs are cut at the longest of `decoding`. Sampling draws each example's own random numbers
+    from `seed`, whatever the batch; `batch_size` examples are decoded at a time.
 
     Raises:
         ValueError: an input is too long, or the model's logits are not finite.
@@ -73,10 +67,10 @@ def prompts(texts: Examples) -> Examples:
     Beginnings of 4 to 23 tokens take turns, but none is longer than half of its text.
     """
     beginnings = [
-        target[: min(4 + i % 20, len(target) // 2)] for i, (_, target) in enumerate(texts)
+        np.append(PAD_ID, target[: min(4 + i % 20, len(target) // 2)])
+        for i, (_, target) in enumerate(texts)
     ]
-    nothing = np.zeros(0, np.int32)
-    return ragged([np.append(PAD_ID, b) for b in beginnings], [nothing] * len(beginnings))
+    return ragged(beginnings, [np.zeros(0, np.int32)] * len(beginnings))
 
 
 def whole_texts(written: Examples) -> Examples:
