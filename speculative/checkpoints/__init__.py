@@ -30,10 +30,8 @@ __all__ = ["ASSETS", "FORMATS", "SHIPPED", "Checkpoint", "convert", "describe", 
 def open(name: str | os.PathLike[str]) -> Checkpoint:
     """Opens a checkpoint without reading its tensors.
 
-    Args:
-        name: a folder of any format, ``gs://bucket/folder`` for T5X's, the name of a shipped
-            model, or a Hugging Face id (``google/t5-v1_1-small``), whose files come from the
-            hub or from its cache on this machine.
+    The `name` is a folder of any format, ``gs://bucket/folder`` for T5X's, that of a shipped model,
+    or a Hugging Face id (``google/t5-v1_1-small``), whose files come from the hub or its cache.
 
     Raises:
         ValueError: there is no such checkpoint, or it is damaged; the message names the file.
@@ -105,7 +103,7 @@ def convert(
     One tensor or file is in memory at a time. `dtype` is "float32" or "bfloat16", by default the
     one that loses nothing. A `vocabulary` file replaces the source's; `extra_ids` sentinels follow
     its pieces, by default T5's 100 if the embedding has enough rows. T5X's format holds no
-    vocabulary. ValueError says that the source cannot be opened, or the destination written.
+    vocabulary. Raises ValueError if the source cannot be opened or the destination not be written.
     """
     checkpoint = open(source)
     if vocabulary is not None:

@@ -27,17 +27,11 @@ DTYPES = {"float32": np.dtype(np.float32), "bfloat16": np.dtype(ml_dtypes.bfloat
 
 
 class Tensor(NamedTuple):
-    """A tensor that is not read yet.
+    """A tensor that is not read yet."""
 
-    Attributes:
-        shape: in T5X's orientation: kernels are [in, out].
-        dtype: the stored format: "float32", "bfloat16", "float16" or "int8".
-        read: returns the values, in a floating-point format.
-    """
-
-    shape: tuple[int, ...]
-    dtype: str
-    read: Callable[[], np.ndarray]
+    shape: tuple[int, ...]  # In T5X's orientation: kernels are [in, out].
+    dtype: str  # As stored: "float32", "bfloat16", "float16" or "int8".
+    read: Callable[[], np.ndarray]  # Returns the values, in a floating-point format.
 
 
 def read_settings(folder: str | pathlib.Path) -> dict[str, Any]:
@@ -78,7 +72,7 @@ class Checksums:
 
 @dataclasses.dataclass(frozen=True)
 class Checkpoint:
-    """An opened checkpoint whose tensors fit its configuration.
+    """An opened checkpoint whose tensors fit its configuration, or else a ValueError names one.
 
     Attributes:
         location: the folder or address, for messages.
@@ -88,9 +82,6 @@ class Checkpoint:
         vocabulary: the vocabulary's file beside the weights, if there is one.
         extra_ids: number of sentinel tokens after the vocabulary's pieces; T5's own has 100.
         checksums: verifies each file when it is read.
-
-    Raises:
-        ValueError: a tensor is missing, unknown or of another shape than the configuration's.
     """
 
     location: str

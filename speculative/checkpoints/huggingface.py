@@ -34,9 +34,8 @@ SHARD_BYTES = 2**30  # The largest file that is written.
 def open(folder: str | pathlib.Path) -> Checkpoint:
     """Opens a folder.
 
-    Raises:
-        ValueError: it holds another kind of model, a setting that is not supported, or no
-            weights; or a tensor is missing, unknown or of the wrong shape.
+    Raises ValueError if it holds another kind of model, a setting that is not supported, or no
+    weights, or if a tensor is missing, unknown or of the wrong shape.
     """
     folder = pathlib.Path(folder)
     settings, path = read_settings(folder), str(folder / CONFIG)
@@ -72,8 +71,7 @@ def open(folder: str | pathlib.Path) -> Checkpoint:
 def write(folder: str | pathlib.Path, checkpoint: Checkpoint, dtype: str | None = None) -> None:
     """Writes a new folder that transformers loads, whole or not at all; see `native.write`.
 
-    Raises:
-        ValueError: the folder exists, the disk is full, or transformers has no such model.
+    Raises ValueError also if transformers has no such model.
     """
     config, dtype = checkpoint.config, dtype or checkpoint.dtype
     kind = names_of(config)

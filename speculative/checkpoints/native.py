@@ -74,10 +74,8 @@ def write(folder: str | pathlib.Path, checkpoint: Checkpoint, storage: str | Non
     """Writes a new folder, whole or not at all, with the tensors of one file in memory at a time.
 
     `storage` is one of `Storage`, by default the format that loses nothing; int8 stores kernels
-    and embeddings as such, and the other tensors in float32.
-
-    Raises:
-        ValueError: the folder exists, the disk is full, or a parameter is not finite.
+    and embeddings as such, and the other tensors in float32. Raises ValueError if the folder
+    exists, the disk is full, or a parameter is not finite.
     """
     storage = storage or checkpoint.dtype
     kind = np.dtype(np.int8) if storage == "int8" else DTYPES[storage]
@@ -115,9 +113,8 @@ def load(folder: str | pathlib.Path) -> tuple[Config, PyTree]:
 def open(folder: str | pathlib.Path) -> Checkpoint:
     """Opens a checkpoint folder; a file's checksum is verified when it is first read from.
 
-    Raises:
-        ValueError: a file is missing, or a tensor is missing, unknown or of the wrong shape; the
-            message names both, or says that a file was altered if that is the cause.
+    Raises ValueError if a file is missing, or if a tensor is missing, unknown or of the wrong
+    shape; the message names it, or says that a file was altered if that is the cause.
     """
     folder = pathlib.Path(folder)
     if not (description := read_settings(folder)):

@@ -29,13 +29,11 @@ def kvstore(folder: str | pathlib.Path) -> dict[str, str]:
 
 
 def open(folder: str | pathlib.Path) -> Checkpoint:
-    """Opens a checkpoint folder (``.../checkpoint_1000``); optimiser state is not read.
+    """Opens a checkpoint folder (``.../checkpoint_1000``); the optimizer's state is not read.
 
     The configuration follows from the tensors' shapes, except for the distance from which all
-    positions share a bucket, which is assumed to be T5's 128.
-
-    Raises:
-        ValueError: the folder is no T5X checkpoint of a T5, or a tensor does not fit the others.
+    positions share a bucket, which is assumed to be T5's 128. Raises ValueError if the folder is
+    no T5X checkpoint of a T5, or if a tensor does not fit the others.
     """
     tensors = {}
     for path, leaf in _index(folder).items():
@@ -49,10 +47,8 @@ def open(folder: str | pathlib.Path) -> Checkpoint:
 def write(folder: str | pathlib.Path, checkpoint: Checkpoint, dtype: str | None = None) -> None:
     """Writes a new folder, whole or not at all, one tensor in memory at a time.
 
-    T5X expects a folder's name like ``checkpoint_1000``. The index is of training step 0.
-
-    Raises:
-        ValueError: the folder exists, the disk is full, or the model is no encoder-decoder.
+    T5X expects a folder's name like ``checkpoint_1000``. The index says training step 0. Raises
+    ValueError if the folder exists, the disk is full, or the model is no encoder-decoder.
     """
     names_of(checkpoint.config).require_t5x(checkpoint.config, checkpoint.location)
     kind = dtype or checkpoint.dtype

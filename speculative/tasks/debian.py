@@ -21,8 +21,7 @@ SPLITS = ("train", "validation", "test", "unlabelled")
 def read_examples(task: str, split: str) -> list[tuple[str, str]]:
     """Reads a split of `debian_ende` or `debian_synopsis`: inputs and targets without prefixes.
 
-    Raises:
-        ValueError: there is no such split, the corpus was not built, or a file of it is malformed.
+    Raises ValueError if there is no such split, or if the corpus was not built or is malformed.
     """
     if split not in SPLITS:
         raise ValueError(f"task {task!r} has no split {split!r}; it has {', '.join(SPLITS)}")

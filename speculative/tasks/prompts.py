@@ -19,15 +19,10 @@ KINDS = (
 
 @dataclasses.dataclass(frozen=True)
 class Prompt:
-    """A text to decode.
+    """A text to decode."""
 
-    Attributes:
-        source: the task's prefix and the text; for a language model, the text to continue.
-        reference: the output that a person wrote.
-    """
-
-    source: str
-    reference: str
+    source: str  # The task's prefix and the text; for a language model, the text to continue.
+    reference: str  # The output that a person wrote.
 
 
 def load_prompts(
@@ -35,11 +30,8 @@ def load_prompts(
 ) -> list[Prompt]:
     """The first `limit` prompts of a task, or all.
 
-    Args:
-        task: a name of `tasks.TASKS`.
-        limit: the largest number of prompts.
-        data_file: local text without the task's prefix, in UTF-8, see `KINDS`. None takes the
-            prompts that ship with the package, or else the task's split in seqio.
+    They are those of `data_file`, local text without the task's prefix, in UTF-8, see `KINDS`; or
+    without it those that ship with the package, or else those of the task's split in seqio.
 
     Raises:
         ValueError: there is no such task, the limit is below 1, the split cannot be read, or the
@@ -91,8 +83,7 @@ def _of_split(task: tasks.Task, limit: int | None) -> list[Prompt]:
 def read_pairs(files: str) -> list[tuple[str, str]]:
     """Source and reference of every line of a file, or of two parallel files; see `KINDS`.
 
-    Raises:
-        ValueError: a file is missing, empty or malformed; the message says in which line.
+    Raises ValueError if a file is missing, empty or malformed; the message says in which line.
     """
     first, comma, second = files.partition(",")
     parse = {".tsv": _columns, ".jsonl": _fields}.get(pathlib.Path(files).suffix)
@@ -145,9 +136,8 @@ def _lines(file: str) -> list[str]:
     path = pathlib.Path(file)
     if not path.is_file():
         raise ValueError(f"There is no file {file!r}; give {KINDS}.")
-    raw = path.read_bytes()
     try:
-        text = raw.decode("utf-8-sig")
+        text = path.read_bytes().decode("utf-8-sig")
     except UnicodeDecodeError as error:
         number = error.object[: error.start].count(b"\n") + 1
         raise ValueError(f"Line {number} of {file} is not UTF-8; convert the file.") from None

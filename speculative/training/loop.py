@@ -233,14 +233,10 @@ def deadline_after(minutes: float | None) -> float:
 
 def _drop_lines_after(step: int, log: pathlib.Path) -> None:
     """Drops the lines that a run wrote after its last checkpoint, at `step`."""
-    kept = []
-    for line in log.read_text().splitlines() if log.exists() else []:
-        try:
-            if json.loads(line)["step"] <= step:
-                kept.append(line + "\n")
-        except ValueError:  # A process that was killed may leave half a line.
-            break
-    log.write_text("".join(kept))
+    lines = log.read_text().splitlines(keepends=True) if log.exists() else []
+    # A process that was killed may leave half a line.
+    whole = [line for line in lines if line.endswith("\n")]
+    log.write_text("".join(line for line in whole if json.loads(line)["step"] <= step))
 
 
 def _means(window: Sequence[Metrics]) -> dict[str, float]:

@@ -171,22 +171,13 @@ def train(
 ) -> bool:
     """Trains a model, saves it, and tests the saved one; a second call resumes.
 
-    Args:
-        model: the sizes.
-        config: length, learning rate and batches.
-        files: the tokenised files.
-        tests: files on which it is tested, each with its metric, one of `METRICS`.
-        data_dir: the folder of the files.
-        work_dir: the folder of training checkpoints, log, test outputs and scores.
-        out_dir: the folder of the saved model.
-        vocabulary: the vocabulary's file, stored with the model; None takes that of `init_from`.
-        init_from: a checkpoint of any format to start from, of these sizes or with fewer layers;
-            None starts from random weights.
-        max_minutes: minutes after which the run saves and stops; None sets no limit.
-        storage: the number format of the saved model.
-        z_loss: see `CrossEntropy`.
-        max_length: the longest output of a test, in tokens.
-        generation_batch: number of examples decoded at a time.
+    The tokenised `files` and `tests`, each test with its metric of `METRICS`, are in `data_dir`.
+    Training checkpoints, log, test outputs and scores go into `work_dir`; the model goes into
+    `out_dir` in the number format `storage`, with the file `vocabulary`, by default that of
+    `init_from`. This is a checkpoint of any format to start from, of the same sizes or with fewer
+    layers; None starts from random weights. After `max_minutes`, if given, the run saves and
+    stops. Tests decode `generation_batch` examples at a time, each into at most `max_length`
+    tokens. For `z_loss` see `CrossEntropy`.
 
     Returns:
         Whether the model is finished and saved.
