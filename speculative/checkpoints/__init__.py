@@ -32,9 +32,7 @@ def open(name: str | os.PathLike[str]) -> Checkpoint:
 
     The `name` is a folder of any format, ``gs://bucket/folder`` for T5X's, that of a shipped model,
     or a Hugging Face id (``google/t5-v1_1-small``), whose files come from the hub or its cache.
-
-    Raises:
-        ValueError: there is no such checkpoint, or it is damaged; the message names the file.
+    Raises ValueError if there is none, or if it is damaged; the message names the file.
     """
     location = _located(str(name))
     if location.startswith("gs://"):
@@ -103,7 +101,7 @@ def convert(
     One tensor or file is in memory at a time. `dtype` is "float32" or "bfloat16", by default the
     one that loses nothing. A `vocabulary` file replaces the source's; `extra_ids` sentinels follow
     its pieces, by default T5's 100 if the embedding has enough rows. T5X's format holds no
-    vocabulary. Raises ValueError if the source cannot be opened or the destination not be written.
+    vocabulary. Raises ValueError if the source cannot be read or the destination not be written.
     """
     checkpoint = open(source)
     if vocabulary is not None:

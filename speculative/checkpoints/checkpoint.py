@@ -72,24 +72,14 @@ class Checksums:
 
 @dataclasses.dataclass(frozen=True)
 class Checkpoint:
-    """An opened checkpoint whose tensors fit its configuration, or else a ValueError names one.
+    """An opened checkpoint; raises ValueError unless its tensors fit its configuration."""
 
-    Attributes:
-        location: the folder or address, for messages.
-        format: "native", "t5x" or "huggingface".
-        config: the sizes.
-        tensors: by T5X's names, "/" between their parts.
-        vocabulary: the vocabulary's file beside the weights, if there is one.
-        extra_ids: number of sentinel tokens after the vocabulary's pieces; T5's own has 100.
-        checksums: verifies each file when it is read.
-    """
-
-    location: str
-    format: str
+    location: str  # The folder or address, for messages.
+    format: str  # "native", "t5x" or "huggingface".
     config: Config
-    tensors: Mapping[str, Tensor]
-    vocabulary: pathlib.Path | None = None
-    extra_ids: int = 0
+    tensors: Mapping[str, Tensor]  # By T5X's names, "/" between their parts.
+    vocabulary: pathlib.Path | None = None  # The vocabulary's file beside the weights.
+    extra_ids: int = 0  # Sentinel tokens after the vocabulary's pieces; T5's own has 100.
     checksums: Checksums = dataclasses.field(default_factory=Checksums)
 
     def __post_init__(self) -> None:

@@ -58,8 +58,9 @@ def open(folder: str | pathlib.Path) -> Checkpoint:
     for name, tensor in stored.items():
         if name in table or not kind.passed_over.fullmatch(name.removeprefix(kind.prefix)):
             tensors |= _parts(f"{name} of {folder}", tensor, table.get(name, Stored((name,))))
-    if missing := [name for name in table if name not in stored]:
-        raise ValueError(f"{folder} lacks the tensor {missing[0]}.")
+    for name in table:
+        if name not in stored:
+            raise ValueError(f"{folder} lacks the tensor {name}.")
     files = (folder / name for name in kind.vocabularies)
     vocabulary, extra_ids = next((file for file in files if file.is_file()), None), kind.extra_ids
     with contextlib.suppress(OSError, ValueError):

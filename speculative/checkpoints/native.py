@@ -10,7 +10,6 @@ import pathlib
 from collections.abc import Callable, Iterable
 from typing import Literal
 
-import ml_dtypes  # noqa: F401  (gives NumPy the bfloat16 that safetensors asks for)
 import numpy as np
 from safetensors import SafetensorError, safe_open
 

@@ -10,23 +10,14 @@ if TYPE_CHECKING:
 
 @dataclasses.dataclass(frozen=True)
 class Task:
-    """A task without its data.
+    """A task without its data."""
 
-    Attributes:
-        name: the task's name, here and in seqio's registry.
-        prefix: the words before each source that tell the target its task.
-        metric: one of `measurement.quality.METRICS`; None if there is no reference to compare.
-        paper: the name in `paper` of the paper's task of the same kind.
-        split: the split that is evaluated.
-        module: the module of this package that registers the task with seqio when imported.
-    """
-
-    name: str
-    prefix: str
-    metric: str | None
-    paper: str
-    split: str
-    module: str
+    name: str  # Its name here and in seqio's registry.
+    prefix: str  # The words before each source that tell the target its task.
+    metric: str | None  # One of `measurement.quality.METRICS`; None without references to compare.
+    paper: str  # The name in `paper` of the paper's task of the same kind.
+    split: str  # The split that is evaluated.
+    module: str  # The module of this package that registers it with seqio when imported.
 
 
 _TO_GERMAN, _SUMMARIZE = "translate English to German: ", "summarize: "

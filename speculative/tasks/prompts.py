@@ -130,8 +130,7 @@ def _fields(line: str, where: str) -> tuple[str, str]:
 def _lines(file: str) -> list[str]:
     """The lines of a text file, without their ends.
 
-    Only line feeds end a line: str.splitlines would also cut at other characters, which occur
-    within sentences, so that parallel files would no longer match.
+    str.splitlines would also cut within sentences, so that parallel files would no longer match.
     """
     path = pathlib.Path(file)
     if not path.is_file():

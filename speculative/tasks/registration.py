@@ -49,8 +49,7 @@ def register(
 ) -> None:
     """Registers one of `TASKS`: prefixed text, tokenised, cut to length and closed by EOS.
 
-    `inputs` and `targets` name the columns of its source; a task without inputs has None. The
-    source is typed Any, because seqio accepts more than it declares.
+    `inputs`, unless it is None, and `targets` name columns of `source`, a source of seqio.
     """
     if name in seqio.TaskRegistry.names():
         return  # T5's library registers tasks of the same names and contents.

@@ -24,10 +24,8 @@ class Mixture:
     """Several files of examples, mixed and packed into rows of S source and L target tokens.
 
     `sources` are each file's examples and passes an epoch; 1.5 passes show every example once, and
-    a random half of them a second time.
-
-    Raises:
-        ValueError: a weight is not positive, or no example fits a row.
+    a random half of them a second time. Raises ValueError if a weight is not positive or no
+    example fits a row.
     """
 
     def __init__(
@@ -67,10 +65,7 @@ class Mixture:
         return max(1, len(self._packed(0, 0)[0]) // self.batch_size)
 
     def batches(self, seed: int, start_step: int = 0) -> Iterator[Batch]:
-        """Endless batches from step `start_step` on (the first is 0).
-
-        A thread packs the next epoch meanwhile.
-        """
+        """Endless batches from step `start_step` on; a thread packs the next epoch meanwhile."""
         epoch, first = divmod(start_step, self.steps_per_epoch)
         epochs = map(functools.partial(self._packed, seed), itertools.count(epoch))
         with concurrent.futures.ThreadPoolExecutor(1) as pool:

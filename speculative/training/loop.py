@@ -27,39 +27,23 @@ batch's target tokens. The frozen parameters, such as a teacher's, are used but 
 
 @dataclasses.dataclass(frozen=True)
 class TrainConfig:
-    """The length of a run, its learning rate and its batches.
+    """The length of a run, its learning rate and its batches."""
 
-    Attributes:
-        steps: number of steps of the whole run.
-        batch_size: B rows.
-        microbatches: number of equal parts of a batch, computed one after the other to save
-            memory; their gradients add up to the batch's.
-        source_length: S tokens a row, filled with several examples.
-        target_length: L tokens a row.
-        learning_rate: the highest learning rate. Adafactor scales it by each parameter's own
-            size, so 0.01 is a step of 1% (T5's constant).
-        warmup_steps: steps in which the learning rate rises linearly; a cosine follows.
-        final_share: the last learning rate as a share of the highest; at 1 the rate is constant.
-        clip_norm: the gradient's largest global norm.
-        seed: seed of initialisation, of the examples' order and of dropout.
-        log_every: steps between log lines; a run saves and stops only at such a step.
-        evaluate_every: steps between held-out evaluations, a multiple of log_every.
-        checkpoint_every: steps between checkpoints, a multiple of log_every.
-    """
-
-    steps: int
-    batch_size: int = 64
-    microbatches: int = 1
-    source_length: int = 256
-    target_length: int = 160
+    steps: int  # Of the whole run.
+    batch_size: int = 64  # Rows B.
+    microbatches: int = 1  # Equal parts of a batch, computed in turn to save memory, and added up.
+    source_length: int = 256  # Tokens S of a row, which is filled with several examples.
+    target_length: int = 160  # Tokens L of a row.
+    # The highest learning rate. Adafactor scales it by each parameter's own size, so 0.01 is a step
+    # of 1% (T5's constant).
     learning_rate: float = 0.01
-    warmup_steps: int = 1000
-    final_share: float = 0.0
-    clip_norm: float = 1.0
-    seed: int = 0
-    log_every: int = 50
-    evaluate_every: int = 1000
-    checkpoint_every: int = 1000
+    warmup_steps: int = 1000  # Steps in which the rate rises linearly; a cosine follows.
+    final_share: float = 0.0  # The last rate as a share of the highest; at 1 the rate is constant.
+    clip_norm: float = 1.0  # The gradient's largest global norm.
+    seed: int = 0  # Of the initial parameters, of the examples' order and of dropout.
+    log_every: int = 50  # Steps between log lines; a run saves and stops only at such a step.
+    evaluate_every: int = 1000  # Steps between held-out evaluations, a multiple of log_every.
+    checkpoint_every: int = 1000  # Steps between checkpoints, a multiple of log_every.
 
     def __post_init__(self) -> None:
         for field in dataclasses.fields(self):
@@ -211,8 +195,8 @@ def fit(
                 for name, batches_of in held_out.items():
                     of = _means([evaluate_step(state.params, frozen, b) for b in batches_of])
                     line |= {f"{name}/{key}": of[key] for key in of if key != "tokens"}
-                shown = {k: f"{v:.4g}" if isinstance(v, float) else v for k, v in line.items()}
-                text = "  ".join(f"{name} {value}" for name, value in shown.items())
+                rounded = {k: f"{v:.4g}" if isinstance(v, float) else v for k, v in line.items()}
+                text = "  ".join(f"{name} {value}" for name, value in rounded.items())
                 progress.console.print(text, highlight=False)
             with log.open("a") as file:
                 file.write(json.dumps(line) + "\n")

@@ -126,15 +126,10 @@ def vocabulary_of(
 
 @dataclasses.dataclass(frozen=True)
 class Files:
-    """The tokenised files of a run, named without `.npz`.
+    """The tokenised files of a run, named without `.npz`."""
 
-    Attributes:
-        train: file names, each with its passes an epoch.
-        held_out: file names, which also name the held-out columns of the log.
-    """
-
-    train: Mapping[str, float]
-    held_out: Sequence[str]
+    train: Mapping[str, float]  # File names, each with its passes an epoch.
+    held_out: Sequence[str]  # File names, which also name the held-out columns of the log.
 
     def read(
         self, folder: str | pathlib.Path, config: TrainConfig

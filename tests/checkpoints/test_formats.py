@@ -114,8 +114,8 @@ def test_scanned_layers_are_unstacked(tmp_path: pathlib.Path) -> None:
     index = index_of(folder)
     tree: dict[str, Any] = {"token_embedder": index["optimizer"]["target"]["token_embedder"]}
     for stack, depth in (("encoder", 2), ("decoder", 3)):
-        plain = index["optimizer"]["target"][stack]
-        tree[stack] = {key: value for key, value in plain.items() if "layers_" not in key}
+        unscanned = index["optimizer"]["target"][stack]
+        tree[stack] = {key: value for key, value in unscanned.items() if "layers_" not in key}
         stacked: dict[tuple[str, ...], np.ndarray] = {}
         for name in source.tensors:
             first, layer, *rest = name.split("/")
