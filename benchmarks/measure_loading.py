@@ -13,10 +13,9 @@ import sys
 import tempfile
 
 import numpy as np
-from flax import traverse_util
 
 from speculative import checkpoints
-from speculative.checkpoints.checkpoint import Checkpoint, Tensor
+from speculative.checkpoints.checkpoint import Checkpoint, Tensor, by_name
 from speculative.models import Config, abstract_params, named
 
 MIB = 2**20
@@ -29,8 +28,7 @@ def random_checkpoint(config: Config) -> Checkpoint:
     def tensor(shape: tuple[int, ...]) -> Tensor:
         return Tensor(shape, "float32", lambda: rng.standard_normal(shape, np.float32))
 
-    leaves = traverse_util.flatten_dict(abstract_params(config), sep="/")
-    tensors = {name: tensor(leaf.shape) for name, leaf in leaves.items()}
+    tensors = {name: tensor(leaf.shape) for name, leaf in by_name(abstract_params(config)).items()}
     return Checkpoint("random", "native", config, tensors)
 
 

@@ -83,7 +83,7 @@ class Checkpoint:
     checksums: Checksums = dataclasses.field(default_factory=Checksums)
 
     def __post_init__(self) -> None:
-        expected = traverse_util.flatten_dict(abstract_params(self.config), sep="/")
+        expected = by_name(abstract_params(self.config))
         where = self.location
         for name in sorted(expected.keys() | self.tensors.keys()):
             if name not in self.tensors:
@@ -159,9 +159,14 @@ def in_memory(
     """A checkpoint of parameters that are in memory already."""
     tensors = {
         name: Tensor(x.shape, str(x.dtype), functools.partial(np.asarray, x))
-        for name, x in traverse_util.flatten_dict(params, sep="/").items()
+        for name, x in by_name(params).items()
     }
     return Checkpoint(location, "native", config, tensors, vocabulary, extra_ids)
+
+
+def by_name(tree: PyTree) -> dict[str, Any]:
+    """The leaves of a tree of parameters by name, "/" between the parts."""
+    return dict(traverse_util.flatten_dict(tree, sep="/"))
 
 
 @contextlib.contextmanager

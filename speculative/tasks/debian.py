@@ -6,6 +6,7 @@ variable `SPECULATIVE_DATA`, by default `data`, when a dataset is requested.
 
 import os
 import pathlib
+from typing import Any
 
 import seqio
 import tensorflow as tf
@@ -44,7 +45,8 @@ def _source(name: str) -> seqio.FunctionDataSource:
     def load(split: str, shuffle_files: bool, seed: int | None = None) -> tf.data.Dataset:
         del shuffle_files, seed  # seqio shuffles the examples of a split's single file.
         inputs, targets = map(list, zip(*read_examples(name, split), strict=True))
-        return tf.data.Dataset.from_tensor_slices({"inputs": inputs, "targets": targets})
+        columns: Any = {"inputs": inputs, "targets": targets}
+        return tf.data.Dataset.from_tensor_slices(columns)
 
     return seqio.FunctionDataSource(load, splits=SPLITS, caching_permitted=False)
 

@@ -31,11 +31,9 @@ def load_prompts(
     """The first `limit` prompts of a task, or all.
 
     They are those of `data_file`, local text without the task's prefix, in UTF-8, see `KINDS`; or
-    without it those that ship with the package, or else those of the task's split in seqio.
-
-    Raises:
-        ValueError: there is no such task, the limit is below 1, the split cannot be read, or the
-            file is missing, empty or malformed; the message says in which line.
+    without it those that ship with the package, or else those of the task's split in seqio. Raises
+    ValueError if there is no such task, the limit is below 1, the split cannot be read, or the
+    file is missing, empty or malformed; the message says in which line.
     """
     known = tasks.task(task)
     if limit is not None and limit < 1:

@@ -104,7 +104,7 @@ class Mixture:
             chosen = np.concatenate(passes)
             random.shuffle(chosen)
         sizes = [sizes[chosen] for _, _, sizes in self._sides]
-        rows, segments, *begins = first_fit(*sizes, self._lengths)
+        rows, segments, *begins = first_fit(sizes[0], sizes[1], self._lengths)
         packed: list[np.ndarray] = []
         sides = zip(self._sides, sizes, begins, self._lengths, strict=True)
         for (tokens, starts, _), size, begin, length in sides:

@@ -24,11 +24,9 @@ def write(
 ) -> Examples:
     """The same inputs with the model's own outputs as targets, in the same order.
 
-    Outputs are cut at the longest of `decoding`. Sampling draws each example's own random numbers
-    from `seed`, whatever the batch; `batch_size` examples are decoded at a time.
-
-    Raises:
-        ValueError: an input is too long, or the model's logits are not finite.
+    Outputs are cut at the `max_length` of `decoding`. Each example has its own random numbers, from
+    `seed`; `batch_size` examples are decoded at a time. Raises ValueError if an input is too long,
+    or if the model's logits are not finite.
     """
     sizes = np.diff(examples.inputs_offsets)
     if sizes.max() > WIDTHS[-1]:
