@@ -34,9 +34,9 @@ def teacher_forced(
     encoded: Array | None = None,
 ) -> Logits:
     """Teacher-forced logits [B, L, V] of a packed batch; `encoded` as in `FlaxModel.forward`."""
-    inputs, outputs = batch["encoder_input_tokens"], batch["decoder_input_tokens"]
+    source, target = batch["encoder_input_tokens"], batch["decoder_input_tokens"]
     segments = (batch["encoder_segment_ids"], batch["decoder_segment_ids"])
-    return model.forward(params, inputs, outputs, segments, dropout_key, encoded)
+    return model.forward(params, source, target, segments, dropout_key, encoded)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -70,10 +70,8 @@ def initial(model: FlaxModel, seed: int, init_from: str | pathlib.Path | None) -
     """A run's first parameters: random, or a checkpoint's, with layers on top that it lacks.
 
     An added layer has output kernels of zero, so that the residual connection passes its input on
-    and the deeper model first computes the same function (Chen et al., arXiv 1511.05641).
-
-    Raises:
-        ValueError: the checkpoint cannot be opened, or has other sizes or more layers.
+    and the deeper model first computes the same function (Chen et al., arXiv 1511.05641). Raises
+    ValueError if the checkpoint cannot be opened, or has other sizes or more layers.
     """
     init = jax.jit(model.init)
     if init_from is None:
