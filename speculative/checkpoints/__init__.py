@@ -10,9 +10,10 @@ from collections.abc import Mapping
 from types import ModuleType
 
 from speculative.checkpoints import huggingface, native, t5x
-from speculative.checkpoints.checkpoint import Checkpoint
+from speculative.checkpoints.checkpoint import Checkpoint, read_settings
 from speculative.models import SIZES
-from speculative.vocabulary import from_elsewhere
+from speculative.models.names import SPIECE
+from speculative.vocabulary import MERGES, from_elsewhere
 
 ASSETS = pathlib.Path(__file__).parent.parent / "assets"
 SHIPPED = {
@@ -23,35 +24,27 @@ SHIPPED = {
 
 FORMATS: Mapping[str, ModuleType] = {"native": native, "t5x": t5x, "huggingface": huggingface}
 
-__all__ = [
-    "ASSETS",
-    "FORMATS",
-    "SHIPPED",
-    "Checkpoint",
-    "convert",
-    "describe",
-    "known",
-    "native",
-    "open",
-]
+__all__ = ["ASSETS", "FORMATS", "SHIPPED", "Checkpoint", "convert", "describe", "known", "open"]
 
 
 def open(name: str | os.PathLike[str]) -> Checkpoint:
     """Opens a checkpoint without reading its tensors.
 
-    Args:
-        name: a folder of any format, ``gs://bucket/folder`` for T5X's, the name of a shipped
-            model, or a Hugging Face id (``google/t5-v1_1-small``), whose files come from the
-            hub or from its cache on this machine.
-
-    Raises:
-        ValueError: there is no such checkpoint, or it is damaged; the message names the file.
+    The `name` is a folder of any format, ``gs://bucket/folder`` for T5X's, that of a shipped model,
+    or a Hugging Face id (``google/t5-v1_1-small``), whose files come from the hub or its cache.
+    Raises ValueError if there is none, or if it is damaged; the message names the file.
     """
     location = _located(str(name))
+    if location.startswith("gs://"):
+        return t5x.open(location)
     try:
-        for kind in FORMATS.values():
-            if kind.found(location):
-                return kind.open(location)
+        settings = read_settings(location)
+        if "format" in settings:
+            return native.open(location)
+        if (pathlib.Path(location) / t5x.INDEX).is_file():
+            return t5x.open(location)
+        if "model_type" in settings:
+            return huggingface.open(location)
     except PermissionError as error:
         raise ValueError(f"{error.filename} cannot be read: permission denied.") from error
     files = sorted(path.name for path in pathlib.Path(location).iterdir())[:5]
@@ -62,11 +55,7 @@ def open(name: str | os.PathLike[str]) -> Checkpoint:
 
 
 def describe(checkpoint: Checkpoint) -> dict[str, str]:
-    """Everything known of a checkpoint without reading its tensors, in words for people.
-
-    Raises:
-        ValueError: one of its files was altered.
-    """
+    """What is known of a checkpoint without its tensors; ValueError if a file was altered."""
     config, folder = checkpoint.config, pathlib.Path(checkpoint.location)
     named = [name for name, sizes in SIZES.items() if sizes == config.replace(dtype=sizes.dtype)]
     kinds = collections.Counter(tensor.dtype for tensor in checkpoint.tensors.values())
@@ -76,10 +65,9 @@ def describe(checkpoint: Checkpoint) -> dict[str, str]:
         vocabulary += f" and {pieces.extra_ids} sentinels" if pieces.extra_ids else ""
     family, layers = config.description()
     whole = hashlib.sha256()
-    if folder.is_dir():
-        for path in sorted(path for path in folder.rglob("*") if path.is_file()):
-            checkpoint.checksums.verify(path)
-            whole.update(bytes.fromhex(checkpoint.checksums.sha256(path)))
+    for path in sorted(path for path in folder.rglob("*") if path.is_file()):
+        checkpoint.checksums.verify(path)
+        whole.update(bytes.fromhex(checkpoint.checksums.sha256(path)))
     return {
         "checkpoint": checkpoint.location,
         "format": checkpoint.format,
@@ -113,10 +101,7 @@ def convert(
     One tensor or file is in memory at a time. `dtype` is "float32" or "bfloat16", by default the
     one that loses nothing. A `vocabulary` file replaces the source's; `extra_ids` sentinels follow
     its pieces, by default T5's 100 if the embedding has enough rows. T5X's format holds no
-    vocabulary.
-
-    Raises:
-        ValueError: the source cannot be opened, or the destination exists or cannot be written.
+    vocabulary. Raises ValueError if the source cannot be read or the destination not be written.
     """
     checkpoint = open(source)
     if vocabulary is not None:
@@ -128,7 +113,7 @@ def convert(
 
 
 def _located(name: str) -> str:
-    """The folder of a checkpoint, downloaded if it is the hub's."""
+    """The folder of a checkpoint, downloaded if it is on the Hugging Face hub."""
     if not known(name):
         raise ValueError(
             f"There is no checkpoint {name!r}: it is neither a folder, nor one of "
@@ -139,22 +124,22 @@ def _located(name: str) -> str:
     if name.startswith("gs://") or pathlib.Path(name).is_dir():
         return name
     try:
-        import huggingface_hub  # pyright: ignore[reportMissingImports]
-        from huggingface_hub import errors  # pyright: ignore[reportMissingImports]
+        from huggingface_hub import errors, snapshot_download  # pyright: ignore
     except ModuleNotFoundError as error:
         raise ValueError(
             f"There is no folder {name}; to fetch the Hugging Face model of that name, install "
             "huggingface_hub: pip install huggingface_hub."
         ) from error
-    patterns = ["*.json", "*.safetensors", *huggingface.VOCABULARIES]
+    patterns = ["*.json", "*.safetensors", SPIECE, MERGES]
     try:
-        folder = huggingface_hub.snapshot_download(name, allow_patterns=patterns)
+        folder = snapshot_download(name, allow_patterns=patterns)
         if not list(pathlib.Path(folder).glob("*.safetensors")):  # Older uploads.
             patterns.append("pytorch_model*.bin")
-            folder = huggingface_hub.snapshot_download(name, allow_patterns=patterns)
+            folder = snapshot_download(name, allow_patterns=patterns)
         return folder
     except (errors.HfHubHTTPError, errors.LocalEntryNotFoundError, OSError) as error:
-        said = str(error).strip().partition("\n")[0]
+        reason = str(error).strip().partition("\n")[0]
         raise ValueError(
-            f"There is no folder {name}, and the hub did not give the model of that name ({said})."
+            f"There is no folder {name}, and the hub did not give the model of that name "
+            f"({reason})."
         ) from error

@@ -21,24 +21,17 @@ from speculative.models import Config, abstract_params
 from speculative.types import PyTree
 from speculative.vocabulary import Vocabulary, open_vocabulary, store
 
-CONFIG = "config.json"
-"""The file that describes a model, in our folders and in Hugging Face's."""
+CONFIG = "config.json"  # It describes a model, in our folders and in Hugging Face's.
 DTYPES = {"float32": np.dtype(np.float32), "bfloat16": np.dtype(ml_dtypes.bfloat16)}
 """The number formats in which checkpoints are written."""
 
 
 class Tensor(NamedTuple):
-    """A tensor that is not read yet.
+    """A tensor that is not read yet."""
 
-    Attributes:
-        shape: in T5X's orientation: kernels are [in, out].
-        dtype: the stored format: "float32", "bfloat16", "float16" or "int8".
-        read: returns the values, in a floating-point format.
-    """
-
-    shape: tuple[int, ...]
-    dtype: str
-    read: Callable[[], np.ndarray]
+    shape: tuple[int, ...]  # In T5X's orientation: kernels are [in, out].
+    dtype: str  # As stored: "float32", "bfloat16", "float16" or "int8".
+    read: Callable[[], np.ndarray]  # Returns the values, in a floating-point format.
 
 
 def read_settings(folder: str | pathlib.Path) -> dict[str, Any]:
@@ -56,7 +49,7 @@ def read_settings(folder: str | pathlib.Path) -> dict[str, Any]:
 
 
 def sha256(path: pathlib.Path) -> str:
-    """The SHA-256 of a file, in hexadecimal."""
+    """A file's SHA-256, in hexadecimal."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
@@ -64,10 +57,9 @@ def sha256(path: pathlib.Path) -> str:
 class Checksums:
     """The SHA-256 of files, each computed once, when it is first needed."""
 
-    def __init__(self, recorded: Mapping[pathlib.Path, str] | None = None) -> None:
+    def __init__(self, recorded: Mapping[pathlib.Path, str] = {}) -> None:
         """`recorded` holds the checksums that files must have."""
-        self._recorded = recorded or {}
-        self.sha256 = functools.cache(sha256)
+        self._recorded, self.sha256 = recorded, functools.cache(sha256)
 
     def verify(self, path: pathlib.Path) -> None:
         """Raises ValueError if a file's checksum differs from the recorded one."""
@@ -80,27 +72,14 @@ class Checksums:
 
 @dataclasses.dataclass(frozen=True)
 class Checkpoint:
-    """An opened checkpoint whose tensors fit its configuration.
+    """An opened checkpoint; raises ValueError unless its tensors fit its configuration."""
 
-    Attributes:
-        location: the folder or address, for messages.
-        format: "native", "t5x" or "huggingface".
-        config: the sizes.
-        tensors: by T5X's names, "/" between their parts.
-        vocabulary: the vocabulary's file beside the weights, if there is one.
-        extra_ids: number of sentinel tokens after the vocabulary's pieces; T5's own has 100.
-        checksums: verifies each file when it is read.
-
-    Raises:
-        ValueError: a tensor is missing, unknown or of another shape than the configuration's.
-    """
-
-    location: str
-    format: str
+    location: str  # The folder or address, for messages.
+    format: str  # "native", "t5x" or "huggingface".
     config: Config
-    tensors: Mapping[str, Tensor]
-    vocabulary: pathlib.Path | None = None
-    extra_ids: int = 0
+    tensors: Mapping[str, Tensor]  # By T5X's names, "/" between their parts.
+    vocabulary: pathlib.Path | None = None  # The vocabulary's file beside the weights.
+    extra_ids: int = 0  # Sentinel tokens after the vocabulary's pieces; T5's own has 100.
     checksums: Checksums = dataclasses.field(default_factory=Checksums)
 
     def __post_init__(self) -> None:
@@ -148,28 +127,26 @@ class Checkpoint:
         """
 
         def loaded(name: str) -> jax.Array:
-            # A copy: on CPU a view would keep the host's array, and its format's file, alive.
+            # A copy: on CPU a view would keep the host's array, and the file it is of, in memory.
             value = self.read(name).astype(DTYPES[dtype])
             return jax.block_until_ready(jax.device_put(value, may_alias=False))
 
         values = {name: loaded(name) for name in self.tensors}
         return traverse_util.unflatten_dict(values, sep="/")
 
-    def verified_vocabulary(self) -> pathlib.Path | None:
-        """The vocabulary's file, if there is one; raises ValueError if it was altered."""
-        if self.vocabulary is not None:
-            self.checksums.verify(self.vocabulary)
-        return self.vocabulary
-
     def open_vocabulary(self) -> Vocabulary | None:
         """The vocabulary, if there is one; raises ValueError if its file is altered or damaged."""
-        path = self.verified_vocabulary()
-        return open_vocabulary(path, self.extra_ids) if path else None
+        if self.vocabulary is None:
+            return None
+        self.checksums.verify(self.vocabulary)
+        return open_vocabulary(self.vocabulary, self.extra_ids)
 
     def store_vocabulary(self, folder: pathlib.Path) -> str | None:
         """Copies the vocabulary, if there is one, into a folder; returns its file's name there."""
-        path = self.verified_vocabulary()
-        return store(path, folder) if path else None
+        if self.vocabulary is None:
+            return None
+        self.checksums.verify(self.vocabulary)
+        return store(self.vocabulary, folder)
 
 
 def in_memory(
@@ -180,11 +157,10 @@ def in_memory(
     extra_ids: int = 0,
 ) -> Checkpoint:
     """A checkpoint of parameters that are in memory already."""
-
-    def tensor(value: Any) -> Tensor:
-        return Tensor(tuple(value.shape), str(value.dtype), lambda: np.asarray(value))
-
-    tensors = {name: tensor(value) for name, value in by_name(params).items()}
+    tensors = {
+        name: Tensor(x.shape, str(x.dtype), functools.partial(np.asarray, x))
+        for name, x in by_name(params).items()
+    }
     return Checkpoint(location, "native", config, tensors, vocabulary, extra_ids)
 
 
@@ -243,11 +219,8 @@ def write_tensors(
     for number, names in enumerate(shards, 1):
         part = f"-{number:05}-of-{len(shards):05}" if len(shards) > 1 else ""
         path = folder / f"model{part}.safetensors"
-        arrays: dict[str, np.ndarray] = {}
-        for name in names:
-            arrays |= {key: np.ascontiguousarray(x) for key, x in values(name).items()}
-        save_file(arrays, path, metadata)
+        arrays = (item for name in names for item in values(name).items())
+        save_file({key: np.ascontiguousarray(x) for key, x in arrays}, path, metadata)
         path.chmod(0o644)  # safetensors makes files that only their owner can read.
         files |= dict.fromkeys(names, path.name)
-        del arrays  # They must be freed before the next file's are read.
     return files

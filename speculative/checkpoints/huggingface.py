@@ -14,7 +14,6 @@ from typing import Any
 
 import numpy as np
 
-from speculative import vocabulary
 from speculative.checkpoints.checkpoint import (
     CONFIG,
     DTYPES,
@@ -26,35 +25,25 @@ from speculative.checkpoints.checkpoint import (
 )
 from speculative.checkpoints.native import read_safetensors
 from speculative.models import FAMILIES, names_of
-from speculative.models.names import SPIECE, Names, Stored
+from speculative.models.names import SPIECE, Stored
 
-VOCABULARIES = (SPIECE, vocabulary.MERGES)
-"""Files that hold vocabularies and end neither in .json nor in .safetensors."""
 SAFETENSORS, BIN = "model.safetensors", "pytorch_model.bin"
-SHARD_BYTES = 2**30
-"""The largest file that is written."""
-
-
-def found(folder: str | pathlib.Path) -> bool:
-    """Whether a folder is Hugging Face's: its configuration names a type of model."""
-    return "model_type" in read_settings(folder)
+SHARD_BYTES = 2**30  # The largest file that is written.
 
 
 def open(folder: str | pathlib.Path) -> Checkpoint:
     """Opens a folder.
 
-    Raises:
-        ValueError: it holds another kind of model, a setting that is not supported, or no
-            weights; or a tensor is missing, unknown or of the wrong shape.
+    Raises ValueError if it holds another kind of model, a setting that is not supported, or no
+    weights, or if a tensor is missing, unknown or of the wrong shape.
     """
     folder = pathlib.Path(folder)
     settings, path = read_settings(folder), str(folder / CONFIG)
-    every = [family.names for family in FAMILIES.values()]
     model = settings.get("model_type")
-    kind = next((names for names in every if model in names.model_types), None)
+    readable = [family.names for family in FAMILIES.values() if family.names.model_types]
+    kind = next((names for names in readable if model in names.model_types), None)
     if kind is None:
-        read = [names for names in every if names.model_types]
-        known = " and ".join(f"{names.title} ({', '.join(names.model_types)})" for names in read)
+        known = " and ".join(f"{kind.title} ({', '.join(kind.model_types)})" for kind in readable)
         raise ValueError(f"{path} is of a {model!r} model; only {known} are read.")
     config = kind.configuration(settings, path)
     table = kind.names(config)
@@ -69,24 +58,21 @@ def open(folder: str | pathlib.Path) -> Checkpoint:
     for name, tensor in stored.items():
         if name in table or not kind.passed_over.fullmatch(name.removeprefix(kind.prefix)):
             tensors |= _parts(f"{name} of {folder}", tensor, table.get(name, Stored((name,))))
-    if missing := [name for name in table if name not in stored]:
-        raise ValueError(f"{folder} lacks the tensor {missing[0]}.")
+    for name in table:
+        if name not in stored:
+            raise ValueError(f"{folder} lacks the tensor {name}.")
     files = (folder / name for name in kind.vocabularies)
-    return Checkpoint(
-        str(folder),
-        "huggingface",
-        config,
-        tensors,
-        next((file for file in files if file.is_file()), None),
-        _extra_ids(folder, kind),
-    )
+    vocabulary, extra_ids = next((file for file in files if file.is_file()), None), kind.extra_ids
+    with contextlib.suppress(OSError, ValueError):
+        tokenizer = json.loads((folder / "tokenizer_config.json").read_text())
+        extra_ids = int(tokenizer.get("extra_ids", extra_ids))
+    return Checkpoint(str(folder), "huggingface", config, tensors, vocabulary, extra_ids)
 
 
 def write(folder: str | pathlib.Path, checkpoint: Checkpoint, dtype: str | None = None) -> None:
     """Writes a new folder that transformers loads, whole or not at all; see `native.write`.
 
-    Raises:
-        ValueError: the folder exists, the disk is full, or transformers has no such model.
+    Raises ValueError also if transformers has no such model.
     """
     config, dtype = checkpoint.config, dtype or checkpoint.dtype
     kind = names_of(config)
@@ -104,22 +90,20 @@ def write(folder: str | pathlib.Path, checkpoint: Checkpoint, dtype: str | None 
         value = value.astype(DTYPES[dtype], copy=False)
         return {name: value.T if transposed else value}
 
+    descriptions: dict[str, dict[str, Any]] = {CONFIG: settings}
     with written(folder) as unfinished:
         if name := checkpoint.store_vocabulary(unfinished):
             tokenizer: dict[str, Any] = {"tokenizer_class": "GPT2Tokenizer"}
             if not name.endswith(".json"):
                 (unfinished / name).rename(unfinished / SPIECE)
                 tokenizer = {"tokenizer_class": "T5Tokenizer", "extra_ids": checkpoint.extra_ids}
-            _write_json(unfinished / "tokenizer_config.json", tokenizer)
+            descriptions["tokenizer_config.json"] = tokenizer
         index = write_tensors(unfinished, sizes, SHARD_BYTES, values, {"format": "pt"})
         if len(set(index.values())) > 1:
             contents = {"metadata": {"total_size": sum(sizes.values())}, "weight_map": index}
-            _write_json(unfinished / f"{SAFETENSORS}.index.json", contents)
-        _write_json(unfinished / CONFIG, settings)
-
-
-def _write_json(path: pathlib.Path, contents: Any) -> None:
-    path.write_text(json.dumps(contents, indent=2) + "\n")
+            descriptions[f"{SAFETENSORS}.index.json"] = contents
+        for name, contents in descriptions.items():
+            (unfinished / name).write_text(json.dumps(contents, indent=2) + "\n")
 
 
 def _parts(described: str, tensor: Tensor, stored: Stored) -> Iterator[tuple[str, Tensor]]:
@@ -139,18 +123,11 @@ def _parts(described: str, tensor: Tensor, stored: Stored) -> Iterator[tuple[str
         yield name, Tensor(shape, tensor.dtype, functools.partial(read, i))
 
 
-def _extra_ids(folder: pathlib.Path, kind: Names[Any]) -> int:
-    with contextlib.suppress(OSError, ValueError):
-        tokenizer = json.loads((folder / "tokenizer_config.json").read_text())
-        return int(tokenizer.get("extra_ids", kind.extra_ids))
-    return kind.extra_ids
-
-
 def _stored(folder: pathlib.Path) -> dict[str, Tensor]:
     """Every tensor of the folder by Hugging Face's name, from the best format present."""
-    for single, members in ((SAFETENSORS, read_safetensors), (BIN, _bin)):
+    for single, read in ((SAFETENSORS, read_safetensors), (BIN, _read_bin)):
         if (folder / single).is_file():
-            return members(folder / single)
+            return read(folder / single)
         index = folder / f"{single}.index.json"
         if not index.is_file():
             continue
@@ -162,14 +139,14 @@ def _stored(folder: pathlib.Path) -> dict[str, Tensor]:
         for shard in sorted(shards):
             if not (folder / shard).is_file():
                 raise ValueError(f"{folder / shard} is missing; {index} names it.")
-            tensors |= members(folder / shard)
+            tensors |= read(folder / shard)
         return tensors
     raise ValueError(
         f"{folder} has no weights: neither {SAFETENSORS} nor {BIN}, nor an index of shards."
     )
 
 
-def _bin(path: pathlib.Path) -> dict[str, Tensor]:
+def _read_bin(path: pathlib.Path) -> dict[str, Tensor]:
     try:
         import torch  # pyright: ignore[reportMissingImports]
     except ModuleNotFoundError as error:
@@ -181,9 +158,7 @@ def _bin(path: pathlib.Path) -> dict[str, Tensor]:
         # A tensor of a mapped file is read when it is used.
         stored = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
     except (RuntimeError, pickle.UnpicklingError, OSError) as error:
-        raise ValueError(
-            f"{path} is no file of PyTorch weights, or is cut off: {error}."
-        ) from error
+        raise ValueError(f"{path} holds no PyTorch weights, or is cut off: {error}.") from error
 
     def tensor(value: Any) -> Tensor:
         dtype = str(value.dtype).removeprefix("torch.")

@@ -1,6 +1,6 @@
 """The project's own checkpoints: a folder of safetensors files and one `config.json`.
 
-Kernels and embeddings may be stored as int8; the dequantised values are then the model.
+Kernels and embeddings may be stored as int8; the dequantized values are then the model.
 """
 
 import functools
@@ -10,7 +10,6 @@ import pathlib
 from collections.abc import Callable, Iterable
 from typing import Literal
 
-import ml_dtypes  # noqa: F401  (gives NumPy the bfloat16 that safetensors asks for)
 import numpy as np
 from safetensors import SafetensorError, safe_open
 
@@ -32,17 +31,16 @@ from speculative.types import PyTree
 Storage = Literal["float32", "bfloat16", "int8"]
 """The number formats in which parameters are saved."""
 VERSION = 1
-KEYS = ("model", "sha256", "vocabulary")
-"""The other fields that a description must have."""
-SCALE = ".scale"
-"""The end of the name of an int8 tensor's scales."""
+SCALE = ".scale"  # The end of the name of an int8 tensor's scales.
 FILE_BYTES = 14 * 2**20
 """The largest file of a small model; some hosts refuse larger files in a repository."""
 BIG = 2**30
 """The largest file of a model of more bytes than this."""
+# The number formats that are read, by their names in safetensors.
+KINDS = {"F32": "float32", "BF16": "bfloat16", "F16": "float16", "I8": "int8"}
 
 
-def quantise(name: str, value: np.ndarray) -> dict[str, np.ndarray]:
+def quantize(name: str, value: np.ndarray) -> dict[str, np.ndarray]:
     """A tensor as int8 with float32 scales, symmetric; a norm or a bias stays as it is.
 
     A kernel [in, out] has a scale for each output, an embedding [V, D] one for each row.
@@ -64,11 +62,7 @@ def save(
     storage: Storage = "float32",
     extra_ids: int = 0,
 ) -> None:
-    """Writes parameters that are in memory, with a vocabulary's file; see `write`.
-
-    Raises:
-        ValueError: the vocabulary does not exist, or the folder cannot be written.
-    """
+    """Writes parameters that are in memory, see `write`, and a copy of a vocabulary's file."""
     path = pathlib.Path(vocabulary) if vocabulary else None
     if path and not path.is_file():
         raise ValueError(f"There is no vocabulary at {path}.")
@@ -79,22 +73,18 @@ def write(folder: str | pathlib.Path, checkpoint: Checkpoint, storage: str | Non
     """Writes a new folder, whole or not at all, with the tensors of one file in memory at a time.
 
     `storage` is one of `Storage`, by default the format that loses nothing; int8 stores kernels
-    and embeddings as such, and the other tensors in float32.
-
-    Raises:
-        ValueError: the folder exists, the disk is full, or a parameter is not finite.
+    and embeddings as such, and the other tensors in float32. Raises ValueError if the folder
+    exists, the disk is full, or a parameter is not finite.
     """
     storage = storage or checkpoint.dtype
     kind = np.dtype(np.int8) if storage == "int8" else DTYPES[storage]
-    sizes = {
-        name: math.prod(tensor.shape) * kind.itemsize for name, tensor in checkpoint.tensors.items()
-    }
+    sizes = {name: math.prod(x.shape) * kind.itemsize for name, x in checkpoint.tensors.items()}
     limit = BIG if sum(sizes.values()) > BIG else FILE_BYTES
 
     def values(name: str) -> dict[str, np.ndarray]:
         value = checkpoint.read(name)
         if storage == "int8":
-            return quantise(name, value.astype(np.float32))
+            return quantize(name, value.astype(np.float32))
         return {name: value.astype(kind)}
 
     with written(folder) as unfinished:
@@ -119,21 +109,14 @@ def load(folder: str | pathlib.Path) -> tuple[Config, PyTree]:
     return checkpoint.config, checkpoint.numpy()
 
 
-def found(folder: str | pathlib.Path) -> bool:
-    """Whether a folder's configuration names a format of ours."""
-    return "format" in read_settings(folder)
-
-
 def open(folder: str | pathlib.Path) -> Checkpoint:
     """Opens a checkpoint folder; a file's checksum is verified when it is first read from.
 
-    Raises:
-        ValueError: a file is missing, or a tensor is missing, unknown or of the wrong shape; the
-            message names both, or says that a file was altered if that is the cause.
+    Raises ValueError if a file is missing, or if a tensor is missing, unknown or of the wrong
+    shape; the message names it, or says that a file was altered if that is the cause.
     """
     folder = pathlib.Path(folder)
-    description = read_settings(folder)
-    if not description:
+    if not (description := read_settings(folder)):
         raise ValueError(f"{folder} is no checkpoint folder: it has no {CONFIG}.")
     kind, version = description.get("format"), description.get("format_version")
     if kind not in FAMILIES or version != VERSION:
@@ -141,8 +124,9 @@ def open(folder: str | pathlib.Path) -> Checkpoint:
             f"{folder / CONFIG} is of format {kind!r}, version {version}; this program reads "
             f"version {VERSION} of {', '.join(FAMILIES)}."
         )
-    if missing := [key for key in KEYS if key not in description]:
-        raise ValueError(f"{folder / CONFIG} lacks {missing[0]!r}; fetch the checkpoint again.")
+    for key in ("model", "sha256", "vocabulary"):
+        if key not in description:
+            raise ValueError(f"{folder / CONFIG} lacks {key!r}; fetch the checkpoint again.")
     try:
         config = FAMILIES[kind].config.from_json(description["model"])
     except TypeError as error:
@@ -151,17 +135,11 @@ def open(folder: str | pathlib.Path) -> Checkpoint:
     for path in recorded:
         if not path.is_file():
             raise ValueError(f"{path} is missing; restore it or fetch the checkpoint again.")
-    checksums, vocabulary = Checksums(recorded), description["vocabulary"]
+    name, extra_ids = description["vocabulary"], description.get("extra_ids", 0)
+    vocabulary, checksums = folder / name if name else None, Checksums(recorded)
     try:
-        return Checkpoint(
-            str(folder),
-            "native",
-            config,
-            _tensors(folder, checksums, recorded),
-            folder / vocabulary if vocabulary else None,
-            description.get("extra_ids", 0),
-            checksums,
-        )
+        tensors = _tensors(folder, checksums, recorded)
+        return Checkpoint(str(folder), "native", config, tensors, vocabulary, extra_ids, checksums)
     except ValueError:
         for path in recorded:
             checksums.verify(path)
@@ -171,22 +149,21 @@ def open(folder: str | pathlib.Path) -> Checkpoint:
 def _tensors(
     folder: pathlib.Path, checksums: Checksums, paths: Iterable[pathlib.Path]
 ) -> dict[str, Tensor]:
-    """The tensors, dequantised when they are read, of a folder's safetensors files."""
+    """The tensors, dequantized when they are read, of a folder's safetensors files."""
     stored: dict[str, Tensor] = {}
     for path in paths:
         if path.suffix == ".safetensors":
             stored |= read_safetensors(path, functools.partial(checksums.verify, path))
 
-    def dequantised(name: str) -> Tensor:
-        tensor = stored[name]
+    def dequantized(name: str) -> Tensor:
+        tensor, scale = stored[name], stored.get(name + SCALE)
         if tensor.dtype != "int8":
             return tensor
-        if name + SCALE not in stored:
+        if scale is None:
             raise ValueError(f"{folder} lacks the tensor {name + SCALE}.")
-        scale = stored[name + SCALE]
         return tensor._replace(read=lambda: tensor.read().astype(np.float32) * scale.read())
 
-    return {name: dequantised(name) for name in stored if not name.endswith(SCALE)}
+    return {name: dequantized(name) for name in stored if not name.endswith(SCALE)}
 
 
 def read_safetensors(
@@ -196,7 +173,6 @@ def read_safetensors(
 
     Raises ValueError if the file is damaged or a tensor's type is not supported.
     """
-    kinds = {"F32": "float32", "BF16": "bfloat16", "F16": "float16", "I8": "int8"}
 
     def read(name: str) -> np.ndarray:
         verify()
@@ -211,11 +187,11 @@ def read_safetensors(
             for name in list(file.keys()):
                 part = file.get_slice(name)
                 shape, kind = tuple(part.get_shape()), part.get_dtype()
-                if kind not in kinds:
+                if kind not in KINDS:
                     raise ValueError(
-                        f"Tensor {name} of {path} is of type {kind}; read are {', '.join(kinds)}."
+                        f"Tensor {name} of {path} is of type {kind}; read are {', '.join(KINDS)}."
                     )
-                tensors[name] = Tensor(shape, kinds[kind], functools.partial(read, name))
+                tensors[name] = Tensor(shape, KINDS[kind], functools.partial(read, name))
     except (SafetensorError, OSError) as error:
         raise ValueError(f"{path} is no safetensors file, or is cut off: {error}.") from error
     return tensors

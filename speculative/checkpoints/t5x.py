@@ -16,9 +16,7 @@ from speculative.checkpoints.checkpoint import DTYPES, Checkpoint, Tensor, writt
 from speculative.models import FAMILIES, names_of
 
 INDEX, VERSION = "checkpoint", 3
-CHUNK_BYTES = 64 * 2**20
-"""The largest chunk of an array; T5X aims at the same."""
-COMPRESSOR = {"id": "gzip", "level": 1}
+CHUNK_BYTES = 64 * 2**20  # The largest chunk of an array; T5X aims at the same.
 
 
 def kvstore(folder: str | pathlib.Path) -> dict[str, str]:
@@ -30,67 +28,48 @@ def kvstore(folder: str | pathlib.Path) -> dict[str, str]:
     return {"driver": "file", "path": str(pathlib.Path(folder).absolute()) + "/"}
 
 
-def found(folder: str | pathlib.Path) -> bool:
-    """Whether a folder has T5X's index, or is on Google Cloud Storage."""
-    return str(folder).startswith("gs://") or (pathlib.Path(folder) / INDEX).is_file()
-
-
 def open(folder: str | pathlib.Path) -> Checkpoint:
-    """Opens a checkpoint folder (``.../checkpoint_1000``); optimiser state is not read.
+    """Opens a checkpoint folder (``.../checkpoint_1000``); the optimizer's state is not read.
 
     The configuration follows from the tensors' shapes, except for the distance from which all
-    positions share a bucket, which is assumed to be T5's 128.
-
-    Raises:
-        ValueError: the folder is no T5X checkpoint of a T5, or a tensor does not fit the others.
+    positions share a bucket, which is assumed to be T5's 128. Raises ValueError if the folder is
+    no T5X checkpoint of a T5, or if a tensor does not fit the others.
     """
     tensors = {}
     for path, leaf in _index(folder).items():
         tensors |= _tensors(folder, path, leaf)
     shapes = {name: tensor.shape for name, tensor in tensors.items()}
-    # T5 comes last: it tells what its own checkpoints lack.
-    families = reversed(FAMILIES.values())
-    configs = (family.names.infer(shapes, str(folder)) for family in families)
-    config = next(config for config in configs if config is not None)
-    return Checkpoint(str(folder), "t5x", config, tensors)
+    # T5 comes last: it always finds a configuration, or raises what such a checkpoint lacks.
+    configs = (family.names.infer(shapes, str(folder)) for family in reversed(FAMILIES.values()))
+    return Checkpoint(str(folder), "t5x", next(filter(None, configs)), tensors)
 
 
-def write(
-    folder: str | pathlib.Path, checkpoint: Checkpoint, dtype: str | None = None, step: int = 0
-) -> None:
+def write(folder: str | pathlib.Path, checkpoint: Checkpoint, dtype: str | None = None) -> None:
     """Writes a new folder, whole or not at all, one tensor in memory at a time.
 
-    T5X expects a folder's name like ``checkpoint_1000``. The index records the training `step`.
-
-    Raises:
-        ValueError: the folder exists, the disk is full, or the model is no encoder-decoder.
+    T5X expects a folder's name like ``checkpoint_1000``. The index says training step 0. Raises
+    ValueError if the folder exists, the disk is full, or the model is no encoder-decoder.
     """
     names_of(checkpoint.config).require_t5x(checkpoint.config, checkpoint.location)
     kind = dtype or checkpoint.dtype
-    target: dict[tuple[str, ...], Any] = {}
+    target: dict[str, Any] = {}
     with written(folder) as unfinished:
         for name, tensor in checkpoint.tensors.items():
             path = f"target.{name.replace('/', '.')}"
             rows = max(1, CHUNK_BYTES // max(1, 4 * math.prod(tensor.shape[1:])))
             metadata = {
                 "chunks": [min(tensor.shape[0], rows), *tensor.shape[1:]],
-                "compressor": COMPRESSOR,
+                "compressor": {"id": "gzip", "level": 1},
                 "shape": list(tensor.shape),
             }
             leaf = {"driver": "zarr", "dtype": kind, "metadata": metadata}
-            store = {"driver": "file", "path": f"{unfinished.absolute()}/{path}/"}
-            array = tensorstore.open(leaf | {"kvstore": store}, create=True).result()
+            spec = leaf | {"kvstore": kvstore(unfinished / path)}
+            array = tensorstore.open(spec, create=True).result()
             array.write(checkpoint.read(name).astype(DTYPES[kind])).result()
-            target[tuple(name.split("/"))] = leaf | {
-                "kvstore": {"driver": "file", "path": f"{path}/"}
-            }
-        index = {
-            "version": VERSION,
-            "optimizer": {
-                "target": traverse_util.unflatten_dict(target),
-                "state": {"step": np.asarray(step, np.int32)},
-            },
-        }
+            target[name] = leaf | {"kvstore": {"driver": "file", "path": f"{path}/"}}
+        tree = traverse_util.unflatten_dict(target, sep="/")
+        optimizer = {"target": tree, "state": {"step": np.asarray(0, np.int32)}}
+        index = {"version": VERSION, "optimizer": optimizer}
         (unfinished / INDEX).write_bytes(serialization.msgpack_serialize(index))
 
 
@@ -123,10 +102,9 @@ def _tensors(folder: str | pathlib.Path, path: tuple[str, ...], leaf: Any) -> di
         read = functools.partial(_read_zarr, folder, name, array, shape)
     else:
         value = np.asarray(leaf)
-        shape, dtype = value.shape, str(value.dtype)
-        read = functools.partial(_read_array, value)
+        shape, dtype, read = value.shape, str(value.dtype), value.__getitem__
     if path[1:2] != ("layers",):
-        return {name: Tensor(shape, dtype, read)}
+        return {name: Tensor(shape, dtype, functools.partial(read, ...))}
     if "relative_posemb" in path:
         raise ValueError(
             f"Every layer of {folder} has relative positions of its own ({name}), as umT5 does; "
@@ -134,19 +112,16 @@ def _tensors(folder: str | pathlib.Path, path: tuple[str, ...], leaf: Any) -> di
         )
     return {
         "/".join((path[0], f"layers_{i}", *path[2:])): Tensor(
-            (shape[0], *shape[2:]), dtype, functools.partial(read, i)
+            (shape[0], *shape[2:]), dtype, functools.partial(read, np.s_[:, i])
         )
         for i in range(shape[1])
     }
 
 
-def _read_array(value: np.ndarray, *layer: int) -> np.ndarray:
-    return np.take(value, layer[0], axis=1) if layer else value
-
-
 def _read_zarr(
-    folder: str | pathlib.Path, name: str, path: str, shape: tuple[int, ...], *layer: int
+    folder: str | pathlib.Path, name: str, path: str, shape: tuple[int, ...], index: Any
 ) -> np.ndarray:
+    """The part of an array that a NumPy index selects, as in `value[index]`."""
     store = {
         "driver": "zarr",
         "kvstore": kvstore(f"{str(folder).rstrip('/')}/{path}"),
@@ -156,7 +131,7 @@ def _read_zarr(
         array = tensorstore.open(store, read=True, open=True).result()
         if array.shape != shape:
             raise ValueError(f"it is {array.shape} on disk, but {shape} in the index")
-        chosen = array[:, layer[0]] if layer else array
+        chosen = array[index]
         if not chosen.shape:
             return np.asarray(chosen.read().result())
         # A quarter at a time: decompressing takes several times the memory of its result.

@@ -10,23 +10,14 @@ if TYPE_CHECKING:
 
 @dataclasses.dataclass(frozen=True)
 class Task:
-    """A task without its data.
+    """A task without its data."""
 
-    Attributes:
-        name: the task's name, here and in seqio's registry.
-        prefix: the words before each source that tell the target its task.
-        metric: one of `measurement.quality.METRICS`; None if there is no reference to compare.
-        paper: the name in `paper` of the paper's task of the same kind.
-        split: the split that is evaluated.
-        module: the module of this package that registers the task with seqio when imported.
-    """
-
-    name: str
-    prefix: str
-    metric: str | None
-    paper: str
-    split: str
-    module: str
+    name: str  # Its name here and in seqio's registry.
+    prefix: str  # The words before each source that tell the target its task.
+    metric: str | None  # One of `measurement.quality.METRICS`; None without references to compare.
+    paper: str  # The name in `paper` of the paper's task of the same kind.
+    split: str  # The split that is evaluated.
+    module: str  # The module of this package that registers it with seqio when imported.
 
 
 _TO_GERMAN, _SUMMARIZE = "translate English to German: ", "summarize: "
@@ -39,7 +30,6 @@ _ALL = (
     Task("debian_lm", "", None, "lm1b", "test", "debian"),
 )
 TASKS = {known.name: known for known in _ALL}
-"""Every task, by name."""
 
 
 def task(name: str) -> Task:
@@ -52,8 +42,7 @@ def task(name: str) -> Task:
 def get_task(name: str) -> "seqio.Task":
     """The task in seqio's registry; its data is read when a dataset is requested.
 
-    Raises:
-        ValueError: there is no such task, or seqio or what it needs cannot be imported.
+    Raises ValueError if there is no such task, or if seqio or what it needs cannot be imported.
     """
     module = f"{__name__}.{task(name).module}"
     try:

@@ -7,28 +7,22 @@ import pathlib
 
 from speculative import checkpoints, tasks
 
+# The names that source and reference may have in a line of JSON, and in messages.
 COLUMNS = (("article", "highlights"), ("inputs", "targets"), ("source", "reference"))
-"""Names that source and reference may have in a line of JSON."""
-
+NAMES = ", or ".join(" and ".join(names) for names in COLUMNS)
 KINDS = (
-    "FILE.tsv (source, tab, reference), FILE.jsonl (objects with "
-    f"{', or '.join(' and '.join(names) for names in COLUMNS)}) or SOURCES,REFERENCES (two files "
-    "of parallel lines)"
+    f"FILE.tsv (source, tab, reference), FILE.jsonl (objects with {NAMES}) or SOURCES,REFERENCES "
+    "(two files of parallel lines)"
 )
 """The kinds of file that `load_prompts` reads, for messages."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Prompt:
-    """A text to decode.
+    """A text to decode."""
 
-    Attributes:
-        source: the task's prefix and the text; for a language model, the text to continue.
-        reference: the output that a person wrote.
-    """
-
-    source: str
-    reference: str
+    source: str  # The task's prefix and the text; for a language model, the text to continue.
+    reference: str  # The output that a person wrote.
 
 
 def load_prompts(
@@ -36,15 +30,10 @@ def load_prompts(
 ) -> list[Prompt]:
     """The first `limit` prompts of a task, or all.
 
-    Args:
-        task: a name of `tasks.TASKS`.
-        limit: the largest number of prompts.
-        data_file: local text without the task's prefix, in UTF-8, see `KINDS`. None takes the
-            prompts that ship with the package, or else the task's split in seqio.
-
-    Raises:
-        ValueError: there is no such task, the limit is below 1, the split cannot be read, or the
-            file is missing, empty or malformed; the message says in which line.
+    They are those of `data_file`, local text without the task's prefix, in UTF-8, see `KINDS`; or
+    without it those that ship with the package, or else those of the task's split in seqio. Raises
+    ValueError if there is no such task, the limit is below 1, the split cannot be read, or the
+    file is missing, empty or malformed; the message says in which line.
     """
     known = tasks.task(task)
     if limit is not None and limit < 1:
@@ -62,17 +51,23 @@ def load_prompts(
 
 
 def _of_split(task: tasks.Task, limit: int | None) -> list[Prompt]:
-    """The first prompts of the split that is evaluated; the others are not read."""
+    """The first prompts of the split that is evaluated; the others are not read.
+
+    A language model, which has no source, continues the first half of a text, at most 16 words.
+    """
     registered = tasks.get_task(task.name)
+    prompts = []
     try:
-        dataset = registered.get_dataset(
-            None, split=task.split, shuffle=False, try_in_mem_cache=False
-        )
-        return [
+        dataset = registered.get_dataset(None, task.split, shuffle=False, try_in_mem_cache=False)
+        for example in itertools.islice(dataset.as_numpy_iterator(), limit):
             # seqio keeps the prefixed text beside its tokens.
-            _prompt(*(example[f"{name}_pretokenized"].decode() for name in ("inputs", "targets")))
-            for example in itertools.islice(dataset.as_numpy_iterator(), limit)
-        ]
+            source = example["inputs_pretokenized"].decode()
+            reference = example["targets_pretokenized"].decode()
+            if not source:
+                words = reference.split()
+                count = min(len(words) // 2, 16)
+                source, reference = " ".join(words[:count]), " ".join(words[count:])
+            prompts.append(Prompt(source, reference))
     # TFDS and TensorFlow raise errors of every kind if they cannot read a dataset.
     except Exception as error:
         raise ValueError(
@@ -80,25 +75,13 @@ def _of_split(task: tasks.Task, limit: int | None) -> list[Prompt]:
             f"({type(error).__name__}: {error}); see that TFDS finds it (TFDS_DATA_DIR), or give "
             f"a data file: {KINDS}."
         ) from error
-
-
-def _prompt(source: str, reference: str) -> Prompt:
-    """An example as a prompt; without a source, the first half of the reference becomes it.
-
-    Such a source has at most 16 words.
-    """
-    if source:
-        return Prompt(source, reference)
-    words = reference.split()
-    count = min(len(words) // 2, 16)
-    return Prompt(" ".join(words[:count]), " ".join(words[count:]))
+    return prompts
 
 
 def read_pairs(files: str) -> list[tuple[str, str]]:
     """Source and reference of every line of a file, or of two parallel files; see `KINDS`.
 
-    Raises:
-        ValueError: a file is missing, empty or malformed; the message says in which line.
+    Raises ValueError if a file is missing, empty or malformed; the message says in which line.
     """
     first, comma, second = files.partition(",")
     parse = {".tsv": _columns, ".jsonl": _fields}.get(pathlib.Path(files).suffix)
@@ -139,22 +122,19 @@ def _fields(line: str, where: str) -> tuple[str, str]:
                 if not isinstance(record[name], str):
                     raise ValueError(f"{where} has {record[name]!r} as {name}; give a text.")
             return record[source], record[reference]
-    wanted = ", or ".join(" and ".join(names) for names in COLUMNS)
-    raise ValueError(f"{where} has the columns {', '.join(record) or 'none'}; it needs {wanted}.")
+    raise ValueError(f"{where} has the columns {', '.join(record) or 'none'}; it needs {NAMES}.")
 
 
 def _lines(file: str) -> list[str]:
     """The lines of a text file, without their ends.
 
-    Only line feeds end a line: str.splitlines would also cut at other characters, which occur
-    within sentences, so that parallel files would no longer match.
+    str.splitlines would also cut within sentences, so that parallel files would no longer match.
     """
     path = pathlib.Path(file)
     if not path.is_file():
         raise ValueError(f"There is no file {file!r}; give {KINDS}.")
-    raw = path.read_bytes()
     try:
-        text = raw.decode("utf-8-sig")
+        text = path.read_bytes().decode("utf-8-sig")
     except UnicodeDecodeError as error:
         number = error.object[: error.start].count(b"\n") + 1
         raise ValueError(f"Line {number} of {file} is not UTF-8; convert the file.") from None

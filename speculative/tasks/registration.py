@@ -21,10 +21,7 @@ tf.config.set_visible_devices([], "GPU")
 def t5_vocabulary() -> seqio.SentencePieceVocabulary:
     """T5's vocabulary of 32,000 pieces and 100 sentinels, read when it is first used.
 
-    The environment variable `SPECULATIVE_T5_VOCABULARY` may name another file.
-
-    Raises:
-        ValueError: that file does not exist.
+    The environment variable `SPECULATIVE_T5_VOCABULARY` may name another file, which must exist.
     """
     path = os.environ.get("SPECULATIVE_T5_VOCABULARY", T5_VOCABULARY)
     if "://" not in path and not pathlib.Path(path).is_file():
@@ -38,10 +35,7 @@ def t5_vocabulary() -> seqio.SentencePieceVocabulary:
 def to_text(
     dataset: tf.data.Dataset, prefix: str, inputs: str | None, targets: str
 ) -> tf.data.Dataset:
-    """Examples of `inputs` and `targets` from those columns, with a prefix before each input.
-
-    Where `inputs` is None, each input is the prefix alone.
-    """
+    """Examples from columns of those names; without `inputs`, each input is the prefix alone."""
 
     def convert(example: dict[str, tf.Tensor]) -> dict[str, tf.Tensor]:
         parts = [prefix] if inputs is None else [prefix, example[inputs]]
@@ -55,8 +49,7 @@ def register(
 ) -> None:
     """Registers one of `TASKS`: prefixed text, tokenised, cut to length and closed by EOS.
 
-    `inputs` and `targets` name the columns of its source; a task without inputs has None. The
-    source is typed Any, because seqio accepts more than it declares.
+    `inputs`, unless it is None, and `targets` name columns of `source`, a source of seqio.
     """
     if name in seqio.TaskRegistry.names():
         return  # T5's library registers tasks of the same names and contents.

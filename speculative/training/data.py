@@ -5,6 +5,7 @@ Packing depends on (seed, epoch) alone, so a resumed run sees the batches of an 
 
 import concurrent.futures
 import functools
+import itertools
 from collections.abc import Iterator, Sequence
 
 import numpy as np
@@ -14,25 +15,17 @@ from speculative.training.examples import Examples
 Batch = dict[str, np.ndarray]
 """The fields of seqio's packing encoder-decoder converter, without positions; all int32:
 `encoder_input_tokens`, `encoder_segment_ids` [B, S]; `decoder_input_tokens`,
-`decoder_target_tokens`, `decoder_segment_ids`, `decoder_loss_weights` [B, L].
-"""
+`decoder_target_tokens`, `decoder_segment_ids`, `decoder_loss_weights` [B, L]."""
 
-OPEN_ROWS = 24
-"""Number of rows that may still take an example; more of them leave less padding but are slower."""
+OPEN_ROWS = 24  # Rows that may still take an example; more leave less padding but are slower.
 
 
 class Mixture:
-    """Several files of examples, mixed and packed.
+    """Several files of examples, mixed and packed into rows of S source and L target tokens.
 
-    Args:
-        sources: each file's examples and passes an epoch; 1.5 passes show every example once, and
-            a random half of them a second time.
-        batch_size: B rows.
-        source_length: S tokens a row.
-        target_length: L tokens a row.
-
-    Raises:
-        ValueError: a weight is not positive, or no example fits a row.
+    `sources` are each file's examples and passes an epoch; 1.5 passes show every example once, and
+    a random half of them a second time. Raises ValueError if a weight is not positive or no
+    example fits a row.
     """
 
     def __init__(
@@ -47,11 +40,13 @@ class Mixture:
             raise ValueError(f"A mixture needs files of positive weight, not {weights}.")
         self.batch_size = batch_size
         self._lengths = (source_length, target_length)
-        # All files as one, for sources and targets: tokens, each example's start and size.
-        self._sides = (
-            _joined([(part.inputs, part.inputs_offsets) for part, _ in sources]),
-            _joined([(part.targets, part.targets_offsets) for part, _ in sources]),
-        )
+        # The tokens of all files, and each example's start and size; for sources, then for targets.
+        self._sides: list[tuple[np.ndarray, np.ndarray, np.ndarray]] = []
+        for side in ("inputs", "targets"):
+            tokens = np.concatenate([getattr(part, side) for part, _ in sources])
+            offsets = [getattr(part, f"{side}_offsets") for part, _ in sources]
+            sizes = np.concatenate([np.diff(ends) for ends in offsets])
+            self._sides.append((tokens, np.cumsum(sizes) - sizes, sizes))
         input_sizes, target_sizes = (sizes for _, _, sizes in self._sides)
         # A shortened example would teach the model to stop early, so it is left out instead.
         fits = (input_sizes <= source_length) & (target_sizes <= target_length) & (target_sizes > 0)
@@ -70,34 +65,28 @@ class Mixture:
         return max(1, len(self._packed(0, 0)[0]) // self.batch_size)
 
     def batches(self, seed: int, start_step: int = 0) -> Iterator[Batch]:
-        """Endless batches from step `start_step` on (the first is 0).
-
-        A thread packs the next epoch meanwhile.
-        """
+        """Endless batches from step `start_step` on; a thread packs the next epoch meanwhile."""
         epoch, first = divmod(start_step, self.steps_per_epoch)
+        epochs = map(functools.partial(self._packed, seed), itertools.count(epoch))
         with concurrent.futures.ThreadPoolExecutor(1) as pool:
-            coming = pool.submit(self._packed, seed, epoch)
+            coming = pool.submit(next, epochs)
             while True:
                 rows = coming.result()
-                epoch += 1
-                coming = pool.submit(self._packed, seed, epoch)
+                coming = pool.submit(next, epochs)
                 # An epoch may fill a few rows more or fewer than the first: surplus rows are
                 # dropped, missing ones are copied from its beginning.
-                order = np.resize(np.arange(len(rows[0])), self.steps_per_epoch * self.batch_size)
-                for step in range(first, self.steps_per_epoch):
-                    chosen = order[step * self.batch_size : (step + 1) * self.batch_size]
+                order = np.resize(np.arange(len(rows[0])), (self.steps_per_epoch, self.batch_size))
+                for chosen in order[first:]:
                     yield _batch(*(column[chosen] for column in rows))
                 first = 0
 
     def once(self) -> list[Batch]:
         """Batches with every example once; the last batch is filled up with empty rows."""
         rows = self._packed(0, None)
-        missing = -len(rows[0]) % self.batch_size
-        rows = [np.pad(column, ((0, missing), (0, 0))) for column in rows]
-        return [
-            _batch(*(column[i : i + self.batch_size] for column in rows))
-            for i in range(0, len(rows[0]), self.batch_size)
-        ]
+        count = -(-len(rows[0]) // self.batch_size)
+        padding = ((0, count * self.batch_size - len(rows[0])), (0, 0))
+        columns = [np.split(np.pad(column, padding), count) for column in rows]
+        return [_batch(*parts) for parts in zip(*columns, strict=True)]
 
     def _packed(self, seed: int, epoch: int | None) -> list[np.ndarray]:
         """An epoch's rows: source tokens and segments [R, S], then those of the target [R, L].
@@ -114,14 +103,12 @@ class Mixture:
                 passes.append(random.permutation(members)[: round(len(members) * (weight % 1))])
             chosen = np.concatenate(passes)
             random.shuffle(chosen)
-        source_sizes, target_sizes = (sizes[chosen] for _, _, sizes in self._sides)
-        rows, segments, *begins = first_fit(source_sizes, target_sizes, self._lengths)
+        sizes = [sizes[chosen] for _, _, sizes in self._sides]
+        rows, segments, *begins = first_fit(sizes[0], sizes[1], self._lengths)
         packed: list[np.ndarray] = []
-        for (tokens, starts, sizes), begin, length in zip(
-            self._sides, begins, self._lengths, strict=True
-        ):
+        sides = zip(self._sides, sizes, begins, self._lengths, strict=True)
+        for (tokens, starts, _), size, begin, length in sides:
             # A single flat copy: token k of an example goes to index begin + k of its row.
-            size = sizes[chosen]
             within = np.arange(size.sum()) - np.repeat(np.cumsum(size) - size, size)
             to = np.repeat(rows * length + begin, size) + within
             values = np.zeros((rows.max() + 1) * length, np.int32)
@@ -144,9 +131,9 @@ def first_fit(
     # Each is [row, examples, source tokens, target tokens]; lists are fastest in this loop, where
     # almost all the time of packing is spent.
     open_rows: list[list[int]] = []
+    placed: list[list[int]] = []
     made = 0
     source_room, target_room = lengths
-    out: list[tuple[int, int, int, int]] = []
     for source, target in zip(input_sizes.tolist(), target_sizes.tolist(), strict=True):
         for row in open_rows:
             if row[2] + source <= source_room and row[3] + target <= target_room:
@@ -158,19 +145,10 @@ def first_fit(
             open_rows.append(row)
             made += 1
         row[1] += 1
-        out.append((row[0], row[1], row[2], row[3]))
+        placed.append(row.copy())
         row[2] += source
         row[3] += target
-    return np.array(out, np.int64).T
-
-
-def _joined(
-    parts: Sequence[tuple[np.ndarray, np.ndarray]],
-) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """All tokens, and each example's start and size among them."""
-    tokens = np.concatenate([flat for flat, _ in parts])
-    sizes = np.concatenate([np.diff(offsets) for _, offsets in parts])
-    return tokens, np.cumsum(sizes) - sizes, sizes
+    return np.array(placed, np.int64).T
 
 
 def _batch(

@@ -1,7 +1,6 @@
 """Distilling a draft from a target, on text that the target writes."""
 
 import dataclasses
-import math
 import pathlib
 import time
 from collections.abc import Mapping
@@ -17,13 +16,13 @@ from speculative.models import Config, FlaxModel, model_of
 from speculative.sampling import Sampling
 from speculative.training import outputs
 from speculative.training.examples import load
-from speculative.training.loop import Metrics, TrainConfig, fit
+from speculative.training.loop import Metrics, TrainConfig, deadline_after, fit
 from speculative.training.train import Files, initial, teacher_forced
 from speculative.types import PyTree
 from speculative.vocabulary import open_vocabulary
 
+# The temperature of each kind of text; a draft in use reads prefixes of both kinds.
 WRITTEN = {"greedy": 0.0, "sampled": 1.0}
-"""The temperature of each kind of text; a draft in use reads prefixes of both kinds."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -78,7 +77,7 @@ def distil(
     out_dir: str | pathlib.Path,
     vocabulary: str | pathlib.Path,
     init_from: str | pathlib.Path | None = None,
-    max_minutes: float = math.inf,
+    max_minutes: float | None = None,
     references: Mapping[str, float] | None = None,
     kl_weight: float = 1.0,
     variation_weight: float = 1.0,
@@ -87,36 +86,21 @@ def distil(
 ) -> bool:
     """Trains a draft on text that its target writes, and saves it; a second call resumes.
 
-    Args:
-        model: the draft's sizes.
-        config: length, learning rate and batches.
-        files: the tokenised files to whose inputs the target writes outputs; a decoder-only
-            target continues the beginnings of their texts.
-        target_dir: the target, a native checkpoint.
-        data_dir: the folder of the files.
-        work_dir: the folder of training checkpoints, log and `texts/`, where the target writes
-            `<name>_greedy.npz` and `<name>_sampled.npz` for each file.
-        out_dir: the folder of the saved draft.
-        vocabulary: the vocabulary's file, stored with the draft.
-        init_from: see `train.train`.
-        max_minutes: see `train.train`.
-        references: files, each with its passes an epoch, whose own targets are used as well: the
-            draft learns the target's distribution after each of their prefixes.
-        kl_weight: see `Distillation`.
-        variation_weight: see `Distillation`.
-        max_length: the longest output that the target writes, in tokens.
-        generation_batch: number of examples written at a time.
-
-    Returns:
-        Whether the draft is finished and saved.
+    The target, a native checkpoint in `target_dir`, writes outputs of at most `max_length` tokens
+    for the inputs of `files` (a decoder-only target continues the beginnings of their texts) into
+    `<work_dir>/texts/<name>_greedy.npz` and `<name>_sampled.npz`. The draft also learns the
+    target's distribution after each prefix of the targets of `references`, files that are named
+    with their passes an epoch. The weights are those of `Distillation`; the other arguments and
+    the result are as in `train.train`.
 
     Raises:
         ValueError: target and draft do not fit each other, or a file is missing or damaged.
     """
     if pathlib.Path(out_dir).exists():
         return True
-    deadline = time.monotonic() + 60 * max_minutes
-    target_config, target_params = native.load(target_dir)
+    deadline = deadline_after(max_minutes)
+    checkpoint = native.open(target_dir)
+    target_config = checkpoint.config
     target, draft = model_of(target_config.replace(dtype=model.dtype)), model_of(model)
     if target.decoder_only != draft.decoder_only:
         raise ValueError(
@@ -134,7 +118,7 @@ def distil(
             f"{target_dir} has {target_config.emb_dim} features; they must be equal, or "
             "source_dim 0 and the encoder the draft's own."
         )
-    target_params = jax.tree.map(jnp.asarray, target_params)
+    target_params = checkpoint.load("float32")
     text_dir, eos_id = pathlib.Path(work_dir) / "texts", open_vocabulary(vocabulary).eos_id
     for name in (*files.train, *files.held_out):
         examples = load(pathlib.Path(data_dir, f"{name}.npz"))
@@ -153,16 +137,14 @@ def distil(
             )
             (outputs.whole_texts(written) if target.decoder_only else written).save(path)
             print(f"{path}: {len(examples)} outputs, {time.monotonic() - began:.0f} s", flush=True)
-    # An absolute path stays itself where it is joined to the folder of the written texts.
+    # An absolute path replaces the folder of the written texts to which it is joined.
     own = pathlib.Path(data_dir).absolute()
-    others = {str(own / name): weight for name, weight in (references or {}).items()}
-    written = Files(
-        {f"{name}_{kind}": w for name, w in files.train.items() for kind in WRITTEN} | others,
-        [f"{name}_{kind}" for name in files.held_out for kind in WRITTEN],
-    )
+    learned = {f"{name}_{kind}": w for name, w in files.train.items() for kind in WRITTEN}
+    learned |= {str(own / name): weight for name, weight in (references or {}).items()}
+    held_out = [f"{name}_{kind}" for name in files.held_out for kind in WRITTEN]
+    batches = Files(learned, held_out).read(text_dir, config)
     objective = Distillation(draft, target, kl_weight, variation_weight)
-    start, batches = initial(draft, config.seed, init_from), written.read(text_dir, config)
-    frozen = for_decoding(target_params)
+    start, frozen = initial(draft, config.seed, init_from), for_decoding(target_params)
     params, finished = fit(objective, start, config, *batches, work_dir, frozen, deadline)
     if finished:
         native.save(out_dir, model.replace(dtype="float32"), params, vocabulary, "int8")

@@ -9,10 +9,9 @@ import numpy as np
 
 @dataclasses.dataclass(frozen=True)
 class Examples:
-    """Ragged token ids: example i is the slice between offsets i and i + 1.
+    """Ragged token ids: example i is the slice between offsets [n + 1] i and i + 1.
 
-    All tokens of `inputs` and `targets` include the end of sequence; offsets are [n + 1].
-    Iteration gives each example's source tokens and target tokens.
+    The tokens include the end of sequence. Iteration gives each example's source and target.
     """
 
     inputs: np.ndarray

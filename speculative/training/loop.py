@@ -14,7 +14,7 @@ import optax
 import orbax.checkpoint as ocp
 from flax import struct
 from jax import Array
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TimeRemainingColumn
 
 from speculative.training.data import Batch, Mixture
 from speculative.types import PyTree
@@ -22,45 +22,28 @@ from speculative.types import PyTree
 Metrics = dict[str, Array]
 Objective = Callable[[PyTree, PyTree, Mapping[str, Array], Array | None], tuple[Array, Metrics]]
 """From (params, frozen, batch, dropout key) to the loss and the metrics, each summed over the
-batch's target tokens. The frozen parameters, such as a teacher's, are used but not trained.
-"""
+batch's target tokens. The frozen parameters, such as a teacher's, are used but not trained."""
 
 
 @dataclasses.dataclass(frozen=True)
 class TrainConfig:
-    """The length of a run, its learning rate and its batches.
+    """The length of a run, its learning rate and its batches."""
 
-    Attributes:
-        steps: number of steps of the whole run.
-        batch_size: B rows.
-        microbatches: number of equal parts of a batch, computed one after the other to save
-            memory; their gradients add up to the batch's.
-        source_length: S tokens a row, filled with several examples.
-        target_length: L tokens a row.
-        learning_rate: the highest learning rate. Adafactor scales it by each parameter's own
-            size, so 0.01 is a step of 1% (T5's constant).
-        warmup_steps: steps in which the learning rate rises linearly; a cosine follows.
-        final_share: the last learning rate as a share of the highest; at 1 the rate is constant.
-        clip_norm: the gradient's largest global norm.
-        seed: seed of initialisation, of the examples' order and of dropout.
-        log_every: steps between log lines; a run saves and stops only at such a step.
-        evaluate_every: steps between held-out evaluations, a multiple of log_every.
-        checkpoint_every: steps between checkpoints, a multiple of log_every.
-    """
-
-    steps: int
-    batch_size: int = 64
-    microbatches: int = 1
-    source_length: int = 256
-    target_length: int = 160
+    steps: int  # Of the whole run.
+    batch_size: int = 64  # Rows B.
+    microbatches: int = 1  # Equal parts of a batch, computed in turn to save memory, and added up.
+    source_length: int = 256  # Tokens S of a row, which is filled with several examples.
+    target_length: int = 160  # Tokens L of a row.
+    # The highest learning rate. Adafactor scales it by each parameter's own size, so 0.01 is a step
+    # of 1% (T5's constant).
     learning_rate: float = 0.01
-    warmup_steps: int = 1000
-    final_share: float = 0.0
-    clip_norm: float = 1.0
-    seed: int = 0
-    log_every: int = 50
-    evaluate_every: int = 1000
-    checkpoint_every: int = 1000
+    warmup_steps: int = 1000  # Steps in which the rate rises linearly; a cosine follows.
+    final_share: float = 0.0  # The last rate as a share of the highest; at 1 the rate is constant.
+    clip_norm: float = 1.0  # The gradient's largest global norm.
+    seed: int = 0  # Of the initial parameters, of the examples' order and of dropout.
+    log_every: int = 50  # Steps between log lines; a run saves and stops only at such a step.
+    evaluate_every: int = 1000  # Steps between held-out evaluations, a multiple of log_every.
+    checkpoint_every: int = 1000  # Steps between checkpoints, a multiple of log_every.
 
     def __post_init__(self) -> None:
         for field in dataclasses.fields(self):
@@ -70,11 +53,9 @@ class TrainConfig:
                 raise ValueError(f"TrainConfig.{field.name} cannot be {value!r}.")
             if value == 0 and field.name not in ("seed", "warmup_steps", "final_share"):
                 raise ValueError(f"TrainConfig.{field.name} must be positive.")
-        if self.warmup_steps >= self.steps:
-            raise ValueError(
-                f"TrainConfig.warmup_steps ({self.warmup_steps}) must be below steps "
-                f"({self.steps})."
-            )
+        warmup, steps = self.warmup_steps, self.steps
+        if warmup >= steps:
+            raise ValueError(f"TrainConfig.warmup_steps ({warmup}) must be below steps ({steps}).")
         for name, of in (
             ("batch_size", "microbatches"),
             ("evaluate_every", "log_every"),
@@ -88,19 +69,13 @@ class TrainConfig:
 
     def schedule(self) -> optax.Schedule:
         """The learning rate at a step."""
-        return optax.warmup_cosine_decay_schedule(
-            0.0,
-            self.learning_rate,
-            self.warmup_steps,
-            self.steps,
-            end_value=self.final_share * self.learning_rate,
-        )
+        rate, last = self.learning_rate, self.final_share * self.learning_rate
+        return optax.warmup_cosine_decay_schedule(0.0, rate, self.warmup_steps, self.steps, last)
 
     def optimizer(self) -> optax.GradientTransformation:
         """Adafactor as T5 uses it (Shazeer and Stern, 2018), behind a clipped gradient."""
-        return optax.chain(
-            optax.clip_by_global_norm(self.clip_norm), optax.adafactor(self.schedule())
-        )
+        clip = optax.clip_by_global_norm(self.clip_norm)
+        return optax.chain(clip, optax.adafactor(self.schedule()))
 
 
 @struct.dataclass
@@ -154,19 +129,10 @@ def fit(
     """Trains from the folder's newest checkpoint, or else from `params`.
 
     The folder gets `checkpoints/` and `log.jsonl`, whose lines hold the step, the mean loss and
-    metrics since the line before, the learning rate, tokens a second, and held-out means where
-    they were computed. A resumed run uses the same batches and dropout masks as one that never
-    stopped.
-
-    Args:
-        objective: the loss.
-        params: initial parameters.
-        config: length, learning rate and batches.
-        train: training batches.
-        held_out: batches by name, evaluated without dropout.
-        folder: the folder of the run.
-        frozen: see `Objective`.
-        deadline: `time.monotonic()` seconds after which the run saves and stops.
+    metrics since the line before, the learning rate, tokens a second, and the means over the
+    `held_out` batches of each name, evaluated without dropout. A resumed run uses the same batches
+    and dropout masks as one that never stopped. After `deadline`, a `time.monotonic()` in seconds,
+    the run saves and stops.
 
     Returns:
         The parameters, and whether the run is finished (False: stopped at the deadline).
@@ -197,14 +163,10 @@ def fit(
     params = jax.tree.map(lambda x: jnp.array(x, jnp.float32), params)
     state = TrainState(jnp.zeros((), jnp.int32), params, optimizer.init(params))
     options = ocp.CheckpointManagerOptions(max_to_keep=1)
+    columns = (BarColumn(), MofNCompleteColumn(), TimeRemainingColumn(), "{task.description}")
     with (
         ocp.CheckpointManager(folder / "checkpoints", options=options) as manager,
-        Progress(
-            BarColumn(),
-            MofNCompleteColumn(),
-            TimeRemainingColumn(),
-            TextColumn("{task.description}"),
-        ) as progress,
+        Progress(*columns) as progress,
     ):
         if (newest := manager.latest_step()) is not None:
             state = manager.restore(newest, args=ocp.args.StandardRestore(state))
@@ -233,10 +195,9 @@ def fit(
                 for name, batches_of in held_out.items():
                     of = _means([evaluate_step(state.params, frozen, b) for b in batches_of])
                     line |= {f"{name}/{key}": of[key] for key in of if key != "tokens"}
-                told = (
-                    f"{k} {v:.4g}" if isinstance(v, float) else f"{k} {v}" for k, v in line.items()
-                )
-                progress.console.print("  ".join(told), highlight=False)
+                rounded = {k: f"{v:.4g}" if isinstance(v, float) else v for k, v in line.items()}
+                text = "  ".join(f"{name} {value}" for name, value in rounded.items())
+                progress.console.print(text, highlight=False)
             with log.open("a") as file:
                 file.write(json.dumps(line) + "\n")
             progress.update(bar, completed=done, description=f"loss {line['loss']:.3f}")
@@ -249,16 +210,17 @@ def fit(
     return state.params, done >= config.steps
 
 
+def deadline_after(minutes: float | None) -> float:
+    """The `time.monotonic()` at which a run stops that may take so long; None sets no limit."""
+    return math.inf if minutes is None else time.monotonic() + 60 * minutes
+
+
 def _drop_lines_after(step: int, log: pathlib.Path) -> None:
     """Drops the lines that a run wrote after its last checkpoint, at `step`."""
-    kept = []
-    for line in log.read_text().splitlines() if log.exists() else []:
-        try:
-            if json.loads(line)["step"] <= step:
-                kept.append(line + "\n")
-        except ValueError:  # A process that was killed may leave half a line.
-            break
-    log.write_text("".join(kept))
+    lines = log.read_text().splitlines(keepends=True) if log.exists() else []
+    # A process that was killed may leave half a line.
+    whole = [line for line in lines if line.endswith("\n")]
+    log.write_text("".join(line for line in whole if json.loads(line)["step"] <= step))
 
 
 def _means(window: Sequence[Metrics]) -> dict[str, float]:

@@ -11,8 +11,7 @@ from speculative.pair import SOURCE_LENGTHS
 from speculative.training.examples import Examples, ragged
 from speculative.types import PAD_ID, PyTree
 
-WIDTHS = SOURCE_LENGTHS[::2]
-"""Inputs are padded to one of these lengths, each of which is compiled once."""
+WIDTHS = SOURCE_LENGTHS[::2]  # Inputs are padded to one of these, each of which is compiled once.
 
 
 def write(
@@ -25,16 +24,9 @@ def write(
 ) -> Examples:
     """The same inputs with the model's own outputs as targets, in the same order.
 
-    Args:
-        model: the model that writes.
-        params: its parameters.
-        examples: their inputs are read, their targets are not.
-        decoding: sampling and the longest output; a longer one is cut.
-        seed: seed of sampling; each example has its own random numbers.
-        batch_size: number of examples decoded at a time.
-
-    Raises:
-        ValueError: an input is too long, or the model's logits are not finite.
+    Outputs are cut at the `max_length` of `decoding`. Each example has its own random numbers, from
+    `seed`; `batch_size` examples are decoded at a time. Raises ValueError if an input is too long,
+    or if the model's logits are not finite.
     """
     sizes = np.diff(examples.inputs_offsets)
     if sizes.max() > WIDTHS[-1]:
@@ -56,9 +48,8 @@ def write(
             for row, i in zip(inputs, rows, strict=True):
                 row[: sizes[i]] = examples.input(i)
             draws = decoding.draws(seed, np.array(rows))
-            output = loop.generate(
-                model, None, Params(params), jnp.asarray(inputs), draws, decoding
-            )
+            sources = jnp.asarray(inputs)
+            output = loop.generate(model, None, Params(params), sources, draws, decoding)
             tokens, lengths, finite = jax.device_get((output.tokens, output.lengths, output.finite))
             if not finite.all():
                 raise ValueError(f"Logits are not finite for example {rows[finite.argmin()]}.")
@@ -73,10 +64,10 @@ def prompts(texts: Examples) -> Examples:
     Beginnings of 4 to 23 tokens take turns, but none is longer than half of its text.
     """
     beginnings = [
-        target[: min(4 + i % 20, len(target) // 2)] for i, (_, target) in enumerate(texts)
+        np.append(PAD_ID, target[: min(4 + i % 20, len(target) // 2)])
+        for i, (_, target) in enumerate(texts)
     ]
-    nothing = np.zeros(0, np.int32)
-    return ragged([np.append(PAD_ID, b) for b in beginnings], [nothing] * len(beginnings))
+    return ragged(beginnings, [np.zeros(0, np.int32)] * len(beginnings))
 
 
 def whole_texts(written: Examples) -> Examples:

@@ -2,9 +2,7 @@
 
 import dataclasses
 import json
-import math
 import pathlib
-import time
 from collections.abc import Mapping, Sequence
 from typing import Any, get_args
 
@@ -20,7 +18,7 @@ from speculative.models import Config, FlaxModel, model_of
 from speculative.sampling import Sampling
 from speculative.training import data, outputs
 from speculative.training.examples import load
-from speculative.training.loop import Metrics, TrainConfig, fit
+from speculative.training.loop import Metrics, TrainConfig, deadline_after, fit
 from speculative.types import Logits, PyTree
 from speculative.vocabulary import Vocabulary, from_elsewhere
 
@@ -36,14 +34,9 @@ def teacher_forced(
     encoded: Array | None = None,
 ) -> Logits:
     """Teacher-forced logits [B, L, V] of a packed batch; `encoded` as in `FlaxModel.forward`."""
-    return model.forward(
-        params,
-        batch["encoder_input_tokens"],
-        batch["decoder_input_tokens"],
-        (batch["encoder_segment_ids"], batch["decoder_segment_ids"]),
-        dropout_key,
-        encoded,
-    )
+    source, target = batch["encoder_input_tokens"], batch["decoder_input_tokens"]
+    segments = (batch["encoder_segment_ids"], batch["decoder_segment_ids"])
+    return model.forward(params, source, target, segments, dropout_key, encoded)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -77,25 +70,23 @@ def initial(model: FlaxModel, seed: int, init_from: str | pathlib.Path | None) -
     """A run's first parameters: random, or a checkpoint's, with layers on top that it lacks.
 
     An added layer has output kernels of zero, so that the residual connection passes its input on
-    and the deeper model first computes the same function (Chen et al., arXiv 1511.05641).
-
-    Raises:
-        ValueError: the checkpoint cannot be opened, or has other sizes or more layers.
+    and the deeper model first computes the same function (Chen et al., arXiv 1511.05641). Raises
+    ValueError if the checkpoint cannot be opened, or has other sizes or more layers.
     """
     init = jax.jit(model.init)
     if init_from is None:
         return init(jax.random.key(seed))
     checkpoint = checkpoints.open(init_from)
     sizes, wanted = checkpoint.config, model.config
-    fits = type(sizes) is type(wanted)
-    if fits:
-        free = ("dropout_rate", "dtype", *wanted.depths)
-        fits = sizes.replace(**{name: getattr(wanted, name) for name in free}) == wanted
-        fits = fits and all(getattr(sizes, d) <= getattr(wanted, d) for d in wanted.depths)
-    if not fits:
+    free = {name: getattr(wanted, name) for name in ("dropout_rate", "dtype", *wanted.depths)}
+    if (
+        type(sizes) is not type(wanted)
+        or sizes.replace(**free) != wanted
+        or any(getattr(sizes, depth) > free[depth] for depth in wanted.depths)
+    ):
         raise ValueError(f"{init_from} holds {sizes}, but the run is of {wanted}.")
     params = checkpoint.numpy()
-    if sizes.replace(dropout_rate=wanted.dropout_rate, dtype=wanted.dtype) == wanted:
+    if all(getattr(sizes, depth) == free[depth] for depth in wanted.depths):
         return params
 
     def identity(path: tuple[Any, ...], leaf: Array) -> Array:
@@ -112,14 +103,12 @@ def vocabulary_of(
 ) -> Vocabulary:
     """The vocabulary of a run: that of a file, or of the checkpoint from which it starts.
 
-    Raises:
-        ValueError: there is none, or it has more pieces than the embedding.
+    Raises ValueError if there is none, or if it has more pieces than the embedding.
     """
-    pieces = None
     if file:
         pieces = from_elsewhere(file, model.vocab_size)
-    elif init_from:
-        pieces = checkpoints.open(init_from).open_vocabulary()
+    else:
+        pieces = checkpoints.open(init_from).open_vocabulary() if init_from else None
     if pieces is None:
         raise ValueError(
             f"{init_from or 'A run from random weights'} brings no vocabulary; give the "
@@ -135,15 +124,10 @@ def vocabulary_of(
 
 @dataclasses.dataclass(frozen=True)
 class Files:
-    """The tokenised files of a run, named without `.npz`.
+    """The tokenised files of a run, named without `.npz`."""
 
-    Attributes:
-        train: file names, each with its passes an epoch.
-        held_out: file names, which also name the held-out columns of the log.
-    """
-
-    train: Mapping[str, float]
-    held_out: Sequence[str]
+    train: Mapping[str, float]  # File names, each with its passes an epoch.
+    held_out: Sequence[str]  # File names, which also name the held-out columns of the log.
 
     def read(
         self, folder: str | pathlib.Path, config: TrainConfig
@@ -172,7 +156,7 @@ def train(
     out_dir: str | pathlib.Path,
     vocabulary: str | pathlib.Path | None = None,
     init_from: str | pathlib.Path | None = None,
-    max_minutes: float = math.inf,
+    max_minutes: float | None = None,
     storage: native.Storage = "int8",
     z_loss: float = 1e-4,
     max_length: int = 128,
@@ -180,22 +164,13 @@ def train(
 ) -> bool:
     """Trains a model, saves it, and tests the saved one; a second call resumes.
 
-    Args:
-        model: the sizes.
-        config: length, learning rate and batches.
-        files: the tokenised files.
-        tests: files on which it is tested, each with its metric, one of `METRICS`.
-        data_dir: the folder of the files.
-        work_dir: the folder of training checkpoints, log, test outputs and scores.
-        out_dir: the folder of the saved model.
-        vocabulary: the vocabulary's file, stored with the model; None takes that of `init_from`.
-        init_from: a checkpoint of any format to start from, of these sizes or with fewer layers;
-            None starts from random weights.
-        max_minutes: minutes after which the run saves and stops.
-        storage: the number format of the saved model.
-        z_loss: see `CrossEntropy`.
-        max_length: the longest output of a test, in tokens.
-        generation_batch: number of examples decoded at a time.
+    The tokenised `files` and `tests`, each test with its metric of `METRICS`, are in `data_dir`.
+    Training checkpoints, log, test outputs and scores go into `work_dir`; the model goes into
+    `out_dir` in the number format `storage`, with the file `vocabulary`, by default that of
+    `init_from`. This is a checkpoint of any format to start from, of the same sizes or with fewer
+    layers; None starts from random weights. After `max_minutes`, if given, the run saves and
+    stops. Tests decode `generation_batch` examples at a time, each into at most `max_length`
+    tokens. For `z_loss` see `CrossEntropy`.
 
     Returns:
         Whether the model is finished and saved.
@@ -203,13 +178,12 @@ def train(
     Raises:
         ValueError: a setting is unknown, a file is missing or damaged, or the loss is not finite.
     """
-    for name, value, known in (
-        ("storage", storage, get_args(native.Storage)),
-        *(("tests", metric, METRICS) for metric in tests.values()),
-    ):
+    settings = [("storage", storage, get_args(native.Storage))]
+    settings += [("tests", metric, METRICS) for metric in tests.values()]
+    for name, value, known in settings:
         if value not in known:
             raise ValueError(f"train.{name} must be one of {', '.join(known)}, not {value!r}.")
-    deadline = time.monotonic() + 60 * max_minutes
+    deadline = deadline_after(max_minutes)
     work_dir = pathlib.Path(work_dir)
     references = {name: load(pathlib.Path(data_dir, f"{name}.npz")) for name in tests}
     pieces = vocabulary_of(model, vocabulary, init_from)

@@ -60,7 +60,7 @@ def test_ours_and_back(tmp_path: pathlib.Path, name: str, storage: native.Storag
         want = given.read(part)
         if storage != "int8":
             want = want.astype(DTYPES[storage])
-        elif part + native.SCALE in (stored := native.quantise(part, want)):
+        elif part + native.SCALE in (stored := native.quantize(part, want)):
             want = stored[part] * stored[part + native.SCALE]
         np.testing.assert_array_equal(made.read(part), want, err_msg=part)
 

@@ -114,8 +114,8 @@ def test_scanned_layers_are_unstacked(tmp_path: pathlib.Path) -> None:
     index = index_of(folder)
     tree: dict[str, Any] = {"token_embedder": index["optimizer"]["target"]["token_embedder"]}
     for stack, depth in (("encoder", 2), ("decoder", 3)):
-        plain = index["optimizer"]["target"][stack]
-        tree[stack] = {key: value for key, value in plain.items() if "layers_" not in key}
+        unscanned = index["optimizer"]["target"][stack]
+        tree[stack] = {key: value for key, value in unscanned.items() if "layers_" not in key}
         stacked: dict[tuple[str, ...], np.ndarray] = {}
         for name in source.tensors:
             first, layer, *rest = name.split("/")
@@ -141,13 +141,17 @@ def test_layers_with_positions_of_their_own_are_refused(tmp_path: pathlib.Path) 
         checkpoints.open(folder)
 
 
-def test_a_folder_on_google_cloud() -> None:
+def test_a_folder_on_google_cloud(monkeypatch: pytest.MonkeyPatch) -> None:
     assert t5x.kvstore("gs://t5-data/pretrained/checkpoint_1/") == {
         "driver": "gcs",
         "bucket": "t5-data",
         "path": "pretrained/checkpoint_1/",
     }
-    assert t5x.found("gs://t5-data/x") and checkpoints.known("gs://t5-data/x")
+    assert checkpoints.known("gs://t5-data/x")
+    opened = []
+    monkeypatch.setattr(t5x, "open", opened.append)
+    checkpoints.open("gs://t5-data/x")
+    assert opened == ["gs://t5-data/x"]
 
 
 @pytest.mark.parametrize("name", ["transformers_v1_0", "transformers_v1_1"])

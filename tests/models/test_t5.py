@@ -176,7 +176,7 @@ def test_quantized_it_is_the_model_whose_kernels_are_stored_as_int8(name: str) -
     model, params = MODELS[name]()
     stored = {"/".join(path): np.asarray(x) for path, x in flatten_dict(params).items()}
     for path, value in stored.items():
-        whole = native.quantise(path, value)
+        whole = native.quantize(path, value)
         if len(whole) > 1 and (path.endswith("kernel") or model.config.logits_via_embedding):
             stored[path] = whole[path] * whole[path + native.SCALE]
     near = unflatten_dict({tuple(path.split("/")): x for path, x in stored.items()})
