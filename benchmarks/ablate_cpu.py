@@ -8,17 +8,18 @@ run takes about ten minutes; nothing else should run meanwhile.
 
 import argparse
 import json
+import multiprocessing
 import os
 import pathlib
 import statistics
-import subprocess
 import sys
 import tempfile
 from collections.abc import Callable
+from concurrent.futures import ProcessPoolExecutor
 
 from rich.console import Console
-from rich.table import Table
 
+from benchmarks.compare_peers import table
 from speculative import loading
 from speculative.backends import for_decoding
 from speculative.backends.cpu import kernels
@@ -82,43 +83,29 @@ def _measure(variant: str) -> list[float]:
 
 
 def main() -> int:
-    """Measures, prints and writes."""
     parser = argparse.ArgumentParser(description="Take parts of the CPU path away.")
     parser.add_argument("--output", default="results/ablation/ablation.json", metavar="FILE")
     parser.add_argument("--rounds", type=whole(1, 100), default=3)
-    parser.add_argument("--variant", choices=VARIANTS, help=argparse.SUPPRESS)
     options = parser.parse_args()
-    if options.variant:
-        print(json.dumps(_measure(options.variant)))
-        return 0
     output = pathlib.Path(options.output)
     output.parent.mkdir(parents=True, exist_ok=True)
     times: dict[str, list[list[float]]] = {name: [] for name in VARIANTS}
     for _ in range(options.rounds):
         for name in VARIANTS:
-            command = [sys.executable, "-m", "benchmarks.ablate_cpu", f"--variant={name}"]
-            told = subprocess.check_output(command, text=True)
-            times[name].append(json.loads(told.splitlines()[-1]))
+            with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as pool:
+                times[name].append(pool.submit(_measure, name).result())
     medians = {
         name: [statistics.median(column) for column in zip(*rounds, strict=True)]
         for name, rounds in times.items()
     }
-    shown = Table(title="ms, and how many times as much as all of it", box=None, pad_edge=False)
-    shown.add_column("without", no_wrap=True)
-    for head in MEASURES:
-        shown.add_column(head, justify="right")
+    shown = table("ms, and how many times as much as all of it", "without", *MEASURES)
     complete = medians["as it is"]
     for name, found in medians.items():
         cells = (f"{ms:.3f} ({ms / all_:.2f})" for ms, all_ in zip(found, complete, strict=True))
         shown.add_row(name, *cells)
     Console(width=110).print(shown)
-    contents = {
-        "measures": list(MEASURES),
-        "ms": medians,
-        "rounds": times,
-        "commit": environment.commit(),
-        "device": environment.device(),
-    }
+    contents = {"measures": list(MEASURES), "ms": medians, "rounds": times}
+    contents |= {"commit": environment.commit(), "device": environment.device()}
     output.write_text(json.dumps(contents, indent=1) + "\n", encoding="utf-8")
     print(f"Written: {output}.")
     return 0
