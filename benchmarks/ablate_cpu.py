@@ -104,8 +104,8 @@ def main() -> int:
         cells = (f"{ms:.3f} ({ms / all_:.2f})" for ms, all_ in zip(found, complete, strict=True))
         shown.add_row(name, *cells)
     Console(width=110).print(shown)
-    contents = {"measures": list(MEASURES), "ms": medians, "rounds": times}
-    contents |= {"commit": environment.commit(), "device": environment.device()}
+    machine = {"commit": environment.commit(), "device": environment.device()}
+    contents = {"measures": list(MEASURES), "ms": medians, "rounds": times} | machine
     output.write_text(json.dumps(contents, indent=1) + "\n", encoding="utf-8")
     print(f"Written: {output}.")
     return 0

@@ -327,11 +327,12 @@ def main() -> int:
             else:
                 setting, sources = random(model, limit, options.length, pathlib.Path(exports))
             found = compare(setting, sources, options.programs, *counts, on_progress)
-        contents = {"commit": environment.commit(), "device": environment.device()}
-        contents |= {"versions": {name: _version(name) for name in ("jax", "torch", *PROGRAMS)}}
+        machine = {"commit": environment.commit(), "device": environment.device()}
+        versions = {name: _version(name) for name in ("jax", "torch", *PROGRAMS)}
+        contents = machine | {"versions": versions} | found.to_json()
         # Each model's results are written at once, so that a later failure loses nothing.
         file = output / f"{model}.json"
-        file.write_text(json.dumps(contents | found.to_json(), indent=1) + "\n", encoding="utf-8")
+        file.write_text(json.dumps(contents, indent=1) + "\n", encoding="utf-8")
         show(found, Console())
         print(f"Written: {file}.", flush=True)
     return 0

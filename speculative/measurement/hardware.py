@@ -11,15 +11,10 @@ from jax import Array, lax
 
 from speculative.backends.cpu import kernels
 
-STREAMED = 2**29
-"""Bytes of a streaming read: many times a processor's caches."""
-
+STREAMED = 2**29  # Bytes of a streaming read: many times a processor's caches.
 ROUNDS = 9
-READS = 8
-"""Reads in a dispatch, because a dispatch may take as long as one read."""
-
-CHAIN, REPEATS = 16, 64
-"""Operations in the body of a timed loop, and iterations of that loop."""
+READS = 8  # In a dispatch, because a dispatch may take as long as one read.
+CHAIN, REPEATS = 16, 64  # Operations in the body of a timed loop, and iterations of that loop.
 
 
 def seconds(run: Callable[[], Any], rounds: int = ROUNDS) -> float:
@@ -48,10 +43,7 @@ def _totals(values: Array) -> Array:
 
 
 def operation_seconds() -> float:
-    """The time of a tiny operation, a product of 8 x 8 matrices, in a loop.
-
-    Each operation waits for the one before, as in a decoding step.
-    """
+    """The time of a product of 8 x 8 matrices that waits for the one before, as in decoding."""
     x, kernel = jnp.ones((8, 8)), jnp.eye(8)
     return seconds(lambda: chain(x, kernel)) / (CHAIN * REPEATS)
 
