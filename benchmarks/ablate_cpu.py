@@ -7,16 +7,16 @@ run takes about ten minutes; nothing else should run meanwhile.
 """
 
 import argparse
+import dataclasses
 import json
 import multiprocessing
 import os
 import pathlib
-import statistics
-import sys
 import tempfile
 from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor
 
+import numpy as np
 from rich.console import Console
 
 from benchmarks.compare_peers import table
@@ -24,8 +24,9 @@ from speculative import loading
 from speculative.backends import for_decoding
 from speculative.backends.cpu import kernels
 from speculative.commands import whole
+from speculative.commands.tables import SHIPPED_ROW
 from speculative.rows import environment, weights
-from speculative.rows.config import RowConfig
+from speculative.rows.config import read_row
 from speculative.studies import bench
 
 GAMMA, WIDE = 5, 8
@@ -70,19 +71,13 @@ VARIANTS: dict[str, Callable[[], None]] = {
 def _measure(variant: str) -> list[float]:
     VARIANTS[variant]()
     bench.GAMMAS = (GAMMA,)
-    config = RowConfig(
-        task="debian_ende",
-        target="debian_target",
-        draft="debian_draft",
-        temperature=0.0,
-        max_length=64,
-    )
+    config = dataclasses.replace(read_row(SHIPPED_ROW), max_length=64)
     found = bench.bench(config, weights.resolve(config), (1, WIDE), lambda what, share: None)
     step = found.costs.ms_verify[GAMMA] + found.costs.ms_proposal[GAMMA]
     return [*(one.ms for one in found.passes), found.draft_passes[0].ms, step]
 
 
-def main() -> int:
+def main() -> None:
     parser = argparse.ArgumentParser(description="Take parts of the CPU path away.")
     parser.add_argument("--output", default="results/ablation/ablation.json", metavar="FILE")
     parser.add_argument("--rounds", type=whole(1, 100), default=3)
@@ -94,10 +89,7 @@ def main() -> int:
         for name in VARIANTS:
             with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as pool:
                 times[name].append(pool.submit(_measure, name).result())
-    medians = {
-        name: [statistics.median(column) for column in zip(*rounds, strict=True)]
-        for name, rounds in times.items()
-    }
+    medians = {name: np.median(rounds, axis=0).tolist() for name, rounds in times.items()}
     shown = table("ms, and how many times as much as all of it", "without", *MEASURES)
     complete = medians["as it is"]
     for name, found in medians.items():
@@ -108,8 +100,7 @@ def main() -> int:
     contents = {"measures": list(MEASURES), "ms": medians, "rounds": times} | machine
     output.write_text(json.dumps(contents, indent=1) + "\n", encoding="utf-8")
     print(f"Written: {output}.")
-    return 0
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

@@ -13,7 +13,6 @@ import contextlib
 import json
 import pathlib
 import statistics
-import sys
 import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -162,10 +161,8 @@ def compare(
 ) -> Comparison:
     """Decodes all sources in every way, then times the first `timed` of them, way after way.
 
-    Programs that lack a module or cannot load the pair are left out and named.
-
-    Raises:
-        RuntimeError: a program failed later on.
+    Programs that lack a module or cannot load the pair are left out and named; if one fails later
+    on, RuntimeError is raised.
     """
     timed = min(timed, len(sources))
     missing = {name: lacks for name in programs if (lacks := PROGRAMS[name].missing())}
@@ -315,7 +312,7 @@ def _options() -> argparse.Namespace:
     return options
 
 
-def main() -> int:
+def main() -> None:
     options = _options()
     limit, output = options.limit, pathlib.Path(options.output_dir)
     output.mkdir(parents=True, exist_ok=True)
@@ -335,8 +332,7 @@ def main() -> int:
         file.write_text(json.dumps(contents, indent=1) + "\n", encoding="utf-8")
         show(found, Console())
         print(f"Written: {file}.", flush=True)
-    return 0
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

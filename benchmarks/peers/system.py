@@ -78,22 +78,17 @@ PROGRAMS = {
 
 
 class Process:
-    """Runs one system in a process of its own, which computes only while it answers a call."""
+    """Runs one system in a process of its own, which computes only while it answers a call.
+
+    An error of the system ends the process; a RuntimeError is raised whose message ends with it.
+    """
 
     def __init__(self, name: str, setting: Setting) -> None:
-        """Starts the process and loads the models.
-
-        Raises:
-            RuntimeError: the system failed; the message ends with its error.
-        """
+        """Starts the process and loads the models."""
         self._name = name
         # JAX's threads do not survive a fork.
         self._pool = ProcessPoolExecutor(1, multiprocessing.get_context("spawn"))
-        try:
-            self.ways: tuple[str, ...] = self._answer(_load, PROGRAMS[name].system, setting)
-        except RuntimeError:
-            self.close()
-            raise
+        self.ways: tuple[str, ...] = self._answer(_load, PROGRAMS[name].system, setting)
 
     def decode(self, way: str, source: list[int]) -> tuple[list[int], float]:
         """The target's output for a source, both with their end-of-sequence token, and seconds."""
@@ -111,6 +106,7 @@ class Process:
         try:
             return self._pool.submit(function, *arguments).result()
         except Exception as error:
+            self.close()
             raise RuntimeError(f"{self._name} failed: {type(error).__name__}: {error}") from error
 
     def close(self) -> None:
@@ -118,8 +114,7 @@ class Process:
         self._pool.shutdown()
 
 
-_loaded: list[Any] = []
-"""The system of this process."""
+_loaded: list[Any] = []  # The system of this process.
 
 
 def _load(system: str, setting: Setting) -> tuple[str, ...]:

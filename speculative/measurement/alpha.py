@@ -33,16 +33,9 @@ def alpha_on_target_text(
     Alpha is their mean over all tokens. Without random guesses and rejections its variance is
     lower than that of the share of guesses that decoding accepts.
 
-    Args:
-        pair: the target and the draft.
-        sources: of each example, [1, S] from `Pair.encode`.
-        tokens: the target's output for each, with its end of sequence.
-        sampling: adjusts p and q alike.
-        max_length: every text is padded to so many tokens, so that one program is compiled.
-        rule: verifies guesses.
-
-    Raises:
-        ValueError: the probabilities of target or draft are not finite.
+    The source of each example is [1, S], from `Pair.encode`. Outputs, with their end of sequence,
+    are padded to `max_length` tokens, so that one program is compiled. Raises ValueError if the
+    probabilities of target or draft are not finite.
     """
     models, vocab_size = Models(pair.target, pair.draft), pair.vocabulary.size
     betas = []

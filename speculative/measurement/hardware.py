@@ -1,5 +1,6 @@
 """Measured limits of the present device: its read bandwidth, and the time of an operation."""
 
+import functools
 import statistics
 import time
 from collections.abc import Callable
@@ -17,15 +18,17 @@ READS = 8  # In a dispatch, because a dispatch may take as long as one read.
 CHAIN, REPEATS = 16, 64  # Operations in the body of a timed loop, and iterations of that loop.
 
 
+def elapsed(run: Callable[[], Any]) -> float:
+    """The seconds of a call that returns arrays."""
+    began = time.perf_counter()
+    jax.block_until_ready(run())
+    return time.perf_counter() - began
+
+
 def seconds(run: Callable[[], Any], rounds: int = ROUNDS) -> float:
     """The median time of a call that returns arrays, after one call that compiles."""
     jax.block_until_ready(run())
-    times = []
-    for _ in range(rounds):
-        began = time.perf_counter()
-        jax.block_until_ready(run())
-        times.append(time.perf_counter() - began)
-    return statistics.median(times)
+    return statistics.median(elapsed(run) for _ in range(rounds))
 
 
 def read_bandwidth(size: int = STREAMED) -> float:
@@ -51,10 +54,5 @@ def operation_seconds() -> float:
 @jax.jit
 def chain(x: Array, kernel: Array) -> Array:
     """Multiplies x [8, 8] by the kernel [8, 8] `CHAIN * REPEATS` times."""
-
-    def body(_: Array, x: Array) -> Array:
-        for _turn in range(CHAIN):
-            x = jnp.matmul(x, kernel)
-        return x
-
-    return lax.fori_loop(0, REPEATS, body, x)
+    factors = [kernel] * CHAIN
+    return lax.fori_loop(0, REPEATS, lambda _, x: functools.reduce(jnp.matmul, factors, x), x)

@@ -64,10 +64,7 @@ def independence(accepted: ArrayLike, emitted: ArrayLike, gamma: int) -> Indepen
     Args:
         accepted: [steps] guesses accepted, from 0 to gamma.
         emitted: [steps] tokens given to the output: accepted + 1, fewer where the text ends.
-        gamma: guesses of a step, at least 1.
-
-    Raises:
-        ValueError: there is no step, or the counts are not those of steps.
+        gamma: guesses of a step, at least 1; other counts raise ValueError.
     """
     accepted, emitted = np.asarray(accepted), np.asarray(emitted)
     if accepted.ndim != 1 or accepted.shape != emitted.shape or not accepted.size:

@@ -40,11 +40,7 @@ METRICS = {"bleu": bleu, "rougeL": rouge, "rougeLsum": rouge}
 
 
 def measure(metric: str, targets: Sequence[str], predictions: Sequence[str]) -> float:
-    """One score of `METRICS`, in percent.
-
-    Raises:
-        ValueError: there is no such score, or as the score's function.
-    """
+    """One score of `METRICS`, in percent; raises ValueError if there is none of that name."""
     if metric not in METRICS:
         raise ValueError(f"There is no metric {metric!r}; the metrics are {', '.join(METRICS)}.")
     return METRICS[metric](targets, predictions)[metric]

@@ -8,7 +8,6 @@ target's weights drive the draft's out of the caches, which a loop over proposal
 import dataclasses
 import functools
 import itertools
-import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -24,6 +23,7 @@ from speculative.decoding.reference import start_draft, start_target
 from speculative.decoding.rules import EXACT
 from speculative.drafts import Draft, Proposal, UniformDraft
 from speculative.drafts.base import layers_read
+from speculative.measurement.hardware import elapsed
 from speculative.pair import Pair
 from speculative.sampling import Sampling
 
@@ -61,6 +61,12 @@ class Costs:
     def verify_cost(self, gamma: int) -> float:
         """v: the time of a target pass over gamma + 1 positions over that of a target step."""
         return self.ms_verify[gamma] / self.ms_target_step
+
+    def speedup(self, rule: Rule, alpha: float, gamma: int, lengths: Sequence[int]) -> float:
+        """The speed-up that a rule predicts by these costs for texts of given lengths."""
+        c, v, step = self.c(gamma), self.verify_cost(gamma), self.ms_target_step
+        prefill = self.ms_prefill_target / step, self.ms_prefill_draft / step
+        return rule.predicted_speedup(alpha, gamma, c, v, lengths, *prefill)
 
 
 class _Given(UniformDraft):
@@ -108,11 +114,7 @@ class CostMeter:
         cache_length: int,
         rule: Rule = EXACT,
     ) -> None:
-        """Compiles every kind of step.
-
-        Raises:
-            ValueError: a gamma is below 1, or the cache too short for the timed loop.
-        """
+        """Compiles every kind of step; a gamma below 1 or too short a cache raises ValueError."""
         if min(gammas) < 1:
             raise ValueError(f"Costs are timed for gamma of at least 1, not {min(gammas)}.")
         needed = ITERATIONS + max(gammas) + 2
@@ -137,9 +139,7 @@ class CostMeter:
     def tick(self) -> None:
         """Times the next kind once."""
         kind = next(self._order)
-        began = time.perf_counter()
-        jax.block_until_ready(self._kinds[kind]())
-        self._seconds[kind].append(time.perf_counter() - began)
+        self._seconds[kind].append(elapsed(self._kinds[kind]))
 
     @property
     def turns(self) -> int:

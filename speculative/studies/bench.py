@@ -14,8 +14,8 @@ import numpy as np
 from jax import Array, lax
 from jax.experimental.compilation_cache import compilation_cache
 
-from speculative.decoding import Output, Params
-from speculative.decoding.loop import stream
+from speculative.decoding import Output
+from speculative.decoding.loop import generate, stream
 from speculative.decoding.reference import start_target
 from speculative.drafts import TransformerDraft
 from speculative.drafts.base import layers_read
@@ -29,9 +29,7 @@ from speculative.rows.config import RowConfig
 from speculative.rows.workload import Workload, workload
 from speculative.types import PyTree
 
-WIDTHS = (1, 2, 3, 4, 5, 6, 8, 12, 16, 24, 32)
-"""Positions of a pass that are timed, where nothing else is said."""
-
+WIDTHS = (1, 2, 3, 4, 5, 6, 8, 12, 16, 24, 32)  # Positions of a pass that are timed by default.
 GAMMAS = (1, 3, 5, 7, 15)  # Numbers of guesses whose whole steps are timed.
 TURNS = 7
 
@@ -55,7 +53,6 @@ class Bench:
     """What was measured of a pair.
 
     Attributes:
-        config: names and lengths.
         dtype: of the target's products.
         parameters: numbers that a target step reads.
         bandwidth: bytes a second of a streaming read.
@@ -152,20 +149,14 @@ def bench(
     if isinstance(pair.draft, TransformerDraft):
         state = pair.draft.start(pair.params.draft, source, cache, started).model
         timed += _passes(pair.draft.model, pair.params.draft, state, cache, (1, 2))
-    for _, run, _ in timed:
+    for _, _, run, _ in timed:
         jax.block_until_ready(run())
-    times: list[list[float]] = [[] for _ in timed]
     for turn in range(TURNS):
         meter.turn()
-        for own, (_, run, _) in zip(times, timed, strict=True):
-            began = time.perf_counter()
-            jax.block_until_ready(run())
-            own.append(1e3 * (time.perf_counter() - began) / ITERATIONS)
+        for _, _, run, times in timed:
+            times.append(1e3 * hardware.elapsed(run) / ITERATIONS)
         on_progress("passes", 0.3 + 0.6 * (turn + 1) / TURNS)
-    passes = [
-        Pass(width, statistics.median(own), size)
-        for own, (width, _, size) in zip(times, timed, strict=True)
-    ]
+    passes = [Pass(width, statistics.median(times), size) for width, size, _, times in timed]
     on_progress("streaming", 0.9)
     return Bench(
         config,
@@ -183,8 +174,8 @@ def bench(
 
 def _passes(
     model: FlaxModel, params: PyTree, state: Any, cache: int, widths: Sequence[int]
-) -> list[tuple[int, Callable[[], Any], int]]:
-    """Widths, each with a loop of `ITERATIONS` passes on half a cache and the bytes of a pass."""
+) -> list[tuple[int, int, Callable[[], Any], list[float]]]:
+    """Widths, the bytes of a pass, a loop of `ITERATIONS` passes on half a cache, and no times."""
     state = jax.jit(model.extend)(params, state, jnp.ones((1, cache // 2), jnp.int32)).state
 
     @functools.partial(jax.jit, static_argnums=2)
@@ -205,24 +196,16 @@ def _passes(
     whole = sum(leaf.nbytes for leaf in [*sources, *read_by_step(params)])
     # A prompt stands before the text, in the same caches.
     filled = cache // 2 + positions - cache
-    return [
-        (
-            width,
-            functools.partial(loop, params, state, width),
-            whole + caches * (filled + width) // positions,
-        )
-        for width in widths
-    ]
+    sizes = [whole + caches * (filled + width) // positions for width in widths]
+    loops = [functools.partial(loop, params, state, width) for width in widths]
+    return list(zip(widths, sizes, loops, ([] for _ in widths), strict=True))
 
 
 def _compile_seconds(work: Workload, gamma: int) -> float:
     """Of the program that decodes a text in one dispatch, with no cache of compiled programs."""
     pair, config = work.pair, work.decoding(gamma)
     draws = config.draws(0, np.array([0]))
-
-    def run(params: Params, source: Array, draws: Array) -> Output:
-        return dataclasses.replace(pair, params=params).run(source, draws, config)
-
+    run = functools.partial(generate, pair.target, pair.draft, config=config)
     enabled = jax.config.values["jax_enable_compilation_cache"]
     jax.config.update("jax_enable_compilation_cache", False)
     compilation_cache.reset_cache()
