@@ -30,8 +30,8 @@ from speculative.rows.config import read_row
 from speculative.studies import bench
 
 GAMMA, WIDE = 5, 8
+# Milliseconds of passes of the target and of the draft, and of a step of decoding.
 MEASURES = ("pass, 1 position", f"pass, {WIDE} positions", "draft pass", f"step, γ = {GAMMA}")
-"""Milliseconds of passes of the target and of the draft, and of a step of decoding."""
 
 
 def _kernels(old: str, new: str) -> None:

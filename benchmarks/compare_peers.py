@@ -65,7 +65,6 @@ class Comparison:
     """The measurements of one pair.
 
     Attributes:
-        setting: the pair, and how it decodes.
         sources: how many sources were decoded and compared token by token.
         timed: how many of them, the first ones, were decoded in each round.
         seconds: of all timed sources by way, one number a round.

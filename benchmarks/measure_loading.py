@@ -34,7 +34,7 @@ def random_checkpoint(config: Config) -> Checkpoint:
 
 
 def peak() -> int:
-    """The largest resident size of this process so far, in bytes; Linux alone tells it."""
+    """The largest resident size of this process so far, in bytes, known on Linux only."""
     file = pathlib.Path("/proc/self/status")
     status = file.read_text() if file.is_file() else ""
     if "VmHWM:" not in status:

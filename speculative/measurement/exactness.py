@@ -23,9 +23,7 @@ class Difference:
     """The first difference of two greedy outputs.
 
     Attributes:
-        position: of the first token that differs.
-        autoregressive: the token there; None after the text's end.
-        speculative: likewise.
+        position: of the first tokens that differ; a token is None after its text's end.
         margin: the largest logit minus the smaller logit of the two tokens.
         tolerance: of `NEAR_TIES`.
     """

@@ -12,7 +12,7 @@ EXPECTED = 5  # The least expected counts of a cell; with fewer, G is not chi-sq
 
 @dataclasses.dataclass(frozen=True)
 class Independence:
-    """A geometric distribution capped at gamma + 1, fitted to the tokens of each step, and its fit.
+    """A geometric distribution capped at gamma + 1, fitted to tokens a step, and how well it fits.
 
     Attributes:
         tested: [gamma] guesses tested at each position of a step.

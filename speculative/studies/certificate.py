@@ -41,7 +41,7 @@ class GTest:
 
 @dataclasses.dataclass(frozen=True)
 class Certificate:
-    """What was checked of a number of prompts, the examples, and whether it holds.
+    """What was checked of `examples` prompts, with `gamma` guesses a step, and whether it holds.
 
     Attributes:
         config: the effective configuration.
@@ -200,9 +200,9 @@ def g_statistic(observed: NDArray[np.float64], expected: NDArray[np.float64]) ->
         return np.inf, 1
     order = np.argsort(-expected)
     observed, expected = observed[order], expected[order]
-    own = int((expected >= EXPECTED).sum())
-    observed = np.append(observed[:own], observed[own:].sum())
-    expected = np.append(expected[:own], expected[own:].sum())
+    frequent = int((expected >= EXPECTED).sum())
+    observed = np.append(observed[:frequent], observed[frequent:].sum())
+    expected = np.append(expected[:frequent], expected[frequent:].sum())
     if expected[-1] < EXPECTED and len(expected) > 1:  # Too few even pooled: into the last cell.
         observed = np.append(observed[:-2], observed[-2:].sum())
         expected = np.append(expected[:-2], expected[-2:].sum())

@@ -56,10 +56,7 @@ def keep(pair: Pair, sampling: Sampling, costs: Costs) -> dict[str, float]:
 
 
 def _file(pair: Pair, sampling: Sampling) -> tuple[pathlib.Path, dict[str, Any]]:
-    """The file of a pair's costs, and what they depend on.
-
-    A folder that is trained on has other weights, but the same costs.
-    """
+    """The file of a pair's costs, and what they depend on: sizes and settings, not weights."""
     target, draft = (
         str(pathlib.Path(name).resolve()) if pathlib.Path(name).is_dir() else name
         for name in pair.names

@@ -42,9 +42,9 @@ def rows(table: str) -> list[str]:
 
 def _place_in_paper(address: str) -> tuple[int, str]:
     """The place of a row in Tables 2 and 4, and its address to order the rows that have none."""
-    config, rows = read_row(address), paper.TABLES_2_AND_4
-    setting = {"draft": config.paper_draft, "temperature": config.temperature}
-    row = paper.find(rows, task=TASKS[config.task].paper, **setting)
+    config = read_row(address)
+    task, rows = TASKS[config.task].paper, paper.TABLES_2_AND_4
+    row = paper.find(rows, task=task, draft=config.paper_draft, temperature=config.temperature)
     return rows.index(row) if row else len(rows), address
 
 
@@ -58,9 +58,8 @@ def run(
 ) -> list[Record]:
     """Measures the rows, given by name, that have no record yet, and gives the records of all.
 
-    The output's folder holds `records.jsonl` and, in `rows`, the examples of each row. A row that
-    has a record or examples with other settings, or cannot be measured, raises ValueError before
-    anything is loaded. A KeyboardInterrupt says what is kept.
+    The output's folder holds `records.jsonl` and, in `rows`, the examples of each row; if they are
+    of other settings, ValueError is raised. A KeyboardInterrupt says what is kept.
     """
     path, folder = output_dir / "records.jsonl", output_dir / "rows"
     done = {record.experiment: record for record in records.read(path)}
@@ -96,7 +95,7 @@ def run(
 
 
 def tuning(config: RowConfig) -> tuple[Tuning, Independence]:
-    """Measures what decides about gamma for a row's pair, and acceptances at the best gamma."""
+    """Finds the best gamma for a row's pair, and tests whether acceptances there are i.i.d."""
     if config.simulated_alpha is not None:
         raise ValueError("A simulated alpha is nothing to tune by; give real models.")
     work, _ = _work(config)
@@ -108,8 +107,7 @@ def tuning(config: RowConfig) -> tuple[Tuning, Independence]:
             on_progress("acceptances", (number + 1) / len(work.sources))
     if config.rule == rules.EXACT:  # `--gamma auto` is for exact decoding.
         step_costs.keep(work.pair, config.sampling, found.costs)
-    accepted = [int(step.accepted[0]) for step in steps]
-    emitted = [int(step.count[0]) for step in steps]
+    accepted, emitted = zip(*((step.accepted[0], step.count[0]) for step in steps), strict=True)
     return found, independence(accepted, emitted, found.gamma)
 
 

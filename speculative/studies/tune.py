@@ -18,7 +18,7 @@ from speculative.rows.workload import Workload
 
 @dataclasses.dataclass(frozen=True)
 class Tuning:
-    """What decides about gamma, measured.
+    """The measurements that decide which gamma is best, and the speed-ups that follow.
 
     Attributes:
         alpha: acceptance rate on the target's own text.
