@@ -95,7 +95,7 @@ def likelihood_ratio(observed: ArrayLike, expected: ArrayLike) -> float:
     """G = 2 sum O ln(O / E) of counts against what was expected of them, all above 0."""
     from scipy import stats  # Takes longer to import than all of this package.
 
-    found = stats.power_divergence(observed, expected, axis=None, lambda_="log-likelihood")
+    found = stats.power_divergence(np.ravel(observed), np.ravel(expected), lambda_="log-likelihood")
     return max(0.0, float(found.statistic))  # Equal counts may come out a rounding below 0.
 
 

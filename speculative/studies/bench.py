@@ -22,7 +22,8 @@ from speculative.drafts.base import layers_read
 from speculative.loading import Resolved
 from speculative.measurement import hardware
 from speculative.measurement.timing import ITERATIONS, Costs
-from speculative.models import FlaxModel, read_by_step
+from speculative.models import read_by_step
+from speculative.models.interface import Model
 from speculative.progress import OnProgress
 from speculative.rows import environment, memory, weights
 from speculative.rows.config import RowConfig
@@ -173,7 +174,7 @@ def bench(
 
 
 def _passes(
-    model: FlaxModel, params: PyTree, state: Any, cache: int, widths: Sequence[int]
+    model: Model, params: PyTree, state: Any, cache: int, widths: Sequence[int]
 ) -> list[tuple[int, int, Callable[[], Any], list[float]]]:
     """Widths, the bytes of a pass, a loop of `ITERATIONS` passes on half a cache, and no times."""
     state = jax.jit(model.extend)(params, state, jnp.ones((1, cache // 2), jnp.int32)).state

@@ -2,6 +2,7 @@
 
 import dataclasses
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 
@@ -93,10 +94,9 @@ def operations_ratio(pair: Pair) -> float:
     """
     if not isinstance(pair.draft, TransformerDraft):
         return 0.0
-    draft, target = (
-        sum(leaf.size for leaf in read_by_step(abstract_params(model.config)))
-        for model in (pair.draft.model, pair.target)
-    )
+    models: list[Any] = [pair.draft.model, pair.target]
+    read = [read_by_step(abstract_params(model.config)) for model in models]
+    draft, target = (sum(leaf.size for leaf in leaves) for leaves in read)
     return draft / target
 
 
