@@ -12,8 +12,6 @@ from jax import Array, lax
 
 from speculative.backends.cpu import kernels
 
-STREAMED = 2**29  # Bytes of a streaming read: many times a processor's caches.
-ROUNDS = 9
 READS = 8  # In a dispatch, because a dispatch may take as long as one read.
 CHAIN, REPEATS = 16, 64  # Operations in the body of a timed loop, and iterations of that loop.
 
@@ -25,14 +23,14 @@ def elapsed(run: Callable[[], Any]) -> float:
     return time.perf_counter() - began
 
 
-def seconds(run: Callable[[], Any], rounds: int = ROUNDS) -> float:
+def seconds(run: Callable[[], Any], rounds: int = 9) -> float:
     """The median time of a call that returns arrays, after one call that compiles."""
     jax.block_until_ready(run())
     return statistics.median(elapsed(run) for _ in range(rounds))
 
 
-def read_bandwidth(size: int = STREAMED) -> float:
-    """Bytes a second at which the device sums an array of `size` bytes."""
+def read_bandwidth(size: int = 2**29) -> float:
+    """Bytes a second at which the device sums `size` bytes: many times a processor's caches."""
     values = jnp.ones(size // 4, jnp.float32)
     if jax.default_backend() == "cpu" and kernels.native():
         return size / seconds(lambda: kernels.total(values))
