@@ -7,29 +7,31 @@ run takes about ten minutes; nothing else should run meanwhile.
 """
 
 import argparse
+import dataclasses
 import json
+import multiprocessing
 import os
 import pathlib
-import statistics
-import subprocess
-import sys
 import tempfile
 from collections.abc import Callable
+from concurrent.futures import ProcessPoolExecutor
 
+import numpy as np
 from rich.console import Console
-from rich.table import Table
 
+from benchmarks.compare_peers import table
 from speculative import loading
 from speculative.backends import for_decoding
 from speculative.backends.cpu import kernels
 from speculative.commands import whole
+from speculative.commands.tables import SHIPPED_ROW
 from speculative.rows import environment, weights
-from speculative.rows.config import RowConfig
+from speculative.rows.config import read_row
 from speculative.studies import bench
 
 GAMMA, WIDE = 5, 8
+# Milliseconds of passes of the target and of the draft, and of a step of decoding.
 MEASURES = ("pass, 1 position", f"pass, {WIDE} positions", "draft pass", f"step, γ = {GAMMA}")
-"""Milliseconds of passes of the target and of the draft, and of a step of decoding."""
 
 
 def _kernels(old: str, new: str) -> None:
@@ -69,60 +71,36 @@ VARIANTS: dict[str, Callable[[], None]] = {
 def _measure(variant: str) -> list[float]:
     VARIANTS[variant]()
     bench.GAMMAS = (GAMMA,)
-    config = RowConfig(
-        task="debian_ende",
-        target="debian_target",
-        draft="debian_draft",
-        temperature=0.0,
-        max_length=64,
-    )
+    config = dataclasses.replace(read_row(SHIPPED_ROW), max_length=64)
     found = bench.bench(config, weights.resolve(config), (1, WIDE), lambda what, share: None)
     step = found.costs.ms_verify[GAMMA] + found.costs.ms_proposal[GAMMA]
     return [*(one.ms for one in found.passes), found.draft_passes[0].ms, step]
 
 
-def main() -> int:
-    """Measures, prints and writes."""
+def main() -> None:
     parser = argparse.ArgumentParser(description="Take parts of the CPU path away.")
     parser.add_argument("--output", default="results/ablation/ablation.json", metavar="FILE")
     parser.add_argument("--rounds", type=whole(1, 100), default=3)
-    parser.add_argument("--variant", choices=VARIANTS, help=argparse.SUPPRESS)
     options = parser.parse_args()
-    if options.variant:
-        print(json.dumps(_measure(options.variant)))
-        return 0
     output = pathlib.Path(options.output)
     output.parent.mkdir(parents=True, exist_ok=True)
     times: dict[str, list[list[float]]] = {name: [] for name in VARIANTS}
     for _ in range(options.rounds):
         for name in VARIANTS:
-            command = [sys.executable, "-m", "benchmarks.ablate_cpu", f"--variant={name}"]
-            told = subprocess.check_output(command, text=True)
-            times[name].append(json.loads(told.splitlines()[-1]))
-    medians = {
-        name: [statistics.median(column) for column in zip(*rounds, strict=True)]
-        for name, rounds in times.items()
-    }
-    shown = Table(title="ms, and how many times as much as all of it", box=None, pad_edge=False)
-    shown.add_column("without", no_wrap=True)
-    for head in MEASURES:
-        shown.add_column(head, justify="right")
+            with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as pool:
+                times[name].append(pool.submit(_measure, name).result())
+    medians = {name: np.median(rounds, axis=0).tolist() for name, rounds in times.items()}
+    shown = table("ms, and how many times as much as all of it", "without", *MEASURES)
     complete = medians["as it is"]
     for name, found in medians.items():
         cells = (f"{ms:.3f} ({ms / all_:.2f})" for ms, all_ in zip(found, complete, strict=True))
         shown.add_row(name, *cells)
     Console(width=110).print(shown)
-    contents = {
-        "measures": list(MEASURES),
-        "ms": medians,
-        "rounds": times,
-        "commit": environment.commit(),
-        "device": environment.device(),
-    }
+    machine = {"commit": environment.commit(), "device": environment.device()}
+    contents = {"measures": list(MEASURES), "ms": medians, "rounds": times} | machine
     output.write_text(json.dumps(contents, indent=1) + "\n", encoding="utf-8")
     print(f"Written: {output}.")
-    return 0
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

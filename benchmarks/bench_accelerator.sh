@@ -24,9 +24,7 @@ bench() { # the draft, the folder
     --dtype="$dtype" --source_length=128 --cache_length=256 --output_dir="$2"
 }
 
-for draft in $drafts; do
-  bench "$draft" "$out/bench_$draft"
-done
+for draft in $drafts; do bench "$draft" "$out/bench_$draft"; done
 if [ "$platform" = gpu ]; then
   # Whole loops as one graph, so that the host does not look at every step: worth it, or not?
   buffers=FUSION,CUBLAS,CUBLASLT,CUSTOM_CALL,CUDNN,DYNAMIC_SLICE_FUSION,CONDITIONAL,WHILE

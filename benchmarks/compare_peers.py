@@ -13,7 +13,6 @@ import contextlib
 import json
 import pathlib
 import statistics
-import sys
 import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -24,7 +23,7 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 from rich.console import Console
-from rich.table import Table
+from rich.table import Column, Table
 
 from benchmarks.peers.system import PROGRAMS, Process, Setting
 from speculative import checkpoints, progress
@@ -38,26 +37,17 @@ from speculative.tasks.prompts import load_prompts
 from speculative.types import EOS_ID
 
 PAIR, OURS = "debian", "speculative"
-MEASURE = "transformers"
-"""The program with whose autoregressive outputs all others are compared."""
-PREFILLS = (64, 512, 2048)
-"""Lengths, in tokens, of the sources whose prefill is timed."""
-TASKS = ("debian_ende", "debian_synopsis")
-"""The tasks whose texts the shipped pair decodes."""
-TIE = 1e-3
-"""If two logits differ by less than this, rounding decides which one is larger."""
+MEASURE = "transformers"  # All outputs are compared with its autoregressive ones.
+PREFILLS = (64, 512, 2048)  # Tokens of the sources whose prefill is timed.
+TIE = 1e-3  # If two logits differ by less than this, rounding decides which one is larger.
 
-Way = tuple[str, str]
-"""A program and how it decodes."""
+Way = tuple[str, str]  # A program and how it decodes.
 
 
 class Difference(NamedTuple):
-    """The first difference of an output from `MEASURE`'s.
+    """The first difference from `MEASURE`'s output, by the numbers of the source and of the token.
 
-    Attributes:
-        source: the source's number.
-        token: the token's number in the output.
-        margin: the difference of the two tokens' logits there; None where one output has ended.
+    `margin` is the difference of the two tokens' logits; None where one output has ended.
     """
 
     source: int
@@ -75,11 +65,10 @@ class Comparison:
     """The measurements of one pair.
 
     Attributes:
-        setting: the pair, and how it decodes.
-        sources: number of sources that were decoded and compared token by token.
-        timed: number of the first sources, which were decoded in each round.
-        seconds: seconds of all timed sources by way, one number a round.
-        tokens: number of tokens of their outputs, by way.
+        sources: how many sources were decoded and compared token by token.
+        timed: how many of them, the first ones, were decoded in each round.
+        seconds: of all timed sources by way, one number a round.
+        tokens: of their outputs, by way.
         prefill: seconds by program and tokens of the source, one number a round.
         differences: differences from `MEASURE` by way; None if it was not run.
         missing: programs that were not run, each with the missing module or its error.
@@ -111,22 +100,21 @@ class Comparison:
         """All of it, with every round."""
         names = ("target", "draft", "gamma", "max_length")
         differences = self.differences
-
-        def measured(way: Way) -> dict[str, Any]:
-            return {
-                "program": way[0],
-                "way": way[1],
-                "seconds": self.seconds[way],
-                "tokens": self.tokens[way],
-                "ms_per_token": self.ms_per_token(way),
-                "over": {name: self.ratio(way, name) for name in self.own},
-                "differences": differences and [one._asdict() for one in differences[way]],
-            }
-
         return {name: getattr(self.setting, name) for name in names} | {
             "sources": self.sources,
             "timed": self.timed,
-            "ways": [measured(way) for way in self.seconds],
+            "ways": [
+                {
+                    "program": way[0],
+                    "way": way[1],
+                    "seconds": seconds,
+                    "tokens": self.tokens[way],
+                    "ms_per_token": self.ms_per_token(way),
+                    "over": {name: self.ratio(way, name) for name in self.own},
+                    "differences": differences and [one._asdict() for one in differences[way]],
+                }
+                for way, seconds in self.seconds.items()
+            ],
             "prefill": [
                 {"program": name, "source_tokens": tokens, "seconds": seconds}
                 for (name, tokens), seconds in self.prefill.items()
@@ -141,7 +129,8 @@ def shipped(limit: int | None, gamma: int, folder: pathlib.Path) -> tuple[Settin
     vocabulary = checkpoint.open_vocabulary()
     assert vocabulary is not None
     # A synopsis after each pair of translations, of which there are twice as many.
-    translations, synopses = (load_prompts(task, limit) for task in TASKS)
+    translations = load_prompts("debian_ende", limit)
+    synopses = load_prompts("debian_synopsis", limit)
     taken = zip_longest(translations[::2], translations[1::2], synopses)
     prompts = [prompt for group in taken for prompt in group if prompt is not None]
     sources = [vocabulary.encode(prompt.source).tolist() for prompt in prompts]
@@ -150,32 +139,15 @@ def shipped(limit: int | None, gamma: int, folder: pathlib.Path) -> tuple[Settin
     return Setting("debian_target", "debian_draft", False, str(exported), 128, gamma), sources
 
 
-def require(size: str) -> None:
-    """Raises ValueError unless the memory holds a model of this size once for each program.
-
-    CTranslate2 holds it in two formats, and converts a whole export.
-    """
-    parameters = sum(leaf.size for leaf in jax.tree.leaves(abstract_params(named(size))))
-    needed = 4 * parameters * (len(PROGRAMS) + 2)
-    name, there = memory.device_bytes()
-    if needed > there:
-        raise ValueError(
-            f"Comparing {size} needs {needed / 2**30:.0f} GiB, but {name} has "
-            f"{there / 2**30:.0f}: take a smaller model (--models)."
-        )
-
-
 def random(
     size: str, limit: int | None, length: int, folder: pathlib.Path
 ) -> tuple[Setting, list[list[int]]]:
     """Random weights of a size of `models.SIZES` on random sources, exported into a folder."""
     config = named(size, dtype="float32")
-    exported = folder / size
-    huggingface.write(exported, in_memory(size, config, random_params(config)), "float32")
-    rng = np.random.default_rng(0)
-    sources = rng.integers(2, config.vocab_size, (limit or 4, 63))
-    rows = [[*row, EOS_ID] for row in sources.tolist()]
-    return Setting(size, None, True, str(exported), length, 0), rows
+    huggingface.write(folder / size, in_memory(size, config, random_params(config)), "float32")
+    rows = np.random.default_rng(0).integers(2, config.vocab_size, (limit or 4, 63))
+    sources = [[*row, EOS_ID] for row in rows.tolist()]
+    return Setting(size, None, True, str(folder / size), length, 0), sources
 
 
 def compare(
@@ -184,21 +156,20 @@ def compare(
     programs: Sequence[str],
     rounds: int,
     timed: int,
-    told: OnProgress,
+    on_progress: OnProgress,
 ) -> Comparison:
     """Decodes all sources in every way, then times the first `timed` of them, way after way.
 
-    Programs that lack a module or cannot load the pair are left out and named.
-
-    Raises:
-        RuntimeError: a program failed later on.
+    Programs that lack a module or cannot load the pair are left out and named; if one fails later
+    on, RuntimeError is raised.
     """
+    timed = min(timed, len(sources))
     missing = {name: lacks for name in programs if (lacks := PROGRAMS[name].missing())}
     present = [name for name in programs if name not in missing]
     running: dict[str, Process] = {}
     with contextlib.ExitStack() as stack:
         for number, name in enumerate(present):
-            told(f"loading {name}", 0.2 * number / len(present))
+            on_progress(f"loading {name}", 0.2 * number / len(present))
             try:
                 running[name] = stack.enter_context(contextlib.closing(Process(name, setting)))
             except RuntimeError as error:
@@ -208,7 +179,7 @@ def compare(
         ways = [(name, way) for name, process in running.items() for way in process.ways]
         outputs: dict[Way, list[list[int]]] = {}
         for number, (name, way) in enumerate(ways):  # It also compiles, before anything is timed.
-            told(f"{name}, {way}", 0.2 + 0.2 * number / len(ways))
+            on_progress(f"{name}, {way}", 0.2 + 0.2 * number / len(ways))
             outputs[name, way] = [running[name].decode(way, source)[0] for source in sources]
         seconds: dict[Way, list[float]] = {way: [] for way in ways}
         for turn in range(rounds):
@@ -217,36 +188,27 @@ def compare(
                 name, way = ways[index]
                 took = [running[name].decode(way, source)[1] for source in sources[:timed]]
                 seconds[name, way].append(sum(took))
-                told(f"round {turn + 1}: {name}, {way}", 0.4 + 0.4 * (turn + 1) / rounds)
-        prefill = _prefill(running, rounds, told)
+                on_progress(f"round {turn + 1}: {name}, {way}", 0.4 + 0.4 * (turn + 1) / rounds)
+        prefill = _prefill(running, rounds, on_progress)
         differences = None
-        if MEASURE in running:
-            theirs = running[MEASURE]
-            expected = outputs[MEASURE, theirs.ways[0]]
+        if measure := running.get(MEASURE):
+            expected = outputs[MEASURE, measure.ways[0]]
             differences = {
-                way: _differences(theirs, sources, expected, found)
+                way: _differences(measure, sources, expected, found)
                 for way, found in outputs.items()
             }
-    return Comparison(
-        setting,
-        len(sources),
-        min(timed, len(sources)),
-        seconds,
-        {way: sum(map(len, found[:timed])) for way, found in outputs.items()},
-        prefill,
-        differences,
-        missing,
-    )
+    tokens = {way: sum(map(len, found[:timed])) for way, found in outputs.items()}
+    return Comparison(setting, len(sources), timed, seconds, tokens, prefill, differences, missing)
 
 
 def _prefill(
-    running: Mapping[str, Process], rounds: int, told: OnProgress
+    running: Mapping[str, Process], rounds: int, on_progress: OnProgress
 ) -> dict[tuple[str, int], list[float]]:
     """Seconds of a prefill by program and tokens of a random source, one number a round."""
     source = np.random.default_rng(0).integers(2, 1000, max(PREFILLS)).tolist()
     seconds: dict[tuple[str, int], list[float]] = {}
     for number, tokens in enumerate(PREFILLS):
-        told(f"prefill of {tokens}", 0.8 + 0.2 * number / len(PREFILLS))
+        on_progress(f"prefill of {tokens}", 0.8 + 0.2 * number / len(PREFILLS))
         for turn in range(rounds + 1):
             for name in np.random.default_rng(turn).permutation(list(running)).tolist():
                 took = running[name].prefill(source[:tokens])
@@ -256,19 +218,18 @@ def _prefill(
 
 
 def _differences(
-    theirs: Process,
+    measure: Process,
     sources: Sequence[list[int]],
     expected: Sequence[list[int]],
     found: Sequence[list[int]],
 ) -> list[Difference]:
     differences = []
     for number, (source, one, other) in enumerate(zip(sources, expected, found, strict=True)):
-        if one == other:
-            continue
-        both = list(zip(one, other, strict=False))
-        at = next((i for i, (a, b) in enumerate(both) if a != b), len(both))
-        margin = theirs.margin(source, one[:at], *both[at]) if at < len(both) else None
-        differences.append(Difference(number, at, margin))
+        if one != other:
+            both = list(zip(one, other, strict=False))
+            at = next((i for i, (a, b) in enumerate(both) if a != b), len(both))
+            margin = measure.margin(source, one[:at], *both[at]) if at < len(both) else None
+            differences.append(Difference(number, at, margin))
     return differences
 
 
@@ -277,8 +238,8 @@ def show(found: Comparison, console: Console) -> None:
     setting = found.setting
     pair = f" with {setting.draft}, γ = {setting.gamma}" * bool(setting.draft)
     title = f"{setting.target}{pair}: {found.timed} sources, float32"
-    heads = ("ms/token", *(f"{way}\n= 1" for way in found.own), "same")
-    shown = _table(title, "program and way", *heads)
+    ratios = (f"{way}\n= 1" for way in found.own)
+    shown = table(title, "program and way", "ms/token", *ratios, "same")
     for way in found.seconds:
         same = "–"
         if found.differences is not None:
@@ -288,7 +249,7 @@ def show(found: Comparison, console: Console) -> None:
         ratios = (f"{found.ratio(way, name):.3g}" for name in found.own)
         shown.add_row(", ".join(way), f"{found.ms_per_token(way):.3f}", *ratios, same)
     console.print(shown)
-    prefill = _table("Prefill, ms by tokens of the source", "program", *map(str, PREFILLS))
+    prefill = table("Prefill, ms by tokens of the source", "program", *map(str, PREFILLS))
     for name in dict.fromkeys(name for name, _ in found.prefill):
         times = (1e3 * statistics.median(found.prefill[name, tokens]) for tokens in PREFILLS)
         prefill.add_row(name, *(f"{ms:.1f}" for ms in times))
@@ -302,34 +263,20 @@ def show(found: Comparison, console: Console) -> None:
         highlight=False,
     )
     for name, lacks in found.missing.items():
-        said = f"{name} was left out ({lacks}); {PROGRAMS[name].remedy}."
-        console.print(said, highlight=False, markup=False)
+        message = f"{name} was left out ({lacks}); {PROGRAMS[name].remedy}."
+        console.print(message, highlight=False, markup=False)
 
 
-def _table(title: str, first: str, *heads: str) -> Table:
-    table = Table(title=title, box=None, pad_edge=False)
-    table.add_column(first, no_wrap=True)
-    for head in heads:
-        table.add_column(head, justify="right", no_wrap=True)
-    return table
-
-
-def write(found: Comparison, path: pathlib.Path) -> None:
-    """Writes all of it, with machine, commit and versions."""
-    contents = {
-        "commit": environment.commit(),
-        "device": environment.device(),
-        "versions": {name: _version(name) for name in ("jax", "torch", *PROGRAMS)},
-    }
-    path.write_text(json.dumps(contents | found.to_json(), indent=1) + "\n", encoding="utf-8")
+def table(title: str, first: str, *heads: str) -> Table:
+    """An empty table; all columns but the first are of numbers."""
+    numbers = (Column(head, justify="right", no_wrap=True) for head in heads)
+    return Table(Column(first, no_wrap=True), *numbers, title=title, box=None, pad_edge=False)
 
 
 def _version(name: str) -> str | None:
     """The version of an installed program; a checkout has none."""
-    try:
+    with contextlib.suppress(metadata.PackageNotFoundError):
         return metadata.version(name)
-    except metadata.PackageNotFoundError:
-        return None
 
 
 def _options() -> argparse.Namespace:
@@ -338,10 +285,10 @@ def _options() -> argparse.Namespace:
     )
     add, many = parser.add_argument, whole(1, 10**4)
     models, programs = [PAIR, *t5.SIZES], list(PROGRAMS)
-    told = f"the shipped pair ({PAIR}), or random weights of {', '.join(t5.SIZES)} (%(default)s)"
+    which = f"the shipped pair ({PAIR}), or random weights of {', '.join(t5.SIZES)} (%(default)s)"
     default = [PAIR, "t5_1_1_base"]
     add("--output_dir", default="results/peers", metavar="DIR", help="(%(default)s)")
-    add("--models", nargs="+", default=default, choices=models, metavar="MODEL", help=told)
+    add("--models", nargs="+", default=default, choices=models, metavar="MODEL", help=which)
     add("--programs", nargs="+", default=programs, choices=programs, help="(all)")
     add("--rounds", type=many, default=5, help="each way is timed so often (5)")
     add("--limit", type=many, help="sources of each task, or random ones (all, or 4)")
@@ -349,34 +296,42 @@ def _options() -> argparse.Namespace:
     add("--length", type=whole(1, MAX_LENGTH), default=64, help="of random weights' outputs (64)")
     add("--gamma", type=whole(1, MAX_GAMMA), default=5, help="guesses a step (5)")
     options = parser.parse_args()
-    try:
-        for model in options.models:
-            if model != PAIR:
-                require(model)
-    except ValueError as error:
-        parser.error(str(error))
+    for model in options.models:
+        if model == PAIR:
+            continue
+        parameters = sum(leaf.size for leaf in jax.tree.leaves(abstract_params(named(model))))
+        # Each program holds it in float32, CTranslate2 in int8 too, and converts a whole export.
+        needed = 4 * parameters * (len(PROGRAMS) + 2)
+        name, available = memory.device_bytes()
+        if needed > available:
+            parser.error(
+                f"Comparing {model} needs {needed / 2**30:.0f} GiB, but {name} has "
+                f"{available / 2**30:.0f}: take a smaller model (--models)."
+            )
     return options
 
 
-def main() -> int:
-    """Compares, prints and writes."""
+def main() -> None:
     options = _options()
-    output = pathlib.Path(options.output_dir)
+    limit, output = options.limit, pathlib.Path(options.output_dir)
     output.mkdir(parents=True, exist_ok=True)
+    counts = options.rounds, options.timed
     for model in options.models:
-        with tempfile.TemporaryDirectory() as folder, progress.alone(model) as told:
+        with tempfile.TemporaryDirectory() as exports, progress.alone(model) as on_progress:
             if model == PAIR:
-                setting, sources = shipped(options.limit, options.gamma, pathlib.Path(folder))
+                setting, sources = shipped(limit, options.gamma, pathlib.Path(exports))
             else:
-                length = options.length
-                setting, sources = random(model, options.limit, length, pathlib.Path(folder))
-            found = compare(setting, sources, options.programs, options.rounds, options.timed, told)
+                setting, sources = random(model, limit, options.length, pathlib.Path(exports))
+            found = compare(setting, sources, options.programs, *counts, on_progress)
+        machine = {"commit": environment.commit(), "device": environment.device()}
+        versions = {name: _version(name) for name in ("jax", "torch", *PROGRAMS)}
+        contents = machine | {"versions": versions} | found.to_json()
         # Each model's results are written at once, so that a later failure loses nothing.
-        write(found, output / f"{model}.json")
+        file = output / f"{model}.json"
+        file.write_text(json.dumps(contents, indent=1) + "\n", encoding="utf-8")
         show(found, Console())
-        print(f"Written: {output / model}.json.", flush=True)
-    return 0
+        print(f"Written: {file}.", flush=True)
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

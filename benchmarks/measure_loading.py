@@ -11,7 +11,9 @@ import pathlib
 import subprocess
 import sys
 import tempfile
+from functools import partial
 
+import jax
 import numpy as np
 
 from speculative import checkpoints
@@ -24,16 +26,15 @@ MIB = 2**20
 def random_checkpoint(config: Config) -> Checkpoint:
     """A checkpoint whose tensors are drawn when they are read."""
     rng = np.random.default_rng(0)
-
-    def tensor(shape: tuple[int, ...]) -> Tensor:
-        return Tensor(shape, "float32", lambda: rng.standard_normal(shape, np.float32))
-
-    tensors = {name: tensor(leaf.shape) for name, leaf in by_name(abstract_params(config)).items()}
+    tensors = {
+        name: Tensor(leaf.shape, "float32", partial(rng.standard_normal, leaf.shape, np.float32))
+        for name, leaf in by_name(abstract_params(config)).items()
+    }
     return Checkpoint("random", "native", config, tensors)
 
 
 def peak() -> int:
-    """The largest resident size of this process so far, in bytes; Linux alone tells it."""
+    """The largest resident size of this process so far, in bytes, known on Linux only."""
     file = pathlib.Path("/proc/self/status")
     status = file.read_text() if file.is_file() else ""
     if "VmHWM:" not in status:
@@ -43,8 +44,6 @@ def peak() -> int:
 
 def load(folder: str) -> None:
     """Loads a checkpoint and prints the memory that it took."""
-    import jax
-
     checkpoint = checkpoints.open(folder)
     with tempfile.TemporaryDirectory() as small:  # Loads the libraries' code before measuring.
         path = pathlib.Path(small) / "model"
@@ -73,8 +72,8 @@ def main() -> None:
     if options.load:
         return load(str(options.folder))
     if not options.folder.exists():
-        made = random_checkpoint(named("t5_1_1_large", num_decoder_layers=options.layers))
-        checkpoints.FORMATS[options.format].write(options.folder, made, "float32")
+        checkpoint = random_checkpoint(named("t5_1_1_large", num_decoder_layers=options.layers))
+        checkpoints.FORMATS[options.format].write(options.folder, checkpoint, "float32")
     command = [sys.executable, "-m", "benchmarks.measure_loading", *sys.argv[1:], "--load"]
     subprocess.run(command, check=True)
 

@@ -1,19 +1,13 @@
 """Hugging Face transformers: `generate`, alone and with the draft as its assistant."""
+# pyright: reportMissingImports=false
 
 from typing import Any
 
 import numpy as np
-import torch  # pyright: ignore[reportMissingImports]
-from transformers import (  # pyright: ignore[reportMissingImports]
-    DynamicCache,
-    EncoderDecoderCache,
-    T5Config,
-    T5ForConditionalGeneration,
-)
-from transformers.modeling_outputs import (  # pyright: ignore[reportMissingImports]
-    BaseModelOutput,
-)
-from transformers.utils import logging  # pyright: ignore[reportMissingImports]
+import torch
+from transformers import DynamicCache, EncoderDecoderCache, T5Config, T5ForConditionalGeneration
+from transformers.modeling_outputs import BaseModelOutput
+from transformers.utils import logging
 
 from benchmarks.peers.system import Setting, thread_counts
 from speculative import checkpoints
@@ -22,16 +16,15 @@ from speculative.types import EOS_ID
 
 
 class HuggingFace:
-    """See `system.System`."""
+    """See `system.Program`."""
 
     def __init__(self, setting: Setting) -> None:
-        """Loads the target from its export, and puts the draft together."""
         torch.set_grad_enabled(False)
         quieten()
         self._target = T5ForConditionalGeneration.from_pretrained(setting.exported).eval()
         most = setting.max_length
         self._given: dict[str, Any] = {"do_sample": False, "num_beams": 1, "max_new_tokens": most}
-        self._given |= {} if setting.ends else {"min_new_tokens": most}
+        self._given |= {"min_new_tokens": most} if setting.random else {}
         ways: dict[str, dict[str, Any]] = {"autoregressive": {}}
         if setting.draft:
             fixed, own = (_assistant(setting.draft, self._target) for _ in range(2))
@@ -49,29 +42,25 @@ class HuggingFace:
         self.ways = tuple(self._ways)
 
     def decode(self, way: str, source: list[int]) -> list[int]:
-        """See `system.System`."""
         given, threads = self._ways[way]
         torch.set_num_threads(threads)
         # By default `generate` makes a cache with as many layers as the encoder.
         cache = EncoderDecoderCache(DynamicCache(), DynamicCache())
-        found = self._target.generate(_row(source), past_key_values=cache, **self._given, **given)
-        tokens = found[0, 1:].tolist()
+        given = self._given | given | {"past_key_values": cache}
+        tokens = self._target.generate(torch.tensor([source]), **given)[0, 1:].tolist()
         # An assistant's last guesses may come after the end of the text.
         return tokens[: tokens.index(EOS_ID) + 1] if EOS_ID in tokens else tokens
 
     def prefill(self, source: list[int]) -> None:
-        """See `system.System`."""
         torch.set_num_threads(max(thread_counts().values()))
-        encoded = self._target.encoder(_row(source)).last_hidden_state
+        encoded = self._target.encoder(torch.tensor([source])).last_hidden_state
         for block in self._target.decoder.block:
-            cross = block.layer[1].EncDecAttention
-            cross.k(encoded)
-            cross.v(encoded)
+            block.layer[1].EncDecAttention.k(encoded)
+            block.layer[1].EncDecAttention.v(encoded)
 
     def margin(self, source: list[int], prefix: list[int], one: int, other: int) -> float:
-        """The difference of two tokens' logits after a prefix."""
         fed = torch.tensor([[self._target.config.decoder_start_token_id, *prefix]])
-        logits = self._target(_row(source), decoder_input_ids=fed).logits[0, -1]
+        logits = self._target(torch.tensor([source]), decoder_input_ids=fed).logits[0, -1]
         return abs(float(logits[one] - logits[other]))
 
 
@@ -81,10 +70,6 @@ def quieten() -> None:
     logging.disable_progress_bar()
 
 
-def _row(source: list[int]) -> torch.Tensor:
-    return torch.tensor([source])
-
-
 class _Shared(torch.nn.Module):
     """The encoder of an assistant that reads the target's: it returns that one's last output."""
 
@@ -92,36 +77,34 @@ class _Shared(torch.nn.Module):
 
     def __init__(self, encoder: torch.nn.Module) -> None:
         super().__init__()
-        self._kept: list[torch.Tensor] = []
         encoder.register_forward_hook(self._keep)
 
     def _keep(self, encoder: torch.nn.Module, inputs: Any, output: Any) -> None:
-        self._kept[:] = [output[0]]
+        self._last_output = output[0]
 
     def forward(self, *_: Any, **__: Any) -> BaseModelOutput:
-        return BaseModelOutput(last_hidden_state=self._kept[0])
+        return BaseModelOutput(last_hidden_state=self._last_output)
 
 
 def _assistant(name: str, target: T5ForConditionalGeneration) -> T5ForConditionalGeneration:
     """Our draft as one of theirs; an encoder that it shares with the target runs once for both."""
     checkpoint = checkpoints.open(name)
-    config = checkpoint.config
-    reads = config.source_dim
+    config, reads = checkpoint.config, checkpoint.config.source_dim
     # Their model always has an encoder; if the draft has none, it is replaced below.
     shape = config.replace(source_dim=0, num_encoder_layers=1) if reads else config
     kind = names_of(shape)
     model = T5ForConditionalGeneration(T5Config(**kind.settings(shape, name))).eval()
-    width = config.num_heads * config.head_dim
     if reads:
         model.encoder = _Shared(target.encoder)
+        width = config.num_heads * config.head_dim
         for block in model.decoder.block:
-            for part in ("k", "v"):
-                setattr(block.layer[1].EncDecAttention, part, torch.nn.Linear(reads, width, False))
+            block.layer[1].EncDecAttention.k = torch.nn.Linear(reads, width, False)
+            block.layer[1].EncDecAttention.v = torch.nn.Linear(reads, width, False)
     values = {}
-    for name, stored in kind.names(shape).items():
+    for parameter, stored in kind.names(shape).items():
         if all(part in checkpoint.tensors for part in stored.parts):
             value = np.concatenate([checkpoint.read(part) for part in stored.parts], axis=-1)
-            values[name] = torch.tensor(value.T if stored.transposed else value)
+            values[parameter] = torch.tensor(value.T if stored.transposed else value)
     unknown = model.load_state_dict(values, strict=False).unexpected_keys
     assert not unknown, unknown
     return model

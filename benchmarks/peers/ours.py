@@ -10,26 +10,24 @@ from speculative.pair import SOURCE_LENGTHS
 
 
 class Ours:
-    """See `system.System`."""
+    """See `system.Program`."""
 
     def __init__(self, setting: Setting) -> None:
-        """Loads the pair."""
         draft = setting.draft or "uniform"
         self._pair = load(setting.target, draft, "float32", random=setting.random)
         self._setting = setting
-        self.ways = ("autoregressive", "speculative") if setting.draft else ("autoregressive",)
+        self._gammas = {"autoregressive": 0, "speculative": setting.gamma}
+        self.ways = tuple(self._gammas) if setting.draft else ("autoregressive",)
         self._start = jax.jit(self._pair.target.start, static_argnums=2)
 
     def decode(self, way: str, source: list[int]) -> list[int]:
-        """See `system.System`."""
-        gamma = {"autoregressive": 0, "speculative": self._setting.gamma}[way]
-        config = self._pair.decoding(gamma=gamma, max_length=self._setting.max_length)
-        config = config if self._setting.ends else config.endless
+        gamma, max_length = self._gammas[way], self._setting.max_length
+        config = self._pair.decoding(gamma=gamma, max_length=max_length)
+        config = config.endless if self._setting.random else config
         draws = config.draws(0, np.array([0]))
         return self._pair.results(self._pair.run(padded(source), draws, config))[0].tokens
 
     def prefill(self, source: list[int]) -> None:
-        """See `system.System`."""
         cache = self._setting.max_length + 16
         jax.block_until_ready(self._start(self._pair.params.target, padded(source), cache))
 

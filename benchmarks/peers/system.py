@@ -1,11 +1,13 @@
 """The interface of programs that are compared, their list, and a process for each of them."""
 
+import contextlib
 import dataclasses
 import importlib.util
 import multiprocessing
+import pkgutil
 import time
 from concurrent.futures import ProcessPoolExecutor
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 from speculative.rows import environment
 
@@ -17,7 +19,7 @@ class Setting:
     Attributes:
         target: a checkpoint's name, or a size of random weights.
         draft: likewise; None for autoregressive decoding alone.
-        random: whether the weights are random; every output then has `max_length` tokens.
+        random: whether the weights are random; no token then ends an output before `max_length`.
         exported: the folder of the same target in Hugging Face's format.
         max_length: tokens at which an output is cut.
         gamma: guesses a step.
@@ -30,11 +32,6 @@ class Setting:
     max_length: int
     gamma: int
 
-    @property
-    def ends(self) -> bool:
-        """Whether the end-of-sequence token ends an output."""
-        return not self.random
-
 
 def thread_counts() -> dict[str, int]:
     """Numbers of threads for other programs, by name: all cores, and one, which may be faster."""
@@ -42,56 +39,37 @@ def thread_counts() -> dict[str, int]:
     return {f"{count} thread{'s' * (count > 1)}": count for count in counts}
 
 
-class System(Protocol):
-    """A program, ready to decode greedily."""
-
-    ways: tuple[str, ...]
-    """The names of its ways of decoding."""
-
-    def __init__(self, setting: Setting) -> None:
-        """Loads the models."""
-        ...
-
-    def decode(self, way: str, source: list[int]) -> list[int]:
-        """The target's output for a source, both with their end-of-sequence token."""
-        ...
-
-    def prefill(self, source: list[int]) -> None:
-        """Encodes a source for the target and projects every layer's cross-attention on it."""
-        ...
-
-
 class Program(NamedTuple):
-    """A program: module and class of its `System`, the modules it needs, how to install them."""
+    """The module and class of a program's system, the modules it needs, how to install them.
 
-    system: tuple[str, str]
+    A system is made from a `Setting`. It decodes greedily, in `ways` that it names, by the methods
+    of `Process`, of which only `compare_peers.MEASURE` needs `margin`.
+    """
+
+    system: str
     needs: tuple[str, ...]
     remedy: str
 
     def missing(self) -> str | None:
         """The first needed module that cannot be imported, or None."""
-        return next((name for name in self.needs if not _importable(name)), None)
+        for name in self.needs:
+            # An ImportError: a module's package is missing, or lacks something itself.
+            with contextlib.suppress(ImportError):
+                if importlib.util.find_spec(name):
+                    continue
+            return name
+        return None
 
 
-def _importable(name: str) -> bool:
-    try:
-        return importlib.util.find_spec(name) is not None
-    except ImportError:  # A module's package is missing, or lacks something itself.
-        return False
-
-
-EXTRA = "install this package with its extra, pip install -e '.[peers]'"
-
+PEERS, EXTRA = "benchmarks.peers", "install this package with its extra, pip install -e '.[peers]'"
 PROGRAMS = {
-    "speculative": Program(("benchmarks.peers.ours", "Ours"), (), ""),
-    "transformers": Program(
-        ("benchmarks.peers.huggingface", "HuggingFace"), ("torch", "transformers"), EXTRA
-    ),
+    "speculative": Program(f"{PEERS}.ours:Ours", (), ""),
+    "transformers": Program(f"{PEERS}.huggingface:HuggingFace", ("torch", "transformers"), EXTRA),
     "ctranslate2": Program(
-        ("benchmarks.peers.opennmt", "OpenNMT"), ("ctranslate2", "torch", "transformers"), EXTRA
+        f"{PEERS}.opennmt:OpenNMT", ("ctranslate2", "torch", "transformers"), EXTRA
     ),
     "t5x": Program(
-        ("benchmarks.peers.google", "T5X"),
+        f"{PEERS}.google:T5X",
         ("t5x.decoding", "t5x.examples.t5.network"),
         "put a checkout of github.com/google-research/t5x on PYTHONPATH",
     ),
@@ -100,54 +78,47 @@ PROGRAMS = {
 
 
 class Process:
-    """Runs one system in a process of its own, which computes only while it answers a call."""
+    """Runs one system in a process of its own, which computes only while it answers a call.
+
+    An error of the system ends the process; a RuntimeError is raised whose message ends with it.
+    """
 
     def __init__(self, name: str, setting: Setting) -> None:
-        """Starts the process and loads the models.
-
-        Raises:
-            RuntimeError: the system failed; the message ends with its error.
-        """
+        """Starts the process and loads the models."""
         self._name = name
         # JAX's threads do not survive a fork.
         self._pool = ProcessPoolExecutor(1, multiprocessing.get_context("spawn"))
-        try:
-            self.ways: tuple[str, ...] = self._answer(_load, PROGRAMS[name].system, setting)
-        except RuntimeError:
-            self.close()
-            raise
+        self.ways: tuple[str, ...] = self._answer(_load, PROGRAMS[name].system, setting)
 
     def decode(self, way: str, source: list[int]) -> tuple[list[int], float]:
-        """The output for a source, and the seconds that the process took for it."""
+        """The target's output for a source, both with their end-of-sequence token, and seconds."""
         return self._answer(_call, "decode", way, source)
 
     def prefill(self, source: list[int]) -> float:
-        """The seconds that the process took for a prefill."""
+        """The seconds of encoding a source and projecting every layer's cross-attention on it."""
         return self._answer(_call, "prefill", source)[1]
 
     def margin(self, source: list[int], prefix: list[int], one: int, other: int) -> float:
-        """The difference of two tokens' logits after a prefix; only some systems compute it."""
+        """The difference of two tokens' logits after a prefix."""
         return self._answer(_call, "margin", source, prefix, one, other)[0]
 
     def _answer(self, function: Any, *arguments: Any) -> Any:
         try:
             return self._pool.submit(function, *arguments).result()
         except Exception as error:
-            said = f"{type(error).__name__}: {error}"
-            raise RuntimeError(f"{self._name} failed: {said}") from error
+            self.close()
+            raise RuntimeError(f"{self._name} failed: {type(error).__name__}: {error}") from error
 
     def close(self) -> None:
         """Ends the process."""
         self._pool.shutdown()
 
 
-_loaded: list[Any] = []
-"""The system of this process."""
+_loaded: list[Any] = []  # The system of this process.
 
 
-def _load(system: tuple[str, str], setting: Setting) -> tuple[str, ...]:
-    module, name = system
-    _loaded.append(getattr(importlib.import_module(module), name)(setting))
+def _load(system: str, setting: Setting) -> tuple[str, ...]:
+    _loaded.append(pkgutil.resolve_name(system)(setting))
     return _loaded[0].ways
 
 

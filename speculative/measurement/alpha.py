@@ -28,37 +28,27 @@ def alpha_on_target_text(
     max_length: int,
     rule: Rule = EXACT,
 ) -> list[NDArray[np.float32]]:
-    """Beta, the rule's acceptance, at every token of texts that the target generated.
+    """Beta [length], the acceptance by `Rule.acceptance`, at every token of the target's outputs.
 
     Alpha is their mean over all tokens. Without random guesses and rejections its variance is
     lower than that of the share of guesses that decoding accepts.
 
-    Args:
-        pair: the target and the draft.
-        sources: of each example, [1, S] from `Pair.encode`.
-        tokens: the target's output for each, with its end of sequence.
-        sampling: adjusts p and q alike.
-        max_length: every text is padded to so many tokens, so that one program is compiled.
-        rule: defines the acceptance (`Rule.acceptance`).
-
-    Returns:
-        Beta [length] for each example.
-
-    Raises:
-        ValueError: the probabilities of target or draft are not finite.
+    The source of each example is [1, S], from `Pair.encode`. Outputs, with their end of sequence,
+    are padded to `max_length` tokens, so that one program is compiled. Raises ValueError if the
+    probabilities of target or draft are not finite.
     """
-    models = Models(pair.target, pair.draft)
-    found = []
+    models, vocab_size = Models(pair.target, pair.draft), pair.vocabulary.size
+    betas = []
     for source, text in zip(sources, tokens, strict=True):
         row = teacher_forced.padded(text, max_length)
-        beta = _betas(models, pair.params, source, row, sampling, pair.vocabulary.size, rule)
-        found.append(np.asarray(beta)[0, : len(text)])
-        if not np.isfinite(found[-1]).all():
+        beta = _betas(models, pair.params, source, row, sampling, vocab_size, rule)
+        betas.append(np.asarray(beta)[0, : len(text)])
+        if not np.isfinite(betas[-1]).all():
             raise ValueError(
                 f"The probabilities of {pair.names[0]} or {pair.names[1]} are not finite: its "
                 "weights are damaged, or its dtype is too narrow for it."
             )
-    return found
+    return betas
 
 
 @functools.partial(jax.jit, static_argnames=("models", "sampling", "vocab_size", "rule"))
@@ -75,23 +65,21 @@ def _betas(
     draft = models.draft
     assert draft is not None, "an acceptance rate needs a draft"
     batch, length = tokens.shape
-    layers = layers_read(draft)
     begun, (logits, _, hidden) = teacher_forced.score(
-        models.target, params.target, source, tokens, layers
+        models.target, params.target, source, tokens, layers_read(draft)
     )
-    nothing = jnp.zeros(batch, jnp.int32)
+    none_accepted = jnp.zeros(batch, jnp.int32)
     # q does not depend on the random number that a guess is drawn with.
     uniforms = jnp.zeros((batch, 1))
 
     def at(state: Any, at_token: tuple[Array, Array, dict[str, Array]]) -> tuple[Any, Array]:
         last, row, hidden = at_token
         proposal = draft.propose(params.draft, state, last, uniforms, sampling, vocab_size)
-        q = proposal.q
-        q = jax.nn.one_hot(proposal.guesses, vocab_size) if q is None else q
+        q = jax.nn.one_hot(proposal.guesses, vocab_size) if proposal.q is None else proposal.q
         beta = rule.acceptance(row, q[:, 0], sampling)
         # The guess is never accepted, so that its hidden states may have any value.
         hidden = {name: jnp.stack([x, x], axis=1) for name, x in hidden.items()}
-        return draft.commit(proposal, nothing, hidden), beta
+        return draft.commit(proposal, none_accepted, hidden), beta
 
     # Two more positions, because a draft may read a chunk of two.
     state = draft.start(params.draft, source, length + 2, begun)

@@ -14,10 +14,8 @@ def interval(
     """The percentile bootstrap's 95% interval of a statistic over `size` examples.
 
     `statistic` maps the numbers [size] of the drawn examples, some repeated, to its value. Whole
-    examples are drawn, because tokens of one text depend on each other.
-
-    Raises:
-        ValueError: there is no example.
+    examples are drawn, because tokens of one text depend on each other. Without an example
+    ValueError is raised.
     """
     if size < 1:
         raise ValueError("An interval needs at least one example.")

@@ -23,9 +23,7 @@ class Difference:
     """The first difference of two greedy outputs.
 
     Attributes:
-        position: of the first token that differs.
-        autoregressive: the token there; None after the text's end.
-        speculative: the token there; None after the text's end.
+        position: of the first tokens that differ; a token is None after its text's end.
         margin: the largest logit minus the smaller logit of the two tokens.
         tolerance: of `NEAR_TIES`.
     """
@@ -54,15 +52,15 @@ def compare_greedy(
     The margin comes from a teacher-forced pass; `dtype` is that of the target's products.
     """
     both = itertools.zip_longest(tokens_autoregressive, tokens_speculative)
-    for position, (plain, speculative) in enumerate(both):
-        if plain == speculative:
+    for position, (autoregressive, speculative) in enumerate(both):
+        if autoregressive == speculative:
             continue
-        if plain is None or speculative is None:  # One text is the beginning of the other.
-            return Difference(position, plain, speculative, math.inf)
-        length = -(-(position + 1) // 32) * 32
+        if autoregressive is None or speculative is None:  # One text is a prefix of the other.
+            return Difference(position, autoregressive, speculative, math.inf)
+        length = -(-(position + 1) // 32) * 32  # One program serves 32 positions.
         row = teacher_forced.padded(tokens_autoregressive[:position], length)
         logits = teacher_forced.logits(pair.target, pair.params.target, source, row)
         there = np.asarray(logits)[0, position, : pair.vocabulary.size]
-        margin = there.max() - min(there[plain], there[speculative])
-        return Difference(position, plain, speculative, float(margin), NEAR_TIES[dtype])
+        margin = float(there.max() - min(there[autoregressive], there[speculative]))
+        return Difference(position, autoregressive, speculative, margin, NEAR_TIES[dtype])
     return None

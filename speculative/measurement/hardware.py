@@ -1,5 +1,6 @@
 """Measured limits of the present device: its read bandwidth, and the time of an operation."""
 
+import functools
 import statistics
 import time
 from collections.abc import Callable
@@ -11,30 +12,25 @@ from jax import Array, lax
 
 from speculative.backends.cpu import kernels
 
-STREAMED = 2**29
-"""Bytes of a streaming read: many times a processor's caches."""
-
-ROUNDS = 9
-READS = 8
-"""Reads in a dispatch, because a dispatch may take as long as one read."""
-
-CHAIN, REPEATS = 16, 64
-"""Operations in the body of a timed loop, and iterations of that loop."""
+READS = 8  # In a dispatch, because a dispatch may take as long as one read.
+CHAIN, REPEATS = 16, 64  # Operations in the body of a timed loop, and iterations of that loop.
 
 
-def seconds(run: Callable[[], Any], rounds: int = ROUNDS) -> float:
+def elapsed(run: Callable[[], Any]) -> float:
+    """The seconds of a call that returns arrays."""
+    began = time.perf_counter()
+    jax.block_until_ready(run())
+    return time.perf_counter() - began
+
+
+def seconds(run: Callable[[], Any], rounds: int = 9) -> float:
     """The median time of a call that returns arrays, after one call that compiles."""
     jax.block_until_ready(run())
-    times = []
-    for _ in range(rounds):
-        began = time.perf_counter()
-        jax.block_until_ready(run())
-        times.append(time.perf_counter() - began)
-    return statistics.median(times)
+    return statistics.median(elapsed(run) for _ in range(rounds))
 
 
-def read_bandwidth(size: int = STREAMED) -> float:
-    """Bytes a second at which the device sums an array of `size` bytes."""
+def read_bandwidth(size: int = 2**29) -> float:
+    """Bytes a second at which the device sums `size` bytes: many times a processor's caches."""
     values = jnp.ones(size // 4, jnp.float32)
     if jax.default_backend() == "cpu" and kernels.native():
         return size / seconds(lambda: kernels.total(values))
@@ -48,10 +44,7 @@ def _totals(values: Array) -> Array:
 
 
 def operation_seconds() -> float:
-    """The time of a tiny operation, a product of 8 x 8 matrices, in a loop.
-
-    Each operation waits for the one before, as in a decoding step.
-    """
+    """The time of a product of 8 x 8 matrices that waits for the one before, as in decoding."""
     x, kernel = jnp.ones((8, 8)), jnp.eye(8)
     return seconds(lambda: chain(x, kernel)) / (CHAIN * REPEATS)
 
@@ -59,10 +52,5 @@ def operation_seconds() -> float:
 @jax.jit
 def chain(x: Array, kernel: Array) -> Array:
     """Multiplies x [8, 8] by the kernel [8, 8] `CHAIN * REPEATS` times."""
-
-    def body(_: Array, x: Array) -> Array:
-        for _turn in range(CHAIN):
-            x = jnp.matmul(x, kernel)
-        return x
-
-    return lax.fori_loop(0, REPEATS, body, x)
+    factors = [kernel] * CHAIN
+    return lax.fori_loop(0, REPEATS, lambda _, x: functools.reduce(jnp.matmul, factors, x), x)

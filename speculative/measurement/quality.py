@@ -1,6 +1,9 @@
-"""BLEU and ROUGE of decoded text with the settings of T5; both can be a seqio task's metrics."""
+"""BLEU and ROUGE of decoded text with the settings of T5; both can be a seqio task's metrics.
 
-from collections.abc import Callable, Mapping, Sequence
+Both raise ValueError unless there is an example, and one prediction for each target.
+"""
+
+from collections.abc import Sequence
 
 import numpy as np
 import sacrebleu
@@ -10,11 +13,7 @@ ROUGE_TYPES = ("rouge1", "rouge2", "rougeL", "rougeLsum")
 
 
 def bleu(targets: Sequence[str], predictions: Sequence[str]) -> dict[str, float]:
-    """Corpus BLEU of sacreBLEU in percent, with `intl` tokenisation as in T5's WMT results.
-
-    Raises:
-        ValueError: there is no example, or not one prediction for each target.
-    """
+    """Corpus BLEU of sacreBLEU in percent, with `intl` tokenisation as in T5's WMT results."""
     _check(targets, predictions)
     score = sacrebleu.corpus_bleu(list(predictions), [list(targets)], tokenize="intl")
     return {"bleu": score.score}
@@ -25,9 +24,6 @@ def rouge(targets: Sequence[str], predictions: Sequence[str]) -> dict[str, float
 
     T5 reports the median of bootstrap resamples, which is random; the mean is its limit. For
     `rougeLsum` T5 breaks the line after a full stop between spaces, and so do we.
-
-    Raises:
-        ValueError: there is no example, or not one prediction for each target.
     """
     _check(targets, predictions)
     scorer = rouge_scorer.RougeScorer(ROUGE_TYPES)
@@ -39,18 +35,12 @@ def rouge(targets: Sequence[str], predictions: Sequence[str]) -> dict[str, float
     }
 
 
-Metric = Callable[[Sequence[str], Sequence[str]], dict[str, float]]
-
-METRICS: Mapping[str, Metric] = {"bleu": bleu, "rougeL": rouge, "rougeLsum": rouge}
+METRICS = {"bleu": bleu, "rougeL": rouge, "rougeLsum": rouge}
 """The functions that compute the scores of a table, by name."""
 
 
 def measure(metric: str, targets: Sequence[str], predictions: Sequence[str]) -> float:
-    """One score of `METRICS`, in percent.
-
-    Raises:
-        ValueError: there is no such score, no example, or not one prediction for each target.
-    """
+    """One score of `METRICS`, in percent; raises ValueError if there is none of that name."""
     if metric not in METRICS:
         raise ValueError(f"There is no metric {metric!r}; the metrics are {', '.join(METRICS)}.")
     return METRICS[metric](targets, predictions)[metric]

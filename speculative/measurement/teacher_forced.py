@@ -27,9 +27,8 @@ def score(
 ) -> tuple[Started, Extended]:
     """Reads texts [B, L] after sources [B, S] in one pass, by the cached step of decoding.
 
-    Returns:
-        The results of the model's `start` and `extend`, with hidden states of `layers`; the latter
-        has the logits [B, L, V] of each token, given those before it.
+    Gives the results of the model's `start` and `extend`, with hidden states of `layers` and the
+    logits [B, L, V] of each token, given those before it.
     """
     begun = target.start(params, source, tokens.shape[1], layers=layers)
     fed = previous(tokens, target.first(source))

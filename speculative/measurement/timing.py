@@ -8,14 +8,13 @@ target's weights drive the draft's out of the caches, which a loop over proposal
 import dataclasses
 import functools
 import itertools
-import statistics
-import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import Array, lax
 
 from speculative.decoding import Decoding, Params, Rule
@@ -24,14 +23,13 @@ from speculative.decoding.reference import start_draft, start_target
 from speculative.decoding.rules import EXACT
 from speculative.drafts import Draft, Proposal, UniformDraft
 from speculative.drafts.base import layers_read
+from speculative.measurement.hardware import elapsed
 from speculative.pair import Pair
 from speculative.sampling import Sampling
 
+# Steps in a timed loop: enough to hide the cost of starting it, few enough for a short cache.
 ITERATIONS = 32
-"""Steps in a timed loop: enough to hide the cost of starting it, few enough for a short cache."""
-
-TURNS = 3
-"""The least number of turns for costs; a turn times every kind of step once."""
+TURNS = 3  # The least number of turns for costs; a turn times every kind of step once.
 
 
 @dataclasses.dataclass(frozen=True)
@@ -63,6 +61,12 @@ class Costs:
     def verify_cost(self, gamma: int) -> float:
         """v: the time of a target pass over gamma + 1 positions over that of a target step."""
         return self.ms_verify[gamma] / self.ms_target_step
+
+    def speedup(self, rule: Rule, alpha: float, gamma: int, lengths: Sequence[int]) -> float:
+        """The speed-up that a rule predicts by these costs for texts of given lengths."""
+        c, v, step = self.c(gamma), self.verify_cost(gamma), self.ms_target_step
+        prefill = self.ms_prefill_target / step, self.ms_prefill_draft / step
+        return rule.predicted_speedup(alpha, gamma, c, v, lengths, *prefill)
 
 
 class _Given(UniformDraft):
@@ -97,8 +101,8 @@ class CostMeter:
     """Times every kind of step of a pair in turn, again and again.
 
     A machine that slows down slows all kinds alike, and each kind's share of its turn stays the
-    same: a cost is the median share of the median turn. For the same reason `tick` may be called
-    between measurements of something else.
+    same: a cost is the median share of the median turn. So `tick` may also be called between
+    measurements of something else.
     """
 
     def __init__(
@@ -110,19 +114,7 @@ class CostMeter:
         cache_length: int,
         rule: Rule = EXACT,
     ) -> None:
-        """Compiles every kind of step.
-
-        Args:
-            pair: target and draft.
-            sampling: part of every step.
-            gammas: numbers of guesses, each at least 1.
-            source_length: tokens S of the source.
-            cache_length: positions T of the caches.
-            rule: how guesses are verified.
-
-        Raises:
-            ValueError: a gamma below 1, or a cache too short for the timed loop.
-        """
+        """Compiles every kind of step; a gamma below 1 or too short a cache raises ValueError."""
         if min(gammas) < 1:
             raise ValueError(f"Costs are timed for gamma of at least 1, not {min(gammas)}.")
         needed = ITERATIONS + max(gammas) + 2
@@ -147,9 +139,7 @@ class CostMeter:
     def tick(self) -> None:
         """Times the next kind once."""
         kind = next(self._order)
-        began = time.perf_counter()
-        jax.block_until_ready(self._kinds[kind]())
-        self._seconds[kind].append(time.perf_counter() - began)
+        self._seconds[kind].append(elapsed(self._kinds[kind]))
 
     @property
     def turns(self) -> int:
@@ -158,11 +148,10 @@ class CostMeter:
 
     def costs(self) -> Costs:
         """The costs, from all complete turns; there must be one."""
-        turns = list(zip(*self._seconds.values(), strict=False))
-        turn = 1e3 * statistics.median(map(sum, turns))
-        shares = zip(*([seconds / sum(times) for seconds in times] for times in turns), strict=True)
-        medians = map(statistics.median, shares)
-        ms = {kind: turn * share for kind, share in zip(self._seconds, medians, strict=True)}
+        seconds = np.array(list(zip(*self._seconds.values(), strict=False)))  # [turns, kinds]
+        turns = seconds.sum(axis=1, keepdims=True)
+        medians = 1e3 * np.median(turns) * np.median(seconds / turns, axis=0)
+        ms = dict(zip(self._seconds, medians.tolist(), strict=True))
         verify = {gamma: ms["verify", gamma] / ITERATIONS for gamma in self._gammas}
         step = {gamma: ms["step", gamma] / ITERATIONS for gamma in self._gammas}
         return Costs(
@@ -186,26 +175,25 @@ def timed_calls(
     """The calls to time, by name and gamma; each returns arrays."""
     params, vocab_size, batch = pair.params, pair.vocabulary.size, len(source)
     # No token is -1, so that no row ends while it is timed.
-    plain = Decoding(vocab_size, sampling, 0, cache_length - 2, eos_id=-1)
+    autoregressive = Decoding(vocab_size, sampling, 0, cache_length - 2, eos_id=-1)
     models = Models(pair.target, _Rejected(pair.draft))
-    begun = begin(models, params, source, plain, plain.capacity)
+    begun = begin(models, params, source, autoregressive, autoregressive.capacity)
     alone = dataclasses.replace(begun, draft=())
-    layers = layers_read(pair.draft)
-    started = start_target(pair.target, params.target, source, cache_length, layers)
+    prefill_target = functools.partial(
+        start_target, pair.target, params.target, source, cache_length, layers_read(pair.draft)
+    )
+    prefill_draft = functools.partial(
+        start_draft, pair.draft, params.draft, source, cache_length, prefill_target()
+    )
+    target = Models(pair.target, None), Params(params.target)
     kinds: dict[tuple[str, int], Callable[[], Any]] = {
-        ("prefill target", 0): functools.partial(
-            start_target, pair.target, params.target, source, cache_length, layers
-        ),
-        ("prefill draft", 0): functools.partial(
-            start_draft, pair.draft, params.draft, source, cache_length, started
-        ),
-        ("verify", 0): functools.partial(
-            _steps, Models(pair.target, None), Params(params.target), alone, plain
-        ),
+        ("prefill target", 0): prefill_target,
+        ("prefill draft", 0): prefill_draft,
+        ("verify", 0): functools.partial(_steps, *target, alone, autoregressive),
     }
     for gamma in gammas:
         length = cache_length - gamma - 2
-        config = dataclasses.replace(plain, gamma=gamma, max_length=length, rule=rule)
+        config = dataclasses.replace(autoregressive, gamma=gamma, max_length=length, rule=rule)
         guesses = jnp.full((batch, gamma), vocab_size - 1, jnp.int32)
         q = None if sampling.greedy else jnp.full((batch, gamma, vocab_size), 1 / vocab_size)
         given = Models(pair.target, _Given()), Params(params.target, (guesses, q))
@@ -221,9 +209,8 @@ def _steps(models: Models, params: Params, progress: Progress, config: Decoding)
     draws = jnp.full(numbers.shape, 0.5)
 
     def body(_: Array, progress: Progress) -> Progress:
-        lengths = progress.lengths
         after = step(models, params, progress, draws, config)[0]
-        rewound = models.target.rewind(after.target, lengths)
-        return dataclasses.replace(after, target=rewound, lengths=lengths)
+        rewound = models.target.rewind(after.target, progress.lengths)
+        return dataclasses.replace(after, target=rewound, lengths=progress.lengths)
 
     return lax.fori_loop(0, ITERATIONS, body, progress)

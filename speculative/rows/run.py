@@ -13,7 +13,6 @@ from speculative.measurement import quality
 from speculative.measurement.alpha import alpha_on_target_text
 from speculative.measurement.bootstrap import interval
 from speculative.measurement.exactness import compare_greedy
-from speculative.measurement.prediction import predict
 from speculative.measurement.timing import TURNS, CostMeter, Costs
 from speculative.pair import Pair
 from speculative.progress import OnProgress
@@ -216,7 +215,7 @@ def _record(
         speedup_low=speedup_low,
         speedup_high=speedup_high,
         speedup_expected=rule.speedup(alpha, gamma, c),
-        speedup_predicted=predict(config.rule, alpha, gamma, costs, tokens[0].tolist()),
+        speedup_predicted=costs.speedup(rule, alpha, gamma, tokens[0].tolist()),
         speedup_long=rule.speedup(alpha, gamma, c, v),
         outputs_identical=differences.count(None) if compared else None,
         near_ties=sum(d is not None and d.near_tie for d in differences) if compared else None,

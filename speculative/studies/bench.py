@@ -5,8 +5,7 @@ import functools
 import json
 import statistics
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -15,35 +14,30 @@ import numpy as np
 from jax import Array, lax
 from jax.experimental.compilation_cache import compilation_cache
 
-from speculative.decoding import Output, Params
-from speculative.decoding.loop import stream
+from speculative.decoding import Output
+from speculative.decoding.loop import generate, stream
+from speculative.decoding.reference import start_target
 from speculative.drafts import TransformerDraft
 from speculative.drafts.base import layers_read
 from speculative.loading import Resolved
 from speculative.measurement import hardware
 from speculative.measurement.timing import ITERATIONS, Costs
 from speculative.models import read_by_step
+from speculative.models.interface import Model
 from speculative.progress import OnProgress
 from speculative.rows import environment, memory, weights
 from speculative.rows.config import RowConfig
 from speculative.rows.workload import Workload, workload
 from speculative.types import PyTree
 
-WIDTHS = (1, 2, 3, 4, 5, 6, 8, 12, 16, 24, 32)
-"""Positions of a pass that are timed, where nothing else is said."""
-
-GAMMAS = (1, 3, 5, 7, 15)
-"""Numbers of guesses whose whole steps are timed."""
-
+WIDTHS = (1, 2, 3, 4, 5, 6, 8, 12, 16, 24, 32)  # Positions of a pass that are timed by default.
+GAMMAS = (1, 3, 5, 7, 15)  # Numbers of guesses whose whole steps are timed.
 TURNS = 7
 
 
 @dataclasses.dataclass(frozen=True)
 class Pass:
-    """A pass of `extend` over `width` positions: its time, logits included, and what it reads.
-
-    `bytes` are the parameters and caches that it must read.
-    """
+    """A pass of `extend`: its positions, its time, and the parameters and caches it must read."""
 
     width: int
     ms: float
@@ -60,7 +54,6 @@ class Bench:
     """What was measured of a pair.
 
     Attributes:
-        config: names and lengths.
         dtype: of the target's products.
         parameters: numbers that a target step reads.
         bandwidth: bytes a second of a streaming read.
@@ -122,12 +115,7 @@ class Bench:
 
 
 def resolve(config: RowConfig, widths: Sequence[int]) -> Resolved:
-    """The models to measure; all that can be checked before they are loaded is checked.
-
-    Raises:
-        ValueError: a width is below 1 or beyond the cache, or as `weights.resolve` and
-            `memory.require`.
-    """
+    """The models to measure; whatever is wrong raises ValueError before they are loaded."""
     if min(widths) < 1 or max(widths) > config.max_length // 2:
         raise ValueError(
             f"Widths must lie between 1 and {config.max_length // 2}, half of the cache of "
@@ -142,48 +130,42 @@ def resolve(config: RowConfig, widths: Sequence[int]) -> Resolved:
 def bench(
     config: RowConfig, found: Resolved, widths: Sequence[int], on_progress: OnProgress
 ) -> Bench:
-    """Measures a pair, on random text.
+    """Measures a pair that was found, on random text.
 
-    Args:
-        config: target, draft, dtype; `max_length` positions of the caches, half of them filled,
-            and `source_length` tokens of the source.
-        found: its models.
-        widths: positions of a pass, ascending, the first of them 1.
-        on_progress: called with what is being done and its share that is done.
+    Caches have `config.max_length` positions, half of them filled, and the source has
+    `config.source_length` tokens. Widths ascend from 1.
     """
     on_progress("loading", 0.0)
     work = workload(found.load(), config, None)
-    pair = work.pair
+    pair, cache = work.pair, config.max_length
     on_progress("bandwidth", 0.1)
     bandwidth = hardware.read_bandwidth()
     on_progress("compiling", 0.15)
     ways = {"autoregressive": 0, "speculative": 5}
     compiled = {name: _compile_seconds(work, gamma) for name, gamma in ways.items()}
-    meter = work.meter(GAMMAS, [config.max_length])
-    timed = {("target", width): passing for width, passing in _passes(work, False, widths)}
+    meter = work.meter(GAMMAS, [cache])
+    target, source = pair.params.target, work.source(0)
+    started = start_target(pair.target, target, source, cache, layers_read(pair.draft))
+    timed = _passes(pair.target, target, started.state, cache, widths)
     if isinstance(pair.draft, TransformerDraft):
-        timed |= {("draft", width): passing for width, passing in _passes(work, True, (1, 2))}
-    for run, _ in timed.values():
+        state = pair.draft.start(pair.params.draft, source, cache, started).model
+        timed += _passes(pair.draft.model, pair.params.draft, state, cache, (1, 2))
+    for _, _, run, _ in timed:
         jax.block_until_ready(run())
-    times: dict[Any, list[float]] = {kind: [] for kind in timed}
     for turn in range(TURNS):
         meter.turn()
-        for kind, (run, _) in timed.items():
-            began = time.perf_counter()
-            jax.block_until_ready(run())
-            times[kind].append(1e3 * (time.perf_counter() - began) / ITERATIONS)
+        for _, _, run, times in timed:
+            times.append(1e3 * hardware.elapsed(run) / ITERATIONS)
         on_progress("passes", 0.3 + 0.6 * (turn + 1) / TURNS)
-    passes: dict[str, list[Pass]] = {"target": [], "draft": []}
-    for (whose, width), (_, read) in timed.items():
-        passes[whose].append(Pass(width, statistics.median(times[whose, width]), read))
+    passes = [Pass(width, statistics.median(times), size) for width, size, _, times in timed]
     on_progress("streaming", 0.9)
     return Bench(
         config,
         work.dtype,
-        sum(leaf.size for leaf in read_by_step(pair.params.target)),
+        sum(leaf.size for leaf in read_by_step(target)),
         bandwidth,
-        passes["target"],
-        passes["draft"],
+        passes[: len(widths)],
+        passes[len(widths) :],
         meter.costs(),
         compiled,
         1e6 * hardware.operation_seconds(),
@@ -192,20 +174,9 @@ def bench(
 
 
 def _passes(
-    work: Workload, of_draft: bool, widths: Sequence[int]
-) -> Iterator[tuple[int, tuple[Callable[[], Any], int]]]:
-    """By width, a loop of `ITERATIONS` passes on half a cache, and the bytes that each reads."""
-    pair, config = work.pair, work.config
-    source, cache = work.source(0), config.max_length
-    model, params = pair.target, pair.params.target
-    started = jax.jit(model.start, static_argnums=(2, 4))(
-        params, source, cache, None, layers_read(pair.draft)
-    )
-    state = started.state
-    if of_draft:
-        assert isinstance(pair.draft, TransformerDraft)
-        model, params = pair.draft.model, pair.params.draft
-        state = pair.draft.start(params, source, cache, started).model
+    model: Model, params: PyTree, state: Any, cache: int, widths: Sequence[int]
+) -> list[tuple[int, int, Callable[[], Any], list[float]]]:
+    """Widths, the bytes of a pass, a loop of `ITERATIONS` passes on half a cache, and no times."""
     state = jax.jit(model.extend)(params, state, jnp.ones((1, cache // 2), jnp.int32)).state
 
     @functools.partial(jax.jit, static_argnums=2)
@@ -220,41 +191,31 @@ def _passes(
 
         return lax.fori_loop(0, ITERATIONS, body, (jnp.ones((1, width), jnp.int32), state))
 
-    caches = [*state.keys, *state.values]
+    caches = sum(leaf.nbytes for leaf in [*state.keys, *state.values])
     positions = state.keys[0].shape[1]
     sources = jax.tree.leaves(state.cross)  # None of a decoder-only model.
     whole = sum(leaf.nbytes for leaf in [*sources, *read_by_step(params)])
-    for width in widths:
-        # A prompt stands before the text, in the same caches.
-        seen = cache // 2 + width + positions - cache
-        read = whole + sum(leaf.nbytes for leaf in caches) * seen // positions
-        yield width, (functools.partial(loop, params, state, width), read)
+    # A prompt stands before the text, in the same caches.
+    filled = cache // 2 + positions - cache
+    sizes = [whole + caches * (filled + width) // positions for width in widths]
+    loops = [functools.partial(loop, params, state, width) for width in widths]
+    return list(zip(widths, sizes, loops, ([] for _ in widths), strict=True))
 
 
 def _compile_seconds(work: Workload, gamma: int) -> float:
     """Of the program that decodes a text in one dispatch, with no cache of compiled programs."""
     pair, config = work.pair, work.decoding(gamma)
     draws = config.draws(0, np.array([0]))
-
-    def run(params: Params, source: Array, draws: Array) -> Output:
-        return dataclasses.replace(pair, params=params).run(source, draws, config)
-
-    with _nothing_compiled():
-        began = time.perf_counter()
-        jax.jit(run).lower(pair.params, work.source(0), draws).compile()
-        return time.perf_counter() - began
-
-
-@contextmanager
-def _nothing_compiled() -> Iterator[None]:
-    """Compiled programs are neither looked up nor kept."""
-    before = jax.config.values["jax_enable_compilation_cache"]
+    run = functools.partial(generate, pair.target, pair.draft, config=config)
+    enabled = jax.config.values["jax_enable_compilation_cache"]
     jax.config.update("jax_enable_compilation_cache", False)
     compilation_cache.reset_cache()
     try:
-        yield
+        began = time.perf_counter()
+        jax.jit(run).lower(pair.params, work.source(0), draws).compile()
+        return time.perf_counter() - began
     finally:
-        jax.config.update("jax_enable_compilation_cache", before)
+        jax.config.update("jax_enable_compilation_cache", enabled)
         compilation_cache.reset_cache()
 
 
@@ -267,11 +228,11 @@ def _host_seconds(work: Workload) -> float:
     def streamed() -> None:
         list(stream(pair.target, None, pair.params, source, draws, config))
 
-    more = []
-    for _ in range(TURNS):
-        took = [
-            hardware.seconds(run, rounds=1)
-            for run in (streamed, lambda: pair.run(source, draws, config))
-        ]
-        more.append(took[0] - took[1])
+    def in_one_dispatch() -> Output:
+        return pair.run(source, draws, config)
+
+    more = [
+        hardware.seconds(streamed, rounds=1) - hardware.seconds(in_one_dispatch, rounds=1)
+        for _ in range(TURNS)
+    ]
     return statistics.median(more) / config.max_length

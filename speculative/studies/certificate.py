@@ -21,16 +21,15 @@ from speculative.rows.workload import Workload
 from speculative.sampling import standardise
 
 CELLS = 20
-BATCH = 128
-"""First tokens that are drawn at a time, where there is room for so many rows."""
+BATCH = 128  # First tokens that are drawn at a time, where there is room for so many rows.
 
 
 @dataclasses.dataclass(frozen=True)
 class GTest:
-    """Counts of `count` draws against what was expected.
+    """A comparison of the counts of `count` draws with those expected.
 
-    `statistic` is G = 2 sum O ln(O / E), None where it is infinite: a token of probability 0 was
-    drawn. `p_value` is the probability of such a G, or a larger one, from an exact decoder.
+    `statistic` is G, None where it is infinite: a token of probability 0 was drawn. `p_value` is
+    the probability of such a G, or a larger one, from an exact decoder.
     """
 
     name: str
@@ -42,14 +41,12 @@ class GTest:
 
 @dataclasses.dataclass(frozen=True)
 class Certificate:
-    """What was checked, and whether it holds.
+    """What was checked of `examples` prompts, with `gamma` guesses a step, and whether it holds.
 
     Attributes:
         config: the effective configuration.
-        gamma: guesses a step.
-        examples: how many prompts.
         identical: greedy outputs that are equal; None at other temperatures.
-        differences: where the others part.
+        differences: of the other greedy outputs, by the number of the prompt.
         tests: of what was sampled; none at temperature 0.
         false_alarm: the probability that `passed` is false for an exact decoder's samples.
     """
@@ -82,8 +79,8 @@ class Certificate:
             if not self.passed:
                 rest = ", the others part where no rounding explains it"
             return f"{word}: {self.identical} of {self.examples} greedy outputs are equal{rest}."
-        values = ", ".join(f"{test.name} p = {test.p_value:.3g}" for test in self.tests)
-        return f"{word}: {values}; an exact decoder fails with probability {self.false_alarm:g}."
+        tests = ", ".join(f"{test.name} p = {test.p_value:.3g}" for test in self.tests)
+        return f"{word}: {tests}; an exact decoder fails with probability {self.false_alarm:g}."
 
     def save(self, path: pathlib.Path) -> None:
         """Writes everything as JSON."""
@@ -93,11 +90,7 @@ class Certificate:
 
     @classmethod
     def read(cls, path: pathlib.Path) -> "Certificate":
-        """The certificate that `save` wrote; its verdict is worked out anew.
-
-        Raises:
-            ValueError: the file holds none.
-        """
+        """The certificate that `save` wrote; raises ValueError if the file holds none."""
         try:
             fields = json.loads(path.read_text(encoding="utf-8"))
             differences = {int(k): Difference(**v) for k, v in fields["differences"].items()}
@@ -116,18 +109,10 @@ def certify(
     false_alarm: float,
     on_progress: OnProgress,
 ) -> Certificate:
-    """Checks all prompts of a workload.
+    """Checks all prompts of a workload, with `samples` first tokens of each, `batch` at a time.
 
-    Args:
-        work: pair, settings and texts.
-        gamma: guesses a step.
-        samples: first tokens drawn for each prompt.
-        batch: how many of them are drawn at a time.
-        false_alarm: the probability with which an exact decoder may fail.
-        on_progress: called with what is being done and its share that is done.
-
-    Raises:
-        ValueError: logits are not finite.
+    An exact decoder fails with probability `false_alarm`. Raises ValueError if logits are not
+    finite.
     """
     pair, greedy, count = work.pair, work.config.sampling.greedy, len(work.sources)
     differences: dict[int, Difference] = {}
@@ -135,15 +120,15 @@ def certify(
     for number in range(count):
         texts.append(pair.results(work.decode(number, gamma)[0])[0].tokens)
         if greedy:
-            plain = pair.results(work.decode(number, 0)[0])[0].tokens
-            found = compare_greedy(pair, work.source(number), plain, texts[-1], work.dtype)
-            differences |= {number: found} if found else {}
+            autoregressive = pair.results(work.decode(number, 0)[0])[0].tokens
+            source = work.source(number)
+            if found := compare_greedy(pair, source, autoregressive, texts[-1], work.dtype):
+                differences[number] = found
         on_progress("texts", (number + 1) / count)
-    tests = []
+    tests, identical = [], count - len(differences)
     if not greedy:
         first = _first_tokens(work, gamma, samples, batch, on_progress)
-        tests = [first, _whole_texts(work, texts)]
-    identical = count - len(differences) if greedy else None
+        tests, identical = [first, _whole_texts(work, texts)], None
     return Certificate(work.config.gin(), gamma, count, identical, differences, tests, false_alarm)
 
 
@@ -151,10 +136,10 @@ def _first_tokens(
     work: Workload, gamma: int, samples: int, batch: int, on_progress: OnProgress
 ) -> GTest:
     """The G-test of the first tokens of independent generations, summed over the prompts."""
-    statistic, degrees, size = 0.0, 0, work.pair.vocabulary.size
+    statistic, degrees, size, prompts = 0.0, 0, work.pair.vocabulary.size, len(work.sources)
     config = dataclasses.replace(work.decoding(gamma), max_length=1)
     rounds = -(-samples // batch)
-    for number in range(len(work.sources)):
+    for number in range(prompts):
         observed = np.zeros(size)
         for turn in range(rounds):
             # Numbers of examples that no text of the workload has.
@@ -165,37 +150,34 @@ def _first_tokens(
         p = _probabilities(work, number, [0])[0]
         g, d = g_statistic(observed, p * observed.sum())
         statistic, degrees = statistic + g, degrees + d
-        on_progress("first tokens", (number + 1) / len(work.sources))
-    count = rounds * batch * len(work.sources)
-    return g_test("first tokens", count, statistic, degrees)
+        on_progress("first tokens", (number + 1) / prompts)
+    return g_test("first tokens", rounds * batch * prompts, statistic, degrees)
 
 
 def _whole_texts(work: Workload, texts: list[list[int]]) -> GTest:
-    """The test of every token's randomised PIT.
+    """The G-test of every token's randomised PIT, by counts in cells of equal width.
 
-    That is a uniform number from the token's interval in the target's cumulative distribution after
-    the text so far. All are uniform and independent if and only if every token is drawn from the
-    target (Rosenblatt's transform); counts in equal cells are compared with equal ones.
+    The PIT is a uniform number from the token's interval in the target's cumulative distribution
+    after the text so far. All are uniform and independent if and only if every token is drawn from
+    the target (Rosenblatt's transform).
     """
     rng = np.random.default_rng(work.config.seed)
     transformed = []
     for number, text in enumerate(texts):
         p = _probabilities(work, number, text)
-        at = np.arange(len(text))
         below = np.where(np.arange(p.shape[1]) < np.array(text)[:, None], p, 0).sum(axis=1)
-        transformed.append(below + rng.random(len(text)) * p[at, text])
+        transformed.append(below + rng.random(len(text)) * p[np.arange(len(text)), text])
     flat = np.concatenate(transformed)
     observed = np.histogram(flat.clip(0, 1), CELLS, (0, 1))[0].astype(float)
-    statistic, degrees = g_statistic(observed, np.full(CELLS, len(flat) / CELLS))
-    return g_test("whole texts", len(flat), statistic, degrees)
+    expected = np.full(CELLS, len(flat) / CELLS)
+    return g_test("whole texts", len(flat), *g_statistic(observed, expected))
 
 
 def _probabilities(work: Workload, number: int, text: list[int]) -> NDArray[np.float64]:
     """The target's distribution [length, V] at each token of a text."""
-    row = teacher_forced.padded(text, work.config.max_length)
-    params = work.pair.params.target
-    logits = teacher_forced.logits(work.pair.target, params, work.source(number), row)
-    p = standardise(logits[0, : len(text), : work.pair.vocabulary.size], work.config.sampling)
+    pair, row = work.pair, teacher_forced.padded(text, work.config.max_length)
+    logits = teacher_forced.logits(pair.target, pair.params.target, work.source(number), row)
+    p = standardise(logits[0, : len(text), : pair.vocabulary.size], work.config.sampling)
     p = np.asarray(p, np.float64)
     return p / p.sum(axis=1, keepdims=True)
 
@@ -212,15 +194,15 @@ def g_statistic(observed: NDArray[np.float64], expected: NDArray[np.float64]) ->
 
     G is divided by Williams' correction, which takes its mean to that of the chi-square
     distribution: summed over hundreds of prompts, a small excess would look like a difference.
-    A token of probability 0 that was drawn makes G infinite.
+    G is infinite if a token of probability 0 was drawn.
     """
     if observed[expected == 0].any():
         return np.inf, 1
     order = np.argsort(-expected)
     observed, expected = observed[order], expected[order]
-    own = int((expected >= EXPECTED).sum())
-    observed = np.append(observed[:own], observed[own:].sum())
-    expected = np.append(expected[:own], expected[own:].sum())
+    frequent = int((expected >= EXPECTED).sum())
+    observed = np.append(observed[:frequent], observed[frequent:].sum())
+    expected = np.append(expected[:frequent], expected[frequent:].sum())
     if expected[-1] < EXPECTED and len(expected) > 1:  # Too few even pooled: into the last cell.
         observed = np.append(observed[:-2], observed[-2:].sum())
         expected = np.append(expected[:-2], expected[-2:].sum())

@@ -20,11 +20,8 @@ from speculative.pair import Pair
 from speculative.rows import environment
 from speculative.sampling import Sampling
 
-GAMMAS = (1, 3, 5, 7)
-"""Numbers of guesses that `--gamma auto` chooses from."""
-
-LENGTH = 64
-"""Positions of the source and of the caches with which costs are measured."""
+GAMMAS = (1, 3, 5, 7)  # Numbers of guesses that `--gamma auto` chooses from.
+LENGTH = 64  # Positions of the source and of the caches with which costs are measured.
 
 
 def adaptive(pair: Pair, sampling: Sampling, on_measure: Callable[[], None]) -> Adaptive:
@@ -51,26 +48,22 @@ def keep(pair: Pair, sampling: Sampling, costs: Costs) -> dict[str, float]:
     steps = {str(gamma): costs.ms_verify[gamma] + costs.ms_proposal[gamma] for gamma in GAMMAS}
     try:
         file.parent.mkdir(parents=True, exist_ok=True)
-        file.write_text(
-            json.dumps(identity | {"ms_step": steps}, indent=1) + "\n", encoding="utf-8"
-        )
+        content = json.dumps(identity | {"ms_step": steps}, indent=1)
+        file.write_text(content + "\n", encoding="utf-8")
     except OSError as error:
         logging.warning("The costs could not be kept in %s (%s).", file, error)
     return steps
 
 
 def _file(pair: Pair, sampling: Sampling) -> tuple[pathlib.Path, dict[str, Any]]:
-    """The file of a pair's costs, and what they depend on.
-
-    A folder that is trained on has other weights, but the same costs.
-    """
-    names = [
+    """The file of a pair's costs, and what they depend on: sizes and settings, not weights."""
+    target, draft = (
         str(pathlib.Path(name).resolve()) if pathlib.Path(name).is_dir() else name
         for name in pair.names
-    ]
+    )
     identity = {
-        "target": names[0],
-        "draft": names[1],
+        "target": target,
+        "draft": draft,
         "parameters": sum(leaf.size for leaf in jax.tree.leaves(pair.params)),
         "dtype": pair.target.config.dtype,
         "device": environment.device(),

@@ -1,4 +1,4 @@
-"""The rows of a table, from their gin files; rows that have a record are not measured again."""
+"""The rows of a table, measured, tuned or certified as their gin files say."""
 
 import pathlib
 from collections.abc import Mapping
@@ -20,15 +20,14 @@ from speculative.studies.tune import Tuning, tune
 from speculative.tasks import TASKS
 from speculative.tasks.prompts import Prompt, load_prompts
 
-GAMMA = 5
-"""Guesses a step with which a pair is certified, where its row names none."""
+GAMMA = 5  # Guesses a step with which a pair is certified, where its row names none.
+TUNED = (1, 2, 3, 4, 5, 6, 7, 8, 10)  # Numbers of guesses that `tune` compares.
 
 
 def rows(table: str) -> list[str]:
     """The rows of a table as `read_row` takes them, in the paper's order, the shipped pair's last.
 
-    Raises:
-        ValueError: there is no such table; the message lists those there are.
+    If there is no such table, ValueError lists those there are.
     """
     folder = CONFIGS / "runs"
     file = folder / f"table{table}.gin"
@@ -38,15 +37,15 @@ def rows(table: str) -> list[str]:
             f"There is no table {table!r} in {folder}; the tables are 1, {', '.join(known)}."
         )
     own = [str(path) for path in file.with_suffix("").glob("*.gin")]
-    return [*sorted(own, key=lambda row: (_number_in_paper(row), row)), *addresses(file)]
+    return [*sorted(own, key=_place_in_paper), *addresses(file)]
 
 
-def _number_in_paper(address: str) -> int:
-    """Of a row of Tables 2 and 4."""
+def _place_in_paper(address: str) -> tuple[int, str]:
+    """The place of a row in Tables 2 and 4, and its address to order the rows that have none."""
     config = read_row(address)
     task, rows = TASKS[config.task].paper, paper.TABLES_2_AND_4
     row = paper.find(rows, task=task, draft=config.paper_draft, temperature=config.temperature)
-    return rows.index(row) if row else len(rows)
+    return rows.index(row) if row else len(rows), address
 
 
 def shipped(config: RowConfig) -> bool:
@@ -59,18 +58,13 @@ def run(
 ) -> list[Record]:
     """Measures the rows, given by name, that have no record yet, and gives the records of all.
 
-    The output's folder holds `records.jsonl` and, in `rows`, the examples of each row.
-
-    Raises:
-        ValueError: a row has a record or examples with other settings, its texts cannot be read,
-            or as `memory.require`, `weights.Loader` and `run_row`.
-        KeyboardInterrupt: says what is kept.
+    The output's folder holds `records.jsonl` and, in `rows`, the examples of each row; if they are
+    of other settings, ValueError is raised. A KeyboardInterrupt says what is kept.
     """
     path, folder = output_dir / "records.jsonl", output_dir / "rows"
     done = {record.experiment: record for record in records.read(path)}
-    kept, texts = {}, {}
+    kept, texts, load = {}, {}, load or weights.Loader()
     here = "".join(f"{name} = {value!r}\n" for name, value in environment.here().items())
-    load = load or weights.Loader()
     for name, config in configs.items():
         if name in done and changed(done[name].gin, config.gin()):
             raise ValueError(
@@ -100,16 +94,8 @@ def run(
     return [done[name] for name in configs]
 
 
-TUNED = (1, 2, 3, 4, 5, 6, 7, 8, 10)
-"""Numbers of guesses that `tune` compares."""
-
-
 def tuning(config: RowConfig) -> tuple[Tuning, Independence]:
-    """Measures what decides about gamma for a row's pair, and acceptances at the best gamma.
-
-    Raises:
-        ValueError: acceptance is simulated, or as `weights.resolve` and `workload`.
-    """
+    """Finds the best gamma for a row's pair, and tests whether acceptances there are i.i.d."""
     if config.simulated_alpha is not None:
         raise ValueError("A simulated alpha is nothing to tune by; give real models.")
     work, _ = _work(config)
@@ -121,17 +107,12 @@ def tuning(config: RowConfig) -> tuple[Tuning, Independence]:
             on_progress("acceptances", (number + 1) / len(work.sources))
     if config.rule == rules.EXACT:  # `--gamma auto` is for exact decoding.
         step_costs.keep(work.pair, config.sampling, found.costs)
-    accepted = [int(step.accepted[0]) for step in steps]
-    emitted = [int(step.count[0]) for step in steps]
+    accepted, emitted = zip(*((step.accepted[0], step.count[0]) for step in steps), strict=True)
     return found, independence(accepted, emitted, found.gamma)
 
 
 def certify(config: RowConfig, samples: int, false_alarm: float) -> Certificate:
-    """Tests whether a row's speculative outputs are the target's own.
-
-    Raises:
-        ValueError: the rule of the row is not exact, or as `weights.resolve` and `workload`.
-    """
+    """Tests whether a row's speculative outputs are the target's own, if its rule is exact."""
     if not config.rule.exact:
         if config.lenience < 1:
             raise ValueError(

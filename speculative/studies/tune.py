@@ -2,28 +2,31 @@
 
 import dataclasses
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 
 from speculative import theory
 from speculative.decoding import Rule, rules
+from speculative.drafts import TransformerDraft
 from speculative.measurement.alpha import alpha_on_target_text
-from speculative.measurement.prediction import operations_ratio, predict
 from speculative.measurement.timing import TURNS, Costs
+from speculative.models import abstract_params, read_by_step
+from speculative.pair import Pair
 from speculative.progress import OnProgress
 from speculative.rows.workload import Workload
 
 
 @dataclasses.dataclass(frozen=True)
 class Tuning:
-    """What decides about gamma, measured.
+    """The measurements that decide which gamma is best, and the speed-ups that follow.
 
     Attributes:
         alpha: acceptance rate on the target's own text.
         lengths: tokens of the outputs.
         costs: of every kind of step, for the gammas that were timed.
         c_hat: operations a token of the draft over those of the target.
-        rule: verifies guesses, and predicts the speed-up from alpha and costs.
+        rule: predicts the speed-up from alpha and costs.
     """
 
     alpha: float
@@ -43,7 +46,7 @@ class Tuning:
 
     def predicted(self, gamma: int) -> float:
         """The speed-up that all measured costs promise for texts of these lengths."""
-        return predict(self.rule, self.alpha, gamma, self.costs, self.lengths)
+        return self.costs.speedup(self.rule, self.alpha, gamma, self.lengths)
 
     @property
     def gamma(self) -> int:
@@ -84,12 +87,21 @@ class Tuning:
         )
 
 
-def tune(work: Workload, gammas: Sequence[int], on_progress: OnProgress) -> Tuning:
-    """Measures alpha on all of a workload's sources, and the costs of each gamma.
+def operations_ratio(pair: Pair) -> float:
+    """c-hat, the draft's operations a token over the target's; 0 for a draft without a model.
 
-    Raises:
-        ValueError: logits are not finite.
+    A token takes two operations for each number that a step reads.
     """
+    if not isinstance(pair.draft, TransformerDraft):
+        return 0.0
+    models: list[Any] = [pair.draft.model, pair.target]
+    read = [read_by_step(abstract_params(model.config)) for model in models]
+    draft, target = (sum(leaf.size for leaf in leaves) for leaves in read)
+    return draft / target
+
+
+def tune(work: Workload, gammas: Sequence[int], on_progress: OnProgress) -> Tuning:
+    """Measures alpha on all of a workload's sources, and the costs of each gamma."""
     config, texts, count = work.config, [], len(work.sources)
     for number in range(count):
         texts.append(work.pair.results(work.decode(number, 0)[0])[0].tokens)

@@ -1,4 +1,4 @@
-"""What the script for one accelerator runs, with a Python that only writes down what it is told."""
+"""What the script for one accelerator runs, with a Python that only logs its arguments."""
 
 import os
 import pathlib

@@ -1,4 +1,4 @@
-"""What is made of programs side by side, with programs made up; and one that is real."""
+"""The comparison of programs: with stand-ins of known times, and with one that is real."""
 
 import io
 import json
@@ -62,9 +62,9 @@ def setting(**changes: Any) -> Setting:
 
 @pytest.fixture
 def found(monkeypatch: pytest.MonkeyPatch) -> compare.Comparison:
-    programs = {name: Program(("", ""), (), "") for name in ("speculative", "transformers")}
-    programs["ctranslate2"] = Program(("", ""), (), "")
-    programs["t5x"] = Program(("", ""), ("no_such_module.within",), "clone it")
+    programs = {name: Program("", (), "") for name in ("speculative", "transformers")}
+    programs["ctranslate2"] = Program("", (), "")
+    programs["t5x"] = Program("", ("no_such_module.within",), "clone it")
     monkeypatch.setattr(compare, "PROGRAMS", programs)
     monkeypatch.setattr(compare, "Process", Made)
     return compare.compare(setting(), SOURCES, list(programs), 3, 2, lambda what, share: None)
@@ -89,7 +89,7 @@ def test_outputs_are_compared_token_by_token(found: compare.Comparison) -> None:
 
 
 def test_without_the_measure_nothing_is_called_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
-    programs = {"speculative": Program(("", ""), (), "")}
+    programs = {"speculative": Program("", (), "")}
     monkeypatch.setattr(compare, "PROGRAMS", programs)
     monkeypatch.setattr(compare, "Process", Made)
     found = compare.compare(setting(), SOURCES, ["speculative"], 1, 3, lambda what, share: None)
@@ -107,7 +107,7 @@ def test_a_program_that_cannot_load_is_left_out(monkeypatch: pytest.MonkeyPatch)
             raise RuntimeError("transformers failed: a trace\nOSError: no such file\n")
         return Made(name, setting)
 
-    programs = {name: Program(("", ""), (), "") for name in ("speculative", "transformers")}
+    programs = {name: Program("", (), "") for name in ("speculative", "transformers")}
     monkeypatch.setattr(compare, "PROGRAMS", programs)
     monkeypatch.setattr(compare, "Process", start)
     found = compare.compare(setting(), SOURCES, list(programs), 1, 3, lambda what, share: None)
@@ -147,9 +147,9 @@ def test_what_is_absent_is_named_and_left_out(found: compare.Comparison) -> None
     assert "t5x was left out (no_such_module.within); clone it." in text
     assert "3/3" in text
     assert "1/3, 1 ties" in text
-    told = json.loads(json.dumps(found.to_json(), allow_nan=False))
-    assert told["missing"] == found.missing
-    assert told["ways"][2]["over"] == {"autoregressive": 2.0, "speculative": 4.0}
+    written = json.loads(json.dumps(found.to_json(), allow_nan=False))
+    assert written["missing"] == found.missing
+    assert written["ways"][2]["over"] == {"autoregressive": 2.0, "speculative": 4.0}
 
 
 def test_this_package_in_a_process_of_its_own(
@@ -159,10 +159,10 @@ def test_this_package_in_a_process_of_its_own(
     process = Process("speculative", setting(target=target, draft=draft))
     try:
         assert process.ways == ("autoregressive", "speculative")
-        plain, seconds = process.decode("autoregressive", [5, 6, 7, EOS_ID])
+        autoregressive, seconds = process.decode("autoregressive", [5, 6, 7, EOS_ID])
         assert seconds > 0
-        assert 1 <= len(plain) <= 16
-        assert process.decode("speculative", [5, 6, 7, EOS_ID])[0] == plain
+        assert 1 <= len(autoregressive) <= 16
+        assert process.decode("speculative", [5, 6, 7, EOS_ID])[0] == autoregressive
         assert process.prefill([5, EOS_ID]) > 0
         with pytest.raises(RuntimeError, match="(?s)speculative failed.*no_such_way"):
             process.decode("no_such_way", [5])
@@ -172,4 +172,4 @@ def test_this_package_in_a_process_of_its_own(
 
 def test_what_programs_need_is_looked_for() -> None:
     assert PROGRAMS["speculative"].missing() is None
-    assert Program(("", ""), ("json", "no_such_module"), "").missing() == "no_such_module"
+    assert Program("", ("json", "no_such_module"), "").missing() == "no_such_module"

@@ -1,4 +1,4 @@
-"""Pairs of toy models, whose probabilities NumPy can tell."""
+"""Pairs of toy models, whose probabilities NumPy can compute."""
 
 import types
 from typing import Any

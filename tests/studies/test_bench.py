@@ -57,14 +57,14 @@ def test_what_is_made_of_the_times(found: bench.Bench) -> None:
     one = dataclasses.replace(found.passes[1], ms=2.0, bytes=500_000)
     assert one.bandwidth == pytest.approx(2.5e8)
     assert found.percent(one) == pytest.approx(25)
-    told = json.loads(found.to_json())
-    assert told["gammas"]["2"]["v"] == found.costs.verify_cost(2)
-    assert [entry["width"] for entry in told["passes"]] == [1, 3]
-    for entry in told["passes"]:
+    written = json.loads(found.to_json())
+    assert written["gammas"]["2"]["v"] == found.costs.verify_cost(2)
+    assert [entry["width"] for entry in written["passes"]] == [1, 3]
+    for entry in written["passes"]:
         assert entry["percent"] == pytest.approx(100 * entry["bytes"] / entry["ms"] * 1e3 / 1e9)
     positive = ["operation_us", "ms_target_step", "ms_prefill_target", "parameters_read_by_step"]
-    assert all(told[name] > 0 for name in positive)
-    assert min(told["compile_seconds"].values()) > 0
+    assert all(written[name] > 0 for name in positive)
+    assert min(written["compile_seconds"].values()) > 0
 
 
 def test_the_table_and_the_plot(found: bench.Bench) -> None:
@@ -104,7 +104,7 @@ def test_wrong_input_ends_before_anything_is_loaded(
     assert said in capsys.readouterr().err
 
 
-def test_a_size_that_does_not_fit_is_told_first(
+def test_a_size_that_does_not_fit_is_refused_first(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(memory, "device_bytes", lambda: ("a small device", 2**30))

@@ -6,10 +6,9 @@ from types import SimpleNamespace
 import pytest
 
 from speculative.drafts import TransformerDraft, UniformDraft
-from speculative.measurement.prediction import operations_ratio
 from speculative.measurement.timing import Costs
 from speculative.models import T5, T5Config
-from speculative.studies.tune import Tuning
+from speculative.studies.tune import Tuning, operations_ratio
 
 
 def tuning(
