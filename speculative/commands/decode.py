@@ -27,9 +27,16 @@ def _add_demo(parser: argparse.ArgumentParser) -> None:
 def _demo(options: argparse.Namespace) -> None:
     from speculative.reporting import demo
 
-    names = (options.target, options.draft, options.dtype, options.vocabulary)
-    folder = pathlib.Path(options.output_dir)
-    demo.run(*names, folder, options.seed, options.max_length, options.limit)
+    demo.run(
+        pathlib.Path(options.output_dir),
+        options.target,
+        options.draft,
+        dtype=options.dtype,
+        vocabulary=options.vocabulary,
+        max_length=options.max_length,
+        num_examples=options.limit,
+        seed=options.seed,
+    )
 
 
 def _add_generate(parser: argparse.ArgumentParser) -> None:

@@ -93,6 +93,11 @@ class Record:
                 raise ValueError(f"A record's {name} must be finite, not {value}.")
 
     @property
+    def simulated(self) -> bool:
+        """Whether guesses were accepted with a given probability: only the times are real."""
+        return self.simulated_alpha is not None
+
+    @property
     def above_ceiling(self) -> bool:
         """Whether the speed-up exceeds the tokens a call, which not even a free draft could reach.
 
