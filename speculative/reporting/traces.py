@@ -98,7 +98,7 @@ LOOKS = {
 def show(trace: PromptTrace, gamma: int, console: Console) -> None:
     """Prints the prompt, the legend and a line a step."""
     coloured = console.color_system is not None and not console.no_color
-    console.print(trace.source, style="dim", markup=False)
+    console.print(trace.source, style="dim", highlight=False, markup=False)
     console.print(Text(", ").join(look.text(look.meaning, coloured) for look in LOOKS.values()))
     console.print(render(trace.lines, gamma, coloured))
 

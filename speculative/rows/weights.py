@@ -24,7 +24,6 @@ class Loader:
     """
 
     def __init__(self) -> None:
-        """Nothing is resolved or loaded yet."""
         self._open = functools.cache(checkpoints.open)
         resolve = functools.partial(loading.resolve, open_checkpoint=self._open)
         self._resolve = functools.cache(resolve)
@@ -41,11 +40,7 @@ class Loader:
         return self._resolve(target, draft, config.dtype, config.vocabulary, random)
 
     def __call__(self, config: RowConfig) -> Pair:
-        """The models of a row, loaded.
-
-        Raises:
-            ValueError: as `resolve` and `Resolved.load`.
-        """
+        """The models of a row, loaded; raises ValueError as `resolve` and `Resolved.load`."""
         found = self.resolve(config)
         if self._target and self._target[0] != found.target:
             self._target = None
@@ -92,15 +87,15 @@ def find(
 def sizes(config: RowConfig) -> list[Config]:
     """The sizes of a row's target and, where it is a model, its draft.
 
-    They are known by name where the sizes are public; otherwise the checkpoint tells them.
+    They are known by name where the sizes are public; otherwise the checkpoint gives them.
 
     Raises:
         ValueError: there is no such checkpoint.
     """
-
-    def size(name: str) -> Config:
-        return SIZES.get(name) or checkpoints.open(find(config, name, checkpoints.open)).config
-
-    names = [name for name in (config.target, config.draft) if name not in MODEL_FREE]
-    found = [size(name) for name in names]
+    open_once = functools.cache(checkpoints.open)
+    found = [
+        SIZES.get(name) or open_once(find(config, name, open_once)).config
+        for name in (config.target, config.draft)
+        if name not in MODEL_FREE
+    ]
     return [size.replace(dtype=config.dtype or size.dtype) for size in found]
