@@ -18,32 +18,22 @@ from speculative.rows.records import Record
 from speculative.studies import sweep
 from speculative.tasks.prompts import load_prompts
 
+# Those of configs/runs/table2.gin, which an installed package does not have; but each example is
+# timed twice only, for the demo is to be short.
 ROWS = {
-    f"table2/{task}_t{temperature:g}": RowConfig(
-        task=task,
-        target="debian_target",
-        draft="debian_draft",
-        temperature=temperature,
-        gamma=5,
-        rounds=2,
+    f"table2/{task}_t{t:g}": RowConfig(
+        task=task, target="debian_target", draft="debian_draft", temperature=t, gamma=5, rounds=2
     )
     for task in ("debian_ende", "debian_synopsis")
-    for temperature in (0.0, 1.0)
+    for t in (0.0, 1.0)
 }
-"""Those of configs/runs/table2.gin, which an installed package does not have; but each example is
-timed twice only, for the demo is to be short."""
 
 
 def run(output_dir: pathlib.Path, target: str, draft: str | None, **settings: Any) -> None:
     """Measures and prints; writes `records.jsonl`, a row as soon as it is done, and `report.md`.
 
-    Files of an earlier run in the output's folder are replaced.
-
-    Args:
-        output_dir: where files are written.
-        target: as `loading.resolve` takes it.
-        draft: likewise; None is the shipped draft of the target.
-        **settings: changes of every row, fields of `RowConfig`.
+    Files of an earlier run in the output's folder are replaced. Target and draft are as of
+    `loading.resolve`, `settings` are other fields of every row's `RowConfig`.
 
     Raises:
         ValueError: the pair cannot be loaded, or a setting is out of range.

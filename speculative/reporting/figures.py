@@ -12,8 +12,7 @@ from speculative.rows.workload import workload
 from speculative.studies import sweep
 from speculative.tasks.prompts import Prompt, load_prompts
 
-TIMED = (3, 7)
-"""Gammas of Figure 5, next to autoregressive decoding."""
+TIMED = (3, 7)  # Gammas of Figure 5, next to autoregressive decoding.
 
 
 def draw(
@@ -22,11 +21,8 @@ def draw(
     """Draws a figure into a file; Figure 1 is printed too.
 
     In Figures 1 and 5 the row's pair decodes a text, by default the first of the row's own.
-    Figures 2 to 4 lay the records of some files over the theory.
-
-    Raises:
-        ValueError: a file of records is missing, the output's format does not fit the figure,
-            Figure 5 is asked for at a temperature above 0, or the pair cannot be loaded.
+    Figures 2 to 4 lay the records of some files over the theory. A ValueError says what is missing
+    or does not fit the figure.
     """
     kinds = (".html",) if number == 1 else (".png", ".svg", ".pdf")
     if output.suffix not in kinds:

@@ -93,8 +93,7 @@ FIGURES: dict[Callable[[Sequence[Record]], Figure], str] = {
 }
 """Those of the paper, with their captions."""
 
-SAMPLES = 3
-"""Outputs that are shown of a row."""
+SAMPLES = 3  # Outputs that are shown of a row.
 
 
 @dataclasses.dataclass(frozen=True)

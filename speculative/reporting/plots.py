@@ -19,15 +19,12 @@ from speculative import theory
 from speculative.measurement.timing import Costs
 from speculative.rows.records import Record
 
+# Of the lines of Figures 2 and 4, in addition to those that were measured.
 GAMMAS = (1, 3, 5, 7, 10)
-"""Of the lines of Figures 2 and 4, in addition to those that were measured."""
-
+# c of the lines of Figure 3, and their dashes.
 COSTS = {0.01: "-", 0.02: "--", 0.05: "-.", 0.1: ":", 0.2: (0, (5, 1, 1, 1, 1, 1))}
-"""c of the lines of Figure 3, and their dashes."""
-
+# Colours and hatches of Figure 5, which differ in grey print and for colour-blind readers too.
 CALLS = {"encoders": ("white", "//////"), "draft": ("#e69f00", ""), "target": ("#0072b2", "")}
-"""Colours and hatches of Figure 5, which differ in grey print and for colour-blind readers too."""
-
 ALPHAS = np.linspace(0, 1, 401)
 MARKERS = "osD^v<>p*h"
 
@@ -50,10 +47,9 @@ def figure_2(records: Sequence[Record]) -> Figure:
 
 
 def figure_3(records: Sequence[Record]) -> Figure:
-    """The best gamma over alpha (section 3.5, v = 1), for several c.
+    """The best gamma over alpha (section 3.5), for several c and v = 1; a measured v may be above.
 
-    Measured rows are drawn at their alpha and gamma, but for those whose alpha was simulated. Where
-    v is above 1, another gamma than the line's may be the best.
+    Measured rows are drawn at their alpha and gamma, but for those whose alpha was simulated.
     """
     figure, (axes,) = _panels(1)
     top = 32
@@ -96,11 +92,8 @@ def figure_4(records: Sequence[Record]) -> Figure:
 def figure_5(costs: Costs, emitted: Mapping[int, Sequence[int]]) -> Figure:
     """A time line of encoder, draft and target calls, a row for each way of decoding one text.
 
-    `emitted` holds by gamma the tokens that each step gave; 0 is autoregressive decoding.
-
-    Raises:
-        ValueError: the ways did not decode one text, a gamma was not timed, or a step cannot
-            have given so many tokens.
+    `emitted` holds by gamma the tokens that each step gave; 0 is autoregressive decoding. Ways that
+    did not decode one text, a gamma that was not timed and impossible steps are a ValueError.
     """
     lengths = {gamma: sum(steps) for gamma, steps in emitted.items()}
     if len(set(lengths.values())) != 1:

@@ -14,8 +14,7 @@ from speculative.rows.config import RowConfig
 from speculative.rows.records import Record
 from speculative.studies.tune import Tuning
 
-CONSOLE = Console(highlight=False)
-"""Standard output."""
+CONSOLE = Console(highlight=False)  # Standard output.
 
 
 @dataclasses.dataclass(frozen=True)
@@ -62,7 +61,7 @@ def _row_name(record: Record) -> str:
     return f"{name}, random weights" if "random weights" in record.target else name
 
 
-THEORY = (
+THEORY = (  # Table 1, computed and as printed.
     Column("α", field("alpha", ".1f"), "acceptance rate"),
     Column("γ", field("gamma"), "guesses a step"),
     Column("operations", _draft_free(theory.operations), "growth by Theorem 3.11, draft free"),
@@ -70,7 +69,6 @@ THEORY = (
     Column("speed-up", _draft_free(theory.speedup), "by Theorem 3.8, draft free"),
     Column("paper", field("speedup", ".2f"), "the same, as printed"),
 )
-"""Of Table 1, computed and as printed."""
 
 ROW = Column("row", _row_name, "its name in its table")
 
@@ -100,7 +98,7 @@ SPEED = (
     Column("quality", _quality, "of autoregressive and of speculative outputs, in percent"),
 )
 
-EXACTNESS = (
+EXACTNESS = (  # Of rows whose greedy outputs were compared.
     Column(
         "identical",
         lambda r: f"{r.outputs_identical} of {r.num_examples}",
@@ -117,11 +115,9 @@ EXACTNESS = (
         "outputs that part elsewhere, which would be a fault",
     ),
 )
-"""Of rows whose greedy outputs were compared."""
 
+# Fields of a record that tell where and with what it was measured.
 ENVIRONMENT = ("target", "draft", "device", "dtype", "jax_version", "commit", "seed", "started_at")
-"""Fields of a record that tell where and with what it was measured."""
-
 SIMULATED = "simulated acceptance: only the times are real, outputs mean nothing"
 
 

@@ -19,63 +19,40 @@ from speculative.types import EOS_ID
 @gin.register(module="settings")
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class RowConfig:
-    """A row's settings, on which its numbers depend; those out of range raise ValueError.
+    """A row's settings, on which its numbers depend; those out of range raise ValueError."""
 
-    Attributes:
-        task: a name of `tasks.TASKS`.
-        target: a model's name, which `weights` resolves.
-        draft: likewise, or one of `drafts.named.MODEL_FREE`.
-        temperature: 0 is argmax.
-        top_k: the likeliest tokens that are kept; 0 is all.
-        top_p: their mass, in (0, 1].
-        verification: how guesses are verified, a name of `decoding.rules.RULES`.
-        lenience: l in (0, 1] of appendix A.5; below 1 outputs are not the target's own.
-        gamma: guesses a step; a row is measured with a number, None is for commands that pick one.
-        dtype: of weights and products; None is as the checkpoints say.
-        max_length: tokens at which an output is cut.
-        num_examples: examples measured; None is all there are.
-        alpha_tokens: tokens of the target's own text on which alpha is measured (section 4.2).
-        rounds: how often each example is decoded each way.
-        seed: of all random numbers.
-        paper_draft: the draft of the paper's row that this one is compared with, if any.
-        simulated_alpha: accept each guess with this probability, whatever the models say: for the
-            times of models whose weights are random. None decodes.
-        source_length: tokens of a random source, where there is no text to decode.
-        checkpoints: the folder in which models are looked for, as `task/name` or `name`;
-            "random" gives models of `models.SIZES` random weights; None takes names as they are.
-        vocabulary: SentencePiece model for checkpoints that come without one.
-        data_file: the texts, as `tasks.prompts.load_prompts` takes them; None is the task's own.
-    """
-
-    task: str
-    target: str
-    draft: str
-    temperature: float
-    top_k: int = 0
-    top_p: float = 1.0
-    verification: str = "token"
-    lenience: float = 1.0
-    gamma: int | None = None
-    dtype: str | None = None
-    max_length: int = 128
-    num_examples: int | None = None
-    alpha_tokens: int = 10_000
-    rounds: int = 3
-    seed: int = 0
-    paper_draft: str | None = None
+    task: str  # A name of `tasks.TASKS`.
+    target: str  # A model's name, which `weights` resolves.
+    draft: str  # Likewise, or one of `drafts.named.MODEL_FREE`.
+    temperature: float  # 0 is argmax.
+    top_k: int = 0  # The likeliest tokens that are kept; 0 is all.
+    top_p: float = 1.0  # Their mass, in (0, 1].
+    verification: str = "token"  # How guesses are verified, a name of `decoding.rules.RULES`.
+    lenience: float = 1.0  # l in (0, 1] of appendix A.5; below 1 outputs are not the target's own.
+    gamma: int | None = None  # Guesses a step; None is for commands that pick a number.
+    dtype: str | None = None  # Of weights and products; None is as the checkpoints say.
+    max_length: int = 128  # Tokens at which an output is cut.
+    num_examples: int | None = None  # Examples measured; None is all there are.
+    alpha_tokens: int = 10_000  # Of the target's own text, on which alpha is measured (4.2).
+    rounds: int = 3  # How often each example is decoded each way.
+    seed: int = 0  # Of all random numbers.
+    paper_draft: str | None = None  # That of the paper's row to compare with, if any.
+    # Accept each guess with this probability, whatever the models say: for the times of models
+    # whose weights are random. None decodes.
     simulated_alpha: float | None = None
-    source_length: int = 64
+    source_length: int = 64  # Tokens of a random source, where there is no text to decode.
+    # The folder in which models are looked for, as `task/name` or `name`; "random" gives models of
+    # `models.SIZES` random weights; None takes names as they are.
     checkpoints: str | None = None
-    vocabulary: str | None = None
-    data_file: str | None = None
+    vocabulary: str | None = None  # SentencePiece model for checkpoints that come without one.
+    data_file: str | None = None  # The texts, as for `load_prompts`; None is the task's own.
 
     def __post_init__(self) -> None:
         tasks.task(self.task)
         for name in ("gamma", "max_length", "num_examples", "alpha_tokens", "rounds"):
             value = getattr(self, name)
-            if value is None and name in ("gamma", "num_examples"):
-                continue
-            if not isinstance(value, int) or value < 1:
+            optional = name in ("gamma", "num_examples")
+            if not (isinstance(value, int) and value >= 1 or optional and value is None):
                 raise ValueError(f"RowConfig.{name} must be a whole number from 1, not {value!r}.")
         try:
             _ = self.sampling, self.rule  # Both check their values.
@@ -156,11 +133,9 @@ def addresses(file: pathlib.Path) -> list[str]:
 def read_row(address: str | pathlib.Path, bindings: Sequence[str] = ()) -> RowConfig:
     """The row that a gin file describes, changed by bindings like `RowConfig.gamma = 3`.
 
-    The address is the file and, where it is a table of several rows, a colon and the row's name.
-
-    Raises:
-        ValueError: there is no such file or row, one names a parameter that does not exist, a value
-            is missing or out of range; the message names the address.
+    The address is the file and, where it is a table of several rows, a colon and the row's name. It
+    is named by the ValueError for a file or a row that is not there, a parameter that does not
+    exist, and a value that is missing or out of range.
     """
     file, row = _split(address)
     with _parsed(address) as table, gin.unlock_config():

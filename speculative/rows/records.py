@@ -21,9 +21,7 @@ class Record:
     `speedup_long` its limit for long outputs, Eq. 1 / (gamma c + v). Where `simulated_alpha` is a
     number, guesses were accepted with that probability whatever the models said: only the times are
     real. Where `lenience` l is below 1, outputs are not the target's own, and are not compared.
-
-    Raises:
-        ValueError: a value of the wrong type, or a number that is not finite.
+    A value of the wrong type, or a number that is not finite, raises ValueError.
     """
 
     experiment: str
@@ -114,9 +112,5 @@ def append(path: str | pathlib.Path, record: Record) -> None:
 
 
 def read(path: str | pathlib.Path) -> list[Record]:
-    """The records of a file, in order; none where there is no file.
-
-    Raises:
-        ValueError: a line is no record; the message names the line.
-    """
+    """The records of a file, in order, none without one; ValueError names a line that is none."""
     return lines.read(path, lambda fields: Record(**fields), "record")

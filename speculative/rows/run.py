@@ -59,22 +59,19 @@ def run_row(
     them goes first. A time is the wall-clock time of a whole generation, prefill included; that of
     an example is the median of its rounds. Programs are compiled before that. Costs are timed
     between the examples, because a machine's speed changes within minutes. Examples in `kept`, by
-    an earlier run, are not measured again; this run's are added to them.
-
-    Raises:
-        ValueError: there is no gamma or no prompt, or logits are not finite.
+    an earlier run, are not measured again; this run's are added to them. Without a gamma or a
+    prompt, and where logits are not finite, it raises ValueError.
     """
     gamma = gamma_of(config, experiment)
-    started_at = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
+    began = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
     kept = KeptExamples() if kept is None else kept
     work = workload(pair, config, prompts)
+    count = len(work.sources)
     on_progress("compilation", 0)
-    some = range(min(4, len(work.sources)))
     lengths = [example.lengths[0] for example in kept]
-    lengths += [int(work.decode(number, 0)[0].lengths[0]) for number in some]
+    lengths += [int(work.decode(number, 0)[0].lengths[0]) for number in range(min(4, count))]
     work.decode(0, gamma)
     meter = work.meter((gamma,), lengths)
-    count = len(work.sources)
     for number in range(count):
         if number not in kept:
             enough = sum(len(example.betas) for example in kept) >= config.alpha_tokens
@@ -82,7 +79,7 @@ def run_row(
         on_progress("examples", (number + 1) / count)
     while meter.turns < TURNS:  # There were few examples left.
         meter.turn()
-    return Row(_record(work, gamma, list(kept), meter.costs(), experiment, started_at), list(kept))
+    return Row(_record(work, gamma, list(kept), meter.costs(), experiment, began), list(kept))
 
 
 def _measure(
@@ -126,12 +123,7 @@ def _measure(
 
 
 def _record(
-    work: Workload,
-    gamma: int,
-    examples: list[Example],
-    costs: Costs,
-    experiment: str,
-    started_at: str,
+    work: Workload, gamma: int, examples: list[Example], costs: Costs, experiment: str, began: str
 ) -> Record:
     """The record of a row, from its examples and costs."""
     config, rule, count = work.config, work.config.rule, len(examples)
@@ -153,14 +145,13 @@ def _record(
         accepted, tested = guesses[:, chosen].sum(axis=1)
         return float(accepted / tested)
 
-    # What follows from chosen examples: from all of them, and its 95% interval.
-    found: dict[str, Any] = {}
+    found: dict[str, Any] = {}  # Each statistic of all examples, and its 95% interval.
     for of, size in ((speedup, count), (alpha, len(betas)), (alpha_accepted, count)):
-        found[of.__name__] = of(np.arange(size))
-        ends = interval(of, size, config.seed)
-        found[f"{of.__name__}_low"], found[f"{of.__name__}_high"] = ends
-    same = ("task", "draft", "top_k", "verification", "seed", "simulated_alpha")
-    found |= {name: getattr(config, name) for name in same}
+        low, high = interval(of, size, config.seed)
+        name = of.__name__
+        found |= {name: of(np.arange(size)), f"{name}_low": low, f"{name}_high": high}
+    for name in ("task", "draft", "top_k", "verification", "seed", "simulated_alpha"):
+        found[name] = getattr(config, name)
     ms = 1e3 * seconds.sum(axis=1) / tokens.sum(axis=1)
     calls = sum(example.target_calls for example in examples)
     c, v = costs.c(gamma), costs.verify_cost(gamma)
@@ -198,7 +189,7 @@ def _record(
         paper_alpha=paper_alpha,
         paper_speedup=paper_speedup,
         gin=config.gin(),
-        started_at=started_at,
+        started_at=began,
         tested=int(guesses[1].sum()),
         accepted=int(guesses[0].sum()),
         **found,
