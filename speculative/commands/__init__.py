@@ -5,16 +5,14 @@ JAX is imported only by a command that runs.
 
 import argparse
 import contextlib
-import dataclasses
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 MAX_GAMMA = 64
 MAX_LENGTH = 1024  # The longest output; a generation's cache is sized for it.
 
 
-@dataclasses.dataclass(frozen=True)
-class Command:
+class Command(NamedTuple):
     """A subcommand: one line of help, its options, and what it does with them."""
 
     help: str

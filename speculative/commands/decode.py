@@ -24,16 +24,9 @@ def _add_demo(parser: argparse.ArgumentParser) -> None:
 def _demo(options: argparse.Namespace) -> None:
     from speculative.reporting import demo
 
-    demo.run(
-        pathlib.Path(options.output_dir),
-        options.target,
-        options.draft,
-        dtype=options.dtype,
-        vocabulary=options.vocabulary,
-        max_length=options.max_length,
-        num_examples=options.limit,
-        seed=options.seed,
-    )
+    names = ("target", "draft", "dtype", "vocabulary", "seed", "max_length")
+    settings = {name: getattr(options, name) for name in names}
+    demo.run(pathlib.Path(options.output_dir), num_examples=options.limit, **settings)
 
 
 def _add_generate(parser: argparse.ArgumentParser) -> None:

@@ -187,8 +187,7 @@ def _plan(options: argparse.Namespace) -> int:
     from speculative.reporting import tables
 
     present = options.device == "present"
-    fits = tables.show_memory(_row(options), present, options.source_length)
-    return 0 if fits else 1
+    return int(not tables.show_memory(_row(options), present, options.source_length))
 
 
 def _add_figure(parser: argparse.ArgumentParser) -> None:

@@ -3,12 +3,12 @@
 Pages are well-formed XML too, and the same records give the same bytes.
 """
 
-import dataclasses
 import io
 import pathlib
 import re
 from collections.abc import Callable, Sequence
 from html import escape
+from typing import NamedTuple
 
 import matplotlib
 from matplotlib.figure import Figure
@@ -96,8 +96,7 @@ FIGURES: dict[Callable[[Sequence[Record]], Figure], str] = {
 SAMPLES = 3  # Outputs that are shown of a row.
 
 
-@dataclasses.dataclass(frozen=True)
-class _Row:
+class _Row(NamedTuple):
     """What the page shows of a row, and what it calls it."""
 
     name: str

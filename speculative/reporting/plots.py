@@ -30,10 +30,7 @@ MARKERS = "osD^v<>p*h"
 
 
 def figure_2(records: Sequence[Record]) -> Figure:
-    """Tokens per target pass over alpha (Eq. 1), for several gamma and for the oracle's.
-
-    Measured rows, of which there may be none, are drawn at their alpha and `tokens_per_call`.
-    """
+    """Tokens per target pass over alpha (Eq. 1), for several gamma, the oracle's, and records."""
     figure, (axes,) = _panels(1)
     _lines(axes, records, theory.expected_tokens)
     _name_lines(axes)
@@ -69,9 +66,8 @@ def figure_3(records: Sequence[Record]) -> Figure:
 def figure_4(records: Sequence[Record]) -> Figure:
     """What alpha is worth in time (Theorem 3.8), and what it costs in operations (Theorem 3.11).
 
-    Both are factors over autoregressive decoding with a free draft, c = c-hat = 0, as in Table 1,
-    and v = 1. Measured rows are drawn at their alpha and `speedup`, which has its own c and v: it
-    should lie below the line of its gamma.
+    Both are factors over autoregressive decoding with a free draft, as in Table 1, and v = 1. The
+    `speedup` of a measured row has its own c and v: it should lie below the line of its gamma.
     """
     figure, (left, right) = _panels(2)
     _lines(left, records, lambda alpha, gamma: theory.speedup(alpha, gamma, 0.0))

@@ -1,8 +1,7 @@
 """Tables for the terminal, and the columns that they share with the HTML page."""
 
-import dataclasses
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from rich.console import Console
 from rich.table import Table
@@ -17,8 +16,7 @@ from speculative.studies.tune import Tuning
 CONSOLE = Console(highlight=False)  # Standard output.
 
 
-@dataclasses.dataclass(frozen=True)
-class Column:
+class Column(NamedTuple):
     """A column of a table: its head, the text of a row's cell, and what it means."""
 
     head: str

@@ -2,6 +2,7 @@
 
 import dataclasses
 from html import escape
+from typing import NamedTuple
 
 import numpy as np
 from rich.console import Console
@@ -14,8 +15,7 @@ from speculative.rows.config import RowConfig
 from speculative.vocabulary import Vocabulary
 
 
-@dataclasses.dataclass(frozen=True)
-class Line:
+class Line(NamedTuple):
     """One step as text: its accepted guesses, the first rejected one, the target's own token.
 
     The last two are empty where there is none: all guesses were accepted, or the output ended
@@ -65,8 +65,7 @@ def line(step: TraceStep, vocabulary: Vocabulary) -> Line:
     return Line(text(accepted), text(rejected), text(corrected), len(accepted))
 
 
-@dataclasses.dataclass(frozen=True)
-class Look:
+class Look(NamedTuple):
     """How a part of a line shows, on a terminal and on a page."""
 
     meaning: str

@@ -1,7 +1,7 @@
 """What a row needs of a device's memory, from shapes alone, and whether the device has it."""
 
 import dataclasses
-import pathlib
+import os
 from collections.abc import Sequence
 
 import jax
@@ -57,10 +57,7 @@ def device_bytes() -> tuple[str, int]:
     device = jax.devices()[0]
     if device.platform != "cpu":
         return device.device_kind, (device.memory_stats() or {}).get("bytes_limit", 2**63)
-    file = pathlib.Path("/proc/meminfo")
-    if not file.is_file():
-        return "this machine", 2**63
-    return "this machine", 1024 * int(file.read_text().split("MemTotal:")[1].split()[0])
+    return "this machine", os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
 
 
 def batch(config: RowConfig, models: Sequence[Config], most: int) -> int:

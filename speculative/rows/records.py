@@ -81,8 +81,7 @@ class Record:
 
     def __post_init__(self) -> None:
         for name, kind in typing.get_type_hints(type(self)).items():
-            value = getattr(self, name)
-            kinds = typing.get_args(kind) or (kind,)
+            value, kinds = getattr(self, name), typing.get_args(kind) or (kind,)
             if float in kinds:
                 kinds = (*kinds, int)
             if not isinstance(value, kinds) or isinstance(value, bool):
@@ -97,10 +96,9 @@ class Record:
 
     @property
     def above_ceiling(self) -> bool:
-        """Whether the speed-up exceeds the tokens a call, which not even a free draft could reach.
+        """Whether the speed-up exceeds the tokens a call, beyond the reach of even a free draft.
 
-        Then the baseline is slower than the target step that speculation uses, as in three of the
-        paper's rows (A.3).
+        Then the baseline is slower than speculation's target step, as in three rows of the paper.
         """
         rule = rules.RULES.get(self.verification, rules.Token)()
         return self.speedup_low > rule.expected_tokens(self.alpha_high, self.gamma)
