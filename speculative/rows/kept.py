@@ -76,5 +76,6 @@ def read(folder: pathlib.Path) -> list[Example]:
 def _example(fields: dict[str, Any]) -> Example:
     if fields["difference"]:
         fields["difference"] = Difference(**fields["difference"])
-    pairs = {name: tuple(fields[name]) for name in ("lengths", "seconds")}
-    return Example(**(fields | pairs))
+    for name in ("lengths", "seconds"):
+        fields[name] = tuple(fields[name])
+    return Example(**fields)

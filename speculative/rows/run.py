@@ -145,13 +145,14 @@ def _record(
         accepted, tested = guesses[:, chosen].sum(axis=1)
         return float(accepted / tested)
 
-    found: dict[str, Any] = {}  # Each statistic of all examples, and its 95% interval.
+    found: dict[str, Any] = {}  # Each function's value for all examples, and its 95% interval.
     for of, size in ((speedup, count), (alpha, len(betas)), (alpha_accepted, count)):
         low, high = interval(of, size, config.seed)
         name = of.__name__
         found |= {name: of(np.arange(size)), f"{name}_low": low, f"{name}_high": high}
     for name in ("task", "draft", "top_k", "verification", "seed", "simulated_alpha"):
         found[name] = getattr(config, name)
+    found |= _qualities(config, examples) | environment.here()
     ms = 1e3 * seconds.sum(axis=1) / tokens.sum(axis=1)
     calls = sum(example.target_calls for example in examples)
     c, v = costs.c(gamma), costs.verify_cost(gamma)
@@ -193,8 +194,6 @@ def _record(
         tested=int(guesses[1].sum()),
         accepted=int(guesses[0].sum()),
         **found,
-        **_qualities(config, examples),
-        **environment.here(),
     )
 
 
