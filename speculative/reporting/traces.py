@@ -15,7 +15,8 @@ from speculative.rows.config import RowConfig
 from speculative.vocabulary import Vocabulary
 
 
-class Line(NamedTuple):
+@dataclasses.dataclass(frozen=True)
+class Line:
     """One step as text: its accepted guesses, the first rejected one, the target's own token.
 
     The last two are empty where there is none: all guesses were accepted, or the output ended
