@@ -25,8 +25,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Runs a command and returns its exit code; 2 is wrong input, 130 an interrupt."""
     try:
         options = _parser().parse_args(arguments)
-        code = COMMANDS[options.command].run(options) or 0
+        code = COMMANDS[options.command].run(options)
         sys.stdout.flush()
+        return code or 0
     except BrokenPipeError:
         # The reader has left. Python flushes standard output once more on its way out.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
@@ -37,25 +38,19 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except (ValueError, OSError) as error:
         print("error:", " ".join(str(error).split()), file=sys.stderr)
         return USAGE_ERROR
-    return code
 
 
 def _parser() -> argparse.ArgumentParser:
     from speculative import __version__
 
-    parser = _Parser(
-        prog="speculative",
-        description="Exact speculative decoding of T5 and GPTs.",
-        allow_abbrev=False,
-    )
+    about = "Exact speculative decoding of T5 and GPTs."
+    parser = _Parser(prog="speculative", description=about, allow_abbrev=False)
     parser.add_argument("--version", action="version", version=f"speculative {__version__}")
     commands = parser.add_subparsers(dest="command", required=True, metavar="command")
     for name, command in COMMANDS.items():
-        command.add_options(
-            commands.add_parser(
-                name, help=command.help, description=command.help, allow_abbrev=False
-            )
-        )
+        said = command.help
+        own = commands.add_parser(name, help=said, description=said, allow_abbrev=False)
+        command.add_options(own)
     return parser
 
 

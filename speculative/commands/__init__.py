@@ -4,40 +4,32 @@ JAX is imported only by a command that runs.
 """
 
 import argparse
-import dataclasses
+import contextlib
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 MAX_GAMMA = 64
-MAX_LENGTH = 1024
-"""The longest output; a generation's cache is sized for it."""
+MAX_LENGTH = 1024  # The longest output; a generation's cache is sized for it.
 
 
-@dataclasses.dataclass(frozen=True)
-class Command:
-    """A subcommand: one line of help, its options, and what it does with them.
-
-    `run` gives the exit code, 0 where it gives none.
-    """
+class Command(NamedTuple):
+    """A subcommand: one line of help, its options, and what it does with them."""
 
     help: str
     add_options: Callable[[argparse.ArgumentParser], None]
-    run: Callable[[argparse.Namespace], int | None]
+    run: Callable[[argparse.Namespace], int | None]  # Gives the exit code; None is 0.
 
 
 def whole(low: int, high: int) -> Callable[[str], int]:
     """An option's type: a whole number of a range."""
 
     def parse(text: str) -> int:
-        try:
-            value = int(text)
-        except ValueError:
-            value = low - 1
-        if not low <= value <= high:
-            raise argparse.ArgumentTypeError(
-                f"must be a whole number from {low} to {high}, not {text!r}"
-            )
-        return value
+        with contextlib.suppress(ValueError):
+            if low <= int(text) <= high:
+                return int(text)
+        raise argparse.ArgumentTypeError(
+            f"must be a whole number from {low} to {high}, not {text!r}"
+        )
 
     return parse
 
@@ -46,7 +38,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "--target": {"default": "debian_target", "help": "checkpoint folder or name (debian_target)"},
     "--draft": {
         "help": "checkpoint folder or name; uniform, unigram, bigram, trigram, copy or suffix (the "
-        "shipped one of the target)",
+        "shipped one of the target)"
     },
     "--vocabulary": {"metavar": "FILE", "help": "SentencePiece model for a checkpoint without one"},
     "--dtype": {

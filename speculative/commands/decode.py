@@ -13,11 +13,8 @@ if TYPE_CHECKING:
     from speculative.decoding.loop import Step
     from speculative.vocabulary import Vocabulary
 
-AUTO = "auto"
-"""Stands for a number of guesses that is picked by measured costs."""
-
+AUTO = "auto"  # The number of guesses is picked by measured costs.
 PAIR = ("--target", "--draft", "--vocabulary", "--dtype", "--seed", "--max_length")
-"""Options of the commands that decode."""
 
 
 def _add_demo(parser: argparse.ArgumentParser) -> None:
@@ -27,9 +24,9 @@ def _add_demo(parser: argparse.ArgumentParser) -> None:
 def _demo(options: argparse.Namespace) -> None:
     from speculative.reporting import demo
 
-    names = (options.target, options.draft, options.dtype, options.vocabulary)
-    folder = pathlib.Path(options.output_dir)
-    demo.run(*names, folder, options.seed, options.max_length, options.limit)
+    names = ("target", "draft", "dtype", "vocabulary", "seed", "max_length")
+    settings = {name: getattr(options, name) for name in names}
+    demo.run(pathlib.Path(options.output_dir), num_examples=options.limit, **settings)
 
 
 def _add_generate(parser: argparse.ArgumentParser) -> None:
@@ -41,7 +38,7 @@ def _add_generate(parser: argparse.ArgumentParser) -> None:
     add("--task", help="put the prefix of a task before each prompt: debian_ende, debian_synopsis")
     add(
         "--gamma",
-        type=_gamma,
+        type=lambda text: text if text == AUTO else whole(1, MAX_GAMMA)(text),
         default=5,
         help="guesses a step (5), or auto: it follows recent acceptance and the costs of steps, "
         "which are measured first. Outputs stay exact in distribution, but above T = 0 the text "
@@ -67,10 +64,6 @@ def _add_generate(parser: argparse.ArgumentParser) -> None:
     add("--json", action="store_true", help="a line {text, tokens, target_calls, accepted} each")
 
 
-def _gamma(text: str) -> int | str:
-    return text if text == AUTO else whole(1, MAX_GAMMA)(text)
-
-
 def _generate(options: argparse.Namespace) -> None:
     from speculative import tasks
     from speculative.decoding import rules
@@ -89,16 +82,14 @@ def _generate(options: argparse.Namespace) -> None:
     pair = load(options.target, options.draft, options.dtype, options.vocabulary)
     for prompt in prompts:
         pair.encode(prompt, options.truncate)  # As do prompts that are too long.
-    names = (
-        *("seed", "truncate", "gamma", "temperature", "top_k", "top_p", "max_length"),
-        *("lenience", "verification"),
-    )
-    settings = {name: getattr(options, name) for name in names}
+    names = ("seed", "truncate", "temperature", "top_k", "top_p", "max_length", "lenience")
+    settings = {name: getattr(options, name) for name in (*names, "verification")}
     if options.gamma == AUTO:
         from speculative.studies import step_costs
 
-        del settings["gamma"]
         settings["adaptive"] = step_costs.adaptive(pair, sampling, _say_measuring)
+    else:
+        settings["gamma"] = options.gamma
     for example, prompt in enumerate(prompts):
         if options.json or options.gamma == AUTO:  # What picks gamma does not stream.
             result = pair.generate(prompt, example=example, **settings)
@@ -113,10 +104,8 @@ def _generate(options: argparse.Namespace) -> None:
 
 
 def _say_measuring() -> None:
-    print(
-        "Measuring the costs of this pair's steps first, once on this machine (some seconds) ...",
-        file=sys.stderr,
-    )
+    said = "Measuring the costs of this pair's steps first, once on this machine (some seconds) ..."
+    print(said, file=sys.stderr)
 
 
 def _prompts(options: argparse.Namespace) -> list[str]:
@@ -134,7 +123,7 @@ def _prompts(options: argparse.Namespace) -> list[str]:
             raise ValueError(f"There is no prompt: {origin} is empty; give a line for each.")
     for number, line in enumerate(lines, 1):
         if not line.strip():
-            where = origin if options.text is not None else f"line {number} of {origin}"
+            where = f"line {number} of " * (options.text is None) + origin
             raise ValueError(f"The prompt on {where} is empty; give a text to decode.")
     return lines
 

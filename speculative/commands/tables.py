@@ -10,12 +10,8 @@ from speculative.commands import Command, add_options, whole
 if TYPE_CHECKING:
     from speculative.rows.config import RowConfig
 
-DEMO = "demo"
-"""Replaces the name of a folder of checkpoints: the pair that ships."""
-
-PAPER = "paper"
-"""Replaces a probability of acceptance: that of the paper's own row."""
-
+DEMO = "demo"  # Instead of a folder of checkpoints: the pair that ships.
+PAPER = "paper"  # Instead of a probability of acceptance: that of the paper's own row.
 ROWS = pathlib.Path(__file__).parents[2] / "configs" / "runs"
 SHIPPED_ROW = str(ROWS / "table2.gin:debian_ende_t0")
 
@@ -49,13 +45,9 @@ def _add_row(
     parser: argparse.ArgumentParser, default: str | None = SHIPPED_ROW, texts: bool = True
 ) -> None:
     """One row, by its gin file, and by its name there where the file is a table."""
-    parser.add_argument(
-        "--gin_file",
-        required=default is None,
-        default=default,
-        metavar="FILE[:ROW]",
-        help="the row, and its name where the file has several" + (f" ({default})" * bool(default)),
-    )
+    said = "the row, and its name where the file has several" + f" ({default})" * bool(default)
+    required, shown = default is None, "FILE[:ROW]"
+    parser.add_argument("--gin_file", required=required, default=default, metavar=shown, help=said)
     _add_rows(parser, texts)
 
 
@@ -68,11 +60,7 @@ def _probability(text: str) -> float | str:
 
 
 def _changed(options: argparse.Namespace, config: "RowConfig") -> "RowConfig":
-    """A row as the options change it.
-
-    Raises:
-        ValueError: a value out of its range, or the paper has no such row to take alpha from.
-    """
+    """A row as the options change it."""
     from speculative.rows import run
     from speculative.tasks import TASKS
 
@@ -80,24 +68,22 @@ def _changed(options: argparse.Namespace, config: "RowConfig") -> "RowConfig":
     for given in options.data_file:
         name, _, file = given.partition("=")
         files |= {name: file} if name in TASKS else {config.task: given}
+    alpha = options.simulated_alpha
+    if alpha == PAPER and (alpha := run.paper_numbers(config)[0]) is None:
+        raise ValueError(
+            f"The paper has no alpha for {config.task} with {config.draft}; give a number "
+            "(--simulated_alpha=A)."
+        )
+    folder = None if options.checkpoints == DEMO else options.checkpoints
     changes = {
-        "checkpoints": options.weights or options.checkpoints,
-        "simulated_alpha": options.simulated_alpha,
+        "checkpoints": options.weights or folder,
+        "simulated_alpha": alpha,
         "vocabulary": options.vocabulary,
         "num_examples": options.limit,
         "dtype": options.dtype,
         "seed": options.seed,
         "data_file": files.get(config.task),
     }
-    if options.checkpoints == DEMO:
-        changes["checkpoints"] = None
-    if options.simulated_alpha == PAPER:
-        changes["simulated_alpha"] = run.paper_numbers(config)[0]
-        if changes["simulated_alpha"] is None:
-            raise ValueError(
-                f"The paper has no alpha for {config.task} with {config.draft}; give a number "
-                "(--simulated_alpha=A)."
-            )
     given = {name: value for name, value in changes.items() if value is not None}
     return dataclasses.replace(config, **given)
 
@@ -201,8 +187,7 @@ def _plan(options: argparse.Namespace) -> int:
     from speculative.reporting import tables
 
     present = options.device == "present"
-    fits = tables.show_memory(_row(options), present, options.source_length)
-    return 0 if fits else 1
+    return int(not tables.show_memory(_row(options), present, options.source_length))
 
 
 def _add_figure(parser: argparse.ArgumentParser) -> None:

@@ -7,7 +7,7 @@ from matplotlib.figure import Figure
 from rich.console import Console
 
 from speculative import progress
-from speculative.reporting.tables import CONSOLE, grid
+from speculative.reporting.tables import CONSOLE, Column, grid, table
 from speculative.rows import environment
 from speculative.rows.config import RowConfig
 from speculative.studies import bench
@@ -15,11 +15,7 @@ from speculative.studies.bench import Bench
 
 
 def run(config: RowConfig, widths: Sequence[int] | None, folder: pathlib.Path) -> None:
-    """Measures a pair, prints it, and writes `bench.json` and `bench.png` into a folder.
-
-    Raises:
-        ValueError: as `studies.bench.resolve`.
-    """
+    """Measures a pair, prints it, and writes `bench.json` and `bench.png` into a folder."""
     widths = sorted({1, *(widths or bench.WIDTHS)})
     models = bench.resolve(config, widths)
     folder.mkdir(parents=True, exist_ok=True)
@@ -37,8 +33,7 @@ def show(found: Bench, console: Console = CONSOLE) -> None:
     config, costs = found.config, found.costs
     console.print(
         f"{config.target} with {config.draft}, {found.dtype}, on {environment.device()}: a "
-        f"streaming read takes {found.bandwidth / 1e9:.1f} GB/s.",
-        highlight=False,
+        f"streaming read takes {found.bandwidth / 1e9:.1f} GB/s."
     )
     passes = [
         (
@@ -58,25 +53,21 @@ def show(found: Bench, console: Console = CONSOLE) -> None:
     shown = grid(heads, passes, title)
     shown.rows[len(found.passes) - 1].end_section = True
     console.print(shown)
-    steps = [
-        (
-            str(gamma),
-            f"{costs.c(gamma):.3f}",
-            f"{costs.verify_cost(gamma):.2f}",
-            f"{costs.ms_verify[gamma]:.3f}",
-            f"{costs.ms_draft_step(gamma):.3f}",
-        )
-        for gamma in costs.ms_verify
-    ]
+    steps = (
+        Column("γ", str),
+        Column("c", lambda gamma: f"{costs.c(gamma):.3f}"),
+        Column("v", lambda gamma: f"{costs.verify_cost(gamma):.2f}"),
+        Column("ms to verify", lambda gamma: f"{costs.ms_verify[gamma]:.3f}"),
+        Column("ms a guess", lambda gamma: f"{costs.ms_draft_step(gamma):.3f}"),
+    )
     title = f"Steps from an empty cache; the target alone takes {costs.ms_target_step:.3f} ms"
-    console.print(grid(("γ", "c", "v", "ms to verify", "ms a guess"), steps, title))
+    console.print(table(steps, costs.ms_verify, title))
     alone, guessed = found.compile_seconds.values()
     console.print(
         f"Prefill of {config.source_length} tokens: {costs.ms_prefill_target:.2f} ms for the "
         f"target, {costs.ms_prefill_draft:.2f} ms for the draft. Compiling: {alone:.1f} s alone, "
         f"{guessed:.1f} s speculative. An operation that does nothing: {found.operation_us:.2f} "
-        f"us. Streaming: {found.host_us:.0f} us more a step.",
-        highlight=False,
+        f"us. Streaming: {found.host_us:.0f} us more a step."
     )
 
 
@@ -90,10 +81,9 @@ def plot(found: Bench) -> Figure:
     axes.plot(widths, [one.ms for one in found.passes], "o-", color="#0072b2", label="a pass")
     axes.set_xscale("log", base=2)
     axes.set_xticks(widths, [str(width) for width in widths], minor=False)
-    axes.set_xlabel("positions")
-    axes.set_ylabel("ms")
     axes.set_ylim(0)
-    axes.set_title(f"{found.config.target}, {found.dtype}, {environment.device()}")
+    title = f"{found.config.target}, {found.dtype}, {environment.device()}"
+    axes.set(xlabel="positions", ylabel="ms", title=title)
     axes.legend(loc="upper left", frameon=False)
     axes.spines[["top", "right"]].set_visible(False)
     return figure

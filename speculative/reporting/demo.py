@@ -4,6 +4,7 @@ import dataclasses
 import pathlib
 import shutil
 from collections.abc import Sequence
+from typing import Any
 
 from rich.console import Console
 
@@ -11,62 +12,42 @@ from speculative import loading
 from speculative.drafts.named import MODEL_FREE
 from speculative.reporting import tables, traces
 from speculative.reporting.traces import PromptTrace
-from speculative.rows import memory, weights
+from speculative.rows import memory, records, weights
 from speculative.rows.config import RowConfig
 from speculative.rows.records import Record
 from speculative.studies import sweep
 from speculative.tasks.prompts import load_prompts
 
+# Those of configs/runs/table2.gin, which an installed package does not have; but each example is
+# timed twice only, for the demo is to be short.
 ROWS = {
-    f"table2/{task}_t{temperature:g}": RowConfig(
-        task=task,
-        target="debian_target",
-        draft="debian_draft",
-        temperature=temperature,
-        gamma=5,
-        rounds=2,
+    f"table2/{task}_t{t:g}": RowConfig(
+        task=task, target="debian_target", draft="debian_draft", temperature=t, gamma=5, rounds=2
     )
     for task in ("debian_ende", "debian_synopsis")
-    for temperature in (0.0, 1.0)
+    for t in (0.0, 1.0)
 }
-"""Those of configs/runs/table2.gin, which an installed package does not have; but each example is
-timed twice only, for the demo is to be short."""
-
-PAPER_DRAFTS = {name: name if name in ("unigram", "bigram") else None for name in MODEL_FREE}
-"""The paper's draft that is compared with one of ours; with a model, T5-small is."""
 
 
-def run(
-    target: str,
-    draft: str | None,
-    dtype: str | None,
-    vocabulary_file: str | None,
-    output_dir: pathlib.Path,
-    seed: int,
-    max_length: int,
-    limit: int | None,
-) -> None:
+def run(output_dir: pathlib.Path, target: str, draft: str | None, **settings: Any) -> None:
     """Measures and prints; writes `records.jsonl`, a row as soon as it is done, and `report.md`.
 
-    The first four arguments are those of `loading.resolve`. Files of an earlier run in the output's
-    folder are replaced. An output is cut at `max_length` tokens; `limit` is the prompts of each
-    task, where None is all.
+    Files of an earlier run in the output's folder are replaced. Target and draft are as of
+    `loading.resolve`, `settings` are other fields of every row's `RowConfig`.
 
     Raises:
-        ValueError: as `loading.resolve` and `sweep.run`.
-        KeyboardInterrupt: says where the finished rows are.
+        ValueError: the pair cannot be loaded, or a setting is out of range.
+        KeyboardInterrupt: says how many rows are finished, and where they are.
     """
-    changes = {
+    paper_draft = "small"
+    if draft in MODEL_FREE:
+        paper_draft = draft if draft in ("unigram", "bigram") else None
+    settings |= {
         "target": target,
         "draft": draft or loading.DRAFTS.get(target, "debian_draft"),
-        "dtype": dtype,
-        "vocabulary": vocabulary_file,
-        "max_length": max_length,
-        "num_examples": limit,
-        "seed": seed,
-        "paper_draft": PAPER_DRAFTS.get(draft or "", "small"),
+        "paper_draft": paper_draft,
     }
-    configs = {name: dataclasses.replace(row, **changes) for name, row in ROWS.items()}
+    configs = {name: dataclasses.replace(row, **settings) for name, row in ROWS.items()}
     load, first = weights.Loader(), next(iter(configs.values()))
     memory.require(first, load.resolve(first).configs)
     pair = load(first)
@@ -76,38 +57,37 @@ def run(
     for name in configs:
         shutil.rmtree(output_dir / "rows" / name, ignore_errors=True)
     try:
-        records, traced = sweep.run(configs, output_dir, load), []
+        measured, traced = sweep.run(configs, output_dir, load), []
         for config in configs.values():
             source = load_prompts(config.task, 1)[0].source
             traced.append(traces.trace(pair, source, config, config.gamma or sweep.GAMMA))
     except KeyboardInterrupt:
-        raise KeyboardInterrupt(f"; finished rows are in {file}") from None
+        finished = len(records.read(file))
+        raise KeyboardInterrupt(f"; {finished} finished rows are in {file}") from None
     console = tables.CONSOLE
-    show(records, traced, console)
+    show(measured, traced, console)
     with report.open("w", encoding="utf-8") as opened:
         opened.write("# Speculative decoding, measured\n\n```text\n")
-        show(records, traced, Console(file=opened, width=100))
+        show(measured, traced, Console(file=opened, width=100))
         opened.write("```\n")
     console.print(f"Written: {file} and {report}.", soft_wrap=True)
 
 
-def show(records: Sequence[Record], traced: Sequence[PromptTrace], console: Console) -> None:
+def show(measured: Sequence[Record], traced: Sequence[PromptTrace], console: Console) -> None:
     """Prints where the rows were measured, a trace and the tables of each, and what is equal."""
     for name in tables.ENVIRONMENT:
-        console.print(f"{name}: {getattr(records[0], name)}", highlight=False, markup=False)
-    for record, trace in zip(records, traced, strict=True):
+        console.print(f"{name}: {getattr(measured[0], name)}", markup=False)
+    for record, trace in zip(measured, traced, strict=True):
         console.print(
             f"\n{record.task}, T = {record.temperature:g}, γ = {record.gamma}: "
             f"{len(trace.result.tokens)} tokens in {trace.result.target_calls} target calls",
             style="bold",
-            highlight=False,
         )
         traces.show(trace, record.gamma, console)
     console.print()
-    tables.show_records(records, console)
+    tables.show_records(measured, console)
     console.print(
         "The reference loop (Algorithm 1 on the host, float64) and the fast path emit the same "
         f"tokens for the first prompt of {sum(trace.same_tokens for trace in traced)} of "
-        f"{len(traced)} rows.",
-        highlight=False,
+        f"{len(traced)} rows."
     )

@@ -12,29 +12,17 @@ from speculative.rows.workload import workload
 from speculative.studies import sweep
 from speculative.tasks.prompts import Prompt, load_prompts
 
-TIMED = (3, 7)
-"""Gammas of Figure 5, next to autoregressive decoding."""
+TIMED = (3, 7)  # Gammas of Figure 5, next to autoregressive decoding.
 
 
 def draw(
-    number: int,
-    config: RowConfig,
-    text: str | None,
-    files: Sequence[str],
-    output: pathlib.Path,
+    number: int, config: RowConfig, text: str | None, files: Sequence[str], output: pathlib.Path
 ) -> None:
     """Draws a figure into a file; Figure 1 is printed too.
 
-    Args:
-        number: 1 to 5.
-        config: whose pair decodes in Figures 1 and 5.
-        text: what it decodes; None is the first of the row's own.
-        files: of the records that Figures 2 to 4 lay over the theory.
-        output: .html for Figure 1, else .png, .svg or .pdf.
-
-    Raises:
-        ValueError: a file of records is missing, the output is of another kind, Figure 5 is asked
-            for at a temperature above 0, or as `weights.resolve` and `Resolved.load`.
+    In Figures 1 and 5 the row's pair decodes a text, by default the first of the row's own.
+    Figures 2 to 4 lay the records of some files over the theory. A ValueError says what is missing
+    or does not fit the figure.
     """
     kinds = (".html",) if number == 1 else (".png", ".svg", ".pdf")
     if output.suffix not in kinds:
@@ -50,8 +38,8 @@ def draw(
         gamma = config.gamma or sweep.GAMMA
         trace = traces.trace(*_loaded(config, text), config, gamma)
         traces.show(trace, gamma, tables.CONSOLE)
-        shown = page.shell(f"Figure 1: {trace.source}", traces.html(trace, gamma))
-        output.write_text(shown, encoding="utf-8")
+        html = page.shell(f"Figure 1: {trace.source}", traces.html(trace, gamma))
+        output.write_text(html, encoding="utf-8")
         return
     if number == 5:
         figure = _figure_5(config, text)

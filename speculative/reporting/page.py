@@ -3,12 +3,12 @@
 Pages are well-formed XML too, and the same records give the same bytes.
 """
 
-import dataclasses
 import io
 import pathlib
 import re
 from collections.abc import Callable, Sequence
 from html import escape
+from typing import NamedTuple
 
 import matplotlib
 from matplotlib.figure import Figure
@@ -83,11 +83,6 @@ pre { white-space: pre-wrap; columns: 24em; }
 """
 """Colours are the system's own, light or dark; figures keep their white ground in both."""
 
-ENVIRONMENT: tuple[Column[Record], ...] = tuple(
-    Column(name.replace("_", " "), lambda r, name=name: str(getattr(r, name)), "")
-    for name in ("num_examples", *tables.ENVIRONMENT)
-)
-
 FIGURES: dict[Callable[[Sequence[Record]], Figure], str] = {
     plots.figure_2: "Figure 2: tokens per target pass over the acceptance rate α. Lines are Eq. 1, "
     "markers what was measured.",
@@ -98,39 +93,28 @@ FIGURES: dict[Callable[[Sequence[Record]], Figure], str] = {
 }
 """Those of the paper, with their captions."""
 
-SAMPLES = 3
-"""Outputs that are shown of a row."""
-
-_CONTROL = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f]")
+SAMPLES = 3  # Outputs that are shown of a row.
 
 
-@dataclasses.dataclass(frozen=True)
-class _Row:
+class _Row(NamedTuple):
     """What the page shows of a row, and what it calls it."""
 
     name: str
     record: Record
     examples: list[Example]
 
-    @property
-    def simulated(self) -> bool:
-        return self.record.simulated_alpha is not None
-
 
 def write(folders: Sequence[pathlib.Path], output: pathlib.Path) -> None:
     """Writes a page about all rows of some folders.
 
-    Args:
-        folders: each with `records.jsonl` and, if there are any, `rows/*/examples.jsonl` and
-            certificates, as `*certificate*.json`.
-        output: the page.
+    Each holds `records.jsonl` and, if there are any, `rows/*/examples.jsonl` and certificates, as
+    `*certificate*.json`.
 
     Raises:
         ValueError: there is no such folder, it has no records, or a file in it is damaged.
     """
     rows = [row for folder in folders for row in _rows(folder, len(folders) > 1)]
-    files = [file for folder in folders for file in sorted(folder.glob("*certificate*.json"))]
-    certificates = {str(file): Certificate.read(file) for file in files}
+    certificates = [file for path in folders for file in sorted(path.glob("*certificate*.json"))]
     title = "Speculative decoding, measured"
     sections = {
         "Speed": _speedups(rows),
@@ -156,38 +140,36 @@ def _rows(folder: pathlib.Path, several: bool) -> list[_Row]:
     """The rows of a folder; where there are several, their names tell which they are of."""
     if not folder.is_dir():
         raise ValueError(f"There is no folder {folder}; give one that holds a records.jsonl.")
-    found = records.read(folder / "records.jsonl")
-    if not found:
+    rows = []
+    for record in records.read(folder / "records.jsonl"):
+        name = record.experiment
+        if "/" not in name:  # The row is of no gin file, and may share its name with others.
+            name = f"{record.task}, T\N{NO-BREAK SPACE}=\N{NO-BREAK SPACE}{record.temperature:g}"
+        examples = kept.read(folder / "rows" / record.experiment)
+        rows.append(_Row(f"{folder}: {name}" if several else name, record, examples))
+    if not rows:
         raise ValueError(
             f"{folder} holds no records; give a folder that speculative demo, run or table wrote."
         )
-    rows = []
-    for record in found:
-        name = record.experiment
-        if "/" not in name:  # No gin file's, but the demo's, whose rows share one.
-            name = f"{record.task}, T\N{NO-BREAK SPACE}=\N{NO-BREAK SPACE}{record.temperature:g}"
-        measured = kept.read(folder / "rows" / record.experiment)
-        rows.append(_Row(f"{folder}: {name}" if several else name, record, measured))
     return rows
 
 
 def _speedups(rows: Sequence[_Row]) -> list[str]:
-    """The tables of the paper, rerun."""
-    columns = (*tables.acceptance([row.record for row in rows]), *tables.SPEED)
-    parts = [_table("Batch size 1, beside the paper", columns, rows)]
-    if any(row.simulated for row in rows):
-        parts.insert(0, f'<p class="simulated">Rows that say so have {tables.SIMULATED}.</p>')
-    return [*parts, _meanings(columns)]
+    found = [row.record for row in rows]
+    columns = (*tables.acceptance(found), *tables.SPEED)
+    note = f'<p class="simulated">Rows that say so have {tables.SIMULATED}.</p>'
+    simulated = any(record.simulated for record in found)
+    return [note] * simulated + [_table("Batch size 1, beside the paper", columns, rows)]
 
 
-def _outputs(rows: Sequence[_Row], certificates: dict[str, Certificate]) -> list[str]:
-    """Exactness."""
-    parts, columns = [], tables.EXACTNESS
+def _outputs(rows: Sequence[_Row], certificates: Sequence[pathlib.Path]) -> list[str]:
+    parts = []
     if compared := [row for row in rows if row.record.outputs_identical is not None]:
-        parts += [_table("Exactness at temperature 0", columns, compared), _meanings(columns)]
+        parts.append(_table("Exactness at temperature 0", tables.EXACTNESS, compared))
     if certificates:
         parts.append("<h3>Certificates</h3>")
-    for file, certificate in certificates.items():
+    for file in certificates:
+        certificate = Certificate.read(file)
         lines = (line.partition(" = ") for line in certificate.config.splitlines())
         said = {name: value.strip("'") for name, _, value in lines}
         task, temperature = (said.get(f"RowConfig.{name}", "–") for name in ("task", "temperature"))
@@ -201,16 +183,15 @@ def _outputs(rows: Sequence[_Row], certificates: dict[str, Certificate]) -> list
 
 def _figures(rows: Sequence[_Row]) -> list[str]:
     """Figures 2 to 4, with all rows laid over."""
-    found = [row.record for row in rows]
-    parts = []
+    parts = ['<div class="figures">']
     for number, (draw, caption) in enumerate(FIGURES.items(), 2):
-        drawn = _svg(draw(found), f"figure-{number}", caption)
+        drawn = _svg(draw([row.record for row in rows]), f"figure-{number}", caption)
         kind = "wide" if draw is plots.figure_4 else ""
         parts.append(
             f'<figure class="{kind}">{_box(caption, drawn)}'
             f"<figcaption>{_text(caption)}</figcaption></figure>"
         )
-    return ['<div class="figures">', *parts, "</div>"]
+    return [*parts, "</div>"]
 
 
 def _svg(figure: Figure, name: str, caption: str) -> str:
@@ -227,32 +208,31 @@ def _svg(figure: Figure, name: str, caption: str) -> str:
 
 def _samples(rows: Sequence[_Row]) -> list[str]:
     """The first outputs of rows whose acceptance is not simulated."""
-    parts = []
-    for row in rows:
-        if row.examples and not row.simulated:
-            parts.append(f"<h3>{_text(row.name)}</h3>")
-            parts += [_sample(example, row.record) for example in row.examples[:SAMPLES]]
-    if parts:
-        said = (
-            f"The first {SAMPLES} of each row. At temperature 0 both outputs are to be the same; "
-            "above it they are two samples of one distribution."
-        )
-        if any(row.record.lenience < 1 for row in rows):
-            said += " Not so where l < 1: those speculative outputs are not the target's own."
-        parts.insert(0, f"<p>{_text(said)}</p>")
+    shown = [row for row in rows if row.examples and not row.record.simulated]
+    if not shown:
+        return []
+    note = (
+        f"The first {SAMPLES} of each row. At temperature 0 both outputs are to be the same; "
+        "above it they are two samples of one distribution."
+    )
+    if any(row.record.lenience < 1 for row in rows):
+        note += " Not so where l < 1: those speculative outputs are not the target's own."
+    parts = [f"<p>{_text(note)}</p>"]
+    for row in shown:
+        parts.append(f"<h3>{_text(row.name)}</h3>")
+        parts += [_sample(example, row.record) for example in row.examples[:SAMPLES]]
     return parts
 
 
 def _sample(example: Example, record: Record) -> str:
     """An example, its texts side by side where there is room."""
-    alone, guessed = example.lengths
-    shown = {
+    texts = {
         "source": example.source,
         "reference": example.reference,
-        f"autoregressive, {alone} tokens": example.autoregressive,
-        f"speculative, {guessed} tokens": example.speculative,
+        f"autoregressive, {example.lengths[0]} tokens": example.autoregressive,
+        f"speculative, {example.lengths[1]} tokens": example.speculative,
     }
-    parts = [f"<div><dt>{head}</dt><dd>{_text(text)}</dd></div>" for head, text in shown.items()]
+    parts = [f"<div><dt>{head}</dt><dd>{_text(text)}</dd></div>" for head, text in texts.items()]
     verdict = ""
     if record.outputs_identical is not None:
         verdict = ": identical"
@@ -266,32 +246,32 @@ def _sample(example: Example, record: Record) -> str:
 
 def _environment(rows: Sequence[_Row]) -> list[str]:
     """Where and with what rows were measured."""
-    table = _table("Where it was measured", ENVIRONMENT, rows)
+    names = ("num_examples", *tables.ENVIRONMENT)
+    columns = [Column(name.replace("_", " "), tables.field(name)) for name in names]
+    table = _table("Where it was measured", columns, rows)
     # On paper, numbers stay whole; names, which may be whole paths, are broken where they must.
     parts = [f'<div class="words">{table}</div>']
     return parts + [_details(f"Configuration of {row.name}", row.record.gin) for row in rows]
 
 
-def _table(caption: str, columns: Sequence[Column[Record]], rows: Sequence[_Row]) -> str:
-    heads = ["row", *(column.head.replace("\n", " ") for column in columns)]
+def _table(caption: str, columns: Sequence[Column], rows: Sequence[_Row]) -> str:
+    """A table, and what its columns mean."""
+    heads = ["row", *(column.head for column in columns)]
     lines = [f"<table><caption>{_text(caption)}</caption>", "<thead><tr>"]
     lines += [f'<th scope="col">{_text(head)}</th>' for head in heads]
     lines.append("</tr></thead><tbody>")
     for row in rows:
-        mark = '<strong class="simulated">simulated acceptance</strong>' if row.simulated else ""
-        cells = (f"<td>{_text(column.entry(row.record))}</td>" for column in columns)
+        mark = '<strong class="simulated">simulated acceptance</strong>' * row.record.simulated
+        cells = (f"<td>{_text(column.cell(row.record))}</td>" for column in columns)
         name = _text(row.name).replace("/", "/<wbr/>")
         lines.append(f'<tr><th scope="row">{name}{mark}</th>{"".join(cells)}</tr>')
-    return _box(caption, "\n".join([*lines, "</tbody></table>"]))
-
-
-def _meanings(columns: Sequence[Column[Record]]) -> str:
-    """What columns mean."""
-    lines = (
+    meanings = [
         f"<div><dt>{_text(column.head)}</dt> <dd>{_text(column.meaning)}</dd></div>"
         for column in columns
-    )
-    return '<dl class="meanings">' + "\n".join(lines) + "</dl>"
+        if column.meaning
+    ]
+    table = _box(caption, "\n".join([*lines, "</tbody></table>"]))
+    return table + '\n<dl class="meanings">{}</dl>'.format("\n".join(meanings)) * bool(meanings)
 
 
 def _box(name: str, content: str) -> str:
@@ -305,4 +285,5 @@ def _details(summary: str, text: str) -> str:
 
 def _text(text: str) -> str:
     """Text as HTML; control characters, which a model may emit, are replaced."""
-    return escape(_CONTROL.sub("\N{REPLACEMENT CHARACTER}", text))
+    control = r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f]"
+    return escape(re.sub(control, "\N{REPLACEMENT CHARACTER}", text))

@@ -7,6 +7,7 @@ display is needed: `figure_2([]).savefig("figure_2.png")`.
 
 import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
 
 import matplotlib
 import numpy as np
@@ -18,91 +19,77 @@ from speculative import theory
 from speculative.measurement.timing import Costs
 from speculative.rows.records import Record
 
+# Of the lines of Figures 2 and 4, in addition to those that were measured.
 GAMMAS = (1, 3, 5, 7, 10)
-"""Of the lines of Figures 2 and 4, in addition to those that were measured."""
-
+# c of the lines of Figure 3, and their dashes.
 COSTS = {0.01: "-", 0.02: "--", 0.05: "-.", 0.1: ":", 0.2: (0, (5, 1, 1, 1, 1, 1))}
-"""c of the lines of Figure 3, and their dashes."""
-
+# Colours and hatches of Figure 5, which differ in grey print and for colour-blind readers too.
 CALLS = {"encoders": ("white", "//////"), "draft": ("#e69f00", ""), "target": ("#0072b2", "")}
-"""Colours and hatches of Figure 5, told apart in grey print and by colour-blind readers too."""
-
 ALPHAS = np.linspace(0, 1, 401)
 MARKERS = "osD^v<>p*h"
 
 
 def figure_2(records: Sequence[Record]) -> Figure:
-    """Tokens per target pass over alpha (Eq. 1), for several gamma and for the oracle's.
-
-    Measured rows, of which there may be none, are drawn at their alpha and `tokens_per_call`.
-    """
-    figure, axes = _panels(1)
-    _lines(axes[0], records, theory.expected_tokens)
-    _name_lines(axes[0])
+    """Tokens per target pass over alpha (Eq. 1), for several gamma, the oracle's, and records."""
+    figure, (axes,) = _panels(1)
+    _lines(axes, records, theory.expected_tokens)
+    _name_lines(axes)
     oracle = [theory.oracle_tokens(alpha) for alpha in ALPHAS]
-    axes[0].plot(ALPHAS, oracle, color="dimgrey", linestyle="--", label="γ = ∞")
-    top = axes[0].get_ylim()[1]
-    _write(axes[0], "γ = ∞", (1 - 1 / top, top), (0, 7), "center")
-    axes[0].set_ylabel("tokens per target pass")
-    _points_by_gamma(axes[0], records, "tokens_per_call")
+    axes.plot(ALPHAS, oracle, color="dimgrey", linestyle="--", label="γ = ∞")
+    top = axes.get_ylim()[1]
+    _write(axes, "γ = ∞", (1 - 1 / top, top), (0, 7), ha="center")
+    axes.set_ylabel("tokens per target pass")
+    _points_by_gamma(axes, records, "tokens_per_call")
     return figure
 
 
 def figure_3(records: Sequence[Record]) -> Figure:
-    """The best gamma over alpha (section 3.5, v = 1), for several c.
+    """The best gamma over alpha (section 3.5), for several c and v = 1; a measured v may be above.
 
-    Measured rows are drawn at their alpha and gamma, but for those whose alpha was simulated. Where
-    v is above 1, another gamma than the line's may be the best.
+    Measured rows are drawn at their alpha and gamma, but for those whose alpha was simulated.
     """
-    figure, axes = _panels(1)
+    figure, (axes,) = _panels(1)
     top = 32
     for (c, dashes), color in zip(COSTS.items(), _colors(len(COSTS)), strict=True):
         # One more gamma than is shown: a line leaves the figure, it does not end at its edge.
         best = [theory.best_gamma(alpha, c, max_gamma=top + 1) for alpha in ALPHAS]
-        axes[0].plot(ALPHAS, best, color=color, linestyle=dashes, label=f"c = {c:g}")
-    axes[0].set(ylabel="best γ (guesses a step)", ylim=(0, top))
-    rows = [record for record in records if not _simulated(record)]
-    if rows:
+        axes.plot(ALPHAS, best, color=color, linestyle=dashes, label=f"c = {c:g}")
+    axes.set(ylabel="best γ (guesses a step)", ylim=(0, top))
+    if rows := [record for record in records if not record.simulated]:
         low, high = (f"{end(row.c for row in rows):.2f}" for end in (min, max))
         costs = low if low == high else f"{low} to {high}"
-        _points(axes[0], rows, "gamma", MARKERS[0], f"measured rows, c = {costs}")
-    axes[0].legend(loc="upper left")
+        _points(axes, rows, "gamma", MARKERS[0], f"measured rows, c = {costs}")
+    axes.legend(loc="upper left")
     return figure
 
 
 def figure_4(records: Sequence[Record]) -> Figure:
     """What alpha is worth in time (Theorem 3.8), and what it costs in operations (Theorem 3.11).
 
-    Both are factors over autoregressive decoding with a free draft, c = c-hat = 0, as in Table 1,
-    and v = 1. Measured rows are drawn at their alpha and `speedup`, which has its own c and v: it
-    should lie below the line of its gamma.
+    Both are factors over autoregressive decoding with a free draft, as in Table 1, and v = 1. The
+    `speedup` of a measured row has its own c and v: it should lie below the line of its gamma.
     """
-    figure, axes = _panels(2)
-    _lines(axes[0], records, lambda alpha, gamma: theory.speedup(alpha, gamma, 0.0))
-    _lines(axes[1], records, lambda alpha, gamma: theory.operations(alpha, gamma, 0.0))
-    axes[0].set_ylabel("speed-up (factor, c = 0)")
-    axes[1].set_ylabel("arithmetic operations (factor, ĉ = 0)")
+    figure, (left, right) = _panels(2)
+    _lines(left, records, lambda alpha, gamma: theory.speedup(alpha, gamma, 0.0))
+    _lines(right, records, lambda alpha, gamma: theory.operations(alpha, gamma, 0.0))
+    left.set_ylabel("speed-up (factor, c = 0)")
+    right.set_ylabel("arithmetic operations (factor, ĉ = 0)")
     # The lines of both panels begin or end at gamma + 1, so names between them serve both.
-    _name_lines(axes[0])
-    axes[1].yaxis.tick_right()
-    axes[1].yaxis.set_label_position("right")
-    axes[1].spines[["left", "right"]].set_visible([False, True])
-    for panel in axes:
-        panel.axhline(1, color="black", linewidth=0.8, zorder=1)
-    _points_by_gamma(axes[0], records, "speedup", ("speedup_low", "speedup_high"))
+    _name_lines(left)
+    right.yaxis.tick_right()
+    right.yaxis.set_label_position("right")
+    right.spines[["left", "right"]].set_visible([False, True])
+    for axes in (left, right):
+        axes.axhline(1, color="black", linewidth=0.8, zorder=1)
+    _points_by_gamma(left, records, "speedup")
     return figure
 
 
 def figure_5(costs: Costs, emitted: Mapping[int, Sequence[int]]) -> Figure:
     """A time line of encoder, draft and target calls, a row for each way of decoding one text.
 
-    Args:
-        costs: milliseconds of each kind of call, at each gamma that is drawn.
-        emitted: by gamma, the tokens that each step gave; 0 is autoregressive decoding.
-
-    Raises:
-        ValueError: the ways did not decode one text, a gamma was not timed, or a step cannot
-            have given so many tokens.
+    `emitted` holds by gamma the tokens that each step gave; 0 is autoregressive decoding. Ways that
+    did not decode one text, a gamma that was not timed and impossible steps are a ValueError.
     """
     lengths = {gamma: sum(steps) for gamma, steps in emitted.items()}
     if len(set(lengths.values())) != 1:
@@ -118,7 +105,7 @@ def figure_5(costs: Costs, emitted: Mapping[int, Sequence[int]]) -> Figure:
         for kind, ms, tokens in _calls(costs, gamma, emitted[gamma]):
             bars[kind].append((row, ms, now))
             if gamma and tokens:
-                _write(axes, str(tokens), (now + ms / 2, row + 0.3), (0, 6), "center", 7)
+                _write(axes, str(tokens), (now + ms / 2, row + 0.3), (0, 6), ha="center", size=7)
             now += ms
         _write(axes, f"{now:.1f} ms", (now, row), (5, 0))
     for kind, (color, hatch) in CALLS.items():
@@ -167,52 +154,33 @@ def _name_lines(axes: Axes) -> None:
         _write(axes, str(line.get_label()), (1, end), (5, 0))
 
 
-def _points_by_gamma(
-    axes: Axes, records: Sequence[Record], name: str, interval: tuple[str, str] | None = None
-) -> None:
+def _points_by_gamma(axes: Axes, records: Sequence[Record], name: str) -> None:
     """What was measured, a marker and a line of the legend for each gamma."""
-    kinds = sorted({(record.gamma, _simulated(record)) for record in records})
+    kinds = sorted({(record.gamma, record.simulated) for record in records})
     for kind, marker in zip(kinds, itertools.cycle(MARKERS), strict=False):
-        rows = [record for record in records if (record.gamma, _simulated(record)) == kind]
+        rows = [record for record in records if (record.gamma, record.simulated) == kind]
         label = f"{'simulated α' if kind[1] else 'measured'}, γ = {kind[0]}"
-        _points(axes, rows, name, marker, label, interval)
+        _points(axes, rows, name, marker, label)
     if kinds:
         axes.legend(handles=axes.lines[-len(kinds) :], loc="upper left")
 
 
-def _simulated(record: Record) -> bool:
-    """Whether alpha was chosen rather than measured."""
-    return record.simulated_alpha is not None
-
-
-def _points(
-    axes: Axes,
-    records: Sequence[Record],
-    name: str,
-    marker: str,
-    label: str,
-    interval: tuple[str, str] | None = None,
-) -> None:
-    """A field of records over their alpha, with the interval of alpha and, if named, its own."""
+def _points(axes: Axes, records: Sequence[Record], name: str, marker: str, label: str) -> None:
+    """A field of records over their alpha, with the interval of alpha and, if any, its own."""
     x, y = [record.alpha for record in records], [getattr(record, name) for record in records]
     thin = {"color": "black", "linewidth": 0.8, "zorder": 3}
     axes.hlines(y, [r.alpha_low for r in records], [r.alpha_high for r in records], **thin)
-    if interval:
-        low, high = ([getattr(record, end) for record in records] for end in interval)
+    if hasattr(records[0], f"{name}_low"):
+        low, high = ([getattr(r, f"{name}_{end}") for r in records] for end in ("low", "high"))
         axes.vlines(x, low, high, **thin)
     axes.plot(x, y, marker, color="black", markerfacecolor="white", label=label)
 
 
 def _write(
-    axes: Axes,
-    text: str,
-    at: tuple[float, float],
-    offset: tuple[float, float],
-    align: str = "left",
-    size: float = 9,
+    axes: Axes, text: str, at: tuple[float, float], offset: tuple[float, float], **look: Any
 ) -> None:
     """Text at a point of the axes, moved by some typographic points; it may lie outside them."""
-    look = {"ha": align, "va": "center", "fontsize": size, "annotation_clip": False}
+    look = {"va": "center", "size": 9, "annotation_clip": False} | look
     axes.annotate(text, at, offset, textcoords="offset points", **look)
 
 

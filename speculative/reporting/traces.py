@@ -2,6 +2,7 @@
 
 import dataclasses
 from html import escape
+from typing import NamedTuple
 
 import numpy as np
 from rich.console import Console
@@ -16,13 +17,10 @@ from speculative.vocabulary import Vocabulary
 
 @dataclasses.dataclass(frozen=True)
 class Line:
-    """One step as text.
+    """One step as text: its accepted guesses, the first rejected one, the target's own token.
 
-    Attributes:
-        accepted: guesses that were accepted.
-        rejected: the first guess that was not; empty if all were accepted.
-        corrected: the target's own token after them; empty if the output ended before.
-        count: number of the accepted guesses for which the output had room.
+    The last two are empty where there is none: all guesses were accepted, or the output ended
+    before. `count` is the number of accepted guesses for which the output had room.
     """
 
     accepted: str
@@ -33,11 +31,7 @@ class Line:
 
 @dataclasses.dataclass(frozen=True)
 class PromptTrace:
-    """A prompt decoded by the reference loop, and by the fast path from the same numbers.
-
-    `lines` are the reference loop's steps, `result` is the fast path's output, and `same_tokens`
-    tells whether both emitted the same tokens.
-    """
+    """A prompt decoded by the reference loop, whose steps are `lines`, and by the fast path."""
 
     source: str
     lines: list[Line]
@@ -46,11 +40,7 @@ class PromptTrace:
 
 
 def trace(pair: Pair, source: str, config: RowConfig, gamma: int) -> PromptTrace:
-    """Decodes the first source of a row by both paths.
-
-    Raises:
-        ValueError: the source is empty, or a setting is out of range.
-    """
+    """Decodes a source with a row's settings by both paths, from the same random numbers."""
     decoding = pair.decoding(
         gamma,
         *(config.temperature, config.top_k, config.top_p),
@@ -76,22 +66,13 @@ def line(step: TraceStep, vocabulary: Vocabulary) -> Line:
     return Line(text(accepted), text(rejected), text(corrected), len(accepted))
 
 
-@dataclasses.dataclass(frozen=True)
-class Look:
-    """How a part of a line shows.
-
-    Attributes:
-        meaning: of the part.
-        style: on a terminal with colour.
-        marks: before and after it where there is no colour.
-        element: of HTML: a browser strikes `del` and underlines `ins`, with colour or without.
-        css: the style of the element.
-    """
+class Look(NamedTuple):
+    """How a part of a line shows, on a terminal and on a page."""
 
     meaning: str
-    style: str
-    marks: tuple[str, str]
-    element: str
+    style: str  # With colour.
+    marks: tuple[str, str]  # Before and after it, without colour.
+    element: str  # A browser strikes `del` and underlines `ins`, with colour or without.
     css: str
 
     def text(self, text: str, coloured: bool) -> Text:
@@ -105,16 +86,11 @@ class Look:
         return f'<{self.element} style="{self.css}">{escape(text)}</{self.element}>' * bool(text)
 
 
+CORRECTED = "color: #0b57d0; font-weight: bold"
 LOOKS = {
     "accepted": Look("accepted guess", "green", ("", ""), "span", "color: #1a7f37"),
     "rejected": Look("rejected guess", "red strike", ("[-", "-]"), "del", "color: #b3261e"),
-    "corrected": Look(
-        "the target's own token",
-        "bold blue",
-        ("{+", "+}"),
-        "ins",
-        "color: #0b57d0; font-weight: bold",
-    ),
+    "corrected": Look("the target's own token", "bold blue", ("{+", "+}"), "ins", CORRECTED),
 }
 """The parts of a `Line`, in order."""
 
@@ -140,15 +116,16 @@ def html(trace: PromptTrace, gamma: int) -> str:
     """A fragment for any page, with its own styles: the prompt, the legend and a line a step."""
     # Its own background too: on a dark page these colours would not show.
     page = "background: #fff; color: #222; padding: 1em; margin: 1em 0; font-family: monospace"
-    words = ", ".join(look.html(look.meaning) for look in LOOKS.values())
-    shown = [
-        f'<figure style="{page}">',
-        f"<figcaption>{escape(trace.source)}<br/><small>{words}</small></figcaption>",
-        "<ol>",
-    ]
+    legend = ", ".join(look.html(look.meaning) for look in LOOKS.values())
+    steps = ""
     for step in trace.lines:
         text = "".join(look.html(getattr(step, part)) for part, look in LOOKS.items())
         # A token may begin with several spaces, of which a browser would show one.
         style = "white-space: pre-wrap"
-        shown.append(f'<li style="{style}"><small>{step.count}/{gamma}</small> │{text}</li>')
-    return "\n".join([*shown, "</ol>", "</figure>"]) + "\n"
+        steps += f'<li style="{style}"><small>{step.count}/{gamma}</small> │{text}</li>\n'
+    return f"""<figure style="{page}">
+<figcaption>{escape(trace.source)}<br/><small>{legend}</small></figcaption>
+<ol>
+{steps}</ol>
+</figure>
+"""

@@ -19,67 +19,47 @@ from speculative.types import EOS_ID
 @gin.register(module="settings")
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class RowConfig:
-    """A row's settings; all that its numbers depend on, but for the machine.
+    """A row's settings, on which its numbers depend; those out of range raise ValueError."""
 
-    Values out of range raise ValueError.
-
-    Attributes:
-        task: a name of `tasks.TASKS`.
-        target: a model's name, which `weights` resolves.
-        draft: likewise, or one of `drafts.named.MODEL_FREE`.
-        temperature: 0 is argmax.
-        top_k: the likeliest tokens that are kept; 0 is all.
-        top_p: their mass, in (0, 1].
-        verification: how guesses are verified, a name of `decoding.rules.RULES`.
-        lenience: l in (0, 1] of appendix A.5; below 1 outputs are not the target's own.
-        gamma: guesses a step; a row is measured with a number, None is for commands that pick one.
-        dtype: of weights and products; None is as the checkpoints say.
-        max_length: tokens at which an output is cut.
-        num_examples: examples measured; None is all there are.
-        alpha_tokens: tokens of the target's own text on which alpha is measured (section 4.2).
-        rounds: how often each example is decoded each way.
-        seed: of all random numbers.
-        paper_draft: the draft of the paper's row that this one is compared with, if any.
-        simulated_alpha: accept each guess with this probability, whatever the models say: for the
-            times of models whose weights are random. None decodes.
-        source_length: tokens of a random source, where there is no text to decode.
-        checkpoints: the folder in which models are looked for, as `task/name` or `name`;
-            "random" gives models of `models.SIZES` random weights; None takes names as they are.
-        vocabulary: SentencePiece model for checkpoints that come without one.
-        data_file: the texts, as `tasks.prompts.load_prompts` takes them; None is the task's own.
-    """
-
-    task: str
-    target: str
-    draft: str
-    temperature: float
-    top_k: int = 0
-    top_p: float = 1.0
-    verification: str = "token"
-    lenience: float = 1.0
-    gamma: int | None = None
-    dtype: str | None = None
-    max_length: int = 128
-    num_examples: int | None = None
-    alpha_tokens: int = 10_000
-    rounds: int = 3
-    seed: int = 0
-    paper_draft: str | None = None
+    task: str  # A name of `tasks.TASKS`.
+    target: str  # A model's name, which `weights` resolves.
+    draft: str  # Likewise, or one of `drafts.named.MODEL_FREE`.
+    temperature: float  # 0 is argmax.
+    top_k: int = 0  # The likeliest tokens that are kept; 0 is all.
+    top_p: float = 1.0  # Their mass, in (0, 1].
+    verification: str = "token"  # How guesses are verified, a name of `decoding.rules.RULES`.
+    lenience: float = 1.0  # l in (0, 1] of appendix A.5; below 1 outputs are not the target's own.
+    gamma: int | None = None  # Guesses a step; None is for commands that pick a number.
+    dtype: str | None = None  # Of weights and products; None is as the checkpoints say.
+    max_length: int = 128  # Tokens at which an output is cut.
+    num_examples: int | None = None  # Examples measured; None is all there are.
+    alpha_tokens: int = 10_000  # Of the target's own text, on which alpha is measured (4.2).
+    rounds: int = 3  # How often each example is decoded each way.
+    seed: int = 0  # Of all random numbers.
+    paper_draft: str | None = None  # That of the paper's row to compare with, if any.
+    # Accept each guess with this probability, whatever the models say: for the times of models
+    # whose weights are random. None decodes.
     simulated_alpha: float | None = None
-    source_length: int = 64
+    source_length: int = 64  # Tokens of a random source, where there is no text to decode.
+    # The folder in which models are looked for, as `task/name` or `name`; "random" gives models of
+    # `models.SIZES` random weights; None takes names as they are.
     checkpoints: str | None = None
-    vocabulary: str | None = None
-    data_file: str | None = None
+    vocabulary: str | None = None  # SentencePiece model for checkpoints that come without one.
+    data_file: str | None = None  # The texts, as for `load_prompts`; None is the task's own.
 
     def __post_init__(self) -> None:
         tasks.task(self.task)
         for name in ("gamma", "max_length", "num_examples", "alpha_tokens", "rounds"):
             value = getattr(self, name)
-            if value is None and name in ("gamma", "num_examples"):
-                continue
-            if not isinstance(value, int) or value < 1:
+            optional = name in ("gamma", "num_examples")
+            if not (isinstance(value, int) and value >= 1 or optional and value is None):
                 raise ValueError(f"RowConfig.{name} must be a whole number from 1, not {value!r}.")
-        _ = self.sampling, self.rule  # Both check their values.
+        try:
+            _ = self.sampling, self.rule  # Both check their values.
+        except ValueError as error:
+            said = str(error)
+            field = hasattr(self, said.partition(" ")[0])
+            raise ValueError("RowConfig." * field + said) from None
         if self.simulated_alpha is not None and self.gamma is None:
             raise ValueError(
                 "Simulated acceptance tells nothing of the best gamma; set RowConfig.gamma."
@@ -123,12 +103,10 @@ def changed(before: str, now: str) -> list[str]:
 @gin.register(module="settings")
 @dataclasses.dataclass(frozen=True)
 class Table:
-    """The rows of one gin file, by what differs.
+    """The rows of one gin file: by name, the parameters of `RowConfig` that each has for itself.
 
-    Attributes:
-        rows: by name, the parameters of `RowConfig` that a row has for itself.
-        shared: by a pattern like "*_t0", those of all rows whose names match it. A later pattern
-            overrides an earlier one, and a row's own parameters override all.
+    `shared` holds, by a pattern like "*_t0", those of all rows whose names match it. A later
+    pattern overrides an earlier one, and a row's own parameters override all.
     """
 
     rows: Mapping[str, Mapping[str, Any]] = dataclasses.field(default_factory=dict)
@@ -138,14 +116,6 @@ class Table:
         for pattern in self.shared:
             if not fnmatch.filter(self.rows, pattern):
                 raise ValueError(f"Table.shared has {pattern!r}, which matches no row's name.")
-
-    def parameters(self, row: str) -> dict[str, Any]:
-        """What a row gives `RowConfig`."""
-        found: dict[str, Any] = {}
-        for pattern, parameters in self.shared.items():
-            if fnmatch.fnmatchcase(row, pattern):
-                found |= parameters
-        return found | dict(self.rows[row])
 
 
 def experiment(address: str | pathlib.Path) -> str:
@@ -163,21 +133,22 @@ def addresses(file: pathlib.Path) -> list[str]:
 def read_row(address: str | pathlib.Path, bindings: Sequence[str] = ()) -> RowConfig:
     """The row that a gin file describes, changed by bindings like `RowConfig.gamma = 3`.
 
-    The address is the file and, where it is a table of several rows, a colon and the row's name.
-
-    Raises:
-        ValueError: there is no such file or row, one names a parameter that does not exist, a value
-            is missing or out of range; the message names the file.
+    The address is the file and, where it is a table of several rows, a colon and the row's name. It
+    is named by the ValueError for a file or a row that is not there, a parameter that does not
+    exist, and a value that is missing or out of range.
     """
     file, row = _split(address)
-    with _parsed(file) as table, gin.unlock_config():
+    with _parsed(address) as table, gin.unlock_config():
         rows = ", ".join(table.rows)
         if row is None and rows:
             raise ValueError(f"it is a table; name a row of it, {file}:ROW: {rows}.")
         if row is not None and row not in table.rows:
-            raise ValueError(f"it has no row {row!r}; its rows are {rows or 'none'}.")
-        for name, value in table.parameters(row).items() if row else ():
-            gin.bind_parameter(f"RowConfig.{name}", value)
+            raise ValueError(f"the file has no row {row!r}; its rows are {rows or 'none'}.")
+        if row is not None:
+            matching = [at for at in table.shared if fnmatch.fnmatchcase(row, at)]
+            for parameters in (*(table.shared[at] for at in matching), table.rows[row]):
+                for name, value in parameters.items():
+                    gin.bind_parameter(f"RowConfig.{name}", value)
         gin.parse_config(list(bindings))
         return gin.get_configurable(RowConfig)()
 
@@ -189,8 +160,9 @@ def _split(address: str | pathlib.Path) -> tuple[pathlib.Path, str | None]:
 
 
 @contextlib.contextmanager
-def _parsed(file: pathlib.Path) -> Iterator[Table]:
-    """Binds what a file says; an error in it, or in the block that follows, names the file."""
+def _parsed(address: str | pathlib.Path) -> Iterator[Table]:
+    """Binds what a row's file says; an error in it, or in the block, names the address."""
+    file, _ = _split(address)
     if not file.is_file():
         table = gin_files.CONFIGS / "runs" / f"{file.parent.name}.gin"
         said = f"There is no configuration {file}"
@@ -205,29 +177,25 @@ def _parsed(file: pathlib.Path) -> Iterator[Table]:
         yield gin.get_configurable(Table)()
     except (TypeError, AttributeError, NameError, ValueError, SyntaxError, OSError) as error:
         said = " ".join(str(error).split()) or type(error).__name__
-        if gone := _missing_include(said):
-            raise ValueError(
-                f"{file} includes {gone}, which does not exist; the rows of the shipped models are "
-                "lines of one file a table now, such as configs/runs/table3.gin:debian_lm_copy_t0."
-            ) from error
-        fields = dataclasses.fields(RowConfig)
-        required = [field.name for field in fields if field.default is dataclasses.MISSING]
-        missing = [name for name in required if f"'{name}'" in said]
-        if isinstance(error, TypeError) and missing:
-            raise ValueError(
-                f"{file} gives no value for RowConfig.{missing[0]}; add a line "
-                f"RowConfig.{missing[0]} = ..., or give it with --gin."
-            ) from error
-        if "'RowConfig' doesn't have a parameter" in said:
-            said += f" (It has {', '.join(field.name for field in fields)}.)"
-        raise ValueError(f"{file} is no configuration of a row: {said}") from error
+        raise ValueError(f"{address} {_fault(said)}") from error
     finally:
         gin.clear_config()
 
 
-def _missing_include(said: str) -> str | None:
-    """The file that gin's error says was included, if there is none."""
-    found = re.search(r'include "([^"]+)"', said)
+def _fault(said: str) -> str:
+    """What is wrong with a row, by what gin or Python said of it."""
+    included = re.search(r"""include ["']([^"']+)""", said)
     folders = (gin_files.CONFIGS.parent, pathlib.Path())
-    there = found is None or any((folder / found[1]).is_file() for folder in folders)
-    return None if there or found is None else found[1]
+    if included and not any((folder / included[1]).is_file() for folder in folders):
+        return (
+            f"includes {included[1]}, which does not exist; the rows of the shipped models are "
+            "lines of one file a table now, such as configs/runs/table3.gin:debian_lm_copy_t0."
+        )
+    if missing := re.search(r"missing .* arguments?: '(\w+)'", said):
+        return (
+            f"gives no value for RowConfig.{missing[1]}; add a line RowConfig.{missing[1]} = ..., "
+            "or give it with --gin."
+        )
+    if "'RowConfig' doesn't have a parameter" in said:
+        said += f" (It has {', '.join(field.name for field in dataclasses.fields(RowConfig))}.)"
+    return f"is no configuration of a row: {said}"

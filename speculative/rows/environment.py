@@ -1,5 +1,6 @@
 """Where a measurement was made: the checkout and the machine, for people."""
 
+import contextlib
 import os
 import pathlib
 import platform
@@ -22,19 +23,16 @@ def commit() -> str:
     Changed results do not mark it: a measurement writes them before it asks for the commit.
     """
     root = pathlib.Path(speculative.__file__).parent.parent
+
+    def git(*arguments: str) -> str:
+        command = ["git", "-C", str(root), *arguments]
+        return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
+
     if (root / ".git").exists():
-        try:
-            name = _git(root, "describe", "--always")
-            changed = _git(root, "status", "--porcelain", "-uno", "--", ".", ":!results")
-            return name + "-dirty" * bool(changed)
-        except (OSError, subprocess.CalledProcessError):
-            pass
+        with contextlib.suppress(OSError, subprocess.CalledProcessError):
+            changed = git("status", "--porcelain", "-uno", "--", ".", ":!results")
+            return git("describe", "--always") + "-dirty" * bool(changed)
     return speculative.__version__
-
-
-def _git(root: pathlib.Path, *arguments: str) -> str:
-    command = ["git", "-C", str(root), *arguments]
-    return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
 
 
 def device() -> str:
@@ -50,6 +48,5 @@ def device() -> str:
 
 def cores() -> int:
     """How many this process may use."""
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
+    known = hasattr(os, "sched_getaffinity")
+    return len(os.sched_getaffinity(0)) if known else os.cpu_count() or 1

@@ -15,44 +15,29 @@ from speculative.rows.config import changed
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Example:
-    """One example of a task, by its number from 0, decoded both ways.
-
-    Attributes:
-        source: the text that was decoded, its task's prefix included.
-        reference: what a person wrote for it.
-        autoregressive: the output of autoregressive decoding.
-        speculative: the output of speculative decoding.
-        lengths: tokens of both outputs.
-        seconds: of both ways, the median of the rounds, prefill included.
-        target_calls: passes of the target in speculative decoding.
-        betas: the rule's acceptance at each token of the autoregressive output; empty where
-            earlier examples gave enough tokens for alpha.
-        difference: where the outputs part; None too where they need not be equal.
-    """
+    """One example of a task, by its number from 0, decoded both ways."""
 
     number: int
-    source: str
-    reference: str
-    autoregressive: str
-    speculative: str
-    lengths: tuple[int, int]
-    seconds: tuple[float, float]
-    target_calls: int
+    source: str  # The text that was decoded, its task's prefix included.
+    reference: str  # What a person wrote for it.
+    autoregressive: str  # The output of autoregressive decoding.
+    speculative: str  # The output of speculative decoding.
+    lengths: tuple[int, int]  # Tokens of both outputs.
+    seconds: tuple[float, float]  # Of both ways, the median of the rounds, prefill included.
+    target_calls: int  # In speculative decoding, as are the next two.
     tested: int
     accepted: int
+    # The rule's acceptance at each token of the autoregressive output; empty where earlier
+    # examples gave enough tokens for alpha.
     betas: list[float]
-    difference: Difference | None
+    difference: Difference | None  # Where the outputs part; None too where they need not be equal.
 
 
 class KeptExamples:
     """The examples of a row, in a folder or, without one, in memory alone."""
 
     def __init__(self, folder: pathlib.Path | None = None, config: str = "") -> None:
-        """Reads what an earlier run left; `config` is the effective configuration.
-
-        Raises:
-            ValueError: the folder holds examples of another configuration, or a damaged line.
-        """
+        """Reads what an earlier run left; ValueError if it had another effective `config`."""
         self._folder, self._config = folder, config
         self._examples: dict[int, Example] = {}
         if folder is None:
@@ -70,32 +55,27 @@ class KeptExamples:
 
     def __iter__(self) -> Iterator[Example]:
         """In the order of the task."""
-        return iter(sorted(self._examples.values(), key=lambda example: example.number))
+        return (example for _, example in sorted(self._examples.items()))
 
     def add(self, example: Example) -> None:
         """Keeps an example; it is on disk when this returns."""
         self._examples[example.number] = example
-        if self._folder is None:
-            return
-        self._folder.mkdir(parents=True, exist_ok=True)
-        config = self._folder / "config.gin"
-        if not config.is_file():
-            config.write_text(self._config, encoding="utf-8")
-        lines.append(self._folder / "examples.jsonl", dataclasses.asdict(example))
+        if self._folder:
+            self._folder.mkdir(parents=True, exist_ok=True)
+            config = self._folder / "config.gin"
+            if not config.is_file():
+                config.write_text(self._config, encoding="utf-8")
+            lines.append(self._folder / "examples.jsonl", dataclasses.asdict(example))
 
 
 def read(folder: pathlib.Path) -> list[Example]:
-    """The examples in a row's folder, as they were written; none where there is no file.
-
-    Raises:
-        ValueError: a line is damaged.
-    """
+    """The examples in a row's folder, as they were written; ValueError if a line is damaged."""
     return lines.read(folder / "examples.jsonl", _example, "measured example")
 
 
 def _example(fields: dict[str, Any]) -> Example:
-    difference = fields["difference"]
-    fields["difference"] = Difference(**difference) if difference else None
+    if fields["difference"]:
+        fields["difference"] = Difference(**fields["difference"])
     for name in ("lengths", "seconds"):
         fields[name] = tuple(fields[name])
     return Example(**fields)

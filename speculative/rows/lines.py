@@ -13,11 +13,7 @@ Entry = TypeVar("Entry")
 
 
 def append(path: str | pathlib.Path, value: Any) -> None:
-    """Adds a value as a line; it is on disk when this returns, and earlier lines are not touched.
-
-    Raises:
-        OSError: there is no room for it.
-    """
+    """Adds a value as a line, on disk when this returns; OSError if there is no room for it."""
     path = pathlib.Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
     data = f"{json.dumps(value, ensure_ascii=False)}\n".encode()
@@ -29,12 +25,10 @@ def append(path: str | pathlib.Path, value: Any) -> None:
 
 
 def read(path: str | pathlib.Path, entry: Callable[[Any], Entry], kind: str) -> list[Entry]:
-    """What `entry` makes of each line; an incomplete last line is removed with a warning.
+    """What `entry` makes of each line of a file, if there is one.
 
-    Without a file there is no entry.
-
-    Raises:
-        ValueError: a line is no entry; the message names the line and the kind of entry.
+    An incomplete last line is removed with a warning. ValueError names any other line that is no
+    entry, and the kind of entry.
     """
     path = pathlib.Path(path)
     if not path.is_file():

@@ -1,7 +1,7 @@
 """What a row needs of a device's memory, from shapes alone, and whether the device has it."""
 
 import dataclasses
-import pathlib
+import os
 from collections.abc import Sequence
 
 import jax
@@ -10,27 +10,20 @@ import jax.numpy as jnp
 from speculative.models import Config, abstract_params
 from speculative.rows.config import RowConfig
 
-TPU_V4 = 32 * 2**30
-"""Bytes of memory of a TPU v4 chip."""
+TPU_V4 = 32 * 2**30  # Bytes of memory of a TPU v4 chip.
 
 
 @dataclasses.dataclass(frozen=True)
 class Need:
-    """What a model of so many parameters needs at batch size 1, in bytes.
-
-    Attributes:
-        dtype: of weights and caches.
-        weights: bytes of the parameters in the row's dtype.
-        caches: bytes of keys and values, self- and cross-attention.
-        activations: most bytes that are alive at once: in the encoder's feed-forward layer and
-            attention, or in a verify pass and its logits.
-    """
+    """What a model needs at batch size 1, in bytes."""
 
     name: str
     parameters: int
-    dtype: str
+    dtype: str  # Of weights and caches.
     weights: int
-    caches: int
+    caches: int  # Keys and values, of self- and cross-attention.
+    # The most that is alive at once: in the encoder's feed-forward layer and attention, or in a
+    # verify pass and its logits.
     activations: int
 
     @property
@@ -46,15 +39,12 @@ def needs(config: RowConfig, models: Sequence[Config], source_length: int = 512)
 
 
 def _need(config: RowConfig, name: str, model: Config, source_length: int) -> Need:
-    shapes = jax.tree.leaves(abstract_params(model))
-    parameters = sum(leaf.size for leaf in shapes)
-    size = jnp.dtype(model.dtype).itemsize
-    room = config.decoding(model.vocab_size, config.gamma or 7).cache_lengths()[-1]
-    head = model.num_heads * model.head_dim
-    layers = model.decoder_layers
+    parameters = sum(leaf.size for leaf in jax.tree.leaves(abstract_params(model)))
+    size, gamma = jnp.dtype(model.dtype).itemsize, config.gamma or 7
+    room = config.decoding(model.vocab_size, gamma).cache_lengths()[-1]
+    head, width = model.num_heads * model.head_dim, gamma + 1
     # Of the text and of the source, which is in the same caches where it is a prompt.
-    caches = 2 * layers * head * (room + source_length) * size
-    width = (config.gamma or 7) + 1
+    caches = 2 * model.decoder_layers * head * (room + source_length) * size
     encoder = source_length * (2 * model.mlp_dim + 4 * model.emb_dim) * size
     encoder += model.num_heads * source_length**2 * 4
     # Logits and probabilities are float32, the target's and those of every guess.
@@ -67,10 +57,7 @@ def device_bytes() -> tuple[str, int]:
     device = jax.devices()[0]
     if device.platform != "cpu":
         return device.device_kind, (device.memory_stats() or {}).get("bytes_limit", 2**63)
-    file = pathlib.Path("/proc/meminfo")
-    if not file.is_file():
-        return "this machine", 2**63
-    return "this machine", 1024 * int(file.read_text().split("MemTotal:")[1].split()[0])
+    return "this machine", os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
 
 
 def batch(config: RowConfig, models: Sequence[Config], most: int) -> int:

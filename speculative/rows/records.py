@@ -21,9 +21,7 @@ class Record:
     `speedup_long` its limit for long outputs, Eq. 1 / (gamma c + v). Where `simulated_alpha` is a
     number, guesses were accepted with that probability whatever the models said: only the times are
     real. Where `lenience` l is below 1, outputs are not the target's own, and are not compared.
-
-    Raises:
-        ValueError: a value of the wrong type, or a number that is not finite.
+    A value of the wrong type, or a number that is not finite, raises ValueError.
     """
 
     experiment: str
@@ -83,8 +81,7 @@ class Record:
 
     def __post_init__(self) -> None:
         for name, kind in typing.get_type_hints(type(self)).items():
-            value = getattr(self, name)
-            kinds = typing.get_args(kind) or (kind,)
+            value, kinds = getattr(self, name), typing.get_args(kind) or (kind,)
             if float in kinds:
                 kinds = (*kinds, int)
             if not isinstance(value, kinds) or isinstance(value, bool):
@@ -93,11 +90,15 @@ class Record:
                 raise ValueError(f"A record's {name} must be finite, not {value}.")
 
     @property
-    def above_ceiling(self) -> bool:
-        """Whether the speed-up exceeds the tokens a call, which not even a free draft could reach.
+    def simulated(self) -> bool:
+        """Whether guesses were accepted with a given probability: only the times are real."""
+        return self.simulated_alpha is not None
 
-        Then the baseline is slower than the target step that speculation uses, as in three of the
-        paper's rows (A.3).
+    @property
+    def above_ceiling(self) -> bool:
+        """Whether the speed-up exceeds the tokens a call, beyond the reach of even a free draft.
+
+        Then the baseline is slower than speculation's target step, as in three rows of the paper.
         """
         rule = rules.RULES.get(self.verification, rules.Token)()
         return self.speedup_low > rule.expected_tokens(self.alpha_high, self.gamma)
@@ -109,9 +110,5 @@ def append(path: str | pathlib.Path, record: Record) -> None:
 
 
 def read(path: str | pathlib.Path) -> list[Record]:
-    """The records of a file, in order; none where there is no file.
-
-    Raises:
-        ValueError: a line is no record; the message names the line.
-    """
+    """The records of a file, in order, none without one; ValueError names a line that is none."""
     return lines.read(path, lambda fields: Record(**fields), "record")

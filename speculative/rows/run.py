@@ -3,7 +3,8 @@
 import dataclasses
 import datetime
 import statistics
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -51,35 +52,25 @@ def run_row(
     kept: KeptExamples | None = None,
     on_progress: OnProgress = lambda what, share: None,
 ) -> Row:
-    """Measures a row.
+    """Measures a row on its texts or, without any, on random sources.
 
     Both ways of decoding run in the same loop and alternate on each example, and so does which of
     them goes first. A time is the wall-clock time of a whole generation, prefill included; that of
     an example is the median of its rounds. Programs are compiled before that. Costs are timed
-    between the examples, because a machine's speed changes within minutes.
-
-    Args:
-        pair: target and draft.
-        config: all settings, a gamma among them.
-        prompts: the texts; None uses random sources.
-        experiment: the row's name in its record.
-        kept: examples that an earlier run measured, to which this one's are added.
-        on_progress: called with what is being done and the share of the row that is done.
-
-    Raises:
-        ValueError: there is no gamma or no prompt, or logits are not finite.
+    between the examples, because a machine's speed changes within minutes. Examples in `kept`, by
+    an earlier run, are not measured again; this run's are added to them. Without a gamma or a
+    prompt, and where logits are not finite, it raises ValueError.
     """
     gamma = gamma_of(config, experiment)
-    started_at = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
+    began = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
     kept = KeptExamples() if kept is None else kept
     work = workload(pair, config, prompts)
+    count = len(work.sources)
     on_progress("compilation", 0)
-    some = range(min(4, len(work.sources)))
     lengths = [example.lengths[0] for example in kept]
-    lengths += [int(work.decode(number, 0)[0].lengths[0]) for number in some]
+    lengths += [int(work.decode(number, 0)[0].lengths[0]) for number in range(min(4, count))]
     work.decode(0, gamma)
     meter = work.meter((gamma,), lengths)
-    count = len(work.sources)
     for number in range(count):
         if number not in kept:
             enough = sum(len(example.betas) for example in kept) >= config.alpha_tokens
@@ -87,7 +78,7 @@ def run_row(
         on_progress("examples", (number + 1) / count)
     while meter.turns < TURNS:  # There were few examples left.
         meter.turn()
-    return Row(_record(work, gamma, list(kept), meter.costs(), experiment, started_at), list(kept))
+    return Row(_record(work, gamma, list(kept), meter.costs(), experiment, began), list(kept))
 
 
 def _measure(
@@ -95,6 +86,7 @@ def _measure(
 ) -> Example:
     """Decodes an example both ways, some times each, and compares what came out."""
     pair, config, prompt = work.pair, work.config, work.prompts[number]
+    rule, source = config.rule, work.source(number)
     seconds: tuple[list[float], list[float]] = [], []
     results = {}
     for turn in range(config.rounds):
@@ -105,14 +97,13 @@ def _measure(
             results[way] = pair.results(output)[0]
     meter.tick()
     alone, guessed = results[0], results[1]
-    source = work.source(number)
     betas = []
     if with_alpha and config.simulated_alpha is None:
         betas = alpha_on_target_text(
-            pair, [source], [alone.tokens], config.sampling, config.max_length, config.rule
+            pair, [source], [alone.tokens], config.sampling, config.max_length, rule
         )[0].tolist()
     difference = None
-    if config.sampling.greedy and config.rule.exact:
+    if config.sampling.greedy and rule.exact:
         difference = compare_greedy(pair, source, alone.tokens, guessed.tokens, work.dtype)
     return Example(
         number=number,
@@ -130,20 +121,8 @@ def _measure(
     )
 
 
-def _estimate(
-    of: Callable[[NDArray[np.intp]], float], count: int, seed: int
-) -> tuple[float, float, float]:
-    """A number that follows from chosen examples: from all of them, and its 95% interval."""
-    return of(np.arange(count)), *interval(of, count, seed)
-
-
 def _record(
-    work: Workload,
-    gamma: int,
-    examples: list[Example],
-    costs: Costs,
-    experiment: str,
-    started_at: str,
+    work: Workload, gamma: int, examples: list[Example], costs: Costs, experiment: str, began: str
 ) -> Record:
     """The record of a row, from its examples and costs."""
     config, rule, count = work.config, work.config.rule, len(examples)
@@ -151,57 +130,48 @@ def _record(
     tokens = np.array([example.lengths for example in examples]).T
     guesses = np.array([(example.accepted, example.tested) for example in examples]).T
     betas = [np.array(example.betas) for example in examples if example.betas]
+    if config.simulated_alpha is not None:
+        betas = [np.array([config.simulated_alpha])]
 
-    def ratio(chosen: NDArray[np.intp]) -> float:
+    def speedup(chosen: NDArray[np.intp]) -> float:
         a, b = 1e3 * seconds[:, chosen].sum(axis=1) / tokens[:, chosen].sum(axis=1)
         return float(a / b)
 
-    def mean_beta(chosen: NDArray[np.intp]) -> float:
+    def alpha(chosen: NDArray[np.intp]) -> float:
         return float(np.concatenate([betas[i] for i in chosen]).mean(dtype=np.float64))
 
-    def share(chosen: NDArray[np.intp]) -> float:
+    def alpha_accepted(chosen: NDArray[np.intp]) -> float:
         accepted, tested = guesses[:, chosen].sum(axis=1)
         return float(accepted / tested)
 
-    speedup, speedup_low, speedup_high = _estimate(ratio, count, config.seed)
-    accepted, accepted_low, accepted_high = _estimate(share, count, config.seed)
-    if config.simulated_alpha is None:
-        alpha, alpha_low, alpha_high = _estimate(mean_beta, len(betas), config.seed)
-    else:
-        alpha = alpha_low = alpha_high = float(config.simulated_alpha)
+    found: dict[str, Any] = {}  # Each function's value for all examples, and its 95% interval.
+    for of, size in ((speedup, count), (alpha, len(betas)), (alpha_accepted, count)):
+        low, high = interval(of, size, config.seed)
+        name = of.__name__
+        found |= {name: of(np.arange(size)), f"{name}_low": low, f"{name}_high": high}
+    for name in ("task", "draft", "top_k", "verification", "seed", "simulated_alpha"):
+        found[name] = getattr(config, name)
+    found |= _qualities(config, examples) | environment.here()
     ms = 1e3 * seconds.sum(axis=1) / tokens.sum(axis=1)
     calls = sum(example.target_calls for example in examples)
     c, v = costs.c(gamma), costs.verify_cost(gamma)
     compared = config.sampling.greedy and rule.exact
     differences = [example.difference for example in examples]
-    metric, qualities = _qualities(config, examples)
     paper_alpha, paper_speedup = paper_numbers(config, experiment)
     return Record(
         experiment=experiment,
-        task=config.task,
         target=config.target + (" (random weights)" if config.checkpoints == RANDOM else ""),
-        draft=config.draft,
         temperature=float(config.temperature),
-        top_k=config.top_k,
         top_p=float(config.top_p),
-        verification=config.verification,
         lenience=float(config.lenience),
         gamma=gamma,
         batch_size=1,
         num_examples=count,
-        seed=config.seed,
         dtype=work.dtype,
         num_tokens=int(tokens[1].sum()),
         num_target_calls=calls,
         tokens_per_call=float(tokens[1].sum() / calls),
-        tokens_per_call_expected=theory.expected_tokens(alpha, gamma),
-        alpha=alpha,
-        alpha_low=alpha_low,
-        alpha_high=alpha_high,
-        alpha_accepted=accepted,
-        alpha_accepted_low=accepted_low,
-        alpha_accepted_high=accepted_high,
-        simulated_alpha=config.simulated_alpha,
+        tokens_per_call_expected=theory.expected_tokens(found["alpha"], gamma),
         c=c,
         verify_cost=v,
         ms_target_step=costs.ms_target_step,
@@ -211,40 +181,31 @@ def _record(
         ms_prefill_draft=costs.ms_prefill_draft,
         ms_per_token_autoregressive=float(ms[0]),
         ms_per_token_speculative=float(ms[1]),
-        speedup=speedup,
-        speedup_low=speedup_low,
-        speedup_high=speedup_high,
-        speedup_expected=rule.speedup(alpha, gamma, c),
-        speedup_predicted=costs.speedup(rule, alpha, gamma, tokens[0].tolist()),
-        speedup_long=rule.speedup(alpha, gamma, c, v),
+        speedup_expected=rule.speedup(found["alpha"], gamma, c),
+        speedup_predicted=costs.speedup(rule, found["alpha"], gamma, tokens[0].tolist()),
+        speedup_long=rule.speedup(found["alpha"], gamma, c, v),
         outputs_identical=differences.count(None) if compared else None,
         near_ties=sum(d is not None and d.near_tie for d in differences) if compared else None,
-        metric=metric,
-        quality_autoregressive=qualities[0],
-        quality_speculative=qualities[1],
         paper_alpha=paper_alpha,
         paper_speedup=paper_speedup,
         gin=config.gin(),
-        started_at=started_at,
+        started_at=began,
         tested=int(guesses[1].sum()),
         accepted=int(guesses[0].sum()),
-        **environment.here(),
+        **found,
     )
 
 
-def _qualities(
-    config: RowConfig, examples: list[Example]
-) -> tuple[str | None, tuple[float | None, float | None]]:
+def _qualities(config: RowConfig, examples: list[Example]) -> dict[str, Any]:
     """The task's metric and its value, in percent, for both ways; none without references."""
-    metric = TASKS[config.task].metric
     references = [example.reference for example in examples]
-    if metric is None or config.simulated_alpha is not None or not all(references):
-        return None, (None, None)
-    ways = zip(
-        *((example.autoregressive, example.speculative) for example in examples), strict=True
-    )
-    alone, guessed = (quality.measure(metric, references, texts) for texts in ways)
-    return metric, (alone, guessed)
+    measured = all(references) and config.simulated_alpha is None
+    metric = TASKS[config.task].metric if measured else None
+    fields: dict[str, Any] = {"metric": metric}
+    for way in ("autoregressive", "speculative"):
+        texts = [getattr(example, way) for example in examples]
+        fields[f"quality_{way}"] = metric and quality.measure(metric, references, texts)
+    return fields
 
 
 def paper_numbers(config: RowConfig, experiment: str = "row") -> tuple[float | None, float | None]:
@@ -254,16 +215,13 @@ def paper_numbers(config: RowConfig, experiment: str = "row") -> tuple[float | N
     are not those of Table 2.
     """
     sampling, task = config.sampling, TASKS[config.task].paper
-    if config.checkpoints == RANDOM and config.simulated_alpha is None:
-        return None, None
-    if config.paper_draft is None or (sampling.top_k, sampling.top_p) != (0, 1.0):
+    random = config.checkpoints == RANDOM and config.simulated_alpha is None
+    if random or config.paper_draft is None or (sampling.top_k, sampling.top_p) != (0, 1.0):
         return None, None
     setting = {"draft": config.paper_draft, "temperature": sampling.temperature}
     if config.lenience < 1 or experiment.startswith("table5/"):
-        lenient = None
-        if task == "ende":
-            lenient = paper.find(paper.TABLE_5, lenience=config.lenience, **setting)
-        return (lenient.alpha, lenient.speedup) if lenient else (None, None)
+        lenient = paper.find(paper.TABLE_5, lenience=config.lenience, **setting)
+        return (lenient.alpha, lenient.speedup) if lenient and task == "ende" else (None, None)
     row = paper.find(paper.TABLE_3, task=task, **setting)
     timed = paper.find(paper.TABLES_2_AND_4, task=task, **setting)
     return row.alpha if row else None, timed.speedup if timed else None

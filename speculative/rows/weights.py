@@ -1,5 +1,6 @@
 """Where the models of a row come from: a folder, the package, or random numbers."""
 
+import contextlib
 import functools
 import pathlib
 from collections.abc import Callable
@@ -13,8 +14,7 @@ from speculative.pair import Pair
 from speculative.rows.config import RowConfig
 from speculative.types import PyTree
 
-RANDOM = "random"
-"""Replaces the name of a folder of checkpoints: true sizes, random weights."""
+RANDOM = "random"  # Instead of a folder of checkpoints: true sizes, random weights.
 
 
 class Loader:
@@ -24,28 +24,19 @@ class Loader:
     """
 
     def __init__(self) -> None:
-        """Nothing is resolved or loaded yet."""
         self._open = functools.cache(checkpoints.open)
         resolve = functools.partial(loading.resolve, open_checkpoint=self._open)
         self._resolve = functools.cache(resolve)
         self._target: tuple[Weights, PyTree] | None = None
 
     def resolve(self, config: RowConfig) -> Resolved:
-        """The models of a row, found and checked, without reading their tensors.
-
-        Raises:
-            ValueError: as `loading.resolve`; or a model is not in the folder of checkpoints.
-        """
+        """The models of a row, found and checked without reading tensors; errors as in `find`."""
         random, names = config.checkpoints == RANDOM, (config.target, config.draft)
         target, draft = names if random else (find(config, name, self._open) for name in names)
         return self._resolve(target, draft, config.dtype, config.vocabulary, random)
 
     def __call__(self, config: RowConfig) -> Pair:
-        """The models of a row, loaded.
-
-        Raises:
-            ValueError: as `resolve` and `Resolved.load`.
-        """
+        """The models of a row, loaded."""
         found = self.resolve(config)
         if self._target and self._target[0] != found.target:
             self._target = None
@@ -74,13 +65,9 @@ def find(
         return name
     remote, folder = config.checkpoints.startswith("gs://"), config.checkpoints.rstrip("/")
     for path in (f"{folder}/{config.task}/{name}", f"{folder}/{name}"):
-        if not remote and pathlib.Path(path).is_dir():
-            return path
-        try:
-            if remote and open_checkpoint(path):
+        with contextlib.suppress(ValueError):
+            if open_checkpoint(path) if remote else pathlib.Path(path).is_dir():
                 return path
-        except ValueError:
-            pass
     listed = [] if remote else sorted(path.name for path in pathlib.Path(folder).glob("*"))
     held = "" if remote else f"; that folder holds {', '.join(listed) or 'nothing'}"
     raise ValueError(
@@ -92,15 +79,12 @@ def find(
 def sizes(config: RowConfig) -> list[Config]:
     """The sizes of a row's target and, where it is a model, its draft.
 
-    They are known by name where the sizes are public; otherwise the checkpoint tells them.
-
-    Raises:
-        ValueError: there is no such checkpoint.
+    They are known by name where they are public; otherwise they are the checkpoint's, if found.
     """
-
-    def size(name: str) -> Config:
-        return SIZES.get(name) or checkpoints.open(find(config, name, checkpoints.open)).config
-
-    names = [name for name in (config.target, config.draft) if name not in MODEL_FREE]
-    found = [size(name) for name in names]
+    open_once = functools.cache(checkpoints.open)
+    found = [
+        SIZES.get(name) or open_once(find(config, name, open_once)).config
+        for name in (config.target, config.draft)
+        if name not in MODEL_FREE
+    ]
     return [size.replace(dtype=config.dtype or size.dtype) for size in found]

@@ -16,22 +16,18 @@ from speculative.pair import Pair
 from speculative.rows.config import RowConfig
 from speculative.tasks.prompts import Prompt
 
+Numbers = int | Sequence[int]
+"""Of examples, from 0."""
+
 
 @dataclasses.dataclass(frozen=True)
 class Workload:
-    """Sources to decode with a pair; gamma 0 decodes with the target alone.
-
-    Attributes:
-        pair: target and draft.
-        config: the row's settings.
-        prompts: the texts [N]; those of made-up sources are empty.
-        sources: [N, S] of each prompt, one width, so that each way of decoding is compiled once.
-    """
+    """Sources to decode with a pair; gamma 0 decodes with the target alone."""
 
     pair: Pair
     config: RowConfig
-    prompts: list[Prompt]
-    sources: jax.Array
+    prompts: list[Prompt]  # The texts [N]; those of random sources are empty.
+    sources: jax.Array  # [N, S] of one width, so that each way of decoding is compiled once.
 
     @property
     def dtype(self) -> str:
@@ -43,19 +39,17 @@ class Workload:
         vocabulary = self.pair.vocabulary
         return self.config.decoding(vocabulary.size, gamma, vocabulary.eos_id)
 
-    def source(self, numbers: int | Sequence[int]) -> jax.Array:
+    def source(self, numbers: Numbers) -> jax.Array:
         """The sources [B, S] of one example or several."""
         return self.sources[np.atleast_1d(numbers)]
 
-    def _inputs(
-        self, numbers: int | Sequence[int], gamma: int
-    ) -> tuple[jax.Array, jax.Array, Decoding]:
+    def _inputs(self, numbers: Numbers, gamma: int) -> tuple[jax.Array, jax.Array, Decoding]:
         """The sources of examples, their random numbers and the settings."""
         config = self.decoding(gamma)
         draws = config.draws(self.config.seed, np.atleast_1d(numbers))
-        return jax.block_until_ready(self.source(numbers)), jax.block_until_ready(draws), config
+        return *jax.block_until_ready((self.source(numbers), draws)), config
 
-    def decode(self, numbers: int | Sequence[int], gamma: int) -> tuple[Output, float]:
+    def decode(self, numbers: Numbers, gamma: int) -> tuple[Output, float]:
         """Decodes sources as one batch and gives the seconds that it took, prefill included."""
         inputs = self._inputs(numbers, gamma)
         began = time.perf_counter()
@@ -78,18 +72,15 @@ class Workload:
 
 
 def workload(pair: Pair, config: RowConfig, prompts: Sequence[Prompt] | None) -> Workload:
-    """Encodes the first `config.num_examples` prompts; without any, makes sources up.
+    """Encodes the first `config.num_examples` prompts; None gives random sources.
 
-    A source that is too long is cut, as T5's own preprocessing does.
-
-    Raises:
-        ValueError: there is no prompt, or one is empty.
+    A source that is too long is cut, as T5's own preprocessing does; an empty one is a ValueError.
     """
     if prompts is None:
         rng = np.random.default_rng(config.seed)
         shape = (config.num_examples or 8, config.source_length)
-        made = rng.integers(2, pair.vocabulary.size, shape, dtype=np.int32)
-        return Workload(pair, config, [Prompt("", "")] * len(made), jnp.asarray(made))
+        sources = jnp.asarray(rng.integers(2, pair.vocabulary.size, shape, dtype=np.int32))
+        return Workload(pair, config, [Prompt("", "")] * len(sources), sources)
     prompts = list(prompts[: config.num_examples])
     if not prompts:
         raise ValueError("A row needs at least one prompt.")

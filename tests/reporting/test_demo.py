@@ -106,7 +106,7 @@ def test_an_interrupt_leaves_finished_rows(
     file = tmp_path / "d" / "records.jsonl"
     out, err = capsys.readouterr()
     assert out == ""
-    assert err == f"interrupted; finished rows are in {file}\n"
+    assert err == f"interrupted; 2 finished rows are in {file}\n"
     assert [(record.task, record.temperature) for record in records.read(file)] == ROWS[:2]
     assert not (tmp_path / "d" / "report.md").exists()
 
