@@ -1,9 +1,11 @@
-"""A core for each of several workers, compiled programs for all of them, and what tests share."""
+"""How the workers share cores and compiled programs, and what tests share."""
 
 import atexit
 import os
 import pathlib
 import shutil
+import subprocess
+import sys
 import tempfile
 
 import pytest
@@ -22,6 +24,19 @@ if "JAX_COMPILATION_CACHE_DIR" not in os.environ:
     os.environ["JAX_COMPILATION_CACHE_DIR"] = COMPILED
     os.environ["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0.1"
     atexit.register(shutil.rmtree, COMPILED, ignore_errors=True)
+
+# The programs are small and run once, so the compiler's optimizations cost more than they save:
+# without them the suite takes half the time. XLA ends a process that names a flag it does not
+# know, as another release of JAX may, so a child tries them. `XLA_FLAGS= make test` runs what
+# users run.
+if "XLA_FLAGS" not in os.environ:
+    FLAGS = {
+        "XLA_FLAGS": "--xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=true "
+        "--xla_cpu_use_fusion_emitters=false --xla_cpu_parallel_codegen_split_count=1"
+    }
+    TRY = [sys.executable, "-c", "import jax; jax.devices('cpu')"]
+    if subprocess.run(TRY, env=os.environ | FLAGS, capture_output=True).returncode == 0:
+        os.environ |= FLAGS
 
 from tests import saved  # noqa: E402
 

@@ -8,11 +8,16 @@ import numpy as np
 from speculative.sampling import Sampling
 
 
+def one_hot(tokens: np.ndarray, vocab_size: int) -> np.ndarray:
+    """Distributions [..., V] with all probability on tokens [...]."""
+    return (np.arange(vocab_size) == tokens[..., None]).astype(np.float64)
+
+
 def standardise(logits: np.ndarray, sampling: Sampling) -> np.ndarray:
     """`sampling.standardise` in float64, [..., V] -> [..., V]."""
     logits = np.asarray(logits, np.float64)
     if sampling.greedy:
-        return np.eye(logits.shape[-1])[logits.argmax(axis=-1)]
+        return one_hot(logits.argmax(axis=-1), logits.shape[-1])
     logits = logits / sampling.temperature
     if 0 < sampling.top_k < logits.shape[-1]:
         smallest = np.sort(logits, axis=-1)[..., -sampling.top_k, None]

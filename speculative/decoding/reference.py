@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from speculative.decoding.algorithm_1 import standardise
+from speculative.decoding.algorithm_1 import one_hot, standardise
 from speculative.decoding.loop import Params
 from speculative.decoding.rules import DRAFT
 from speculative.decoding.settings import Decoding
@@ -134,8 +134,10 @@ def generate(
             target, params.target, target_state, chunk, layers=layers
         )
         rows = np.asarray(logits)[0, :, :vocab_size]
-        one_hot = np.eye(vocab_size)[guesses]
-        q = one_hot if proposal.q is None else np.asarray(proposal.q[0], np.float64)
+        if proposal.q is None:
+            q = one_hot(np.array(guesses), vocab_size)
+        else:
+            q = np.asarray(proposal.q[0], np.float64)
         n, next_token = config.rule.verify_reference(guesses, rows, q, config.sampling, here)
         block = [*guesses[:n], next_token][: config.max_length - len(output)]
         if config.eos_id in block:
