@@ -24,7 +24,10 @@ def row(
     width: int = 10**9,
     min_count: int = 1,
 ) -> np.ndarray:
-    """The law [V] of what follows a context, oldest token first; a token that is none ends it."""
+    """The distribution [V] of what follows a context, oldest token first.
+
+    A token that is none ends the context.
+    """
     q = np.zeros(vocab_size)
     if not context:
         for sequence in sequences:

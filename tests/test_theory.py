@@ -193,10 +193,10 @@ def test_expected_calls_grow_as_equation_1_says(alpha: float, gamma: int) -> Non
 
 def test_a_predicted_speedup_written_out() -> None:
     """At alpha = 1 and gamma = 3, 8 tokens take 2 calls, 9 take 3, each of 3 c + v = 1.6 steps."""
-    plain = 2 * 4 + 8 + 9
+    autoregressive = 2 * 4 + 8 + 9
     guessed = 2 * (4 + 2) + (2 + 3) * 1.6
     found = theory.predicted_speedup(1.0, 3, 0.1, 1.3, [8, 9], prefill=4, prefill_draft=2)
-    assert found == pytest.approx(plain / guessed)
+    assert found == pytest.approx(autoregressive / guessed)
 
 
 def test_the_predicted_speedup_of_long_texts_is_the_speedup() -> None:

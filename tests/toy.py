@@ -1,7 +1,7 @@
 """Models on four tokens, and what Algorithm 1 must do with them, enumerated in float64.
 
-The models are tables of the next token by the two before it, behind the package's faces; the
-laws are NumPy alone and share no code with the package.
+The models are tables of the next token by the two before it, behind the package's interfaces; the
+probabilities are NumPy alone and share no code with the package.
 """
 
 import dataclasses
@@ -27,7 +27,7 @@ PADDED = VOCABULARY + 1
 
 EOS = 1
 
-Law = dict[tuple[int, ...], float]
+Probabilities = dict[tuple[int, ...], float]
 """Probabilities of outcomes."""
 
 NOTHING = Started((), {})
@@ -207,19 +207,20 @@ def distribution(table: np.ndarray, sampling: Sampling) -> np.ndarray:
     return standardise(table[:VOCABULARY, :VOCABULARY, :VOCABULARY], sampling)
 
 
-def sequence_law(p: np.ndarray, length: int) -> Law:
-    """The target's own law of whole outputs, cut at `length` tokens or at the end token."""
-    law: Law = {}
+def output_probabilities(p: np.ndarray, length: int) -> Probabilities:
+    """The target's distribution of whole outputs, cut at `length` tokens or at the end token."""
+    probabilities: Probabilities = {}
     open_prefixes = {(): 1.0}
     for _ in range(length):
-        grown: Law = {}
+        grown: Probabilities = {}
         for prefix, chance in open_prefixes.items():
             before, last = (0, 0, *prefix)[-2:]
             for token in np.flatnonzero(p[before, last]):
                 done = token == EOS or len(prefix) + 1 == length
-                (law if done else grown)[(*prefix, int(token))] = chance * p[before, last, token]
+                outcomes = probabilities if done else grown
+                outcomes[(*prefix, int(token))] = chance * p[before, last, token]
         open_prefixes = grown
-    return law
+    return probabilities
 
 
 def tested(p: np.ndarray, q: np.ndarray, lenience: float) -> tuple[np.ndarray, np.ndarray]:
@@ -233,15 +234,15 @@ def tested(p: np.ndarray, q: np.ndarray, lenience: float) -> tuple[np.ndarray, n
     return accepted, left * ((1 - beta) / (1 - lenience * beta)) if beta < 1 else 0 * left
 
 
-def lenient_law(
+def lenient_probabilities(
     p: np.ndarray, q: np.ndarray, lenience: float, gamma: int, length: int
-) -> tuple[Law, Law]:
+) -> tuple[Probabilities, Probabilities]:
     """The laws of whole outputs and of the number of target calls; at l = 1 the first is p's own.
 
     What comes next depends on the text and on how many guesses of the step stand already.
     """
-    outputs: Law = defaultdict(float)
-    calls: Law = defaultdict(float)
+    outputs: Probabilities = defaultdict(float)
+    calls: Probabilities = defaultdict(float)
     states: dict[tuple[tuple[int, ...], int, int], float] = {((), 0, 1): 1.0}
     while states:
         grown: dict[tuple[tuple[int, ...], int, int], float] = defaultdict(float)
@@ -263,19 +264,19 @@ def lenient_law(
     return dict(outputs), dict(calls)
 
 
-def calls_law(p: np.ndarray, q: np.ndarray, gamma: int, length: int) -> Law:
-    """The law of the number of target calls an output takes, from Algorithm 1.
+def calls_probabilities(p: np.ndarray, q: np.ndarray, gamma: int, length: int) -> Probabilities:
+    """The distribution of the number of target calls an output takes, from Algorithm 1.
 
     Mass walks over the states of a row, one target call after another.
     """
-    law: Law = defaultdict(float)
+    probabilities: Probabilities = defaultdict(float)
     calls = 0
 
     def emit(state: Walk, weights: np.ndarray, onto: dict[Walk, float]) -> None:
         _, last, held = state
         for token in np.flatnonzero(weights):
             if token == EOS or held + 1 == length:
-                law[(calls,)] += weights[token]
+                probabilities[(calls,)] += weights[token]
             else:
                 onto[last, int(token), held + 1] += weights[token]
 
@@ -292,24 +293,24 @@ def calls_law(p: np.ndarray, q: np.ndarray, gamma: int, length: int) -> Law:
             within = accepted
         for state, chance in within.items():
             emit(state, chance * p[state[:2]], between)
-    return dict(law)
+    return dict(probabilities)
 
 
-def p_value(outcomes: Counter[tuple[int, ...]], law: Law) -> float:
-    """Pearson's chi-square test of outcomes against a law; 0 if one was impossible.
+def p_value(outcomes: Counter[tuple[int, ...]], probabilities: Probabilities) -> float:
+    """Pearson's chi-square test of outcomes against a distribution; 0 if one was impossible.
 
     Cells are pooled, rarest first, until each expects 5 outcomes.
     """
-    assert abs(sum(law.values()) - 1) < 1e-9
-    if outcomes.keys() - law.keys():
+    assert abs(sum(probabilities.values()) - 1) < 1e-9
+    if outcomes.keys() - probabilities.keys():
         return 0.0
     total = outcomes.total()
     observed, expected = [0.0], [0.0]
-    for outcome in sorted(law, key=lambda outcome: law[outcome]):
+    for outcome in sorted(probabilities, key=lambda outcome: probabilities[outcome]):
         if expected[-1] >= 5:
             observed.append(0.0)
             expected.append(0.0)
         observed[-1] += outcomes[outcome]
-        expected[-1] += total * law[outcome]
+        expected[-1] += total * probabilities[outcome]
     o, e = np.array(observed), np.array(expected)
     return float(stats.chi2.sf(((o - e) ** 2 / e).sum(), len(e) - 1)) if len(e) > 1 else 1.0

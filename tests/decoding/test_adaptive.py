@@ -125,10 +125,13 @@ def test_outputs_have_the_targets_distribution_and_gamma_varies() -> None:
         for row, length in zip(output.tokens, output.lengths, strict=True)
     )
     p = toy.distribution(toy.target_table(), config.sampling)
-    assert toy.p_value(found, toy.sequence_law(p, LENGTH)) > 1e-4
+    assert toy.p_value(found, toy.output_probabilities(p, LENGTH)) > 1e-4
     q = toy.distribution(toy.near_table(), config.sampling)
     most, least = (
-        sum(calls * chance for (calls,), chance in toy.calls_law(p, q, gamma, LENGTH).items())
+        sum(
+            calls * chance
+            for (calls,), chance in toy.calls_probabilities(p, q, gamma, LENGTH).items()
+        )
         for gamma in (1, 4)
     )
     assert least < output.target_calls.mean() < most

@@ -89,8 +89,8 @@ def p_values(output: Output, q: np.ndarray, config: Decoding) -> tuple[float, fl
     p = toy.distribution(toy.target_table(), config.sampling)
     calls = Counter((n,) for n in output.target_calls.tolist())
     return (
-        toy.p_value(outputs(output), toy.sequence_law(p, config.max_length)),
-        toy.p_value(calls, toy.calls_law(p, q, config.gamma, config.max_length)),
+        toy.p_value(outputs(output), toy.output_probabilities(p, config.max_length)),
+        toy.p_value(calls, toy.calls_probabilities(p, q, config.gamma, config.max_length)),
     )
 
 
@@ -134,7 +134,7 @@ def test_the_baseline_samples_the_target(sampling: str) -> None:
     config = settings(sampling, 4)
     output = decode(None, (), config, rows(sampling, 4))
     p = toy.distribution(toy.target_table(), config.sampling)
-    assert toy.p_value(outputs(output), toy.sequence_law(p, config.max_length)) > THRESHOLD
+    assert toy.p_value(outputs(output), toy.output_probabilities(p, config.max_length)) > THRESHOLD
     np.testing.assert_array_equal(output.target_calls, output.lengths)
 
 

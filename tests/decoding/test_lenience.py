@@ -72,21 +72,21 @@ def test_the_distribution_is_the_closed_form(
     p = toy.distribution(toy.target_table(), config.sampling)
     q = toy.distribution(table(), config.sampling)
     found, calls = outputs(output), Counter((n,) for n in output.target_calls.tolist())
-    of_outputs, of_calls = toy.lenient_law(p, q, lenience, gamma, config.max_length)
+    of_outputs, of_calls = toy.lenient_probabilities(p, q, lenience, gamma, config.max_length)
     assert toy.p_value(found, of_outputs) > THRESHOLD
     assert toy.p_value(calls, of_calls) > THRESHOLD
     assert excess(found, p, lenience) > THRESHOLD
     # The checks can fail: the distribution is not the target's, and a tighter bound does not hold.
-    assert toy.p_value(found, toy.sequence_law(p, config.max_length)) < THRESHOLD
+    assert toy.p_value(found, toy.output_probabilities(p, config.max_length)) < THRESHOLD
     assert excess(found, p, 1.0) < THRESHOLD
 
 
 def test_the_closed_form_at_1_is_the_targets_distribution() -> None:
     p, q = (toy.distribution(t(), Sampling()) for t in (toy.target_table, toy.disjoint_table))
-    of_outputs, of_calls = toy.lenient_law(p, q, 1.0, 4, 6)
+    of_outputs, of_calls = toy.lenient_probabilities(p, q, 1.0, 4, 6)
     for got, want in (
-        (of_outputs, toy.sequence_law(p, 6)),
-        (of_calls, toy.calls_law(p, q, 4, 6)),
+        (of_outputs, toy.output_probabilities(p, 6)),
+        (of_calls, toy.calls_probabilities(p, q, 4, 6)),
     ):
         assert got.keys() == want.keys()
         np.testing.assert_allclose([got[k] for k in want], list(want.values()), atol=1e-12)
@@ -118,7 +118,7 @@ def test_a_planted_fault_is_found(
     found = outputs(decode(MODEL_DRAFT, toy.params(toy.far_table()), config))
     p = toy.distribution(toy.target_table(), config.sampling)
     q = toy.distribution(toy.far_table(), config.sampling)
-    want, _ = toy.lenient_law(p, q, 0.5, 4, config.max_length)
+    want, _ = toy.lenient_probabilities(p, q, 0.5, 4, config.max_length)
     assert toy.p_value(found, want) < THRESHOLD
     assert (excess(found, p, 0.5) < THRESHOLD) == beyond_bound
 

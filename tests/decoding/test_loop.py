@@ -404,7 +404,7 @@ def test_numbers_keyed_by_the_step_are_exact_and_none_is_used_twice() -> None:
         tuple(row[:length].tolist())
         for row, length in zip(output.tokens, output.lengths, strict=True)
     )
-    assert toy.p_value(found, toy.sequence_law(p, 6)) > 1e-4
+    assert toy.p_value(found, toy.output_probabilities(p, 6)) > 1e-4
     for row in range(8):
         trace = reference.generate(
             TOY, TOY_DRAFT, both, np.ones(1, int), np.asarray(draws[row]), config

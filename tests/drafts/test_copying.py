@@ -130,7 +130,7 @@ def check_exact(draft: Draft, params: PyTree, gamma: int) -> None:
     config = Decoding(toy.VOCABULARY, Sampling(), gamma, 6, toy.EOS)
     p = toy.distribution(toy.target_table(), config.sampling)
     output = decode(draft, params, config)
-    assert toy.p_value(outputs(output), toy.sequence_law(p, config.max_length)) > THRESHOLD
+    assert toy.p_value(outputs(output), toy.output_probabilities(p, config.max_length)) > THRESHOLD
     assert 0.05 < output.accepted.sum() / output.tested.sum() < 0.95
 
 

@@ -159,7 +159,7 @@ def test_a_trigram_draft_is_exact(gamma: int) -> None:
     tokens, lengths = np.asarray(output.tokens), np.asarray(output.lengths)
     found = Counter(tuple(t[:n]) for t, n in zip(tokens.tolist(), lengths.tolist(), strict=True))
     p = toy.distribution(toy.target_table(), config.sampling)
-    assert toy.p_value(found, toy.sequence_law(p, config.max_length)) > 1e-4 / 2
+    assert toy.p_value(found, toy.output_probabilities(p, config.max_length)) > 1e-4 / 2
     assert 0.1 < output.accepted.sum() / output.tested.sum() < 0.9
 
 

@@ -1,4 +1,4 @@
-"""Intervals against laws known in closed form."""
+"""Intervals against distributions known in closed form."""
 
 import numpy as np
 import pytest

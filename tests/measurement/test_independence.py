@@ -55,9 +55,9 @@ def test_g_is_that_of_the_counts_of_tokens_per_step() -> None:
     alpha = (22 + 2 * 18 + 3 * 50) / (120 + 90 + 68)
     assert found.alpha == pytest.approx(alpha)
     assert (found.tested, found.accepted) == ((120, 90, 68), (90, 68, 50))
-    law = [1 - alpha, alpha * (1 - alpha), alpha**2 * (1 - alpha), alpha**3]
+    probabilities = [1 - alpha, alpha * (1 - alpha), alpha**2 * (1 - alpha), alpha**3]
     statistic, p_value = stats.power_divergence(
-        counts, 120 * np.array(law), ddof=1, lambda_="log-likelihood"
+        counts, 120 * np.array(probabilities), ddof=1, lambda_="log-likelihood"
     )
     assert found.degrees == 2
     assert found.statistic == pytest.approx(statistic)
@@ -98,7 +98,7 @@ def test_a_text_cut_short_counts_as_far_as_it_goes() -> None:
 
 
 @pytest.mark.parametrize("accepted", [[0, 1] * 200, [0] * 50])
-def test_one_cell_fits_any_law(accepted: list[int]) -> None:
+def test_one_cell_fits_any_distribution(accepted: list[int]) -> None:
     found = independence(accepted, np.array(accepted) + 1, 1)
     assert (found.degrees, found.p_value) == (0, None)
 

@@ -182,10 +182,10 @@ def test_a_lenient_row(pair: Pair, temperature: float) -> None:
         result = pair.generate(prompt.source, gamma=2, lenience=0.3, **same)
         assert one.speculative == result.text
         # Alpha is of the target's own text, not of the lenient one.
-        plain = pair.generate(prompt.source, gamma=0, **same).tokens
-        apart += plain != result.tokens
+        alone = pair.generate(prompt.source, gamma=0, **same).tokens
+        apart += alone != result.tokens
         (betas,) = alpha_on_target_text(
-            pair, [pair.encode(prompt.source)], [plain], asked.sampling, LENGTH, Token(0.3)
+            pair, [pair.encode(prompt.source)], [alone], asked.sampling, LENGTH, Token(0.3)
         )
         np.testing.assert_allclose(one.betas, betas, atol=1e-5)
     assert apart
@@ -226,7 +226,7 @@ def test_the_clock_measures_whole_generations(
     def slow(self: Pair, source: jax.Array, draws: jax.Array, decoding: Any) -> Output:
         nonlocal now
         timed.append(decoding.gamma)
-        # Three plain calls and another compile; of three rounds of an example the second is slow.
+        # Three autoregressive calls and another compile; of an example's rounds the second is slow.
         before = timed.count(decoding.gamma) - (1 if decoding.gamma else 3)
         late = before % 3 == 2
         now += (0.01 if decoding.gamma else 0.03) * (5 if late else 1)

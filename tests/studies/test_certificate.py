@@ -127,7 +127,7 @@ def test_no_two_samples_share_a_random_number(monkeypatch: pytest.MonkeyPatch) -
     assert len(np.unique(seen, axis=0)) == len(seen)
 
 
-def test_g_against_its_law() -> None:
+def test_g_against_its_distribution() -> None:
     """Of draws from a skewed distribution, about 5% exceed chi-square's 95th percentile."""
     rng = np.random.default_rng(1)
     p = np.append(np.array([0.4, 0.3, 0.15, 0.1, 0.03]), np.full(20, 0.001))
@@ -139,7 +139,7 @@ def test_g_against_its_law() -> None:
     assert 0.035 < above / 2000 < 0.065
 
 
-def test_the_sum_over_many_prompts_keeps_its_law() -> None:
+def test_the_sum_over_many_prompts_keeps_its_distribution() -> None:
     """A thousand prompts of 25 cells, some with but five expected: G's mean is its degrees."""
     rng = np.random.default_rng(2)
     p = np.sort(rng.dirichlet(np.full(25, 0.7)))[::-1]
@@ -149,7 +149,7 @@ def test_the_sum_over_many_prompts_keeps_its_law() -> None:
     for _ in range(1000):
         g, d = g_statistic(rng.multinomial(1024, p).astype(float), 1024 * p)
         total, degrees = total + g, degrees + d
-    # Within three standard deviations of the sum's law; without the correction it is 4 above.
+    # Within three standard deviations of the sum; without the correction it is 4 above.
     assert abs(total - degrees) < 3 * np.sqrt(2 * degrees)
 
 
