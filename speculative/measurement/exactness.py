@@ -45,7 +45,7 @@ def compare_greedy(
     source: Array,
     tokens_autoregressive: Sequence[int],
     tokens_speculative: Sequence[int],
-    dtype: str = "float32",
+    dtype: str,
 ) -> Difference | None:
     """The first difference of two greedy outputs for source [1, S], or None.
 

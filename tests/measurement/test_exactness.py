@@ -42,19 +42,21 @@ def test_neither_token_may_trail_the_best() -> None:
     """Two tokens close to each other explain nothing if a third is far ahead of them."""
     logits = table(1.5)
     pair = toy_pair(MODEL_DRAFT, (), logits)
-    difference = compare_greedy(pair, SOURCE, [0, 3, 2, 3], [0, 3, 2, 2])
+    difference = compare_greedy(pair, SOURCE, [0, 3, 2, 3], [0, 3, 2, 2], "float32")
     assert difference is not None
     assert difference.margin == pytest.approx(1.5)
     assert not difference.near_tie
 
 
 def test_equal_outputs_differ_nowhere() -> None:
-    assert compare_greedy(toy_pair(MODEL_DRAFT, ()), SOURCE, [2, 3, 1], [2, 3, 1]) is None
+    assert (
+        compare_greedy(toy_pair(MODEL_DRAFT, ()), SOURCE, [2, 3, 1], [2, 3, 1], "float32") is None
+    )
 
 
 @pytest.mark.parametrize("shorter", [[2, 3], []])
 def test_an_output_that_just_stops_is_no_near_tie(shorter: list[int]) -> None:
-    difference = compare_greedy(toy_pair(MODEL_DRAFT, ()), SOURCE, [2, 3, 1], shorter)
+    difference = compare_greedy(toy_pair(MODEL_DRAFT, ()), SOURCE, [2, 3, 1], shorter, "float32")
     assert difference is not None
     assert difference.position == len(shorter)
     assert difference.speculative is None
@@ -65,6 +67,6 @@ def test_an_output_that_just_stops_is_no_near_tie(shorter: list[int]) -> None:
 def test_texts_longer_than_one_block_of_padding() -> None:
     text = [3, 2] * 20
     pair = toy_pair(MODEL_DRAFT, (), table(0.5))
-    difference = compare_greedy(pair, jnp.asarray(SOURCE), [*text, 0], [*text, 3])
+    difference = compare_greedy(pair, jnp.asarray(SOURCE), [*text, 0], [*text, 3], "float32")
     assert difference is not None
     assert (difference.position, difference.margin) == (40, pytest.approx(0.5))

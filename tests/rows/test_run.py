@@ -19,6 +19,7 @@ from speculative.decoding import Output, Params, Token
 from speculative.measurement.alpha import alpha_on_target_text
 from speculative.measurement.exactness import Difference
 from speculative.measurement.timing import Costs
+from speculative.models import model_of
 from speculative.rows import run, workload
 from speculative.rows.config import RowConfig
 from speculative.rows.kept import KeptExamples
@@ -138,11 +139,16 @@ def test_only_near_ties_count_as_such(pair: Pair) -> None:
 
 
 @pytest.mark.usefixtures("no_timing")
-@pytest.mark.parametrize(("dtype", "tolerance"), [("float32", 1e-4), ("bfloat16", 0.25)])
-def test_a_difference_is_judged_by_the_dtype_of_the_row(
-    pair: Pair, monkeypatch: pytest.MonkeyPatch, dtype: str, tolerance: float
+@pytest.mark.parametrize(
+    ("dtype", "stored", "tolerance"),
+    [("float32", "bfloat16", 1e-4), ("bfloat16", "float32", 0.25), (None, "bfloat16", 0.25)],
+)
+def test_a_difference_is_judged_by_the_dtype_of_the_products(
+    pair: Pair, monkeypatch: pytest.MonkeyPatch, dtype: str | None, stored: str, tolerance: float
 ) -> None:
-    decode = Pair.run
+    """The row's, or that of the target's configuration where the row names none."""
+    decode, target = Pair.run, model_of(pair.target.config.replace(dtype=stored))
+    pair = dataclasses.replace(pair, target=target)
 
     def wrong(self: Pair, source: jax.Array, draws: jax.Array, decoding: Any) -> Output:
         output = decode(self, source, draws, decoding)
