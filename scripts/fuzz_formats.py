@@ -1,0 +1,273 @@
+"""Damages files of every format that is read, and counts what reading them ends in.
+
+python scripts/fuzz_formats.py --variants=10000 --seed=0
+
+A variant is one damaged file: bytes changed, cut, added or repeated, a value of its JSON replaced,
+or the file gone. Reading it may give what was there, or end in a ValueError that names the file or
+its folder. Formats without checksums may also give something else; ours (native) may not. All else
+is a fault: another exception, a message without the file, more than 20 seconds, the end of the
+process. Faults are printed with the variant's number, which `--only` runs again. Exits with 1 if
+there are any.
+"""
+
+import argparse
+import collections
+import functools
+import hashlib
+import json
+import multiprocessing
+import os
+import pathlib
+import random
+import shutil
+import tempfile
+import traceback
+from collections.abc import Callable
+from typing import Any
+
+from rich.console import Console
+from rich.progress import track
+from rich.table import Table
+
+ROOT = pathlib.Path(__file__).parents[1]
+DATA, ASSETS = ROOT / "tests" / "data", ROOT / "speculative" / "assets"
+SECONDS = 20
+OUTCOMES = ("same", "refused", "other", "wrong", "unnamed", "exception", "hang", "crash")
+FAULTS = OUTCOMES[3:]
+ODD: list[Any] = [
+    None,
+    True,
+    -1,
+    0,
+    1.5,
+    10**8,
+    2**63,
+    1e400,
+    "",
+    "x",
+    "../x",
+    [],
+    [[]],
+    {},
+    {"a": 1},
+]
+
+
+def make(folder: pathlib.Path) -> None:
+    """Small files of every format, each in a folder of its own."""
+    import jax
+    import numpy as np
+
+    from speculative import checkpoints
+    from speculative.drafts import ngram, suffix
+    from speculative.models import T5Config, model_of
+    from speculative.vocabulary import Vocabulary
+
+    config = T5Config(8192, 8, 1, 8, 16, 1, 1)
+    params = jax.tree.map(np.array, jax.jit(model_of(config).init)(jax.random.key(0)))
+    vocabulary = ASSETS / "debian.model"
+    for storage in ("float32", "int8"):
+        made = folder / f"native {storage}"
+        checkpoints.native.save(made, config, params, vocabulary, storage)
+    for name in ("t5x", "huggingface"):
+        checkpoints.convert(folder / "native float32", folder / name, name)
+    for golden in ("transformers_gpt2", "transformers_v1_1"):
+        shutil.copytree(DATA / golden, folder / golden)
+    rng = np.random.default_rng(0)
+    texts = [rng.integers(2, 8000, 12) for _ in range(20)]
+    pieces = Vocabulary(vocabulary)
+    (folder / "tables").mkdir()
+    table = ngram.count_ngrams(texts, 3, pieces.size)
+    ngram.TABLE.save(folder / "tables" / "a.npz", pieces, table)
+    suffix.save(folder / "tables" / "b.npz", texts, pieces)
+    (folder / "text").mkdir()
+    (folder / "text" / "a.tsv").write_text("a cat\teine Katze\na dog\tein Hund\n")
+    (folder / "text" / "a.jsonl").write_text('{"source": "a", "reference": "b"}\n' * 3)
+    shutil.copy(ASSETS / "prompts" / "debian_ende.jsonl", folder / "text" / "b.jsonl")
+    (folder / "rows").mkdir()
+    shutil.copy(DATA / "record.jsonl", folder / "rows" / "records.jsonl")
+    (folder / "rows" / "row.gin").write_text(
+        "RowConfig.task = 'debian_ende'\nRowConfig.target = 'debian_target'\n"
+        "RowConfig.draft = 'debian_draft'\nRowConfig.gamma = 5\nRowConfig.temperature = 0.0\n"
+    )
+
+
+def digest(*values: Any) -> str:
+    return hashlib.sha256(repr(values).encode()).hexdigest()
+
+
+def read_checkpoint(folder: pathlib.Path, _: pathlib.Path) -> str:
+    from speculative import checkpoints
+
+    found = checkpoints.open(folder)
+    tensors = [(name, found.read(name).tobytes()) for name in sorted(found.tensors)]
+    vocabulary = found.open_vocabulary()
+    return digest(found.config, tensors, vocabulary and vocabulary.fingerprint)
+
+
+def read_table(folder: pathlib.Path, damaged: pathlib.Path) -> str:
+    import jax
+    import numpy as np
+
+    from speculative.drafts import ngram, suffix
+    from speculative.vocabulary import Vocabulary
+
+    pieces = Vocabulary(ASSETS / "debian.model")
+    counts = damaged.name == "a.npz"
+    read = ngram.load(damaged, pieces, 3) if counts else suffix.load(damaged, pieces)
+    return digest([np.asarray(leaf).tobytes() for leaf in jax.tree.leaves(read)])
+
+
+def read_text(folder: pathlib.Path, damaged: pathlib.Path) -> str:
+    from speculative.tasks.prompts import read_pairs
+
+    return digest(read_pairs(str(damaged)))
+
+
+def read_rows(folder: pathlib.Path, damaged: pathlib.Path) -> str:
+    from speculative.rows import records
+    from speculative.rows.config import read_row
+
+    return digest(read_row(damaged) if damaged.suffix == ".gin" else records.read(damaged))
+
+
+Reader = Callable[[pathlib.Path, pathlib.Path], str]
+READERS: dict[str, Reader] = {
+    "tables": read_table,
+    "text": read_text,
+    "rows": read_rows,
+}
+"""By folder; every other folder is a checkpoint."""
+
+
+def damage(content: bytes, file: pathlib.Path, rng: random.Random) -> bytes | None:
+    """The content of a damaged file; None where the file is gone."""
+    kind = rng.choice(["json"] * 3 + ["bytes", "bytes", "cut", "added", "repeated", "gone"])
+    if kind == "json":
+        try:
+            return json.dumps(_replaced(json.loads(content), rng)).encode()
+        except ValueError:
+            kind = "bytes"
+    if kind == "gone":
+        return None
+    at, many = rng.randrange(len(content) + 1), rng.choice([1, 1, 2, 8, 64])
+    if kind == "bytes":
+        changed = bytearray(content)
+        for _ in range(many if content else 0):
+            # Half of them near the beginning, where headers are.
+            limit = len(content) if rng.random() < 0.5 else min(len(content), 512)
+            changed[rng.randrange(limit)] = rng.randrange(256)
+        return bytes(changed)
+    if kind == "cut":
+        return content[:at]
+    added = rng.randbytes(many) if kind == "added" else content[at : at + many]
+    return content[:at] + added + content[at:]
+
+
+def _replaced(value: Any, rng: random.Random) -> Any:
+    """A value of JSON in which one value, at any depth, is an odd one, or is gone."""
+    if isinstance(value, dict | list) and value and rng.random() < 0.9:
+        keys = list(value) if isinstance(value, dict) else range(len(value))
+        key = rng.choice(keys)
+        if rng.random() < 0.1:
+            del value[key]
+        else:
+            value[key] = _replaced(value[key], rng)
+        return value
+    return rng.choice(ODD)
+
+
+@functools.cache
+def undamaged(reader: Reader, folder: pathlib.Path, file: pathlib.Path) -> str:
+    return reader(folder, file)
+
+
+def outcome(original: pathlib.Path, seed: int, number: int) -> tuple[str, str, str]:
+    """The folder, the outcome and what was said, of one variant."""
+    rng = random.Random(f"{seed} {number}")
+    folder = pathlib.Path(shutil.copytree(original, original.parent / f"copy {os.getpid()}"))
+    try:
+        files = sorted(path for path in folder.rglob("*") if path.is_file())
+        file = rng.choice(files)
+        damaged = damage(file.read_bytes(), file, rng)
+        if damaged is None:
+            file.unlink()
+        else:
+            file.write_bytes(damaged)
+        reader = READERS.get(original.name, read_checkpoint)
+        try:
+            found = reader(folder, file)
+        except ValueError as error:
+            said = str(error)
+            named = file.name in said or str(folder) in said
+            return original.name, "refused" if named else "unnamed", f"{file.name}: {said}"
+        except Exception:
+            return original.name, "exception", f"{file.name}: {traceback.format_exc()}"
+        if found == undamaged(reader, original, original / file.relative_to(folder)):
+            return original.name, "same", ""
+        kind = "wrong" if original.name.startswith("native") else "other"
+        return original.name, kind, f"{file.name} was read as something else"
+    finally:
+        shutil.rmtree(folder)
+
+
+def work(folder: pathlib.Path, seed: int, pipe: Any) -> None:
+    """Answers the numbers of variants with their outcomes."""
+    while True:
+        number = pipe.recv()
+        originals = sorted(path for path in folder.iterdir() if not path.name.startswith("copy"))
+        pipe.send(outcome(originals[number % len(originals)], seed, number))
+
+
+def run(folder: pathlib.Path, seed: int, numbers: list[int]) -> dict[int, tuple[str, str, str]]:
+    """The outcomes of all variants, from a process that is replaced when it ends or hangs."""
+    context = multiprocessing.get_context("spawn")
+    found: dict[int, tuple[str, str, str]] = {}
+    process = pipe = None
+    for number in track(numbers, "Variants", console=Console(stderr=True)):
+        if process is None:
+            pipe, other = context.Pipe()
+            process = context.Process(target=work, args=(folder, seed, other), daemon=True)
+            process.start()
+            other.close()
+        pipe.send(number)
+        try:
+            # The first answer waits for the imports too.
+            answered = pipe.poll(SECONDS + (60 if number == numbers[0] else 10))
+            found[number] = pipe.recv() if answered else ("?", "hang", "")
+        except EOFError:
+            found[number], answered = ("?", "crash", ""), False
+        if not answered:
+            process.kill()
+            process.join()
+            process = None
+    if process:
+        process.kill()
+    return found
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description="Damages files of every format and reads them.")
+    parser.add_argument("--variants", type=int, default=10_000, help="damaged files (10000)")
+    parser.add_argument("--seed", type=int, default=0, help="of the damages (0)")
+    parser.add_argument("--only", type=int, metavar="N", help="variant N alone")
+    options = parser.parse_args()
+    numbers = list(range(options.variants)) if options.only is None else [options.only]
+    with tempfile.TemporaryDirectory() as folder:
+        made = pathlib.Path(folder)
+        make(made)
+        found = run(made, options.seed, numbers)
+    counts = collections.Counter((name, kind) for name, kind, _ in found.values())
+    table = Table("files", *OUTCOMES)
+    for name in sorted({name for name, _, _ in found.values()}):
+        table.add_row(name, *(str(counts[name, kind] or "") for kind in OUTCOMES))
+    faults = {number: each for number, each in found.items() if each[1] in FAULTS}
+    for number, (name, kind, said) in faults.items():
+        print(f"variant {number}, {name}, {kind}: {said}")
+    Console().print(table)
+    print(f"{len(found)} variants, {len(faults)} faults.")
+    parser.exit(1 if faults else 0)
+
+
+if __name__ == "__main__":
+    main()
