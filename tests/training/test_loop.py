@@ -194,8 +194,10 @@ def test_a_loss_that_is_not_finite_stops_the_run(tmp_path: pathlib.Path) -> None
     ("changes", "message"),
     [
         ({"steps": 0}, "steps must be positive"),
-        ({"steps": 2.5}, r"steps cannot be 2\.5"),
-        ({"learning_rate": float("nan")}, "learning_rate cannot be nan"),
+        ({"steps": 2.5}, r"steps must be a whole number, not 2\.5"),
+        ({"steps": True}, r"steps must be a whole number, not True"),
+        ({"learning_rate": float("nan")}, "learning_rate must be a finite number, not nan"),
+        ({"learning_rate": "x"}, "learning_rate must be a finite number, not 'x'"),
         ({"warmup_steps": 12}, r"warmup_steps \(12\) must be below steps \(12\)"),
         ({"microbatches": 3}, r"batch_size \(8\) must be a multiple of microbatches \(3\)"),
         ({"checkpoint_every": 5}, r"checkpoint_every \(5\) must be a multiple of log_every \(2\)"),
