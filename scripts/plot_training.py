@@ -19,7 +19,8 @@ def read(paths: list[pathlib.Path]) -> list[dict[str, float]]:
     lines: list[dict[str, float]] = []
     for path in paths:
         before = lines[-1]["step"] if lines else 0
-        lines += disk.entries(path, lambda x: x | {"step": before + x["step"]}, "line of a log")
+        found = disk.entries(path, dict, "line of a log")
+        lines += [line | {"step": before + line["step"]} for line in found]
     return lines
 
 

@@ -68,7 +68,7 @@ def _bindings(
     for statement in _statements(file, text, delegate):
         line = statement.location
         at = f"line {line.line_num} of {file}" if file else "the binding"
-        at += f" ({line.line_content.strip()})"
+        at += f" ({line.line_content.strip()[:80]})"
         if isinstance(statement, config_parser.BindingStatement):
             yield at, not above, *statement[:4]
         elif isinstance(statement, config_parser.ImportStatement):
@@ -95,9 +95,9 @@ def _statements(file: pathlib.Path | None, text: str, delegate: _Delegate) -> li
     except SyntaxError as error:
         said, line = error.msg, error.lineno
         if "Failed to parse token" in said:  # What goes before names an object of Python's parser.
-            said = f"{said.rpartition('token ')[2]} is no value; put a text in quotes."
+            said = f"{said.rpartition('token ')[2][:80]} is no value; put a text in quotes."
     except tokenize.TokenError as error:
         said, (line, _) = f"a bracket or a quote is not closed ({error.args[0]})", error.args[1]
     except (KeyError, RecursionError, TypeError, ValueError) as error:
-        said = str(error)
+        said = "nested too deeply" if isinstance(error, RecursionError) else str(error)
     raise ValueError(f"line {line} of " * bool(file and line) + f"{file or text.strip()}: {said}")

@@ -198,7 +198,7 @@ def _parsed(address: str | pathlib.Path, bindings: Sequence[str] = ()) -> Iterat
         gin_files.read(file, bindings)
         yield gin.get_configurable(Table)()
     except (TypeError, AttributeError, ValueError) as error:
-        said = str(error).partition("In call to configurable")[0]
+        said = re.split("In call to configurable|in config string", str(error))[0]
         raise ValueError(f"{address} {_fault(' '.join(said.split()))}") from error
     finally:
         gin.clear_config()
