@@ -7,7 +7,7 @@ from collections.abc import Collection, Iterator, Sequence
 from typing import Any
 
 import gin
-from gin import config_parser
+from gin import config, config_parser
 
 from speculative import disk
 
@@ -41,7 +41,7 @@ def read(
     gin.finalize()
 
 
-class _Delegate(gin.config.ParserDelegate):
+class _Delegate(config.ParserDelegate):
     """Makes what values refer to: macros, whose names it notes, and configurables if allowed."""
 
     def __init__(self, modules: Collection[str]) -> None:
