@@ -98,6 +98,9 @@ def _statements(file: pathlib.Path | None, text: str, delegate: _Delegate) -> li
             said = f"{said.rpartition('token ')[2][:80]} is no value; put a text in quotes."
     except tokenize.TokenError as error:
         said, (line, _) = f"a bracket or a quote is not closed ({error.args[0]})", error.args[1]
-    except (KeyError, RecursionError, TypeError, ValueError) as error:
-        said = "nested too deeply" if isinstance(error, RecursionError) else str(error)
+    except RecursionError:
+        said = "brackets are nested too deeply"
+    except (KeyError, TypeError, ValueError) as error:
+        said, _, place = str(error).partition("\n  In bindings string line ")
+        line = place.partition("\n")[0]
     raise ValueError(f"line {line} of " * bool(file and line) + f"{file or text.strip()}: {said}")

@@ -198,7 +198,11 @@ def test_bindings_override_the_file(tmp_path: pathlib.Path) -> None:
         ),
         ("a/RowConfig.gamma = 3", r"binds nothing; say of what it is, as in RowConfig\.gamma"),
         ("RowConfig.gamma = [3\n\n", r"line \d of \S+row\.gin: a bracket .* is not closed"),
-        ("RowConfig.gamma = " + "[" * 3000, r"row\.gin: "),
+        ("RowConfig.gamma = " + "[" * 3000, r"row\.gin: .*(nested|not closed)"),
+        (
+            "RowConfig.gamma = @RowConfig",
+            r"line 6 of \S+row\.gin: @RowConfig would run code; .*\.$",
+        ),
         ("RowConfig.gamma = {[]: 1}", r"row\.gin: unhashable"),
         ("RowConfig.gamma = %none", "none"),
         (

@@ -11,6 +11,7 @@ import jax
 import numpy as np
 import pytest
 
+from speculative import disk
 from speculative.models import T5
 from speculative.training import data, loop
 from speculative.training.train import CrossEntropy
@@ -87,6 +88,12 @@ def test_a_run_stops_at_its_deadline_and_goes_on(
     assert finished
     assert log(tmp_path) == log(straight[0])
     equal(params, straight[1])
+
+
+def test_a_folder_is_trained_in_by_one_process(tmp_path: pathlib.Path) -> None:
+    with disk.owned(tmp_path), pytest.raises(ValueError, match="Another process is writing"):
+        fit(tmp_path, tiny.mixture())
+    assert [file.name for file in tmp_path.iterdir()] == [".lock"]
 
 
 def test_a_finished_run_is_not_run_again(straight: tuple[pathlib.Path, dict]) -> None:
