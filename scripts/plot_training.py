@@ -7,18 +7,19 @@ Runs that follow each other are drawn one after the other.
 """
 
 import argparse
-import json
 import pathlib
 
 import matplotlib.pyplot as plt
 from matplotlib.axes import Axes
+
+from speculative import disk
 
 
 def read(paths: list[pathlib.Path]) -> list[dict[str, float]]:
     lines: list[dict[str, float]] = []
     for path in paths:
         before = lines[-1]["step"] if lines else 0
-        found = [json.loads(line) for line in path.read_text().splitlines()]
+        found = disk.entries(path, dict, "line of a log")
         lines += [line | {"step": before + line["step"]} for line in found]
     return lines
 

@@ -13,6 +13,8 @@ import pathlib
 
 import sentencepiece
 
+from speculative import disk
+
 FILES = ("debian_ende/train.jsonl", "debian_ende/extra.jsonl", "debian_synopsis/train.jsonl")
 OPTIONAL = {"debian_ende/extra.jsonl"}
 ASSET = pathlib.Path(__file__).parent.parent / "speculative" / "assets" / "debian.model"
@@ -29,7 +31,7 @@ def read_texts(data_dir: pathlib.Path, sentences: int) -> list[str]:
         if not path.exists() and name in OPTIONAL:
             continue
         try:
-            lines = path.read_text(encoding="utf-8").splitlines()
+            lines = disk.lines(disk.text(path))
         except FileNotFoundError as error:
             raise FileNotFoundError(
                 f"{path} does not exist; build it with "

@@ -6,6 +6,7 @@ import sys
 from collections.abc import Sequence
 from typing import NoReturn
 
+from speculative import disk
 from speculative.commands import bench, convert, decode, tables
 
 USAGE_ERROR, INTERRUPTED, CLOSED_PIPE = 2, 130, 141
@@ -36,7 +37,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(f"interrupted{interrupt}", file=sys.stderr)
         return INTERRUPTED
     except (ValueError, OSError) as error:
-        print("error:", " ".join(str(error).split()), file=sys.stderr)
+        print("error:", disk.told(error), file=sys.stderr)
         return USAGE_ERROR
 
 

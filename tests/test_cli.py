@@ -85,6 +85,19 @@ def test_prompts_from_standard_input_with_a_tasks_prefix(
     assert capsys.readouterr().out == "".join(text + "\n" for text in texts)
 
 
+def test_lines_end_where_editors_end_them_and_blank_ones_are_left_out(
+    pair: list[str], tmp_path: pathlib.Path, capsys
+) -> None:
+    odd = "A small\u2028editor\u2029for\x85plain\x0ctext."
+    file = tmp_path / "prompts.txt"
+    file.write_bytes(f"\ufeff{odd}\r\n\n{TEXT}\n \n".encode())
+    assert generate(pair, "--file", str(file), "--json") == 0
+    out, err = capsys.readouterr()
+    found = [json.loads(line)["tokens"] for line in out.splitlines()]
+    assert found == [expected(pair, text).tokens for text in (odd, TEXT)]
+    assert err == f"Blank lines of {file} that are left out: 2.\n"
+
+
 @pytest.fixture
 def costs(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> pathlib.Path:
     """The folder in which costs of steps are kept: an empty one."""
@@ -210,6 +223,9 @@ def fails(capsys, arguments: list[str], *fragments: str) -> None:
         (["generate", " \t"], ["The prompt", "empty"]),
         (["generate", TEXT, "--file", "prompts.txt"], ["--file", "not allowed with"]),
         (["generate", "--file", "no/such/file"], ["no/such/file"]),
+        (["generate", "caf\udce9"], ["Line 1 of the command line is not UTF-8"]),
+        (["generate", "--file", "."], ["error: .: Is a directory; see that"]),
+        (["verify", "--output", "."], ["error: .: Is a directory; see that"]),
         (["demo", "--limit", "0"], ["--limit", "'0'"]),
         (["demo", "--max_length", "5000"], ["--max_length", "'5000'"]),
     ],
@@ -228,8 +244,8 @@ def test_wrong_settings_end_before_anything_is_loaded(
     ("raw", "fragments"),
     [
         (b"", ["standard input is empty"]),
-        (b"one\n\nthree\n", ["line 2 of standard input", "empty"]),
-        (b"caf\xe9\n", ["standard input is not UTF-8"]),
+        (b"\n \r\n", ["standard input is empty"]),
+        (b"one\ncaf\xe9\n", ["Line 2 of standard input is not UTF-8"]),
     ],
 )
 def test_wrong_prompts_are_placed(

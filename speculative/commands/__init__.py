@@ -8,7 +8,6 @@ import contextlib
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-MAX_GAMMA = 64
 MAX_LENGTH = 1024  # The longest output; a generation's cache is sized for it.
 
 

@@ -2,12 +2,15 @@
 
 import argparse
 import json
+import os
 import pathlib
 import sys
 from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING
 
-from speculative.commands import MAX_GAMMA, Command, add_options, whole
+from speculative import disk
+from speculative.commands import Command, add_options, whole
+from speculative.theory import MAX_GAMMA
 
 if TYPE_CHECKING:
     from speculative.decoding.loop import Step
@@ -109,23 +112,19 @@ def _say_measuring() -> None:
 
 
 def _prompts(options: argparse.Namespace) -> list[str]:
-    """The prompts asked for, none of them empty."""
+    """The prompts asked for; blank lines are left out, and said to be."""
     if options.text is not None:
-        origin, lines = "the command line", [options.text]
+        origin = "the command line"
+        lines = [disk.text(origin, os.fsencode(options.text))]  # As the shell gave it.
     else:
         origin = options.file or "standard input"
-        try:
-            raw = pathlib.Path(origin).read_bytes() if options.file else sys.stdin.buffer.read()
-            lines = raw.decode().splitlines()
-        except UnicodeDecodeError:
-            raise ValueError(f"{origin} is not UTF-8 text; convert it first.") from None
-        if not lines:
-            raise ValueError(f"There is no prompt: {origin} is empty; give a line for each.")
-    for number, line in enumerate(lines, 1):
-        if not line.strip():
-            where = f"line {number} of " * (options.text is None) + origin
-            raise ValueError(f"The prompt on {where} is empty; give a text to decode.")
-    return lines
+        lines = disk.lines(disk.text(origin, None if options.file else sys.stdin.buffer.read()))
+    prompts = [line for line in lines if line.strip()]
+    if not prompts:
+        raise ValueError(f"The prompt is missing: {origin} is empty; give a text to decode.")
+    if blank := len(lines) - len(prompts):
+        print(f"Blank lines of {origin} that are left out: {blank}.", file=sys.stderr)
+    return prompts
 
 
 def as_it_grows(vocabulary: "Vocabulary", steps: Iterable["Step"]) -> Iterator[str]:

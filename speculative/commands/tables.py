@@ -5,6 +5,7 @@ import dataclasses
 import pathlib
 from typing import TYPE_CHECKING
 
+from speculative import disk
 from speculative.commands import Command, add_options, whole
 
 if TYPE_CHECKING:
@@ -163,11 +164,11 @@ def _verify(options: argparse.Namespace) -> int:
 
     if not 0 < options.false_alarm < 1:
         raise ValueError(f"--false_alarm must lie in (0, 1), not {options.false_alarm}.")
-    config = _row(options)
+    config, output = _row(options), disk.writable(options.output)
     found: certificate.Certificate = sweep.certify(config, options.samples, options.false_alarm)
-    found.save(pathlib.Path(options.output))
+    found.save(output)
     print(found.verdict())
-    print(f"Written: {options.output}.")
+    print(f"Written: {output}.")
     return 0 if found.passed else 1
 
 

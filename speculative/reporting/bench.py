@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from matplotlib.figure import Figure
 from rich.console import Console
 
-from speculative import progress
+from speculative import disk, progress
 from speculative.reporting.tables import CONSOLE, Column, grid, table
 from speculative.rows import environment
 from speculative.rows.config import RowConfig
@@ -18,12 +18,12 @@ def run(config: RowConfig, widths: Sequence[int] | None, folder: pathlib.Path) -
     """Measures a pair, prints it, and writes `bench.json` and `bench.png` into a folder."""
     widths = sorted({1, *(widths or bench.WIDTHS)})
     models = bench.resolve(config, widths)
-    folder.mkdir(parents=True, exist_ok=True)
+    files = [disk.writable(folder / f"bench.{kind}") for kind in ("json", "png")]
     with progress.alone(config.target) as on_progress:
         found = bench.bench(config, models, widths, on_progress)
-    files = folder / "bench.json", folder / "bench.png"
-    files[0].write_text(found.to_json() + "\n", encoding="utf-8")
-    plot(found).savefig(files[1], dpi=150)
+    disk.write(files[0], found.to_json() + "\n")
+    with disk.written(files[1]) as part:
+        plot(found).savefig(part, dpi=150)
     show(found)
     print(f"Written: {files[0]} and {files[1]}.")
 

@@ -2,13 +2,12 @@
 
 import dataclasses
 import pathlib
-import shutil
 from collections.abc import Sequence
 from typing import Any
 
 from rich.console import Console
 
-from speculative import loading
+from speculative import disk, loading
 from speculative.drafts.named import MODEL_FREE
 from speculative.reporting import tables, traces
 from speculative.reporting.traces import PromptTrace
@@ -52,12 +51,10 @@ def run(output_dir: pathlib.Path, target: str, draft: str | None, **settings: An
     memory.require(first, load.resolve(first).configs)
     pair = load(first)
     file, report = output_dir / "records.jsonl", output_dir / "report.md"
-    for old in (file, report):
-        old.unlink(missing_ok=True)
-    for name in configs:
-        shutil.rmtree(output_dir / "rows" / name, ignore_errors=True)
+    disk.writable(report)
+    earlier = [file, report, *(output_dir / "rows" / name for name in configs)]
     try:
-        measured, traced = sweep.run(configs, output_dir, load), []
+        measured, traced = sweep.run(configs, output_dir, load, earlier), []
         for config in configs.values():
             source = load_prompts(config.task, 1)[0].source
             traced.append(traces.trace(pair, source, config, config.gamma or sweep.GAMMA))
@@ -66,7 +63,7 @@ def run(output_dir: pathlib.Path, target: str, draft: str | None, **settings: An
         raise KeyboardInterrupt(f"; {finished} finished rows are in {file}") from None
     console = tables.CONSOLE
     show(measured, traced, console)
-    with report.open("w", encoding="utf-8") as opened:
+    with disk.written(report) as part, part.open("w", encoding="utf-8") as opened:
         opened.write("# Speculative decoding, measured\n\n```text\n")
         show(measured, traced, Console(file=opened, width=100))
         opened.write("```\n")

@@ -3,6 +3,7 @@
 import pathlib
 from collections.abc import Sequence
 
+from speculative import disk
 from speculative.measurement.timing import TURNS
 from speculative.pair import Pair
 from speculative.reporting import page, plots, tables, traces
@@ -33,13 +34,13 @@ def draw(
         raise ValueError(
             "Figure 5 compares ways of decoding one text; set RowConfig.temperature = 0.0."
         )
-    output.parent.mkdir(parents=True, exist_ok=True)
+    disk.writable(output)
     if number == 1:
         gamma = config.gamma or sweep.GAMMA
         trace = traces.trace(*_loaded(config, text), config, gamma)
         traces.show(trace, gamma, tables.CONSOLE)
         html = page.shell(f"Figure 1: {trace.source}", traces.html(trace, gamma))
-        output.write_text(html, encoding="utf-8")
+        disk.write(output, html)
         return
     if number == 5:
         figure = _figure_5(config, text)
@@ -48,7 +49,8 @@ def draw(
             raise ValueError(f"There are no records at {missing[0]}.")
         found = [record for file in files for record in records.read(file)]
         figure = {2: plots.figure_2, 3: plots.figure_3, 4: plots.figure_4}[number](found)
-    figure.savefig(output, bbox_inches="tight", dpi=150)
+    with disk.written(output) as part:
+        figure.savefig(part, bbox_inches="tight", dpi=150)
 
 
 def _loaded(config: RowConfig, text: str | None) -> tuple[Pair, str]:

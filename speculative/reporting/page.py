@@ -13,6 +13,7 @@ from typing import NamedTuple
 import matplotlib
 from matplotlib.figure import Figure
 
+from speculative import disk
 from speculative.reporting import plots, tables
 from speculative.reporting.tables import Column
 from speculative.rows import kept, records
@@ -127,8 +128,7 @@ def write(folders: Sequence[pathlib.Path], output: pathlib.Path) -> None:
     for name, parts in sections.items():
         if parts:
             body += ["<section>", f"<h2>{name}</h2>", *parts, "</section>"]
-    output.parent.mkdir(parents=True, exist_ok=True)
-    output.write_text(shell(title, "\n".join(body)), encoding="utf-8")
+    disk.write(output, shell(title, "\n".join(body)))
 
 
 def shell(title: str, body: str) -> str:

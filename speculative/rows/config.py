@@ -3,6 +3,7 @@
 import contextlib
 import dataclasses
 import fnmatch
+import os
 import pathlib
 import re
 from collections.abc import Iterator, Mapping, Sequence
@@ -11,9 +12,15 @@ from typing import Any
 import gin
 
 from speculative import gin_files, tasks
+from speculative.checkpoints.checkpoint import DTYPES
 from speculative.decoding import Decoding, Rule, rules
 from speculative.sampling import Sampling
-from speculative.types import EOS_ID
+from speculative.theory import MAX_GAMMA
+from speculative.types import EOS_ID, check_types
+
+LARGEST = dict.fromkeys(("num_examples", "alpha_tokens", "rounds"), 10**9)
+LARGEST |= {"max_length": 10**5, "source_length": 10**5, "gamma": MAX_GAMMA, "seed": 2**32 - 1}
+"""The largest values of `RowConfig`'s whole numbers; the smallest is 1, a seed's 0."""
 
 
 @gin.register(module="settings")
@@ -48,12 +55,18 @@ class RowConfig:
     data_file: str | None = None  # The texts, as for `load_prompts`; None is the task's own.
 
     def __post_init__(self) -> None:
+        for name, high in LARGEST.items():
+            value, low = getattr(self, name), int(name != "seed")
+            fits = type(value) is int and low <= value <= high
+            if not fits and (value is not None or name not in ("gamma", "num_examples")):
+                raise ValueError(
+                    f"RowConfig.{name} must be a whole number from {low} to {high}, not {value!r}."
+                )
+        check_types(self)
         tasks.task(self.task)
-        for name in ("gamma", "max_length", "num_examples", "alpha_tokens", "rounds"):
-            value = getattr(self, name)
-            optional = name in ("gamma", "num_examples")
-            if not (isinstance(value, int) and value >= 1 or optional and value is None):
-                raise ValueError(f"RowConfig.{name} must be a whole number from 1, not {value!r}.")
+        if self.dtype not in (None, *DTYPES):
+            known = ", ".join(DTYPES)
+            raise ValueError(f"RowConfig.dtype must be one of {known}, not {self.dtype!r}.")
         try:
             _ = self.sampling, self.rule  # Both check their values.
         except ValueError as error:
@@ -113,6 +126,12 @@ class Table:
     shared: Mapping[str, Mapping[str, Any]] = dataclasses.field(default_factory=dict)
 
     def __post_init__(self) -> None:
+        for row, parameters in (*self.rows.items(), *self.shared.items()):
+            if pathlib.PurePath(str(row)).name != row or not isinstance(parameters, Mapping):
+                raise ValueError(
+                    f"Table has {row!r}: {parameters!r}, but needs a name without slashes and "
+                    'its parameters, as in {"a_t0": {"gamma": 3}}.'
+                )
         for pattern in self.shared:
             if not fnmatch.filter(self.rows, pattern):
                 raise ValueError(f"Table.shared has {pattern!r}, which matches no row's name.")
@@ -121,7 +140,8 @@ class Table:
 def experiment(address: str | pathlib.Path) -> str:
     """A row's name in records: its table, and the row or the file of its own in that table."""
     file, row = _split(address)
-    return f"{file.stem}/{row}" if row else f"{file.parent.name}/{file.stem}"
+    folder = os.path.basename(os.path.dirname(os.path.abspath(file)))
+    return f"{file.stem}/{row}" if row else f"{folder}/{file.stem}".removeprefix("/")
 
 
 def addresses(file: pathlib.Path) -> list[str]:
@@ -138,18 +158,20 @@ def read_row(address: str | pathlib.Path, bindings: Sequence[str] = ()) -> RowCo
     exist, and a value that is missing or out of range.
     """
     file, row = _split(address)
-    with _parsed(address) as table, gin.unlock_config():
+    bindings = list(bindings)
+    with _parsed(address, bindings) as table:
         rows = ", ".join(table.rows)
         if row is None and rows:
             raise ValueError(f"it is a table; name a row of it, {file}:ROW: {rows}.")
         if row is not None and row not in table.rows:
             raise ValueError(f"the file has no row {row!r}; its rows are {rows or 'none'}.")
         if row is not None:
-            matching = [at for at in table.shared if fnmatch.fnmatchcase(row, at)]
-            for parameters in (*(table.shared[at] for at in matching), table.rows[row]):
-                for name, value in parameters.items():
-                    gin.bind_parameter(f"RowConfig.{name}", value)
-        gin.parse_config(list(bindings))
+            own: dict[str, Any] = {}
+            for at in table.shared:
+                own |= table.shared[at] if fnmatch.fnmatchcase(row, at) else {}
+            own |= table.rows[row]
+            bindings[:0] = [f"RowConfig.{name} = {value!r}" for name, value in own.items()]
+    with _parsed(address, bindings):
         return gin.get_configurable(RowConfig)()
 
 
@@ -160,8 +182,8 @@ def _split(address: str | pathlib.Path) -> tuple[pathlib.Path, str | None]:
 
 
 @contextlib.contextmanager
-def _parsed(address: str | pathlib.Path) -> Iterator[Table]:
-    """Binds what a row's file says; an error in it, or in the block, names the address."""
+def _parsed(address: str | pathlib.Path, bindings: Sequence[str] = ()) -> Iterator[Table]:
+    """Binds what a row's file says, and more; an error in it or in the block names the address."""
     file, _ = _split(address)
     if not file.is_file():
         table = gin_files.CONFIGS / "runs" / f"{file.parent.name}.gin"
@@ -173,24 +195,17 @@ def _parsed(address: str | pathlib.Path) -> Iterator[Table]:
         raise ValueError(f"{said}.")
     gin.clear_config()
     try:
-        gin_files.read(file)
+        gin_files.read(file, bindings)
         yield gin.get_configurable(Table)()
-    except (TypeError, AttributeError, NameError, ValueError, SyntaxError, OSError) as error:
-        said = " ".join(str(error).split()) or type(error).__name__
-        raise ValueError(f"{address} {_fault(said)}") from error
+    except (TypeError, AttributeError, ValueError) as error:
+        said = re.split("In call to configurable|in config string", str(error))[0]
+        raise ValueError(f"{address} {_fault(' '.join(said.split()))}") from error
     finally:
         gin.clear_config()
 
 
 def _fault(said: str) -> str:
     """What is wrong with a row, by what gin or Python said of it."""
-    included = re.search(r"""include ["']([^"']+)""", said)
-    folders = (gin_files.CONFIGS.parent, pathlib.Path())
-    if included and not any((folder / included[1]).is_file() for folder in folders):
-        return (
-            f"includes {included[1]}, which does not exist; the rows of the shipped models are "
-            "lines of one file a table now, such as configs/runs/table3.gin:debian_lm_copy_t0."
-        )
     if missing := re.search(r"missing .* arguments?: '(\w+)'", said):
         return (
             f"gives no value for RowConfig.{missing[1]}; add a line RowConfig.{missing[1]} = ..., "

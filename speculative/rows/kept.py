@@ -8,8 +8,8 @@ import pathlib
 from collections.abc import Iterator
 from typing import Any
 
+from speculative import disk
 from speculative.measurement.exactness import Difference
-from speculative.rows import lines
 from speculative.rows.config import changed
 
 
@@ -38,16 +38,19 @@ class KeptExamples:
 
     def __init__(self, folder: pathlib.Path | None = None, config: str = "") -> None:
         """Reads what an earlier run left; ValueError if it had another effective `config`."""
-        self._folder, self._config = folder, config
+        self._folder, self._config, self._named = folder, config, False
         self._examples: dict[int, Example] = {}
         if folder is None:
             return
         file = folder / "config.gin"
-        if file.is_file() and (other := changed(file.read_text(encoding="utf-8"), config)):
+        # A run that was killed may have left it empty.
+        before = disk.text(file) if file.is_file() else ""
+        if before and (other := changed(before, config)):
             raise ValueError(
                 f"{folder} holds examples of another configuration ({'; '.join(other)}); give "
                 "another --output_dir, or delete that folder to measure anew."
             )
+        self._named = bool(before)
         self._examples = {example.number: example for example in read(folder)}
 
     def __contains__(self, number: int) -> bool:
@@ -61,16 +64,15 @@ class KeptExamples:
         """Keeps an example; it is on disk when this returns."""
         self._examples[example.number] = example
         if self._folder:
-            self._folder.mkdir(parents=True, exist_ok=True)
-            config = self._folder / "config.gin"
-            if not config.is_file():
-                config.write_text(self._config, encoding="utf-8")
-            lines.append(self._folder / "examples.jsonl", dataclasses.asdict(example))
+            if not self._named:
+                disk.write(self._folder / "config.gin", self._config)
+                self._named = True
+            disk.append(self._folder / "examples.jsonl", dataclasses.asdict(example))
 
 
 def read(folder: pathlib.Path) -> list[Example]:
     """The examples in a row's folder, as they were written; ValueError if a line is damaged."""
-    return lines.read(folder / "examples.jsonl", _example, "measured example")
+    return disk.entries(folder / "examples.jsonl", _example, "measured example")
 
 
 def _example(fields: dict[str, Any]) -> Example:

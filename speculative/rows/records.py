@@ -1,12 +1,11 @@
 """The record of a measured row, and the file of them: one JSON object a line."""
 
 import dataclasses
-import math
 import pathlib
-import typing
 
+from speculative import disk
 from speculative.decoding import rules
-from speculative.rows import lines
+from speculative.types import check_types
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -80,14 +79,7 @@ class Record:
     verification: str = "token"
 
     def __post_init__(self) -> None:
-        for name, kind in typing.get_type_hints(type(self)).items():
-            value, kinds = getattr(self, name), typing.get_args(kind) or (kind,)
-            if float in kinds:
-                kinds = (*kinds, int)
-            if not isinstance(value, kinds) or isinstance(value, bool):
-                raise ValueError(f"A record's {name} cannot be {value!r}.")
-            if isinstance(value, float) and not math.isfinite(value):
-                raise ValueError(f"A record's {name} must be finite, not {value}.")
+        check_types(self)
 
     @property
     def simulated(self) -> bool:
@@ -106,9 +98,9 @@ class Record:
 
 def append(path: str | pathlib.Path, record: Record) -> None:
     """Adds a record to a file as one line, on disk when this returns."""
-    lines.append(path, dataclasses.asdict(record))
+    disk.append(path, dataclasses.asdict(record))
 
 
 def read(path: str | pathlib.Path) -> list[Record]:
     """The records of a file, in order, none without one; ValueError names a line that is none."""
-    return lines.read(path, lambda fields: Record(**fields), "record")
+    return disk.entries(path, lambda fields: Record(**fields), "record")

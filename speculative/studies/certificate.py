@@ -13,6 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 from numpy.typing import NDArray
 
+from speculative import disk
 from speculative.measurement import teacher_forced
 from speculative.measurement.exactness import Difference, compare_greedy
 from speculative.measurement.independence import EXPECTED, chi_square_tail, likelihood_ratio
@@ -85,8 +86,7 @@ class Certificate:
     def save(self, path: pathlib.Path) -> None:
         """Writes everything as JSON."""
         fields = dataclasses.asdict(self) | {"passed": self.passed, "verdict": self.verdict()}
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(json.dumps(fields, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+        disk.write(path, json.dumps(fields, indent=1, ensure_ascii=False) + "\n")
 
     @classmethod
     def read(cls, path: pathlib.Path) -> "Certificate":
@@ -97,7 +97,7 @@ class Certificate:
             tests = [GTest(**test) for test in fields["tests"]]
             own = {field.name: fields[field.name] for field in dataclasses.fields(cls)}
             return cls(**(own | {"differences": differences, "tests": tests}))
-        except (TypeError, KeyError, AttributeError, ValueError) as error:
+        except (TypeError, KeyError, AttributeError, RecursionError, ValueError) as error:
             raise ValueError(f"{path} is no certificate: {error!r}") from error
 
 

@@ -13,6 +13,7 @@ from typing import Any
 import jax
 from absl import logging
 
+from speculative import disk
 from speculative.backends.cpu.kernels import cache_folder
 from speculative.decoding import Adaptive
 from speculative.measurement.timing import TURNS, CostMeter, Costs
@@ -47,9 +48,7 @@ def keep(pair: Pair, sampling: Sampling, costs: Costs) -> dict[str, float]:
     file, identity = _file(pair, sampling)
     steps = {str(gamma): costs.ms_verify[gamma] + costs.ms_proposal[gamma] for gamma in GAMMAS}
     try:
-        file.parent.mkdir(parents=True, exist_ok=True)
-        content = json.dumps(identity | {"ms_step": steps}, indent=1)
-        file.write_text(content + "\n", encoding="utf-8")
+        disk.write(file, json.dumps(identity | {"ms_step": steps}, indent=1) + "\n")
     except OSError as error:
         logging.warning("The costs could not be kept in %s (%s).", file, error)
     return steps

@@ -1,9 +1,10 @@
 """The rows of a table, measured, tuned or certified as their gin files say."""
 
 import pathlib
-from collections.abc import Mapping
+import shutil
+from collections.abc import Mapping, Sequence
 
-from speculative import checkpoints, paper, progress
+from speculative import checkpoints, disk, paper, progress
 from speculative.decoding import rules
 from speculative.gin_files import CONFIGS
 from speculative.measurement.independence import Independence, independence
@@ -54,44 +55,51 @@ def shipped(config: RowConfig) -> bool:
 
 
 def run(
-    configs: Mapping[str, RowConfig], output_dir: pathlib.Path, load: weights.Loader | None = None
+    configs: Mapping[str, RowConfig],
+    output_dir: pathlib.Path,
+    load: weights.Loader | None = None,
+    earlier: Sequence[pathlib.Path] = (),
 ) -> list[Record]:
     """Measures the rows, given by name, that have no record yet, and gives the records of all.
 
     The output's folder holds `records.jsonl` and, in `rows`, the examples of each row; if they are
-    of other settings, ValueError is raised. A KeyboardInterrupt says what is kept.
+    of other settings, or another process writes there, ValueError is raised. Files and folders of
+    an `earlier` run are removed first. A KeyboardInterrupt says what is kept.
     """
-    path, folder = output_dir / "records.jsonl", output_dir / "rows"
-    done = {record.experiment: record for record in records.read(path)}
-    kept, texts, load = {}, {}, load or weights.Loader()
-    here = "".join(f"{name} = {value!r}\n" for name, value in environment.here().items())
-    for name, config in configs.items():
-        if name in done and changed(done[name].gin, config.gin()):
-            raise ValueError(
-                f"{path} has a record of {name} with other settings; give another --output_dir, "
-                "or delete that record's line to measure anew."
-            )
-        if name not in done:
-            gamma_of(config, name)
-            memory.require(config, load.resolve(config).configs)
-            texts[name] = _prompts(config)
-            kept[name] = KeptExamples(folder / name, config.gin() + here)
-    try:
-        with progress.bar() as bar:
-            task = bar.add_task("", total=len(configs))
-            for finished, (name, config) in enumerate(configs.items()):
-                if name not in done:
-                    on_progress = progress.row(bar, task, finished, name)
-                    row = run_row(load(config), config, texts[name], name, kept[name], on_progress)
-                    done[name] = row.record
-                    records.append(path, row.record)
-    except KeyboardInterrupt:
-        finished = sum(name in done for name in configs)
-        raise KeyboardInterrupt(
-            f"; {finished} finished rows are in {path}, the examples of the one under way in "
-            f"{folder}; the same command goes on"
-        ) from None
-    return [done[name] for name in configs]
+    with disk.owned(output_dir):
+        for old in earlier:
+            shutil.rmtree(old) if old.is_dir() else old.unlink(missing_ok=True)
+        path, folder = output_dir / "records.jsonl", output_dir / "rows"
+        done = {record.experiment: record for record in records.read(path)}
+        kept, texts, load = {}, {}, load or weights.Loader()
+        here = "".join(f"{name} = {value!r}\n" for name, value in environment.here().items())
+        for name, config in configs.items():
+            if name in done and changed(done[name].gin, config.gin()):
+                raise ValueError(
+                    f"{path} has a record of {name} with other settings; give another "
+                    "--output_dir, or delete that record's line to measure anew."
+                )
+            if name not in done:
+                gamma_of(config, name)
+                memory.require(config, load.resolve(config).configs)
+                texts[name] = _prompts(config)
+                kept[name] = KeptExamples(folder / name, config.gin() + here)
+        try:
+            with progress.bar() as bar:
+                task = bar.add_task("", total=len(configs))
+                for finished, (name, config) in enumerate(configs.items()):
+                    if name not in done:
+                        on_progress = progress.row(bar, task, finished, name)
+                        given = texts[name], name, kept[name], on_progress
+                        done[name] = run_row(load(config), config, *given).record
+                        records.append(path, done[name])
+        except KeyboardInterrupt:
+            finished = sum(name in done for name in configs)
+            raise KeyboardInterrupt(
+                f"; {finished} finished rows are in {path}, the examples of the one under way in "
+                f"{folder}; the same command goes on"
+            ) from None
+        return [done[name] for name in configs]
 
 
 def tuning(config: RowConfig) -> tuple[Tuning, Independence]:

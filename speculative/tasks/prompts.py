@@ -5,7 +5,7 @@ import itertools
 import json
 import pathlib
 
-from speculative import checkpoints, tasks
+from speculative import checkpoints, disk, tasks
 
 # The names that source and reference may have in a line of JSON, and in messages.
 COLUMNS = (("article", "highlights"), ("inputs", "targets"), ("source", "reference"))
@@ -112,7 +112,8 @@ def _columns(line: str, where: str) -> tuple[str, str]:
 def _fields(line: str, where: str) -> tuple[str, str]:
     try:
         record = json.loads(line)
-    except json.JSONDecodeError as error:
+        json.dumps(record, ensure_ascii=False).encode()  # JSON can say halves of a character.
+    except (RecursionError, ValueError) as error:
         raise ValueError(f"{where} is no JSON ({error}); give an object a line.") from None
     if not isinstance(record, dict):
         raise ValueError(f"{where} is no JSON object but {line[:40]!r}; give an object a line.")
@@ -126,18 +127,10 @@ def _fields(line: str, where: str) -> tuple[str, str]:
 
 
 def _lines(file: str) -> list[str]:
-    """The lines of a text file, without their ends.
-
-    str.splitlines would also cut within sentences, so that parallel files would no longer match.
-    """
-    path = pathlib.Path(file)
-    if not path.is_file():
+    """The lines of a text file, without their ends."""
+    if not pathlib.Path(file).is_file():
         raise ValueError(f"There is no file {file!r}; give {KINDS}.")
-    try:
-        text = path.read_bytes().decode("utf-8-sig")
-    except UnicodeDecodeError as error:
-        number = error.object[: error.start].count(b"\n") + 1
-        raise ValueError(f"Line {number} of {file} is not UTF-8; convert the file.") from None
+    text = disk.text(file)
     if not text.strip():
         raise ValueError(f"{file} is empty; give a prompt a line.")
-    return [line.removesuffix("\r") for line in text.removesuffix("\n").split("\n")]
+    return disk.lines(text)

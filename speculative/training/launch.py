@@ -1,13 +1,23 @@
 """The shared part of the training scripts: options, gin, and errors in one line."""
 
 import argparse
+import inspect
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import gin
 
-from speculative import gin_files
+from speculative import disk, gin_files
 from speculative.loading import enable_compilation_cache
+from speculative.models import DecoderOnlyConfig, T5Config, named
+from speculative.training import distil, loop, train
+
+MODELS = (T5Config, DecoderOnlyConfig, named)
+KNOWN = (*MODELS, loop.TrainConfig, train.Files, train.train, distil.distil)
+"""What gin files of training configure; they may import the modules of these, and no others."""
+for configurable in KNOWN:
+    gin.register(configurable)
 
 UNFINISHED = 75
 """Exit code of a run that stopped at `--max_minutes`; the same command continues it."""
@@ -35,26 +45,24 @@ def main(recipe: Callable[..., bool], documentation: str | None, target_dir: boo
     config, bindings = arguments.pop("config"), arguments.pop("gin")
     enable_compilation_cache()  # A resumed run needs the same compiled programs.
     try:
-        _configure(config, bindings)
-        finished = gin.get_configurable(recipe)(**arguments)
+        finished = recipe(**configured(recipe, config, bindings, arguments))
     except (ValueError, OSError) as error:
-        print(f"error: {' '.join(str(error).split())}", file=sys.stderr)
+        print("error:", disk.told(error), file=sys.stderr)
         return 2
     return 0 if finished else UNFINISHED
 
 
-def _configure(file: str, bindings: list[str]) -> None:
-    """Applies a gin file; raises ValueError if it names something that does not exist."""
+def configured(
+    recipe: Callable[..., bool], file: str, bindings: Sequence[str], arguments: dict[str, Any]
+) -> dict[str, Any]:
+    """A recipe's parameters by a gin file, bindings and, before these, arguments.
+
+    Raises ValueError if the file names something that does not exist, or leaves out a parameter.
+    """
     try:
-        gin_files.read(file, bindings)
-    except (AttributeError, ValueError) as error:
-        if "speculative.models.config" in str(error) or "'config.named'" in str(error):
-            raise ValueError(
-                f"{file} is of an older layout: import speculative.models.t5.config or "
-                "speculative.models.gpt.config in place of speculative.models.config, and "
-                "speculative.models.registry for registry.named in place of config.named, as "
-                "configs/training does."
-            ) from error
-        if isinstance(error, ValueError):
-            raise
-        raise ValueError(f"{file} names what does not exist: {error}") from error
+        gin_files.read(file, bindings, {known.__module__ for known in KNOWN})
+        parameters = gin.get_bindings(recipe) | arguments
+        inspect.signature(recipe).bind(**parameters)
+        return parameters
+    except (TypeError, ValueError) as error:
+        raise ValueError(f"{file} cannot be used: {error}") from error

@@ -16,8 +16,9 @@ from flax import struct
 from jax import Array
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TimeRemainingColumn
 
+from speculative import disk
 from speculative.training.data import Batch, Mixture
-from speculative.types import PyTree
+from speculative.types import PyTree, check_types
 
 Metrics = dict[str, Array]
 Objective = Callable[[PyTree, PyTree, Mapping[str, Array], Array | None], tuple[Array, Metrics]]
@@ -46,10 +47,10 @@ class TrainConfig:
     checkpoint_every: int = 1000  # Steps between checkpoints, a multiple of log_every.
 
     def __post_init__(self) -> None:
+        check_types(self)
         for field in dataclasses.fields(self):
             value = getattr(self, field.name)
-            whole = field.type in (int, "int")
-            if (whole and not isinstance(value, int)) or value < 0 or not math.isfinite(value):
+            if value < 0:
                 raise ValueError(f"TrainConfig.{field.name} cannot be {value!r}.")
             if value == 0 and field.name not in ("seed", "warmup_steps", "final_share"):
                 raise ValueError(f"TrainConfig.{field.name} must be positive.")
@@ -138,10 +139,9 @@ def fit(
         The parameters, and whether the run is finished (False: stopped at the deadline).
 
     Raises:
-        ValueError: the loss stopped being finite.
+        ValueError: the loss stopped being finite, or another process trains in the folder.
     """
     folder = pathlib.Path(folder).absolute()
-    folder.mkdir(parents=True, exist_ok=True)
     optimizer = config.optimizer()
 
     def step(state: TrainState, frozen: PyTree, batch: dict[str, Array]):
@@ -165,6 +165,7 @@ def fit(
     options = ocp.CheckpointManagerOptions(max_to_keep=1)
     columns = (BarColumn(), MofNCompleteColumn(), TimeRemainingColumn(), "{task.description}")
     with (
+        disk.owned(folder),
         ocp.CheckpointManager(folder / "checkpoints", options=options) as manager,
         Progress(*columns) as progress,
     ):
@@ -198,8 +199,7 @@ def fit(
                 rounded = {k: f"{v:.4g}" if isinstance(v, float) else v for k, v in line.items()}
                 text = "  ".join(f"{name} {value}" for name, value in rounded.items())
                 progress.console.print(text, highlight=False)
-            with log.open("a") as file:
-                file.write(json.dumps(line) + "\n")
+            disk.append(log, line)
             progress.update(bar, completed=done, description=f"loss {line['loss']:.3f}")
             stop = time.monotonic() > deadline
             if last or stop or done % config.checkpoint_every == 0:
@@ -217,10 +217,8 @@ def deadline_after(minutes: float | None) -> float:
 
 def _drop_lines_after(step: int, log: pathlib.Path) -> None:
     """Drops the lines that a run wrote after its last checkpoint, at `step`."""
-    lines = log.read_text().splitlines(keepends=True) if log.exists() else []
-    # A process that was killed may leave half a line.
-    whole = [line for line in lines if line.endswith("\n")]
-    log.write_text("".join(line for line in whole if json.loads(line)["step"] <= step))
+    lines = disk.entries(log, lambda line: (line["step"], json.dumps(line)), "line of a log")
+    disk.write(log, "".join(f"{line}\n" for at, line in lines if at <= step))
 
 
 def _means(window: Sequence[Metrics]) -> dict[str, float]:

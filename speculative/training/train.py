@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
-from speculative import checkpoints
+from speculative import checkpoints, disk
 from speculative.checkpoints import native
 from speculative.decoding import Decoding
 from speculative.measurement import quality
@@ -206,6 +206,6 @@ def train(
             outputs.write(made, params, expected, decoding, batch_size=generation_batch).save(path)
         texts = [[pieces.decode(t) for _, t in found] for found in (expected, load(path))]
         scores[name] = METRICS[metric](*texts)
-    (work_dir / "scores.json").write_text(json.dumps(scores, indent=2) + "\n")
+    disk.write(work_dir / "scores.json", json.dumps(scores, indent=2) + "\n")
     print(scores)
     return True

@@ -177,14 +177,48 @@ def test_bindings_override_the_file(tmp_path: pathlib.Path) -> None:
         ("RowConfig.gama = 3", "gama'.*It has task, target, draft"),
         ('Table.rows = {"a": {"gamma": 3}}', "is a table; name a row of it, .*row.gin:ROW: a"),
         ("RowConf.gamma = 3", "RowConf"),
-        ("RowConfig.gamma = 0", "gamma must be a whole number from 1, not 0"),
-        ("RowConfig.gamma = 2.5", "gamma must be a whole number from 1, not 2.5"),
+        ("RowConfig.gamma = 0", "gamma must be a whole number from 1 to 64, not 0"),
+        ("RowConfig.gamma = 2.5", "gamma must be a whole number from 1 to 64, not 2.5"),
+        ("RowConfig.gamma = 5000", "gamma must be a whole number from 1 to 64, not 5000"),
+        ("RowConfig.gamma = True", "gamma must be a whole number from 1 to 64, not True"),
+        ("RowConfig.seed = -1", r"RowConfig\.seed must be a whole number from 0 to .*, not -1"),
+        ("RowConfig.seed = 4294967296", r"RowConfig\.seed must be .* from 0 to 4294967295"),
+        ("RowConfig.source_length = -5", r"RowConfig\.source_length must be .*, not -5"),
+        ("RowConfig.rounds = None", r"RowConfig\.rounds must be .* from 1 .*, not None"),
+        ("RowConfig.dtype = 'int4'", r"RowConfig\.dtype must be .* bfloat16, not 'int4'"),
+        ("RowConfig.dtype = 16", r"RowConfig\.dtype must be a text or None, not 16"),
+        ("RowConfig.temperature = 'x'", r"temperature must be a finite number, not 'x'\.$"),
+        ("RowConfig.temperature = 1" + "0" * 400, "temperature must be a finite number"),
+        ("RowConfig.top_k = True", r"RowConfig\.top_k must be a whole number, not True"),
+        ("RowConfig.task = ['a']", r"RowConfig\.task must be a text, not \['a'\]"),
+        ("RowConfig.target = unigram", r"line 6 of \S+row\.gin: 'unigram' is no value; .*quotes"),
+        (
+            "gamma = 3",
+            r"line 6 of \S+row\.gin \(gamma = 3\) binds nothing; .* as in RowConfig\.gamma",
+        ),
+        ("a/RowConfig.gamma = 3", r"binds nothing; say of what it is, as in RowConfig\.gamma"),
+        ("RowConfig.gamma = [3\n\n", r"line \d of \S+row\.gin: a bracket .* is not closed"),
+        ("RowConfig.gamma = " + "[" * 3000, r"row\.gin: .*(nested|not closed)"),
+        (
+            "RowConfig.gamma = @RowConfig",
+            r"line 6 of \S+row\.gin: @RowConfig would run code; .*\.$",
+        ),
+        ("RowConfig.gamma = {[]: 1}", r"row\.gin: unhashable"),
+        ("RowConfig.gamma = %none", "none"),
+        (
+            "\ninclude 'row.gin'",
+            r"line 7 of \S+row\.gin \(include 'row\.gin'\) includes a file within",
+        ),
+        ("Table.rows = {'../../a': {}}", r"Table has '\.\./\.\./a': .* without slashes"),
+        ("Table.rows = {'a': 5}", r"Table has 'a': 5, but needs .* parameters"),
+        ("Table.rows = 5", r"row\.gin is no configuration of a row"),
         ("RowConfig.temperature = -1", r"RowConfig\.temperature must be"),
         ("RowConfig.top_p = 0", r"RowConfig\.top_p must lie"),
         ('RowConfig.task = "other"', "no task 'other'.*debian_ende"),
         ("RowConfig.lenience = 0", r"RowConfig\.lenience must be a number in \(0, 1\], not 0"),
         ("RowConfig.lenience = 1.01", r"lenience must be .* not 1.01"),
         ("RowConfig.lenience = 'nan'", r"lenience must be .* not 'nan'"),
+        ("RowConfig.lenience = 0." + "0" * 400, r"lenience must be .* not 0"),
         (
             "RowConfig.simulated_alpha = 1.5",
             r"RowConfig\.simulated_alpha .* \[0, 1\], not 1.5",
@@ -194,15 +228,71 @@ def test_bindings_override_the_file(tmp_path: pathlib.Path) -> None:
         ("include 'none.gin'", "row.gin .*none.gin"),
         (
             "include 'configs/runs/none.gin'",
-            "row.gin includes configs/runs/none.gin, which",
+            r"line 6 of .*includes configs/runs/none.gin, which does not exist",
         ),
     ],
 )
-def test_wrong_configurations(tmp_path: pathlib.Path, lines: str, message: str) -> None:
+def test_wrong_configurations(
+    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch, lines: str, message: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
     file = tmp_path / "row.gin"
     file.write_text(WHOLE + lines + "\n")
-    with pytest.raises(ValueError, match=message):
+    with pytest.raises(ValueError, match=message) as error:
         read_row(file)
+    assert " object at 0x" not in str(error.value)
+
+
+def test_bytes_that_are_no_text_and_a_mark_before_the_text(tmp_path: pathlib.Path) -> None:
+    file = tmp_path / "row.gin"
+    file.write_bytes(f"\ufeff{WHOLE}RowConfig.seed = 7\r\n".encode())
+    assert read_row(file).seed == 7
+    file.write_bytes(WHOLE.encode() + b"# caf\xe9")
+    with pytest.raises(ValueError, match=r"Line 6 of \S+row\.gin is not UTF-8"):
+        read_row(file)
+
+
+CODE = "import os\nRowConfig.dtype = @os.getcwd()"
+DYNAMIC = f"from __gin__ import dynamic_registration\n{CODE}"
+
+
+@pytest.mark.parametrize("lines", [CODE, DYNAMIC, "import made_by_a_stranger", "include 'b.gin'"])
+@pytest.mark.parametrize("bound", [False, True])
+def test_a_row_runs_no_code(
+    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch, lines: str, bound: bool
+) -> None:
+    """Neither its file's nor an included one's nor a binding's."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    (tmp_path / "made_by_a_stranger.py").write_text("open('ran', 'w')")
+    (tmp_path / "b.gin").write_text("RowConfig.gamma = 3\nimport made_by_a_stranger")
+    (tmp_path / "row.gin").write_text(WHOLE + lines * (not bound))
+    with pytest.raises(ValueError, match=r"would run code|imports \S+; it may import nothing"):
+        read_row("row.gin", [lines] * bound)
+    assert not (tmp_path / "ran").exists()
+
+
+def test_macros_are_data(tmp_path: pathlib.Path) -> None:
+    file = tmp_path / "row.gin"
+    file.write_text(WHOLE + "here = 4\nRowConfig.gamma = %here\n")
+    assert read_row(file).gamma == 4
+    assert read_row(file, ["here = 5"]).gamma == 5
+    with pytest.raises(
+        ValueError, match=r"the binding \(gamma=3\) binds .* as in RowConfig\.gamma"
+    ):
+        read_row(file, ["gamma=3"])
+
+
+def test_a_row_of_a_bare_file_name_is_named_after_its_folder(
+    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Not "/row", which joined to a results folder would be a folder at the root."""
+    (tmp_path / "mine" / "below").mkdir(parents=True)
+    monkeypatch.chdir(tmp_path / "mine")
+    assert experiment("row.gin") == experiment("below/../row.gin") == "mine/row"
+    monkeypatch.chdir("below")
+    assert experiment("../row.gin") == "mine/row"
+    assert experiment("/row.gin") == "row"
 
 
 def test_a_value_that_is_missing_is_named(tmp_path: pathlib.Path) -> None:

@@ -55,11 +55,22 @@ def test_a_torn_line_is_forgotten_and_a_damaged_one_named(tmp_path: pathlib.Path
     path = tmp_path / "examples.jsonl"
     with path.open("a") as file:
         file.write(json.dumps(dataclasses.asdict(OTHER))[:40])
-    assert list(KeptExamples(tmp_path, "a\n")) == [ONE]
+    kept = KeptExamples(tmp_path, "a\n")
+    assert list(kept) == [ONE]
+    kept.add(OTHER)  # In place of the torn line.
+    assert list(KeptExamples(tmp_path, "a\n")) == [OTHER, ONE]
     with path.open("a") as file:
         file.write('{"number": 1}\n')
-    with pytest.raises(ValueError, match=r"Line 2 of .*examples.jsonl is no measured example"):
+    with pytest.raises(ValueError, match=r"Line 3 of .*examples.jsonl is no measured example"):
         KeptExamples(tmp_path, "a\n")
+
+
+def test_an_empty_configuration_is_that_of_a_run_that_was_killed(tmp_path: pathlib.Path) -> None:
+    (tmp_path / "config.gin").touch()
+    KeptExamples(tmp_path, "a = 1\n").add(ONE)
+    assert (tmp_path / "config.gin").read_text() == "a = 1\n"
+    with pytest.raises(ValueError, match="another configuration"):
+        KeptExamples(tmp_path, "a = 2\n")
 
 
 def test_without_a_folder_they_are_kept_in_memory() -> None:

@@ -58,13 +58,15 @@ def test_each_record_is_complete_in_the_file_before_the_next_is_measured(
 @pytest.mark.parametrize(
     ("field", "value", "message"),
     [
-        ("speedup", math.nan, "speedup must be finite, not nan"),
-        ("alpha_accepted", math.inf, "alpha_accepted must be finite, not inf"),
-        ("gamma", 2.5, "gamma cannot be 2.5"),
-        ("gamma", True, "gamma cannot be True"),
-        ("alpha", None, "alpha cannot be None"),
-        ("task", None, "task cannot be None"),
-        ("c", "0.1", "c cannot be '0.1'"),
+        ("speedup", math.nan, "Record.speedup must be a finite number, not nan"),
+        ("alpha_accepted", math.inf, "accepted must be a finite number or None, not inf"),
+        pytest.param("ms_verify", 10**400, "must be a finite number, not 1000", id="huge"),
+        ("gamma", 2.5, "gamma must be a whole number, not 2.5"),
+        ("gamma", True, "gamma must be a whole number, not True"),
+        ("alpha", None, "alpha must be a finite number, not None"),
+        ("alpha", True, "alpha must be a finite number, not True"),
+        ("task", None, "task must be a text, not None"),
+        ("c", "0.1", "c must be a finite number, not '0.1'"),
     ],
 )
 def test_values_that_no_record_holds(field: str, value: Any, message: str) -> None:

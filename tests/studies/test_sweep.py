@@ -10,7 +10,7 @@ import time
 
 import pytest
 
-from speculative import cli, paper
+from speculative import cli, disk, paper
 from speculative.gin_files import CONFIGS
 from speculative.loading import Resolved
 from speculative.measurement.timing import Costs
@@ -87,6 +87,32 @@ def test_a_row_killed_on_its_way_goes_on(
     assert "0.62" in capsys.readouterr().out  # The paper's alpha.
 
 
+def test_a_second_run_in_a_folder_is_refused(
+    arguments: list[str], tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Of `demo` too, which leaves what the first one wrote."""
+    record = tmp_path / "out" / "records.jsonl"
+    with disk.owned(tmp_path / "out"):
+        records.append(record, made.record())
+        for command in (arguments, ["demo", "--limit=1", *arguments[-2:]]):
+            assert cli.main(command) == 2
+            assert "Another process is writing results to" in capsys.readouterr().err
+    assert records.read(record) == [made.record()]
+    assert not (tmp_path / "out" / "rows").exists()
+
+
+def test_a_row_of_a_bare_file_name_stays_in_its_folder(
+    arguments: list[str],
+    row: pathlib.Path,
+    tmp_path: pathlib.Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.chdir(row.parent)
+    arguments[2] = row.name
+    assert cli.main([*arguments, "--limit", "1"]) == 0
+    assert len(examples(tmp_path / "out")) == 1
+
+
 def test_another_configuration_is_refused(
     arguments: list[str], tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -106,6 +132,8 @@ def test_another_configuration_is_refused(
     [
         (["--gin", "RowConfig.gama = 1"], "gama"),
         (["--gin", "RowConfig.gamma = None"], "has no gamma"),
+        (["--gin", "gamma=3"], "as in RowConfig.gamma"),
+        (["--gin", "RowConfig.gamma=5000"], "from 1 to 64, not 5000"),
         (["--gin", 'RowConfig.draft = "other"'], "There is no checkpoint of other in"),
         (["--gin", 'RowConfig.draft = "t5_1_1_small"'], "There is no checkpoint of t5_1_1_small"),
         (["--simulated_alpha", "2"], "simulated_alpha must lie in"),

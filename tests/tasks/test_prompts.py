@@ -110,6 +110,8 @@ def test_a_task_without_sources(write) -> None:
             "Line 1 of a.jsonl has the columns article, targets; it needs article and "
             "highlights, or inputs and targets, or source and reference",
         ),
+        ("a.jsonl", '{"source": "\\ud800", "reference": "b"}', "Line 1 of a.jsonl is no JSON"),
+        ("a.jsonl", "[" * 100_000, "Line 1 of a.jsonl is no JSON"),
         ("a.jsonl", "{}", "Line 1 of a.jsonl has the columns none; it needs"),
         ("a.jsonl", '{"source": 3, "reference": "b"}', "Line 1 of a.jsonl has 3 as source"),
         ("a.jsonl", '{"inputs": "", "targets": "b"}', "Line 1 of a.jsonl has an empty source"),

@@ -11,6 +11,7 @@ import jax
 import numpy as np
 import pytest
 
+from speculative import disk
 from speculative.models import T5
 from speculative.training import data, loop
 from speculative.training.train import CrossEntropy
@@ -87,6 +88,12 @@ def test_a_run_stops_at_its_deadline_and_goes_on(
     assert finished
     assert log(tmp_path) == log(straight[0])
     equal(params, straight[1])
+
+
+def test_a_folder_is_trained_in_by_one_process(tmp_path: pathlib.Path) -> None:
+    with disk.owned(tmp_path), pytest.raises(ValueError, match="Another process is writing"):
+        fit(tmp_path, tiny.mixture())
+    assert [file.name for file in tmp_path.iterdir()] == [".lock"]
 
 
 def test_a_finished_run_is_not_run_again(straight: tuple[pathlib.Path, dict]) -> None:
@@ -194,8 +201,10 @@ def test_a_loss_that_is_not_finite_stops_the_run(tmp_path: pathlib.Path) -> None
     ("changes", "message"),
     [
         ({"steps": 0}, "steps must be positive"),
-        ({"steps": 2.5}, r"steps cannot be 2\.5"),
-        ({"learning_rate": float("nan")}, "learning_rate cannot be nan"),
+        ({"steps": 2.5}, r"steps must be a whole number, not 2\.5"),
+        ({"steps": True}, r"steps must be a whole number, not True"),
+        ({"learning_rate": float("nan")}, "learning_rate must be a finite number, not nan"),
+        ({"learning_rate": "x"}, "learning_rate must be a finite number, not 'x'"),
         ({"warmup_steps": 12}, r"warmup_steps \(12\) must be below steps \(12\)"),
         ({"microbatches": 3}, r"batch_size \(8\) must be a multiple of microbatches \(3\)"),
         ({"checkpoint_every": 5}, r"checkpoint_every \(5\) must be a multiple of log_every \(2\)"),

@@ -232,10 +232,10 @@ RECIPES = sorted(path.stem for path in (ROOT / "configs" / "training").glob("*.g
 @pytest.mark.parametrize("name", [name for name in RECIPES if name != SHARED])
 def test_configs_name_only_what_exists(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(ROOT)  # What they include is named from there.
-    gin.parse_config_file(f"configs/training/{name}.gin")
     distilled = "draft" in name and not name.endswith("_references")
     recipe = distil.distil if distilled else train_lib.train
-    parameters = gin.get_bindings(recipe)
+    arguments = dict.fromkeys(["data_dir", "work_dir", "out_dir"] + ["target_dir"] * distilled)
+    parameters = launch.configured(recipe, f"configs/training/{name}.gin", [], arguments)
     assert parameters["config"].warmup_steps < parameters["config"].steps
     assert parameters["files"].train
     if not name.startswith((SHARED, "gpt_")):
@@ -252,10 +252,13 @@ def test_fine_tuning_is_t5s_at_any_size(
     name: str, size: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(ROOT)
-    gin.parse_config_files_and_bindings(
-        [f"configs/training/{name}.gin"], [f"registry.named.size = '{size}'"]
+    arguments = dict.fromkeys(["data_dir", "work_dir", "out_dir"])
+    parameters = launch.configured(
+        train_lib.train,
+        f"configs/training/{name}.gin",
+        [f"registry.named.size = '{size}'"],
+        arguments,
     )
-    parameters = gin.get_bindings(train_lib.train)
     assert parameters["model"] == named(size, dropout_rate=0.1, dtype="bfloat16")
     config = parameters["config"]
     assert config.batch_size * config.source_length == 2**16
@@ -337,11 +340,23 @@ def test_fine_tuning_starts_from_a_public_format_and_serves_a_table(
 @pytest.mark.parametrize(
     ("line", "said"),
     [
-        ("from speculative.models import config\nconfig.T5Config.emb_dim = 8", "an older layout"),
-        ("from speculative.training import loop\nloop.TrainConfig2.steps = 8", "does not exist"),
+        (
+            "from speculative.models import config\nconfig.T5Config.emb_dim = 8",
+            "imports speculative.models.config; it may import speculative.models.gpt.config, "
+            "speculative.models.registry, speculative.models.t5.config, ",
+        ),
+        ("from speculative.training import loop\nloop.TrainConfig2.steps = 8", "loop.TrainConfig2"),
+        ("import antigravity", "line 2 of "),
+        (
+            "from speculative.training import loop\ntrain.train.model = @loop.pathlib.os.getcwd()",
+            "@loop.pathlib.os.getcwd",
+        ),
+        ("steps = 8", "(steps = 8) binds nothing; say of what it is, as in TrainConfig.steps"),
+        ("train.train.storage = 'int8'", "missing a required argument: 'model'"),
+        ("train.train.config = [", "is not closed"),
     ],
 )
-def test_a_name_that_is_not_there_is_told_in_one_line(
+def test_what_a_file_of_training_may_not_say_is_told_in_one_line(
     monkeypatch: pytest.MonkeyPatch,
     tmp_path: pathlib.Path,
     capsys: pytest.CaptureFixture[str],
