@@ -108,8 +108,8 @@ def owned(folder: Path) -> Iterator[None]:
 def append(path: Path, value: Any) -> None:
     """Adds a value as a line of JSON, on disk when this returns, to a file of the caller's own.
 
-    A line that a killed run left incomplete is removed first. If there is no room, OSError is
-    raised and the file stays as it was.
+    A line that a killed run left incomplete is removed first; one that lacks its end alone, as an
+    editor may leave it, gets it. If there is no room, OSError is raised and the file stays as it was.
     """
     path = pathlib.Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -118,7 +118,11 @@ def append(path: Path, value: Any) -> None:
         end = file.seek(0, os.SEEK_END)
         file.seek(max(0, end - 1))
         if file.read(1) not in (b"", b"\n"):
-            end = file.truncate(path.read_bytes().rfind(b"\n") + 1)
+            *_, rest = path.read_bytes().split(b"\n")
+            if _complete(rest):
+                data = b"\n" + data
+            else:
+                end = file.truncate(end - len(rest))
         try:
             while data:  # Of a write there may be room for a part; the next one tells the reason.
                 data = data[file.write(data) :]
@@ -138,7 +142,9 @@ def entries(path: Path, entry: Callable[[Any], Entry], kind: str) -> list[Entry]
     if not path.is_file():
         return []
     *whole, rest = path.read_bytes().split(b"\n")
-    if rest:
+    if _complete(rest):
+        whole.append(rest)
+    elif rest:
         said = "%s ends within a line, as a run that is killed or under way leaves it; left out."
         logging.warning(said, path)
     found = []
@@ -148,3 +154,11 @@ def entries(path: Path, entry: Callable[[Any], Entry], kind: str) -> list[Entry]
         except (TypeError, KeyError, AttributeError, ValueError, RecursionError) as error:
             raise ValueError(f"Line {number} of {path} is no {kind}: {error}") from error
     return found
+
+
+def _complete(line: bytes) -> bool:
+    """Whether a last line without an end is all of a JSON object."""
+    try:
+        return isinstance(json.loads(line), dict)
+    except (ValueError, RecursionError):
+        return False

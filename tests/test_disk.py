@@ -42,6 +42,15 @@ def test_a_torn_last_line_is_left_out_and_the_next_line_takes_its_place(
     assert path.read_bytes() == b"4\n"
 
 
+def test_a_last_line_that_lacks_its_end_alone_is_kept(tmp_path: pathlib.Path) -> None:
+    """An editor may save a file so."""
+    path = tmp_path / "file.jsonl"
+    path.write_bytes(b'{"a": 1}\n{"a": 2}')
+    assert read(path) == [{"a": 1}, {"a": 2}]
+    disk.append(path, {"a": 3})
+    assert path.read_bytes() == b'{"a": 1}\n{"a": 2}\n{"a": 3}\n'
+
+
 def test_a_reader_takes_nothing_from_a_writer(tmp_path: pathlib.Path) -> None:
     """What looks torn to it may be a line under way."""
     path = tmp_path / "file.jsonl"
