@@ -109,7 +109,8 @@ def append(path: Path, value: Any) -> None:
     """Adds a value as a line of JSON, on disk when this returns, to a file of the caller's own.
 
     A line that a killed run left incomplete is removed first; one that lacks its end alone, as an
-    editor may leave it, gets it. If there is no room, OSError is raised and the file stays as it was.
+    editor may leave it, gets it. If there is no room, OSError is raised and the file stays as it
+    was.
     """
     path = pathlib.Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
