@@ -8,6 +8,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 
+from speculative.files import whole
 from speculative.vocabulary import Vocabulary
 
 T = TypeVar("T")
@@ -26,14 +27,12 @@ class Table:
         self, path: str | pathlib.Path, vocabulary: Vocabulary, arrays: Mapping[str, np.ndarray]
     ) -> None:
         """Writes arrays of numbers from 0 on and the vocabulary's fingerprint, all or nothing."""
-        unfinished = pathlib.Path(f"{path}.unfinished")
         small: dict[str, Any] = {
             name: values.astype(np.min_scalar_type(values.max(initial=0)))
             for name, values in arrays.items()
         }
-        with unfinished.open("wb") as file:
+        with whole(path) as unfinished, unfinished.open("wb") as file:
             np.savez_compressed(file, vocabulary=vocabulary.fingerprint, **small)
-        unfinished.rename(path)
 
     def load(
         self,

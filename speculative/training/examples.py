@@ -6,6 +6,8 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 
+from speculative.files import whole
+
 
 @dataclasses.dataclass(frozen=True)
 class Examples:
@@ -35,12 +37,8 @@ class Examples:
 
     def save(self, path: str | pathlib.Path) -> None:
         """Writes a .npz file for `load`, whole or not at all."""
-        path = pathlib.Path(path)
-        path.parent.mkdir(parents=True, exist_ok=True)
-        unfinished = path.with_name(path.name + ".unfinished")
-        with unfinished.open("wb") as file:
+        with whole(path) as unfinished, unfinished.open("wb") as file:
             np.savez_compressed(file, **vars(self))
-        unfinished.rename(path)
 
 
 def ragged(inputs: Sequence[np.ndarray], targets: Sequence[np.ndarray]) -> Examples:
