@@ -225,7 +225,9 @@ def test_what_convert_refuses_before_it_reads(
     tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """And writes nothing of."""
-    source = save(tmp_path / "made", V1_1).location
+    source, wide, config = tmp_path / "made", tmp_path / "wide", V1_1.replace(vocab_size=8200)
+    for folder, sizes in ((source, V1_1), (wide, config)):
+        checkpoints.native.save(folder, sizes, params_of(sizes))
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(Checkpoint, "read", None)
     pieces = checkpoints.ASSETS / "debian.model"
@@ -238,11 +240,10 @@ def test_what_convert_refuses_before_it_reads(
     ):
         with pytest.raises(ValueError, match=message):
             checkpoints.convert(source, destination, to, **given)
-    wide = save(tmp_path / "wide", V1_1.replace(vocab_size=8200), "native").location
     for extra_ids, message in ((-5, "extra_ids -5"), (1.5, "extra_ids 1.5"), (9, "8201 pieces")):
         with pytest.raises(ValueError, match=message):
             checkpoints.convert(wide, "copy", "native", vocabulary=pieces, extra_ids=extra_ids)  # pyright: ignore
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["made", "source", "wide"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["made", "wide"]
 
 
 @pytest.mark.parametrize("to", checkpoints.FORMATS)
@@ -311,8 +312,10 @@ def test_a_bucket_that_does_not_answer(monkeypatch: pytest.MonkeyPatch) -> None:
     with socket.create_server(("localhost", 0)) as silent:
         address = f"http://localhost:{silent.getsockname()[1]}"
         monkeypatch.setenv("TENSORSTORE_GCS_HTTP_URL", address)
-        with pytest.raises(ValueError, match=r"gs://b/x/checkpoint .* no answer within 0\.2 sec"):
-            checkpoints.open("gs://b/x")
+        with pytest.raises(
+            ValueError, match=r"gs://bucket/x/checkpoint .* no answer within 0\.2 sec"
+        ):
+            checkpoints.open("gs://bucket/x")
 
 
 def edit_index(folder: pathlib.Path, change: Any) -> None:

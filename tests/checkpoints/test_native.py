@@ -170,7 +170,7 @@ def test_damage_is_named(tmp_path: pathlib.Path, params: dict, damage, message: 
         ),
         (
             lambda d: d | {"model": d["model"] | {"num_decoder_layers": 10**8}},
-            "holds 28 tensors, too few for the 100000001 layers",
+            "holds 29 tensors, too few for the 100000001 layers",
         ),
         (lambda d: d | {"format": []}, r"is of format \[\]"),
         (lambda d: d | {"sha256": ["model.safetensors"]}, "lists no files and checksums"),
@@ -305,9 +305,9 @@ def test_altered_values_are_never_given(
 
 
 def test_a_vocabulary_is_verified_before_it_is_parsed_or_copied(
-    tmp_path: pathlib.Path, params: dict
+    tmp_path: pathlib.Path,
 ) -> None:
-    native.save(tmp_path / "model", CONFIG, params, saved.VOCABULARY)
+    saved.save(tmp_path / "model", saved.TARGET, 0)
     file = tmp_path / "model" / saved.VOCABULARY.name
     file.write_bytes(file.read_bytes()[:-9])
     made = checkpoints.open(tmp_path / "model")
