@@ -126,7 +126,8 @@ class Checkpoint:
 
     def read(self, name: str) -> np.ndarray:
         """A tensor's values; raises ValueError if they cannot be read or are not finite."""
-        with reading(self.location, f"has a tensor {name} that cannot be read"):
+        fault = f"has a tensor {name} that cannot be read"
+        with reading(self.location, fault), np.errstate(invalid="ignore"):
             value = self.tensors[name].read()
             # The sum of finite values hardly ever overflows, and needs no array of flags.
             if not np.isfinite(np.sum(value, dtype=np.float64)):

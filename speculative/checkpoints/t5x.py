@@ -17,7 +17,7 @@ from speculative.files import reading
 from speculative.models import FAMILIES, names_of
 
 INDEX, VERSION = "checkpoint", 3
-WAIT = 20  # Seconds for a bucket's first answer; TensorStore itself tries again for minutes.
+WAIT = 8  # Seconds for a bucket's first answer; TensorStore itself tries again for minutes.
 MOST_LAYERS = 1000  # That are scanned, of which an index may claim any number.
 CHUNK_BYTES = 64 * 2**20  # The largest chunk of an array; T5X aims at the same.
 
@@ -85,8 +85,10 @@ def _index(folder: str | pathlib.Path) -> dict[tuple[str, ...], Any]:
             store = tensorstore.KvStore.open(kvstore(folder)).result(timeout=WAIT)
             read = store.read(INDEX).result(timeout=WAIT)
         except TimeoutError as error:
-            said = f"no answer within {WAIT} seconds; is there a network?"
-            raise ValueError(said) from error
+            raise ValueError(
+                f"{folder}/{INDEX} cannot be read: no answer within {WAIT} seconds; look whether "
+                "there is a network."
+            ) from error
     if read.state != "value":
         raise ValueError(f"{folder} is no T5X checkpoint: it has no file named '{INDEX}'.")
     with reading(f"{folder}/{INDEX}", "is not a T5X index"):

@@ -381,6 +381,10 @@ DAMAGE = {
             lambda f: edit_tensors(f, **{SHARED: np.full((40, 16), np.nan, np.float32)}),
             "token_embedder/embedding .* not finite",
         ),
+        (
+            lambda f: edit_tensors(f, **{SHARED: np.tile(np.float32([np.inf, -np.inf]), (40, 8))}),
+            "token_embedder/embedding .* not finite",
+        ),
         (lambda f: cut(f / "model.safetensors", 20000), "model.safetensors .* cut off"),
         (lambda f: cut(f / "model.safetensors", 3), "model.safetensors is no safetensors file"),
         (
