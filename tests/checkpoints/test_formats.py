@@ -231,13 +231,14 @@ def test_what_convert_refuses_before_it_reads(
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(Checkpoint, "read", None)
     pieces = checkpoints.ASSETS / "debian.model"
-    for destination, to, given, message in (
+    cases: tuple[tuple[str, str, dict[str, Any], str], ...] = (
         ("copy", "onnx", {}, "Unknown format 'onnx' to write; known: native, t5x, huggingface"),
         ("copy", "t5x", {"dtype": "int8"}, "Unknown dtype 'int8' .* float32, bfloat16"),
         ("gs://bucket/copy", "t5x", {}, "gs://bucket/copy is remote, .* local folders"),
         ("copy", "t5x", {"vocabulary": pieces}, "holds no vocabulary, so .*debian.model would be"),
         ("copy", "native", {"vocabulary": pieces}, "has 40 embeddings, fewer than the 8192 pieces"),
-    ):
+    )
+    for destination, to, given, message in cases:
         with pytest.raises(ValueError, match=message):
             checkpoints.convert(source, destination, to, **given)
     for extra_ids, message in ((-5, "extra_ids -5"), (1.5, "extra_ids 1.5"), (9, "8201 pieces")):
@@ -382,7 +383,9 @@ DAMAGE = {
             "token_embedder/embedding .* not finite",
         ),
         (
-            lambda f: edit_tensors(f, **{SHARED: np.tile(np.float32([np.inf, -np.inf]), (40, 8))}),
+            lambda f: edit_tensors(
+                f, **{SHARED: np.tile([np.float32(np.inf), np.float32(-np.inf)], (40, 8))}
+            ),
             "token_embedder/embedding .* not finite",
         ),
         (lambda f: cut(f / "model.safetensors", 20000), "model.safetensors .* cut off"),
