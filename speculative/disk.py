@@ -6,6 +6,7 @@ import fcntl
 import json
 import os
 import pathlib
+import tempfile
 from collections.abc import Callable, Iterator
 from typing import Any, TypeVar
 
@@ -48,6 +49,35 @@ def lines(content: str) -> list[str]:
     return [line.removesuffix("\r") for line in content.removesuffix("\n").split("\n")]
 
 
+@contextlib.contextmanager
+def reading(place: object, fault: str = "cannot be read") -> Iterator[None]:
+    """Makes a ValueError of whatever is raised within, for damage has many kinds of errors.
+
+    The message names the `place`, a file or folder, and its `fault`. A ValueError that names it
+    already is left alone.
+    """
+    try:
+        yield
+    except Exception as error:
+        if isinstance(error, ValueError) and str(place) in str(error):
+            raise
+        if isinstance(error, OSError) and error.strerror:
+            named = error.filename if str(place) in str(error.filename) else place
+            raise ValueError(f"{named} cannot be read: {error.strerror.lower()}.") from error
+        bare = isinstance(error, LookupError) or not str(error)  # A key alone says nothing.
+        said = repr(error) if bare else str(error).rstrip(".")
+        raise ValueError(f"{place} {fault}: {said}; fetch it again or restore it.") from error
+
+
+def read_json(path: pathlib.Path) -> dict[str, Any]:
+    """The JSON object that a file holds; raises ValueError, naming the file, if it holds none."""
+    with reading(path, "is not JSON"):
+        found = json.loads(path.read_text(encoding="utf-8"))
+    if not isinstance(found, dict):
+        raise ValueError(f"{path} holds no JSON object; fetch it again or restore it.")
+    return found
+
+
 def writable(path: Path) -> pathlib.Path:
     """A file's path, in a folder that is made; OSError, before long work, if it cannot be."""
     path = pathlib.Path(path)
@@ -60,22 +90,31 @@ def writable(path: Path) -> pathlib.Path:
 
 @contextlib.contextmanager
 def written(path: Path) -> Iterator[pathlib.Path]:
-    """A file to write, which takes the place of `path` when the block ends, or is removed.
+    """Where to write a file or a folder that takes the place of `path` when the block ends.
 
-    An OSError names `path`, whose folder is made.
+    It lies in a private folder beside `path`, so that others who write the same are not met; if
+    the block fails, nothing is left. An OSError names `path`, whose folder is made.
     """
-    path = part = writable(path)
-    if path.is_file() or not path.exists():  # What else there is, such as /dev/stdout, stays.
-        path = path.resolve()
-        part = path.with_name(f".{path.stem}.{os.getpid()}{path.suffix}")
+    path = writable(path)
+    if path.exists() and not path.is_file():  # A device, such as /dev/stdout, stays.
+        yield path
+        return
+    path = path.resolve()
     try:
-        yield part
-        part.replace(path)
-    except OSError as error:
-        raise OSError(error.errno, error.strerror or str(error), str(path)) from error
-    finally:
-        if part != path:
-            part.unlink(missing_ok=True)
+        beside = tempfile.TemporaryDirectory(
+            prefix=".unfinished-", dir=path.parent, ignore_cleanup_errors=True
+        )
+        with beside as private:
+            part = pathlib.Path(private, path.name)
+            yield part
+            part.replace(path)
+    except Exception as error:
+        # Libraries wrap what the system said in errors of their own.
+        codes = [error.errno] if isinstance(error, OSError) else []
+        codes += [code for code in FULL if os.strerror(code) in str(error)]
+        for code in codes:
+            raise OSError(code, os.strerror(code or errno.EIO), str(path)) from error
+        raise
 
 
 def write(path: Path, content: str) -> None:

@@ -42,16 +42,8 @@ class Weights:
         if found is None and self.checkpoint:
             raise ValueError(f"{self.name} comes without a vocabulary; give one (--vocabulary).")
         found = found or Numbers(self.config.vocab_size)
-        self.require_room(found)
+        found.require_room(self.config.vocab_size, self.name)
         return found
-
-    def require_room(self, vocabulary: Vocabulary) -> None:
-        """Raises ValueError if a vocabulary has more pieces than the model's embedding."""
-        if vocabulary.size > self.config.vocab_size:
-            raise ValueError(
-                f"{self.name} has {self.config.vocab_size} embeddings, fewer than the "
-                f"{vocabulary.size} pieces of its vocabulary {vocabulary.path}."
-            )
 
     def load(self, quantized: bool = False) -> PyTree:
         """Its parameters in the layout for decoding; raises ValueError if a file is damaged."""
@@ -143,7 +135,7 @@ def resolve(
     if small:
         _require_of_a_kind(big, small)
         if random:
-            small.require_room(vocabulary)
+            vocabulary.require_room(small.config.vocab_size, small.name)
         else:
             vocabulary.require_equal(small.vocabulary(vocabulary_file))
     return Resolved((target, draft), big, small, path, vocabulary)

@@ -3,6 +3,7 @@
 import functools
 import hashlib
 import itertools
+import os
 import pathlib
 import shutil
 from collections.abc import Iterator
@@ -11,6 +12,7 @@ from typing import Any
 import numpy as np
 import sentencepiece
 
+from speculative.disk import reading
 from speculative.types import EOS_ID, PAD_ID
 
 EXTRA_IDS = 100  # Sentinel tokens after the pieces of T5's vocabulary.
@@ -31,23 +33,22 @@ class Vocabulary:
 
     eos_id: int = EOS_ID
 
-    def __init__(self, path: str | pathlib.Path, extra_ids: int = 0):
+    def __init__(self, path: str | os.PathLike[str], extra_ids: int = 0):
         """Loads a model; raises ValueError if the file is missing or no SentencePiece model."""
         self.path, self.extra_ids = pathlib.Path(path), extra_ids
         if not self.path.is_file():
             raise ValueError(f"There is no vocabulary at {self.path}.")
         self._processor = sentencepiece.SentencePieceProcessor()
-        try:
+        with reading(self.path, "is no SentencePiece model"):
             self._processor.Load(str(self.path))
-        except (OSError, RuntimeError) as error:
-            raise ValueError(f"{self.path} is no SentencePiece model: {error}.") from error
         self._known: int = self._processor.GetPieceSize()
         self.size = self._known + extra_ids
 
     @functools.cached_property
     def pieces(self) -> tuple[str, ...]:
         """Every piece, by id."""
-        known = self._processor.IdToPiece(list(range(self._known)))
+        with reading(self.path, "is no SentencePiece model"):
+            known = self._processor.IdToPiece(list(range(self._known)))
         return (*known, *(f"<extra_id_{i}>" for i in reversed(range(self.extra_ids))))
 
     @functools.cached_property
@@ -72,6 +73,14 @@ class Vocabulary:
     def _until_end(self, tokens: np.ndarray | list[int]) -> Iterator[int]:
         return itertools.takewhile(lambda token: token != self.eos_id, map(int, tokens))
 
+    def require_room(self, rows: int, model: str) -> None:
+        """Raises ValueError if it has more pieces than a model's embedding has rows."""
+        if self.size > rows:
+            raise ValueError(
+                f"{model} has {rows} embeddings, fewer than the {self.size} pieces of its "
+                f"vocabulary {self.path}."
+            )
+
     def require_equal(self, other: "Vocabulary") -> None:
         """Raises ValueError unless both have the same pieces under the same ids."""
         must = "Target and draft must share a vocabulary, but"
@@ -89,7 +98,7 @@ class Vocabulary:
 class BytePairs(Vocabulary):
     """GPT-2's byte pairs, with one token between texts (Radford et al., 2019)."""
 
-    def __init__(self, path: str | pathlib.Path):
+    def __init__(self, path: str | os.PathLike[str]):
         """Loads a `tokenizer.json`, or a `vocab.json` with the `merges.txt` beside it."""
         self.path, self.extra_ids = pathlib.Path(path), 0
         self._tokenizer = _byte_pairs(self.path)
@@ -128,7 +137,7 @@ def _byte_pairs(path: pathlib.Path) -> Any:
     for file in (path, merges) if path.name == PAIRS else (path,):
         if not file.is_file():
             raise ValueError(f"There is no vocabulary at {path}: {file.name} is missing.")
-    try:
+    with reading(path, "is no vocabulary of byte pairs"):
         if path.name == PAIRS:
             model = tokenizers.models.BPE.from_file(str(path), str(merges))
             tokenizer = tokenizers.Tokenizer(model)
@@ -137,15 +146,13 @@ def _byte_pairs(path: pathlib.Path) -> Any:
             tokenizer.add_special_tokens([END_OF_TEXT])
         else:
             tokenizer = tokenizers.Tokenizer.from_file(str(path))
-    except Exception as error:  # The package raises nothing narrower.
-        raise ValueError(f"{path} is no vocabulary of byte pairs: {error}.") from error
     # A file may set a length to which texts are cut or padded.
     tokenizer.no_truncation()
     tokenizer.no_padding()
     return tokenizer
 
 
-def open_vocabulary(path: str | pathlib.Path, extra_ids: int = 0) -> Vocabulary:
+def open_vocabulary(path: str | os.PathLike[str], extra_ids: int = 0) -> Vocabulary:
     """The vocabulary of a file: byte pairs if its name ends in .json, otherwise SentencePiece.
 
     `extra_ids` sentinels follow SentencePiece's pieces; byte pairs have none.
@@ -153,13 +160,15 @@ def open_vocabulary(path: str | pathlib.Path, extra_ids: int = 0) -> Vocabulary:
     return BytePairs(path) if pathlib.Path(path).suffix == ".json" else Vocabulary(path, extra_ids)
 
 
-def from_elsewhere(path: str | pathlib.Path, rows: int) -> Vocabulary:
+def from_elsewhere(
+    path: str | os.PathLike[str], rows: int, extra_ids: int | None = None
+) -> Vocabulary:
     """The vocabulary of a file that did not come with its model; see `open_vocabulary`.
 
-    T5's sentinels follow its pieces if the model's embedding has enough `rows` for them.
+    By default T5's sentinels follow its pieces if the model's embedding has enough `rows`.
     """
-    vocabulary = open_vocabulary(path)
-    fits = vocabulary.size + EXTRA_IDS <= rows
+    vocabulary = open_vocabulary(path, extra_ids or 0)
+    fits = extra_ids is None and vocabulary.size + EXTRA_IDS <= rows
     return open_vocabulary(path, EXTRA_IDS) if fits else vocabulary
 
 

@@ -8,9 +8,11 @@ import pathlib
 import re
 from collections.abc import Mapping
 from types import ModuleType
+from typing import get_args
 
 from speculative.checkpoints import huggingface, native, t5x
-from speculative.checkpoints.checkpoint import Checkpoint, read_settings
+from speculative.checkpoints.checkpoint import DTYPES, Checkpoint, read_settings, vacant
+from speculative.disk import reading
 from speculative.models import SIZES
 from speculative.models.names import SPIECE
 from speculative.vocabulary import MERGES, from_elsewhere
@@ -35,9 +37,9 @@ def open(name: str | os.PathLike[str]) -> Checkpoint:
     Raises ValueError if there is none, or if it is damaged; the message names the file.
     """
     location = _located(str(name))
-    if location.startswith("gs://"):
-        return t5x.open(location)
-    try:
+    with reading(location):
+        if location.startswith("gs://"):
+            return t5x.open(location)
         settings = read_settings(location)
         if "format" in settings:
             return native.open(location)
@@ -45,8 +47,6 @@ def open(name: str | os.PathLike[str]) -> Checkpoint:
             return t5x.open(location)
         if "model_type" in settings:
             return huggingface.open(location)
-    except PermissionError as error:
-        raise ValueError(f"{error.filename} cannot be read: permission denied.") from error
     files = sorted(path.name for path in pathlib.Path(location).iterdir())[:5]
     raise ValueError(
         f"{location} is no checkpoint: it has neither a config.json of ours or of Hugging Face, "
@@ -78,6 +78,7 @@ def describe(checkpoint: Checkpoint) -> dict[str, str]:
         "parameters": f"{checkpoint.parameters:,}",
         "stored as": ", ".join(f"{kind} ({count} tensors)" for kind, count in kinds.items()),
         "vocabulary": vocabulary,
+        "checksums": checkpoint.checksums.extent,
         "sha256": whole.hexdigest() if folder.is_dir() else "not of a remote folder",
     }
 
@@ -85,7 +86,8 @@ def describe(checkpoint: Checkpoint) -> dict[str, str]:
 def known(name: str) -> bool:
     """Whether `open` may find a checkpoint of this name; a Hugging Face id is not looked up."""
     hub = re.fullmatch(r"[\w.-]+/[\w.-]+", name) is not None
-    return name in SHIPPED or name.startswith("gs://") or hub or pathlib.Path(name).is_dir()
+    folder = name != "" and os.path.isdir(name)
+    return name in SHIPPED or name.startswith("gs://") or hub or folder
 
 
 def convert(
@@ -101,13 +103,29 @@ def convert(
     One tensor or file is in memory at a time. `dtype` is "float32" or "bfloat16", by default the
     one that loses nothing. A `vocabulary` file replaces the source's; `extra_ids` sentinels follow
     its pieces, by default T5's 100 if the embedding has enough rows. T5X's format holds no
-    vocabulary. Raises ValueError if the source cannot be read or the destination not be written.
+    vocabulary.
+
+    Raises:
+        ValueError: a format is unknown, the source cannot be read, the destination not be written,
+            or the vocabulary has more pieces than the embedding.
     """
+    kinds = get_args(native.Storage) if to == "native" else tuple(DTYPES)
+    for name, said, known in (("format", to, FORMATS), ("dtype", dtype or kinds[0], kinds)):
+        if said not in known:
+            raise ValueError(f"Unknown {name} {said!r} to write; known: {', '.join(known)}.")
+    if vocabulary is not None and to == "t5x":
+        raise ValueError(
+            f"T5X's format holds no vocabulary, so {vocabulary} would be lost; leave it out, and "
+            "give it (--vocabulary) where the checkpoint is used."
+        )
+    vacant(destination)
     checkpoint = open(source)
     if vocabulary is not None:
-        pieces = from_elsewhere(pathlib.Path(vocabulary), checkpoint.config.vocab_size)
-        extra_ids = pieces.extra_ids if extra_ids is None else extra_ids
-        checkpoint = dataclasses.replace(checkpoint, vocabulary=pieces.path, extra_ids=extra_ids)
+        rows = checkpoint.config.vocab_size
+        pieces = from_elsewhere(vocabulary, rows, extra_ids)
+        pieces.require_room(rows, str(source))
+        given = {"vocabulary": pieces.path, "extra_ids": pieces.extra_ids}
+        checkpoint = dataclasses.replace(checkpoint, **given)
     FORMATS[to].write(destination, checkpoint, dtype)
     return FORMATS[to].open(destination)
 

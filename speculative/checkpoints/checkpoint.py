@@ -4,10 +4,9 @@ import contextlib
 import dataclasses
 import functools
 import hashlib
-import json
 import math
+import os
 import pathlib
-import shutil
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, NamedTuple
 
@@ -17,6 +16,8 @@ import numpy as np
 from flax import traverse_util
 from safetensors.numpy import save_file
 
+from speculative import disk
+from speculative.disk import read_json, reading
 from speculative.models import Config, abstract_params
 from speculative.types import PyTree
 from speculative.vocabulary import Vocabulary, open_vocabulary, store
@@ -24,6 +25,7 @@ from speculative.vocabulary import Vocabulary, open_vocabulary, store
 CONFIG = "config.json"  # It describes a model, in our folders and in Hugging Face's.
 DTYPES = {"float32": np.dtype(np.float32), "bfloat16": np.dtype(ml_dtypes.bfloat16)}
 """The number formats in which checkpoints are written."""
+FLOATS = ("float32", "bfloat16", "float16", "float64")  # Those in which others write them.
 
 
 class Tensor(NamedTuple):
@@ -37,29 +39,35 @@ class Tensor(NamedTuple):
 def read_settings(folder: str | pathlib.Path) -> dict[str, Any]:
     """The contents of a folder's `config.json`, empty without one; ValueError if it is damaged."""
     path = pathlib.Path(folder) / CONFIG
-    if not path.is_file():
-        return {}
-    try:
-        found = json.loads(path.read_text())
-    except ValueError as error:
-        raise ValueError(f"{path} is not JSON: {error}; fetch the checkpoint again.") from error
-    if not isinstance(found, dict):
-        raise ValueError(f"{path} holds no JSON object; fetch the checkpoint again.")
-    return found
+    return read_json(path) if path.is_file() else {}
+
+
+def plain(name: Any, where: object) -> str:
+    """The name of a file that a checkpoint lists; ValueError if it may be of another folder's."""
+    if not isinstance(name, str) or name in ("", "..") or pathlib.PurePath(name).name != name:
+        raise ValueError(
+            f"{where} names the file {name!r}; a checkpoint's files lie in its own folder, so this "
+            "must be a plain name. Do not trust this checkpoint; fetch it from where it was made."
+        )
+    return name
 
 
 def sha256(path: pathlib.Path) -> str:
     """A file's SHA-256, in hexadecimal."""
-    with path.open("rb") as file:
+    with reading(path), path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 class Checksums:
     """The SHA-256 of files, each computed once, when it is first needed."""
 
-    def __init__(self, recorded: Mapping[pathlib.Path, str] = {}) -> None:
-        """`recorded` holds the checksums that files must have."""
-        self._recorded, self.sha256 = recorded, functools.cache(sha256)
+    def __init__(
+        self,
+        recorded: Mapping[pathlib.Path, str] = {},
+        extent: str = "none: this format has none, so shapes and ranges alone are checked",
+    ) -> None:
+        """`recorded` holds the checksums that files must have; `extent` says which, for people."""
+        self._recorded, self.extent, self.sha256 = recorded, extent, functools.cache(sha256)
 
     def verify(self, path: pathlib.Path) -> None:
         """Raises ValueError if a file's checksum differs from the recorded one."""
@@ -83,8 +91,14 @@ class Checkpoint:
     checksums: Checksums = dataclasses.field(default_factory=Checksums)
 
     def __post_init__(self) -> None:
+        where, extra_ids = self.location, self.extra_ids
+        if isinstance(extra_ids, bool) or not isinstance(extra_ids, int) or extra_ids < 0:
+            raise ValueError(
+                f"{where} has the extra_ids {extra_ids!r}; the number of sentinels after a "
+                "vocabulary's pieces must be a whole number from 0 on."
+            )
+        require_layers(self.config, len(self.tensors), where)
         expected = by_name(abstract_params(self.config))
-        where = self.location
         for name in sorted(expected.keys() | self.tensors.keys()):
             if name not in self.tensors:
                 raise ValueError(f"{where} lacks the tensor {name}.")
@@ -94,6 +108,10 @@ class Checkpoint:
                 raise ValueError(
                     f"Tensor {name} of {where} is {self.tensors[name].shape}; its "
                     f"configuration asks for {expected[name].shape}."
+                )
+            if (kind := self.tensors[name].dtype) not in FLOATS and self.format != "native":
+                raise ValueError(
+                    f"Tensor {name} of {where} is of type {kind}; read are {', '.join(FLOATS)}."
                 )
 
     @property
@@ -109,10 +127,14 @@ class Checkpoint:
 
     def read(self, name: str) -> np.ndarray:
         """A tensor's values; raises ValueError if they cannot be read or are not finite."""
-        value = self.tensors[name].read()
-        # The sum of finite values hardly ever overflows, and needs no array of flags.
-        if not np.isfinite(np.sum(value, dtype=np.float64)):
-            raise ValueError(f"Tensor {name} of {self.location} holds values that are not finite.")
+        fault = f"has a tensor {name} that cannot be read"
+        with reading(self.location, fault), np.errstate(invalid="ignore"):
+            value = self.tensors[name].read()
+            # The sum of finite values hardly ever overflows, and needs no array of flags.
+            if not np.isfinite(np.sum(value, dtype=np.float64)):
+                raise ValueError(
+                    f"Tensor {name} of {self.location} holds values that are not finite."
+                )
         return value
 
     def numpy(self) -> PyTree:
@@ -169,29 +191,41 @@ def by_name(tree: PyTree) -> dict[str, Any]:
     return dict(traverse_util.flatten_dict(tree, sep="/"))
 
 
+def require_layers(config: Config, tensors: int, where: object) -> None:
+    """Raises ValueError if a configuration has more layers than there are tensors.
+
+    To name the tensors of a billion layers would take for ever.
+    """
+    if (layers := sum(getattr(config, depth) for depth in config.depths)) > tensors:
+        raise ValueError(
+            f"{where} holds {tensors} tensors, too few for the {layers} layers of its {CONFIG}; "
+            "fetch it again or restore it."
+        )
+
+
+def vacant(folder: str | os.PathLike[str]) -> pathlib.Path:
+    """The path of a folder that is to be made; ValueError if it is there, or would be remote."""
+    if str(folder).startswith("gs://"):
+        raise ValueError(
+            f"{folder} is remote, and checkpoints are written into local folders; choose one, and "
+            "copy it there."
+        )
+    if os.path.lexists(folder):
+        raise ValueError(f"{folder} exists already; remove it or choose another folder.")
+    return pathlib.Path(folder)
+
+
 @contextlib.contextmanager
-def written(folder: str | pathlib.Path) -> Iterator[pathlib.Path]:
+def written(folder: str | os.PathLike[str]) -> Iterator[pathlib.Path]:
     """A folder to fill, which becomes `folder` when the block ends, or is removed if it fails.
 
-    Raises ValueError if the folder exists already or the disk is full.
+    Raises ValueError if the folder exists, be it since the block began; OSError if it cannot be
+    written.
     """
-    folder = pathlib.Path(folder)
-    if folder.exists():
-        raise ValueError(f"{folder} exists already; remove it or choose another folder.")
-    unfinished = folder.with_name(folder.name + ".unfinished")
-    shutil.rmtree(unfinished, ignore_errors=True)
-    unfinished.mkdir(parents=True)
-    try:
+    with disk.written(vacant(folder)) as unfinished:
+        unfinished.mkdir()
         yield unfinished
-    except BaseException as error:
-        shutil.rmtree(unfinished, ignore_errors=True)
-        if "No space left" in str(error):
-            raise ValueError(
-                f"The disk is full: {folder} could not be written and nothing of it was kept; "
-                "free some space or choose another folder."
-            ) from error
-        raise
-    unfinished.rename(folder)
+        vacant(folder)
 
 
 def write_tensors(

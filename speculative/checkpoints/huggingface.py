@@ -3,12 +3,10 @@
 Weights are safetensors, or `pytorch_model.bin`, which needs torch; transformers is not needed.
 """
 
-import contextlib
 import functools
 import json
 import math
 import pathlib
-import pickle
 from collections.abc import Iterator
 from typing import Any
 
@@ -19,15 +17,19 @@ from speculative.checkpoints.checkpoint import (
     DTYPES,
     Checkpoint,
     Tensor,
+    plain,
     read_settings,
+    require_layers,
     write_tensors,
     written,
 )
 from speculative.checkpoints.native import read_safetensors
+from speculative.disk import read_json, reading
 from speculative.models import FAMILIES, names_of
 from speculative.models.names import SPIECE, Stored
 
 SAFETENSORS, BIN = "model.safetensors", "pytorch_model.bin"
+TOKENIZER = "tokenizer_config.json"
 SHARD_BYTES = 2**30  # The largest file that is written.
 
 
@@ -45,11 +47,14 @@ def open(folder: str | pathlib.Path) -> Checkpoint:
     if kind is None:
         known = " and ".join(f"{kind.title} ({', '.join(kind.model_types)})" for kind in readable)
         raise ValueError(f"{path} is of a {model!r} model; only {known} are read.")
-    config = kind.configuration(settings, path)
+    with reading(path):
+        config = kind.configuration(settings, path)
+    found = _stored(folder)
+    require_layers(config, len(found), folder)
     table = kind.names(config)
     stored = {
         kind.prefix + name if kind.prefix + name in table else name: tensor
-        for name, tensor in _stored(folder).items()
+        for name, tensor in found.items()
     }
     for name, original in kind.copies.items():
         if name in table and name not in stored and original in stored:
@@ -63,9 +68,8 @@ def open(folder: str | pathlib.Path) -> Checkpoint:
             raise ValueError(f"{folder} lacks the tensor {name}.")
     files = (folder / name for name in kind.vocabularies)
     vocabulary, extra_ids = next((file for file in files if file.is_file()), None), kind.extra_ids
-    with contextlib.suppress(OSError, ValueError):
-        tokenizer = json.loads((folder / "tokenizer_config.json").read_text())
-        extra_ids = int(tokenizer.get("extra_ids", extra_ids))
+    if (tokenizer := folder / TOKENIZER).is_file():
+        extra_ids = read_json(tokenizer).get("extra_ids", extra_ids)
     return Checkpoint(str(folder), "huggingface", config, tensors, vocabulary, extra_ids)
 
 
@@ -90,19 +94,20 @@ def write(folder: str | pathlib.Path, checkpoint: Checkpoint, dtype: str | None 
         value = value.astype(DTYPES[dtype], copy=False)
         return {name: value.T if transposed else value}
 
-    descriptions: dict[str, dict[str, Any]] = {CONFIG: settings}
+    descriptions: dict[str, dict[str, Any]] = {}
     with written(folder) as unfinished:
         if name := checkpoint.store_vocabulary(unfinished):
             tokenizer: dict[str, Any] = {"tokenizer_class": "GPT2Tokenizer"}
             if not name.endswith(".json"):
                 (unfinished / name).rename(unfinished / SPIECE)
                 tokenizer = {"tokenizer_class": "T5Tokenizer", "extra_ids": checkpoint.extra_ids}
-            descriptions["tokenizer_config.json"] = tokenizer
+            descriptions[TOKENIZER] = tokenizer
         index = write_tensors(unfinished, sizes, SHARD_BYTES, values, {"format": "pt"})
         if len(set(index.values())) > 1:
             contents = {"metadata": {"total_size": sum(sizes.values())}, "weight_map": index}
             descriptions[f"{SAFETENSORS}.index.json"] = contents
-        for name, contents in descriptions.items():
+        # Last what makes a checkpoint of the folder.
+        for name, contents in (descriptions | {CONFIG: settings}).items():
             (unfinished / name).write_text(json.dumps(contents, indent=2) + "\n")
 
 
@@ -131,10 +136,9 @@ def _stored(folder: pathlib.Path) -> dict[str, Tensor]:
         index = folder / f"{single}.index.json"
         if not index.is_file():
             continue
-        try:
-            shards = set(json.loads(index.read_text())["weight_map"].values())
-        except (ValueError, KeyError, TypeError, AttributeError) as error:
-            raise ValueError(f"{index} is no index of shards: {error!r}.") from error
+        with reading(index, "is no index of shards"):
+            listed = read_json(index)["weight_map"].values()
+            shards = {plain(shard, index) for shard in listed}
         tensors: dict[str, Tensor] = {}
         for shard in sorted(shards):
             if not (folder / shard).is_file():
@@ -154,14 +158,13 @@ def _read_bin(path: pathlib.Path) -> dict[str, Tensor]:
             f"{path} can be read only where torch is installed: pip install torch, or fetch the "
             f"{SAFETENSORS} of the same model."
         ) from error
-    try:
+    with reading(path, "holds no PyTorch weights, or is cut off"):
         # A tensor of a mapped file is read when it is used.
         stored = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
-    except (RuntimeError, pickle.UnpicklingError, OSError) as error:
-        raise ValueError(f"{path} holds no PyTorch weights, or is cut off: {error}.") from error
 
     def tensor(value: Any) -> Tensor:
         dtype = str(value.dtype).removeprefix("torch.")
         return Tensor(tuple(value.shape), dtype, lambda: value.float().numpy())
 
-    return {name: tensor(value) for name, value in stored.items()}
+    with reading(path, "holds other things than tensors"):
+        return {name: tensor(value) for name, value in stored.items()}

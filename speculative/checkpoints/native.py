@@ -4,14 +4,15 @@ Kernels and embeddings may be stored as int8; the dequantized values are then th
 """
 
 import functools
+import hashlib
 import json
 import math
 import pathlib
-from collections.abc import Callable, Iterable
-from typing import Literal
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, Literal
 
 import numpy as np
-from safetensors import SafetensorError, safe_open
+from safetensors import safe_open
 
 from speculative.checkpoints.checkpoint import (
     CONFIG,
@@ -20,17 +21,20 @@ from speculative.checkpoints.checkpoint import (
     Checksums,
     Tensor,
     in_memory,
+    plain,
     read_settings,
     sha256,
     write_tensors,
     written,
 )
+from speculative.disk import reading
 from speculative.models import FAMILIES, Config, format_of
 from speculative.types import PyTree
 
 Storage = Literal["float32", "bfloat16", "int8"]
 """The number formats in which parameters are saved."""
 VERSION = 1
+CHECKSUM = "checksum"  # The description's entry with its own; the first ones have none.
 SCALE = ".scale"  # The end of the name of an int8 tensor's scales.
 FILE_BYTES = 14 * 2**20
 """The largest file of a small model; some hosts refuse larger files in a repository."""
@@ -52,6 +56,12 @@ def quantize(name: str, value: np.ndarray) -> dict[str, np.ndarray]:
     scale = np.abs(value).max(axis=axis, keepdims=True) / 127
     scale = np.where(scale > 0, scale, 1).astype(np.float32)
     return {name: np.rint(value / scale).astype(np.int8), name + SCALE: scale}
+
+
+def checksum(description: Mapping[str, Any]) -> str:
+    """SHA-256, in hexadecimal, of what a `config.json` says except its own checksum."""
+    said = {key: value for key, value in description.items() if key != CHECKSUM}
+    return hashlib.sha256(json.dumps(said, sort_keys=True).encode()).hexdigest()
 
 
 def save(
@@ -91,7 +101,7 @@ def write(folder: str | pathlib.Path, checkpoint: Checkpoint, storage: str | Non
         vocabulary = checkpoint.store_vocabulary(unfinished)
         # Less than the limit, for there are a header and the scales too.
         write_tensors(unfinished, sizes, limit - 2**17, values)
-        description = {
+        description: dict[str, Any] = {
             "format": format_of(checkpoint.config),
             "format_version": VERSION,
             "quantisation": "int8" if storage == "int8" else None,
@@ -100,6 +110,7 @@ def write(folder: str | pathlib.Path, checkpoint: Checkpoint, storage: str | Non
             "model": checkpoint.config.to_json(),
             "sha256": {path.name: sha256(path) for path in sorted(unfinished.iterdir())},
         }
+        description[CHECKSUM] = checksum(description)
         (unfinished / CONFIG).write_text(json.dumps(description, indent=2) + "\n")
 
 
@@ -116,27 +127,35 @@ def open(folder: str | pathlib.Path) -> Checkpoint:
     shape; the message names it, or says that a file was altered if that is the cause.
     """
     folder = pathlib.Path(folder)
+    where = folder / CONFIG
     if not (description := read_settings(folder)):
         raise ValueError(f"{folder} is no checkpoint folder: it has no {CONFIG}.")
     kind, version = description.get("format"), description.get("format_version")
-    if kind not in FAMILIES or version != VERSION:
+    if kind not in [*FAMILIES] or version != VERSION:
         raise ValueError(
-            f"{folder / CONFIG} is of format {kind!r}, version {version}; this program reads "
+            f"{where} is of format {kind!r}, version {version}; this program reads "
             f"version {VERSION} of {', '.join(FAMILIES)}."
+        )
+    if description.get(CHECKSUM, given := checksum(description)) != given:
+        raise ValueError(
+            f"{where} was altered: its checksum is not that of its contents; fetch the checkpoint "
+            "again."
         )
     for key in ("model", "sha256", "vocabulary"):
         if key not in description:
-            raise ValueError(f"{folder / CONFIG} lacks {key!r}; fetch the checkpoint again.")
-    try:
+            raise ValueError(f"{where} lacks {key!r}; fetch the checkpoint again.")
+    with reading(where, "describes no model"):
         config = FAMILIES[kind].config.from_json(description["model"])
-    except TypeError as error:
-        raise ValueError(f"{folder / CONFIG} has a model of other fields: {error}.") from error
-    recorded = {folder / name: sha256 for name, sha256 in description["sha256"].items()}
+    with reading(where, "lists no files and checksums"):
+        listed = description["sha256"].items()
+        recorded = {folder / plain(name, where): sha256 for name, sha256 in listed}
     for path in recorded:
         if not path.is_file():
             raise ValueError(f"{path} is missing; restore it or fetch the checkpoint again.")
     name, extra_ids = description["vocabulary"], description.get("extra_ids", 0)
-    vocabulary, checksums = folder / name if name else None, Checksums(recorded)
+    vocabulary = None if name is None else folder / plain(name, where)
+    missing = "" if CHECKSUM in description else f" but {CONFIG}, as older versions wrote it"
+    checksums = Checksums(recorded, f"of every file{missing}")
     try:
         tensors = _tensors(folder, checksums, recorded)
         return Checkpoint(str(folder), "native", config, tensors, vocabulary, extra_ids, checksums)
@@ -161,6 +180,12 @@ def _tensors(
             return tensor
         if scale is None:
             raise ValueError(f"{folder} lacks the tensor {name + SCALE}.")
+        axis = 0 if name.endswith("kernel") else 1
+        if scale.shape != tuple(1 if i == axis else n for i, n in enumerate(tensor.shape)):
+            raise ValueError(
+                f"Tensor {name + SCALE} of {folder} is {scale.shape}, which are no scales for "
+                f"{tensor.shape}."
+            )
         return tensor._replace(read=lambda: tensor.read().astype(np.float32) * scale.read())
 
     return {name: dequantized(name) for name in stored if not name.endswith(SCALE)}
@@ -177,12 +202,12 @@ def read_safetensors(
     def read(name: str) -> np.ndarray:
         verify()
         # The file is opened for each tensor: the pages read of an open file stay in memory.
-        with safe_open(path, framework="numpy") as file:
+        with reading(path), safe_open(path, framework="numpy") as file:
             return file.get_tensor(name)
 
     tensors = {}
-    path.open("rb").close()  # The library reports a file without permission as missing.
-    try:
+    with reading(path, "is no safetensors file, or is cut off"):
+        path.open("rb").close()  # The library reports a file without permission as missing.
         with safe_open(path, framework="numpy") as file:
             for name in list(file.keys()):
                 part = file.get_slice(name)
@@ -192,6 +217,4 @@ def read_safetensors(
                         f"Tensor {name} of {path} is of type {kind}; read are {', '.join(KINDS)}."
                     )
                 tensors[name] = Tensor(shape, KINDS[kind], functools.partial(read, name))
-    except (SafetensorError, OSError) as error:
-        raise ValueError(f"{path} is no safetensors file, or is cut off: {error}.") from error
     return tensors

@@ -12,10 +12,13 @@ import numpy as np
 import tensorstore
 from flax import serialization, traverse_util
 
-from speculative.checkpoints.checkpoint import DTYPES, Checkpoint, Tensor, written
+from speculative.checkpoints.checkpoint import DTYPES, FLOATS, Checkpoint, Tensor, plain, written
+from speculative.disk import reading
 from speculative.models import FAMILIES, names_of
 
 INDEX, VERSION = "checkpoint", 3
+WAIT = 8  # Seconds for a bucket's first answer; TensorStore itself tries again for minutes.
+MOST_LAYERS = 1000  # That are scanned, of which an index may claim any number.
 CHUNK_BYTES = 64 * 2**20  # The largest chunk of an array; T5X aims at the same.
 
 
@@ -25,7 +28,7 @@ def kvstore(folder: str | pathlib.Path) -> dict[str, str]:
     if url.startswith("gs://"):
         bucket, _, path = url.removeprefix("gs://").partition("/")
         return {"driver": "gcs", "bucket": bucket, "path": path}
-    return {"driver": "file", "path": str(pathlib.Path(folder).absolute()) + "/"}
+    return {"driver": "file", "path": str(pathlib.Path(folder).resolve()) + "/"}
 
 
 def open(folder: str | pathlib.Path) -> Checkpoint:
@@ -36,8 +39,10 @@ def open(folder: str | pathlib.Path) -> Checkpoint:
     no T5X checkpoint of a T5, or if a tensor does not fit the others.
     """
     tensors = {}
-    for path, leaf in _index(folder).items():
-        tensors |= _tensors(folder, path, leaf)
+    leaves = _index(folder)
+    with reading(f"{folder}/{INDEX}"):
+        for path, leaf in leaves.items():
+            tensors |= _tensors(folder, path, leaf)
     shapes = {name: tensor.shape for name, tensor in tensors.items()}
     # T5 comes last: it always finds a configuration, or raises what such a checkpoint lacks.
     configs = (family.names.infer(shapes, str(folder)) for family in reversed(FAMILIES.values()))
@@ -75,18 +80,21 @@ def write(folder: str | pathlib.Path, checkpoint: Checkpoint, dtype: str | None 
 
 def _index(folder: str | pathlib.Path) -> dict[tuple[str, ...], Any]:
     """The index's parameters by path: TensorStore's specifications, or arrays."""
-    try:
-        read = tensorstore.KvStore.open(kvstore(folder)).result().read(INDEX).result()
-    except (ValueError, OSError) as error:
-        raise ValueError(f"{folder}/{INDEX} cannot be read: {error}.") from error
+    with reading(f"{folder}/{INDEX}"):
+        try:
+            store = tensorstore.KvStore.open(kvstore(folder)).result(timeout=WAIT)
+            read = store.read(INDEX).result(timeout=WAIT)
+        except TimeoutError as error:
+            raise ValueError(
+                f"{folder}/{INDEX} cannot be read: no answer within {WAIT} seconds; look whether "
+                "there is a network."
+            ) from error
     if read.state != "value":
         raise ValueError(f"{folder} is no T5X checkpoint: it has no file named '{INDEX}'.")
-    try:
+    with reading(f"{folder}/{INDEX}", "is not a T5X index"):
         contents = serialization.msgpack_restore(read.value)
         version, tree = contents["version"], contents["optimizer"]["target"]
         leaves = traverse_util.flatten_dict(tree, is_leaf=lambda _, node: "driver" in node)
-    except Exception as error:  # msgpack's own errors have no common base.
-        raise ValueError(f"{folder}/{INDEX} is not a T5X index: {error!r}.") from error
     if version != VERSION:
         raise ValueError(f"{folder}/{INDEX} is of version {version}; version {VERSION} is read.")
     return leaves
@@ -97,7 +105,7 @@ def _tensors(folder: str | pathlib.Path, path: tuple[str, ...], leaf: Any) -> di
     name = "/".join(path)
     if isinstance(leaf, dict):
         # Older versions of T5X wrote absolute paths; the array is always beside the index.
-        array = leaf["kvstore"]["path"].rstrip("/").rpartition("/")[2]
+        array = plain(leaf["kvstore"]["path"].rstrip("/").rpartition("/")[2], f"{folder}/{INDEX}")
         shape, dtype = tuple(leaf["metadata"]["shape"]), leaf["dtype"]
         read = functools.partial(_read_zarr, folder, name, array, shape)
     else:
@@ -110,6 +118,8 @@ def _tensors(folder: str | pathlib.Path, path: tuple[str, ...], leaf: Any) -> di
             f"Every layer of {folder} has relative positions of its own ({name}), as umT5 does; "
             "such models are not supported."
         )
+    if shape[1] > MOST_LAYERS:
+        raise ValueError(f"{folder}/{INDEX} has {shape[1]} layers; at most {MOST_LAYERS} are read.")
     return {
         "/".join((path[0], f"layers_{i}", *path[2:])): Tensor(
             (shape[0], *shape[2:]), dtype, functools.partial(read, np.s_[:, i])
@@ -127,10 +137,11 @@ def _read_zarr(
         "kvstore": kvstore(f"{str(folder).rstrip('/')}/{path}"),
         "fill_missing_data_reads": False,  # A missing chunk is damage, not zeros.
     }
-    try:
+    with reading(f"Tensor {name} of {folder} ({path})"):
         array = tensorstore.open(store, read=True, open=True).result()
-        if array.shape != shape:
-            raise ValueError(f"it is {array.shape} on disk, but {shape} in the index")
+        if array.shape != shape or array.dtype.name not in FLOATS:
+            found = f"{array.shape} of {array.dtype.name}"
+            raise ValueError(f"it is {found} on disk, but {shape} in the index")
         chosen = array[index]
         if not chosen.shape:
             return np.asarray(chosen.read().result())
@@ -142,5 +153,3 @@ def _read_zarr(
             part = slice(first, min(first + rows, shape[0]))
             value[part] = chosen[part].read().result()
         return value
-    except (ValueError, OSError) as error:
-        raise ValueError(f"Tensor {name} of {folder} ({path}) cannot be read: {error}.") from error

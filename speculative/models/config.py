@@ -85,9 +85,12 @@ class Config:
         for field in dataclasses.fields(self):
             value = getattr(self, field.name)
             least = 0 if field.name in self.may_be_0 else 1
-            if field.type in (int, "int") and (not isinstance(value, int) or value < least):
+            whole = type(value) is int and least <= value < 2**31
+            if field.type in (int, "int") and not whole:
                 kind = "positive" if least else "non-negative"
-                self._refuse(field.name, f"a {kind} whole number")
+                self._refuse(field.name, f"a {kind} whole number below 2^31")
+            if field.type in (bool, "bool") and type(value) is not bool:
+                self._refuse(field.name, "True or False")
             if value not in _CHOICES.get(field.name, (value,)):
                 self._refuse(field.name, " or ".join(_CHOICES[field.name]))
             if field.name in self.fixed and value != self.fixed[field.name]:

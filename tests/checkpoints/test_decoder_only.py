@@ -275,7 +275,8 @@ def test_the_vocabulary_travels(
 
 
 def test_a_gpt_may_have_pieces(tmp_path: pathlib.Path) -> None:
-    pieces = checkpoints.ASSETS / "debian.model"
-    made = checkpoints.convert(GPT2, tmp_path / "a", "huggingface", vocabulary=pieces)
+    pieces, config = checkpoints.ASSETS / "debian.model", CONFIGS["GPT"].replace(vocab_size=8192)
+    native.save(tmp_path / "made", config, params_of(config))
+    made = checkpoints.convert(tmp_path / "made", tmp_path / "a", "huggingface", vocabulary=pieces)
     assert made.vocabulary == tmp_path / "a" / "spiece.model"
     assert made.extra_ids == 0

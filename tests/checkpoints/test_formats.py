@@ -5,6 +5,7 @@ import json
 import os
 import pathlib
 import shutil
+import socket
 import sys
 import tempfile
 import types
@@ -208,7 +209,7 @@ def test_logits_that_are_tied_but_not_scaled(tmp_path: pathlib.Path) -> None:
 
 
 def test_the_vocabulary_travels(tmp_path: pathlib.Path) -> None:
-    save(tmp_path / "made", V1_1)
+    save(tmp_path / "made", V1_1.replace(vocab_size=8195))
     pieces = checkpoints.ASSETS / "debian.model"
     made = checkpoints.convert(
         tmp_path / "made", tmp_path / "hf", "huggingface", vocabulary=pieces, extra_ids=3
@@ -218,6 +219,111 @@ def test_the_vocabulary_travels(tmp_path: pathlib.Path) -> None:
         assert checkpoint.vocabulary is not None
         assert checkpoint.vocabulary.read_bytes() == pieces.read_bytes()
         assert checkpoint.extra_ids == 3
+
+
+def test_what_convert_refuses_before_it_reads(
+    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And writes nothing of."""
+    source, wide, config = tmp_path / "made", tmp_path / "wide", V1_1.replace(vocab_size=8200)
+    for folder, sizes in ((source, V1_1), (wide, config)):
+        checkpoints.native.save(folder, sizes, params_of(sizes))
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(Checkpoint, "read", None)
+    pieces = checkpoints.ASSETS / "debian.model"
+    cases: tuple[tuple[str, str, dict[str, Any], str], ...] = (
+        ("copy", "onnx", {}, "Unknown format 'onnx' to write; known: native, t5x, huggingface"),
+        ("copy", "t5x", {"dtype": "int8"}, "Unknown dtype 'int8' .* float32, bfloat16"),
+        ("gs://bucket/copy", "t5x", {}, "gs://bucket/copy is remote, .* local folders"),
+        ("copy", "t5x", {"vocabulary": pieces}, "holds no vocabulary, so .*debian.model would be"),
+        ("copy", "native", {"vocabulary": pieces}, "has 40 embeddings, fewer than the 8192 pieces"),
+    )
+    for destination, to, given, message in cases:
+        with pytest.raises(ValueError, match=message):
+            checkpoints.convert(source, destination, to, **given)
+    for extra_ids, message in ((-5, "extra_ids -5"), (1.5, "extra_ids 1.5"), (9, "8201 pieces")):
+        with pytest.raises(ValueError, match=message):
+            checkpoints.convert(wide, "copy", "native", vocabulary=pieces, extra_ids=extra_ids)  # pyright: ignore
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["made", "wide"]
+
+
+@pytest.mark.parametrize("to", checkpoints.FORMATS)
+def test_two_conversions_to_one_folder(
+    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch, to: str
+) -> None:
+    """The first that ends has it, whole; the user's own folder of a like name stays."""
+    source = save(tmp_path / "made", V1_1)
+    mine = tmp_path / "copy.unfinished" / "thesis.txt"
+    mine.parent.mkdir()
+    mine.write_text("mine")
+    read = Checkpoint.read
+
+    def meanwhile(self: Checkpoint, name: str) -> np.ndarray:
+        if not (tmp_path / "copy").exists():
+            monkeypatch.setattr(Checkpoint, "read", read)
+            checkpoints.convert(source.location, tmp_path / "copy", to)
+        return read(self, name)
+
+    monkeypatch.setattr(Checkpoint, "read", meanwhile)
+    with pytest.raises(ValueError, match="copy exists already"):
+        checkpoints.convert(source.location, tmp_path / "copy", to)
+    equal(checkpoints.open(tmp_path / "copy"), source)
+    assert mine.read_text() == "mine"
+    assert {path.name for path in tmp_path.iterdir()} == {
+        "made",
+        "source",
+        "copy",
+        mine.parent.name,
+    }
+
+
+def test_what_a_kill_leaves_is_no_checkpoint(
+    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whenever it comes, and no later conversion touches it."""
+    source = save(tmp_path / "made", V1_0)
+    for number, to in enumerate(checkpoints.FORMATS):
+        here = tmp_path / str(number)
+        made = checkpoints.convert(source.location, here / "whole", to)
+        last = {"t5x": "checkpoint"}.get(to, "config.json")
+        left = here / ".unfinished-x" / "copy"
+        shutil.copytree(made.location, left, ignore=lambda *_: [last])  # noqa: B023
+        for folder in (left, left.parent):
+            with pytest.raises(ValueError, match="is no checkpoint"):
+                checkpoints.open(folder)
+        checkpoints.convert(source.location, here / "copy", to)
+        assert left.is_dir()
+        written = sorted((here / "copy").iterdir(), key=lambda path: path.stat().st_mtime_ns)
+        assert written[-1].name == last
+
+
+def test_a_path_through_another_folder(
+    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = save(tmp_path / "checkpoint_1", V1_1, "t5x")
+    (tmp_path / "here").mkdir()
+    monkeypatch.chdir(tmp_path / "here")
+    equal(checkpoints.open("../checkpoint_1"), made)
+    checkpoints.convert("../here/../checkpoint_1", "../copy", "t5x")
+    equal(checkpoints.open(tmp_path / "copy"), made)
+
+
+def test_a_bucket_that_does_not_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(t5x, "WAIT", 0.2)
+    with socket.create_server(("localhost", 0)) as silent:
+        address = f"http://localhost:{silent.getsockname()[1]}"
+        monkeypatch.setenv("TENSORSTORE_GCS_HTTP_URL", address)
+        with pytest.raises(
+            ValueError, match=r"gs://bucket/x/checkpoint .* no answer within 0\.2 sec"
+        ):
+            checkpoints.open("gs://bucket/x")
+
+
+def edit_index(folder: pathlib.Path, change: Any) -> None:
+    """Changes the leaf of the embedding in T5X's index."""
+    index = index_of(folder)
+    change(index["optimizer"]["target"]["token_embedder"]["embedding"])
+    (folder / "checkpoint").write_bytes(serialization.msgpack_serialize(index))
 
 
 def edit_json(path: pathlib.Path, **changes: Any) -> None:
@@ -236,6 +342,21 @@ def edit_tensors(folder: pathlib.Path, **changes: Any) -> None:
 
 def cut(path: pathlib.Path, size: int) -> None:
     path.write_bytes(path.read_bytes()[:size])
+
+
+def sharded(folder: pathlib.Path, weight_map: Any) -> None:
+    (folder / "model.safetensors").rename(folder / "weights")
+    index = folder / "model.safetensors.index.json"
+    index.write_text(json.dumps({"weight_map": weight_map}))
+
+
+def scanned(folder: pathlib.Path) -> None:
+    """An index that claims a hundred million layers."""
+    index = index_of(folder)
+    leaf = index["optimizer"]["target"]["token_embedder"]["embedding"]
+    leaf = leaf | {"metadata": {"shape": [16, 10**8]}}
+    index["optimizer"]["target"]["decoder"]["layers"] = {"norm": leaf}
+    (folder / "checkpoint").write_bytes(serialization.msgpack_serialize(index))
 
 
 SHARED = "shared__weight"
@@ -261,6 +382,12 @@ DAMAGE = {
             lambda f: edit_tensors(f, **{SHARED: np.full((40, 16), np.nan, np.float32)}),
             "token_embedder/embedding .* not finite",
         ),
+        (
+            lambda f: edit_tensors(
+                f, **{SHARED: np.tile([np.float32(np.inf), np.float32(-np.inf)], (40, 8))}
+            ),
+            "token_embedder/embedding .* not finite",
+        ),
         (lambda f: cut(f / "model.safetensors", 20000), "model.safetensors .* cut off"),
         (lambda f: cut(f / "model.safetensors", 3), "model.safetensors is no safetensors file"),
         (
@@ -276,6 +403,29 @@ DAMAGE = {
         (lambda f: edit_json(f / "config.json", layer_norm_epsilon=0.1), "epsilon 0.1"),
         (lambda f: edit_json(f / "config.json", d_kv=None), "d_kv None; it must be a positive"),
         (lambda f: (f / "config.json").unlink(), "no checkpoint: .* it holds model.safetensors"),
+        (lambda f: edit_json(f / "config.json", num_layers=10**8), "too few for the 100000003 l"),
+        (lambda f: edit_json(f / "config.json", model_type=["t5"]), r"of a \['t5'\] model"),
+        (
+            lambda f: edit_json(f / "config.json", feed_forward_proj=[]),
+            "config.json cannot be read",
+        ),
+        (
+            lambda f: edit_json(f / "config.json", tie_word_embeddings="no"),
+            "config.json .*logits_via_embedding must be True or False, not 'no'",
+        ),
+        (
+            lambda f: (f / "tokenizer_config.json").write_text('{"extra_ids": -5}'),
+            "extra_ids -5; .* whole number",
+        ),
+        (lambda f: (f / "tokenizer_config.json").write_text("{"), "tokenizer_config.json is not J"),
+        (lambda f: sharded(f, {"a": f"../{f.name}/weights"}), "names the file '../made/weights'"),
+        (lambda f: sharded(f, {"a": str(f / "weights")}), "names the file '/.*/weights'; .* plain"),
+        (lambda f: sharded(f, {"a": None}), "index.json names the file None"),
+        (lambda f: sharded(f, ["weights"]), "index.json is no index of shards"),
+        (
+            lambda f: edit_tensors(f, **{SHARED: np.zeros((40, 16), np.int8)}),
+            "token_embedder/embedding .* is of type int8; read are float32",
+        ),
     ],
     "t5x": [
         (lambda f: (f / "checkpoint").unlink(), "is no checkpoint"),
@@ -295,8 +445,20 @@ DAMAGE = {
         ),
         (
             lambda f: edit_json(f / "target.token_embedder.embedding" / ".zarray", shape=[9, 16]),
-            r"\(9, 16\) on disk, but \(40, 16\)",
+            r"\(9, 16\) .* on disk, but \(40, 16\)",
         ),
+        (
+            lambda f: edit_json(f / "target.token_embedder.embedding" / ".zarray", dtype="<i4"),
+            r"of int32 on disk",
+        ),
+        (lambda f: edit_index(f, lambda x: x["kvstore"].update(path="..")), r"the file '\.\.'"),
+        (
+            lambda f: edit_index(f, lambda x: x.pop("metadata")),
+            "checkpoint cannot be read: KeyError",
+        ),
+        (lambda f: edit_index(f, lambda x: x.update(dtype=3)), "is of type 3; read are float32"),
+        (lambda f: edit_index(f, lambda x: x["metadata"].update(shape=[3])), "made cannot be read"),
+        (scanned, "has 100000000 layers; at most 1000 are read"),
     ],
 }
 
@@ -311,8 +473,7 @@ def test_damage_is_named(tmp_path: pathlib.Path, to: str, damage: Any, message: 
     with pytest.raises(ValueError, match=message) as raised:
         checkpoints.convert(tmp_path / "made", tmp_path / "copy", "native")
     assert str(tmp_path / "made") in str(raised.value)
-    assert not (tmp_path / "copy").exists()
-    assert not (tmp_path / "copy.unfinished").exists()
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["made", "source"]
 
 
 @pytest.fixture
@@ -381,7 +542,7 @@ def test_a_full_disk_leaves_nothing(
         return read(self, name)
 
     monkeypatch.setattr(Checkpoint, "read", fills)
-    with pytest.raises(ValueError, match="disk is full: .*copy could not be written"):
+    with pytest.raises(OSError, match="No space left on device: '.*copy'"):
         checkpoints.FORMATS[to].write(tmp_path / "copy", source)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["made", "source"]
 

@@ -9,10 +9,11 @@ import jax
 import numpy as np
 import pytest
 from flax import traverse_util
+from safetensors.numpy import load_file, save_file
 
 from speculative import checkpoints
 from speculative.checkpoints import native
-from speculative.checkpoints.checkpoint import read_settings
+from speculative.checkpoints.checkpoint import read_settings, sha256
 from speculative.models import T5, T5Config
 from tests import saved
 
@@ -108,8 +109,10 @@ def test_parameters_that_do_not_fit_leave_nothing(tmp_path: pathlib.Path, params
 
 
 def rewritten(folder: pathlib.Path, change) -> None:
+    """Changes a description, which is then one without a checksum, as the first were."""
     path = folder / "config.json"
     description = json.loads(path.read_text())
+    del description["checksum"]
     change(description)
     path.write_text(json.dumps(description))
 
@@ -156,16 +159,103 @@ def test_damage_is_named(tmp_path: pathlib.Path, params: dict, damage, message: 
     [
         (lambda d: [], "holds no JSON object"),
         (lambda d: {k: v for k, v in d.items() if k != "model"}, "lacks 'model'"),
-        (lambda d: d | {"model": d["model"] | {"depth": 3}}, "model of other fields"),
+        (lambda d: d | {"model": d["model"] | {"depth": 3}}, "describes no model: .*'depth'"),
+        (lambda d: d | {"model": [3]}, "describes no model"),
+        (lambda d: d | {"model": d["model"] | {"mlp_activations": None}}, "describes no model"),
+        (lambda d: d | {"model": d["model"] | {"num_heads": True}}, "num_heads must be .* True"),
+        (lambda d: d | {"model": d["model"] | {"max_distance": 10**30}}, "below 2\\^31, not 10000"),
+        (
+            lambda d: d | {"model": d["model"] | {"logits_via_embedding": "no"}},
+            "logits_via_embedding must be True or False, not 'no'",
+        ),
+        (
+            lambda d: d | {"model": d["model"] | {"num_decoder_layers": 10**8}},
+            "holds 29 tensors, too few for the 100000001 layers",
+        ),
+        (lambda d: d | {"format": []}, r"is of format \[\]"),
+        (lambda d: d | {"sha256": ["model.safetensors"]}, "lists no files and checksums"),
+        (lambda d: d | {"sha256": {"../a.safetensors": ""}}, "names the file '../a.safetensors'"),
+        (lambda d: d | {"vocabulary": "/etc/hostname"}, "names the file '/etc/hostname'; .* plain"),
+        (lambda d: d | {"vocabulary": ".."}, r"names the file '\.\.'"),
+        (lambda d: d | {"vocabulary": 3}, "names the file 3"),
+        (lambda d: d | {"extra_ids": -5}, "extra_ids -5; .* whole number from 0 on"),
+        (lambda d: d | {"extra_ids": 1.5}, r"extra_ids 1\.5; .* whole number from 0 on"),
     ],
 )
-def test_an_edited_description_is_one_sentence(tmp_path, change, message):
+def test_an_edited_description_is_one_sentence(small: pathlib.Path, change, message: str) -> None:
+    """One without a checksum, as the first were, which would have told otherwise."""
+    path = small / native.CONFIG
+    description = json.loads(path.read_text())
+    del description["checksum"]
+    path.write_text(json.dumps(change(description)))
+    with pytest.raises(ValueError, match=message) as raised:
+        checkpoints.convert(small, small.with_name("copy"), "huggingface")
+    assert str(small) in str(raised.value)
+    assert not small.with_name("copy").exists()
+
+
+@pytest.fixture
+def small(tmp_path: pathlib.Path) -> pathlib.Path:
     config = T5Config(16, 8, 2, 4, 8, 1, 1)
     native.save(tmp_path / "model", config, T5(config).init(jax.random.key(0)))
-    path = tmp_path / "model" / native.CONFIG
-    path.write_text(json.dumps(change(json.loads(path.read_text()))))
-    with pytest.raises(ValueError, match=message):
-        native.load(tmp_path / "model")
+    return tmp_path / "model"
+
+
+@pytest.mark.parametrize("content", ["[" * 10**5, '{"a": "\xff"}', "", "null", "7" * 5000])
+@pytest.mark.parametrize("name", ["config.json", "model.safetensors.index.json"])
+def test_what_is_no_json_is_named(small: pathlib.Path, name: str, content: str) -> None:
+    folder = small.with_name("hub")
+    checkpoints.convert(small, folder, "huggingface")
+    (folder / "model.safetensors").rename(folder / "model-1.safetensors")
+    (folder / name).write_text(content, "latin-1")
+    with pytest.raises(ValueError, match=rf"{folder / name} (is not JSON|holds no JSON object)"):
+        checkpoints.open(folder)
+
+
+def test_a_configuration_is_under_a_checksum_of_its_own(small: pathlib.Path) -> None:
+    """Of what it says: how it is spelled does not count."""
+    path = small / native.CONFIG
+    description = json.loads(path.read_text())
+    path.write_text(json.dumps(dict(reversed(description.items()))))
+    assert checkpoints.describe(checkpoints.open(small))["checksums"] == "of every file"
+    for field, value in (("max_distance", 28), ("max_distance", 128.0), ("dropout_rate", 0.5)):
+        changed = description | {"model": description["model"] | {field: value}}
+        path.write_text(json.dumps(changed))
+        with pytest.raises(ValueError, match=r"config\.json was altered"):
+            checkpoints.open(small)
+    path.write_text(json.dumps(description | {"extra_ids": 3}))
+    with pytest.raises(ValueError, match=r"config\.json was altered"):
+        checkpoints.open(small)
+
+
+def test_a_configuration_of_old_has_none(small: pathlib.Path) -> None:
+    rewritten(small, lambda d: None)
+    old = checkpoints.open(small)
+    assert checkpoints.describe(old)["checksums"].startswith("of every file but config.json")
+    checkpoints.convert(small, small.with_name("copy"), "native")
+    checkpoints.convert(small, small.with_name("hub"), "huggingface")
+    for name, said in (("copy", "of every file"), ("hub", "none: ")):
+        copied = checkpoints.open(small.with_name(name))
+        assert copied.config == old.config
+        assert checkpoints.describe(copied)["checksums"].startswith(said)
+
+
+@pytest.mark.parametrize("name", checkpoints.SHIPPED)
+def test_what_ships_is_under_checksums(name: str) -> None:
+    description = read_settings(checkpoints.SHIPPED[name])
+    assert description["checksum"] == native.checksum(description)
+
+
+def test_scales_of_another_shape_are_named(small: pathlib.Path) -> None:
+    native.save(small.with_name("int8"), *native.load(small), storage="int8")
+    path = small.with_name("int8") / "model.safetensors"
+    stored = load_file(path)
+    name = next(name for name in stored if name.endswith("kernel.scale"))
+    save_file(stored | {name: np.ones((1, 1), np.float32)}, path)
+    change = lambda d: d["sha256"].update({path.name: sha256(path)})  # noqa: E731
+    rewritten(path.parent, change)
+    with pytest.raises(ValueError, match=rf"{name} .* is \(1, 1\), which are no scales"):
+        checkpoints.open(path.parent)
 
 
 def test_files_are_verified_once_and_when_they_are_read(
@@ -215,9 +305,9 @@ def test_altered_values_are_never_given(
 
 
 def test_a_vocabulary_is_verified_before_it_is_parsed_or_copied(
-    tmp_path: pathlib.Path, params: dict
+    tmp_path: pathlib.Path,
 ) -> None:
-    native.save(tmp_path / "model", CONFIG, params, saved.VOCABULARY)
+    saved.save(tmp_path / "model", saved.TARGET, 0)
     file = tmp_path / "model" / saved.VOCABULARY.name
     file.write_bytes(file.read_bytes()[:-9])
     made = checkpoints.open(tmp_path / "model")
