@@ -68,7 +68,7 @@ class RowConfig:
     @property
     def sampling(self) -> Sampling:
         """How tokens are chosen."""
-        return Sampling(float(self.temperature), self.top_k, float(self.top_p))
+        return Sampling(self.temperature, self.top_k, self.top_p)
 
     @property
     def rule(self) -> Rule:
