@@ -85,7 +85,8 @@ def describe(checkpoint: Checkpoint) -> dict[str, str]:
 def known(name: str) -> bool:
     """Whether `open` may find a checkpoint of this name; a Hugging Face id is not looked up."""
     hub = re.fullmatch(r"[\w.-]+/[\w.-]+", name) is not None
-    return name in SHIPPED or name.startswith("gs://") or hub or pathlib.Path(name).is_dir()
+    found = name in SHIPPED or name.startswith("gs://") or hub
+    return found or name != "" and pathlib.Path(name).is_dir()
 
 
 def convert(
