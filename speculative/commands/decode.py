@@ -7,6 +7,7 @@ import sys
 from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING
 
+from speculative import checks
 from speculative.commands import MAX_GAMMA, Command, add_options, whole
 
 if TYPE_CHECKING:
@@ -122,9 +123,9 @@ def _prompts(options: argparse.Namespace) -> list[str]:
         if not lines:
             raise ValueError(f"There is no prompt: {origin} is empty; give a line for each.")
     for number, line in enumerate(lines, 1):
-        if not line.strip():
-            where = f"line {number} of " * (options.text is None) + origin
-            raise ValueError(f"The prompt on {where} is empty; give a text to decode.")
+        where = f"The prompt on {f'line {number} of ' * (options.text is None)}{origin}"
+        if not checks.text(where, line).strip():
+            raise ValueError(f"{where} is empty; give a text to decode.")
     return lines
 
 
