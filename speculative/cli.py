@@ -27,7 +27,7 @@ class _Parser(argparse.ArgumentParser):
 class _CommandParser(_Parser):
     """Of one command; what it does not know is told before all else, and points to its own help."""
 
-    def parse_known_args(self, args, namespace=None):
+    def parse_known_args(self, args, namespace=None):  # pyright: ignore
         """See `ArgumentParser`, which leaves what is unknown to the parser of all commands."""
         for given in args[: args.index("--")] if "--" in args else args:
             name = given.partition("=")[0]

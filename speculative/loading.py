@@ -97,12 +97,11 @@ class Resolved:
         return Pair(model, draft, Params(target, params), self.vocabulary, self.names)
 
 
-def default_draft(target: str) -> str:
+def default_draft(target: str, random: bool = False) -> str:
     """The draft that ships for a target; without one ValueError tells how to choose another."""
     if target in DRAFTS:
         return DRAFTS[target]
-    if target not in SIZES:
-        checkpoints.open(target)  # If there is no such target, that is what is wrong.
+    _weights(target, random)  # If there is no such target, that is what is wrong.
     free = ", ".join(name for name, kind in MODEL_FREE.items() if kind.table is None)
     raise ValueError(
         f"No draft ships for {target}; choose one (--draft): a checkpoint of its kind and "
@@ -147,23 +146,14 @@ def resolve(
             f"There is no draft {draft!r}: it is neither a checkpoint nor one of "
             f"{', '.join([*checkpoints.SHIPPED, *MODEL_FREE])}."
         )
-
-    def weights(name: str) -> Weights:
-        if random and name not in SIZES:
-            sizes = ", ".join(SIZES)
-            raise ValueError(f"Random weights are for the sizes {sizes}, not for {name!r}.")
-        checkpoint = None if random else open_checkpoint(name)
-        config = checkpoint.config if checkpoint else SIZES[name]
-        return Weights(name, config.replace(dtype=dtype or config.dtype), checkpoint)
-
-    big = weights(target)
+    big = _weights(target, random, dtype, open_checkpoint)
     if big.config.source_dim:
         raise ValueError(
             f"{target} reads its target's encoder, so it can be a draft only; take a target with "
             "an encoder of its own."
         )
-    draft = default_draft(target) if draft is None else draft
-    small = None if draft in MODEL_FREE else weights(draft)
+    draft = default_draft(target, random) if draft is None else draft
+    small = None if draft in MODEL_FREE else _weights(draft, random, dtype, open_checkpoint)
     path = table(draft, pathlib.Path(big.checkpoint.location) if big.checkpoint else None)
     opened = [model.checkpoint for model in (big, small) if model and model.checkpoint]
     if file is not None and opened and all(one.vocabulary for one in opened):
@@ -191,6 +181,19 @@ def load(
 ) -> Pair:
     """Loads a target and its draft, by default the pair that ships; see `resolve`."""
     return resolve(target, draft, dtype, vocabulary_file, random).load()
+
+
+def _weights(
+    name: str,
+    random: bool,
+    dtype: str | None = None,
+    open_checkpoint: Callable[[str], Checkpoint] = checkpoints.open,
+) -> Weights:
+    if random and name not in SIZES:
+        raise ValueError(f"Random weights are for the sizes {', '.join(SIZES)}, not for {name!r}.")
+    checkpoint = None if random else open_checkpoint(name)
+    config = checkpoint.config if checkpoint else SIZES[name]
+    return Weights(name, config.replace(dtype=dtype or config.dtype), checkpoint)
 
 
 def _path(what: str, given: Any) -> str:

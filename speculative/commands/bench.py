@@ -32,10 +32,11 @@ def _bench(options: argparse.Namespace) -> None:
     from speculative.reporting import bench
     from speculative.rows.config import RowConfig
 
+    random = options.weights is not None
     config = RowConfig(
         task="debian_ende",
         target=options.target,
-        draft=default_draft(options.target) if options.draft is None else options.draft,
+        draft=default_draft(options.target, random) if options.draft is None else options.draft,
         temperature=0.0,
         dtype=options.dtype,
         checkpoints=options.weights,
