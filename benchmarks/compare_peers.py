@@ -29,12 +29,12 @@ from benchmarks.peers.system import PROGRAMS, Process, Setting
 from speculative import checkpoints, progress
 from speculative.checkpoints import huggingface
 from speculative.checkpoints.checkpoint import in_memory
+from speculative.checks import MAX_GAMMA
 from speculative.commands import MAX_LENGTH, whole
 from speculative.models import abstract_params, named, random_params, t5
 from speculative.progress import OnProgress
 from speculative.rows import environment, memory
 from speculative.tasks.prompts import load_prompts
-from speculative.theory import MAX_GAMMA
 from speculative.types import EOS_ID
 
 PAIR, OURS = "debian", "speculative"

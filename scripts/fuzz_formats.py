@@ -5,7 +5,7 @@ python scripts/fuzz_formats.py --variants=10000 --seed=0
 A variant is one damaged file: bytes changed, cut, added or repeated, a value of its JSON replaced,
 or the file gone. Reading it may give what was there, or end in a ValueError that names the file or
 its folder. Formats without checksums may also give something else; ours (native) may not. All else
-is a fault: another exception, a message without the file, more than 20 seconds, the end of the
+is a fault: another exception, a message without the file, more than a minute, the end of the
 process. Faults are printed with the variant's number, which `--only` runs again. Exits with 1 if
 there are any.
 """
@@ -31,7 +31,7 @@ from rich.table import Table
 
 ROOT = pathlib.Path(__file__).parents[1]
 DATA, ASSETS = ROOT / "tests" / "data", ROOT / "speculative" / "assets"
-SECONDS = 20
+SECONDS = 60
 OUTCOMES = ("same", "refused", "other", "wrong", "unnamed", "exception", "hang", "crash")
 FAULTS = OUTCOMES[3:]
 ODD: list[Any] = [
@@ -222,27 +222,28 @@ def work(folder: pathlib.Path, seed: int, pipe: Any) -> None:
 def run(folder: pathlib.Path, seed: int, numbers: list[int]) -> dict[int, tuple[str, str, str]]:
     """The outcomes of all variants, from a process that is replaced when it ends or hangs."""
     context = multiprocessing.get_context("spawn")
+
+    def begun() -> Any:
+        pipe, other = context.Pipe()
+        process = context.Process(target=work, args=(folder, seed, other), daemon=True)
+        process.start()
+        other.close()
+        return process, pipe
+
     found: dict[int, tuple[str, str, str]] = {}
-    process = pipe = None
+    process, pipe = begun()
     for number in track(numbers, "Variants", console=Console(stderr=True)):
-        if process is None:
-            pipe, other = context.Pipe()
-            process = context.Process(target=work, args=(folder, seed, other), daemon=True)
-            process.start()
-            other.close()
         pipe.send(number)
         try:
-            # The first answer waits for the imports too.
-            answered = pipe.poll(SECONDS + (60 if number == numbers[0] else 10))
+            answered = pipe.poll(SECONDS)  # The first answer waits for imports.
             found[number] = pipe.recv() if answered else ("?", "hang", "")
         except EOFError:
             found[number], answered = ("?", "crash", ""), False
         if not answered:
             process.kill()
             process.join()
-            process = None
-    if process:
-        process.kill()
+            process, pipe = begun()
+    process.kill()
     return found
 
 

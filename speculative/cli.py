@@ -2,8 +2,11 @@
 
 import argparse
 import os
+import re
+import signal
 import sys
 from collections.abc import Sequence
+from types import FrameType
 from typing import NoReturn
 
 from speculative import disk
@@ -22,8 +25,25 @@ class _Parser(argparse.ArgumentParser):
         raise ValueError(f"{message} (see {self.prog} --help)")
 
 
+class _CommandParser(_Parser):
+    """Of one command; what it does not know is told before all else, and points to its own help."""
+
+    def parse_known_args(self, args, namespace=None):  # pyright: ignore
+        """See `ArgumentParser`, which leaves what is unknown to the parser of all commands."""
+        for given in args[: args.index("--")] if "--" in args else args:
+            name = given.partition("=")[0]
+            if re.match(r"--?[a-z]\S*$", given, re.I) and name not in self._option_string_actions:
+                self.error(f"there is no option {name}")
+        options, unknown = super().parse_known_args(args, namespace)
+        if unknown:
+            self.error(f"there is one argument too many: {unknown[0]}")
+        return options, unknown
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs a command and returns its exit code; 2 is wrong input, 130 an interrupt."""
+    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+        signal.signal(signal.SIGINT, _interrupt)
     try:
         options = _parser().parse_args(arguments)
         code = COMMANDS[options.command].run(options)
@@ -41,13 +61,25 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return USAGE_ERROR
 
 
+def _interrupt(number: int, frame: FrameType | None) -> None:
+    """Raises KeyboardInterrupt, but ends an import at once: a library may abort if it fails."""
+    while frame is not None:
+        if frame.f_code.co_filename.startswith("<frozen importlib"):
+            os.write(2, b"interrupted\n")
+            os._exit(INTERRUPTED)
+        frame = frame.f_back
+    raise KeyboardInterrupt
+
+
 def _parser() -> argparse.ArgumentParser:
     from speculative import __version__
 
     about = "Exact speculative decoding of T5 and GPTs."
     parser = _Parser(prog="speculative", description=about, allow_abbrev=False)
     parser.add_argument("--version", action="version", version=f"speculative {__version__}")
-    commands = parser.add_subparsers(dest="command", required=True, metavar="command")
+    commands = parser.add_subparsers(
+        dest="command", required=True, metavar="command", parser_class=_CommandParser
+    )
     for name, command in COMMANDS.items():
         said = command.help
         own = commands.add_parser(name, help=said, description=said, allow_abbrev=False)

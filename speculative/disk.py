@@ -127,13 +127,17 @@ def write(path: Path, content: str) -> None:
 def owned(folder: Path) -> Iterator[None]:
     """Makes a folder, into which no other process writes results before the block ends.
 
-    The lock dies with its process. If another has it, ValueError is raised.
+    The lock dies with its process. If another has it, ValueError is raised. A folder that was made
+    and stayed empty goes again.
     """
-    file = pathlib.Path(folder) / ".lock"
-    file.parent.mkdir(parents=True, exist_ok=True)
+    folder = pathlib.Path(folder)
+    made, file = not folder.exists(), folder / ".lock"
+    folder.mkdir(parents=True, exist_ok=True)
     with file.open("ab") as lock:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            if not file.exists() or not os.path.samestat(file.stat(), os.fstat(lock.fileno())):
+                raise BlockingIOError  # Its owner has just removed it, and there may be another.
         except BlockingIOError:
             raise ValueError(
                 f"Another process is writing results to {folder}; wait for its end, or choose "
@@ -141,7 +145,13 @@ def owned(folder: Path) -> Iterator[None]:
             ) from None
         except OSError as error:
             logging.warning("%s cannot be locked (%s); run one process there.", folder, error)
-        yield
+        try:
+            yield
+        finally:
+            file.unlink(missing_ok=True)
+            with contextlib.suppress(OSError):  # It is not empty, or gone.
+                if made:
+                    folder.rmdir()
 
 
 def append(path: Path, value: Any) -> None:

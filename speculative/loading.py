@@ -1,15 +1,18 @@
 """The names of a target and a draft are first resolved, and then loaded as a `Pair`."""
 
 import dataclasses
+import os
 import pathlib
 from collections.abc import Callable
+from typing import Any
 
 import jax
 
-from speculative import checkpoints
+from speculative import checkpoints, checks
 from speculative.backends import for_decoding
 from speculative.backends.cpu.kernels import cache_folder
 from speculative.checkpoints import Checkpoint
+from speculative.checkpoints.checkpoint import DTYPES
 from speculative.decoding import Params
 from speculative.drafts import TransformerDraft
 from speculative.drafts.named import MODEL_FREE, model_free, table
@@ -86,11 +89,23 @@ class Resolved:
         return Pair(model, draft, Params(target, params), self.vocabulary, self.names)
 
 
+def default_draft(target: str, random: bool = False) -> str:
+    """The draft that ships for a target; without one ValueError tells how to choose another."""
+    if target in DRAFTS:
+        return DRAFTS[target]
+    _weights(target, random)  # If there is no such target, that is what is wrong.
+    free = ", ".join(name for name, kind in MODEL_FREE.items() if kind.table is None)
+    raise ValueError(
+        f"No draft ships for {target}; choose one (--draft): a checkpoint of its kind and "
+        f"vocabulary, or what needs no training: {free}."
+    )
+
+
 def resolve(
-    target: str = "debian_target",
-    draft: str | None = None,
+    target: str | os.PathLike[str] = "debian_target",
+    draft: str | os.PathLike[str] | None = None,
     dtype: str | None = None,
-    vocabulary_file: str | None = None,
+    vocabulary_file: str | os.PathLike[str] | None = None,
     random: bool = False,
     open_checkpoint: Callable[[str], Checkpoint] = checkpoints.open,
 ) -> Resolved:
@@ -98,7 +113,8 @@ def resolve(
 
     Args:
         target: the name of a checkpoint of any format, see `checkpoints.open`.
-        draft: likewise, or one of `MODEL_FREE`; by default the shipped draft of that target.
+        draft: likewise, or one of `MODEL_FREE`; by default the shipped draft of that target, see
+            `default_draft`.
         dtype: "float32" or "bfloat16"; by default that of the checkpoint, and for random weights
             bfloat16 on accelerators and float32 on CPU.
         vocabulary_file: for checkpoints that come without a vocabulary, as T5X's do, see
@@ -107,49 +123,74 @@ def resolve(
         open_checkpoint: a cached function shares checkpoints among pairs.
 
     Raises:
-        ValueError: a checkpoint, table or vocabulary is missing or damaged, a name is unknown, or
-            target and draft do not fit each other.
+        ValueError: a checkpoint, table or vocabulary is missing, damaged or not needed, a name is
+            unknown, or target and draft do not fit each other.
     """
-    draft = draft or DRAFTS.get(target, "debian_draft")
-    names = (target,) if draft in MODEL_FREE else (target, draft)
+    target = _path("target", target)
+    draft = None if draft is None else _path("draft", draft)
+    file = None if vocabulary_file is None else _path("vocabulary", vocabulary_file)
+    if dtype not in (None, *DTYPES):
+        raise ValueError(f"dtype must be {' or '.join(DTYPES)}, not {dtype!r}.")
     if random:
-        if unknown := [name for name in names if name not in SIZES]:
-            raise ValueError(
-                f"Random weights are for the sizes {', '.join(SIZES)}, not for {unknown[0]!r}."
-            )
         dtype = dtype or ("float32" if jax.default_backend() == "cpu" else "bfloat16")
-    elif draft in names and not checkpoints.known(draft):
+    elif not (draft is None or draft in MODEL_FREE or checkpoints.known(draft)):
         raise ValueError(
             f"There is no draft {draft!r}: it is neither a checkpoint nor one of "
             f"{', '.join([*checkpoints.SHIPPED, *MODEL_FREE])}."
         )
-
-    def weights(name: str) -> Weights:
-        checkpoint = None if random else open_checkpoint(name)
-        config = checkpoint.config if checkpoint else SIZES[name]
-        return Weights(name, config.replace(dtype=dtype or config.dtype), checkpoint)
-
-    big, small = weights(target), weights(draft) if draft in names else None
+    big = _weights(target, random, dtype, open_checkpoint)
+    if big.config.source_dim:
+        raise ValueError(
+            f"{target} reads its target's encoder, so it can be a draft only; take a target with "
+            "an encoder of its own."
+        )
+    draft = default_draft(target, random) if draft is None else draft
+    small = None if draft in MODEL_FREE else _weights(draft, random, dtype, open_checkpoint)
     path = table(draft, pathlib.Path(big.checkpoint.location) if big.checkpoint else None)
-    vocabulary = big.vocabulary(vocabulary_file)
+    opened = [model.checkpoint for model in (big, small) if model and model.checkpoint]
+    if file is not None and opened and all(one.vocabulary for one in opened):
+        names = " and ".join(one.location for one in opened)
+        raise ValueError(
+            f"There is no use for the vocabulary {file}, because there is one with {names} "
+            "already; leave --vocabulary out."
+        )
+    vocabulary = big.vocabulary(file)
     if small:
         _require_of_a_kind(big, small)
         if random:
             vocabulary.require_room(small.config.vocab_size, small.name)
         else:
-            vocabulary.require_equal(small.vocabulary(vocabulary_file))
+            vocabulary.require_equal(small.vocabulary(file))
     return Resolved((target, draft), big, small, path, vocabulary)
 
 
 def load(
-    target: str = "debian_target",
-    draft: str | None = None,
+    target: str | os.PathLike[str] = "debian_target",
+    draft: str | os.PathLike[str] | None = None,
     dtype: str | None = None,
-    vocabulary_file: str | None = None,
+    vocabulary_file: str | os.PathLike[str] | None = None,
     random: bool = False,
 ) -> Pair:
     """Loads a target and its draft, by default the pair that ships; see `resolve`."""
     return resolve(target, draft, dtype, vocabulary_file, random).load()
+
+
+def _weights(
+    name: str,
+    random: bool,
+    dtype: str | None = None,
+    open_checkpoint: Callable[[str], Checkpoint] = checkpoints.open,
+) -> Weights:
+    if random and name not in SIZES:
+        raise ValueError(f"Random weights are for the sizes {', '.join(SIZES)}, not for {name!r}.")
+    checkpoint = None if random else open_checkpoint(name)
+    config = checkpoint.config if checkpoint else SIZES[name]
+    return Weights(name, config.replace(dtype=dtype or config.dtype), checkpoint)
+
+
+def _path(what: str, given: Any) -> str:
+    checks.instance(f"The name of a {what}", given, str, os.PathLike)
+    return os.fspath(given)
 
 
 def _require_of_a_kind(target: Weights, draft: Weights) -> None:

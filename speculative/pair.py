@@ -10,6 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
+from speculative import checks
 from speculative.decoding import Adaptive, Decoding, Output, Params, Rule, loop, reference, rules
 from speculative.decoding.loop import Step
 from speculative.decoding.reference import Trace
@@ -63,10 +64,10 @@ class Pair:
         """The sources or prompts [B, S] of a text or several, padded to one of `SOURCE_LENGTHS`.
 
         Raises:
-            ValueError: there is no text, a source is empty (a prompt may be), or a text is longer
-                than the limit and is not to be truncated.
+            ValueError: there is no text, one is not UTF-8 or longer than the limit and not to be
+                truncated, or a source is empty (a prompt may be).
         """
-        listed = [texts] if isinstance(texts, str) else texts
+        listed = texts if isinstance(texts, list | tuple) else [texts]
         if not listed:
             raise ValueError("There is no text to decode; give one, or a list of them.")
         rows = [self._tokens(text, truncate) for text in listed]
@@ -79,15 +80,15 @@ class Pair:
     def _tokens(self, text: str, truncate: bool) -> np.ndarray:
         """A source or prompt [length], of at most the largest of `SOURCE_LENGTHS`."""
         prompt, limit = self.target.decoder_only, SOURCE_LENGTHS[-1]
-        if not prompt and not text.strip():
+        if not checks.text("The prompt", text).strip() and not prompt:
             raise ValueError("The prompt is empty; give a text to decode.")
         tokens = self.vocabulary.prompt(text) if prompt else self.vocabulary.encode(text)
         if len(tokens) <= limit:
             return tokens
         if not truncate:
             raise ValueError(
-                f"The prompt has {len(tokens)} tokens, the limit is {limit}; shorten it or "
-                "ask for truncation."
+                f"The prompt has {len(tokens)} tokens, the limit is {limit}; shorten it, or have "
+                "it cut (--truncate, or truncate=True)."
             )
         # A prompt keeps its last tokens; a source its first ones and the end of sequence.
         return tokens[-limit:] if prompt else np.append(tokens[: limit - 1], tokens[-1])
@@ -122,8 +123,8 @@ class Pair:
             )
         return Decoding(
             self.vocabulary.size,
-            Sampling(float(temperature), top_k, float(top_p)),
-            max(adaptive.gammas) if adaptive else gamma,
+            Sampling(temperature, top_k, top_p),
+            max(adaptive.gammas) if isinstance(adaptive, Adaptive) else gamma,
             max_length,
             self.vocabulary.eos_id,
             rule if gamma or adaptive else rules.EXACT,
@@ -144,7 +145,8 @@ class Pair:
         """
         config = self.decoding(**settings)
         sources = self.encode(texts, truncate)
-        return sources, config.draws(seed, example + np.arange(len(sources))), config
+        first = checks.whole("example", example, 0, 2**31 - len(sources))
+        return sources, config.draws(seed, first + np.arange(len(sources))), config
 
     @overload
     def generate(self, texts: str, *given: Any, **settings: Any) -> Result: ...

@@ -11,6 +11,8 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
+from speculative import checks
+
 # Below it logits divided by temperature may overflow float32; for argmax the temperature is 0.
 SMALLEST_TEMPERATURE = 1e-6
 _BLOCK = 128
@@ -31,16 +33,16 @@ class Sampling:
     top_p: float = 1.0
 
     def __post_init__(self) -> None:
-        low = self.temperature != 0 and not self.temperature >= SMALLEST_TEMPERATURE
-        if low or not math.isfinite(self.temperature):
-            raise ValueError(
-                f"temperature must be 0 (argmax) or a number of at least {SMALLEST_TEMPERATURE}, "
-                f"not {self.temperature}."
-            )
-        if not isinstance(self.top_k, int) or self.top_k < 0:
-            raise ValueError(f"top_k must be 0 (off) or a positive whole number, not {self.top_k}.")
-        if not 0 < self.top_p <= 1:
-            raise ValueError(f"top_p must lie in (0, 1], not {self.top_p}.")
+        temperature = checks.real(
+            "temperature",
+            self.temperature,
+            f"be 0 (argmax) or a number of at least {SMALLEST_TEMPERATURE}",
+            lambda x: x == 0 or SMALLEST_TEMPERATURE <= x < math.inf,
+        )
+        top_p = checks.real("top_p", self.top_p, "lie in (0, 1]", lambda x: 0 < x <= 1)
+        object.__setattr__(self, "temperature", temperature)
+        object.__setattr__(self, "top_k", checks.whole("top_k", self.top_k, 0))
+        object.__setattr__(self, "top_p", top_p)
 
     @property
     def greedy(self) -> bool:

@@ -12,8 +12,6 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-MAX_GAMMA = 64  # Guesses of a step that commands and rows take; more never pay.
-
 
 def expected_tokens(alpha: float, gamma: int) -> float:
     """Tokens a target pass yields on average, for i.i.d. acceptances (Eq. 1).

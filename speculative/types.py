@@ -4,8 +4,6 @@ B batch · S source · T cache · L chunk · V vocabulary · D features · N hea
 H head size · G guesses (gamma)
 """
 
-import typing
-from types import NoneType
 from typing import Any
 
 from jax import Array
@@ -25,20 +23,3 @@ Guesses = Int[Array, "B G"]
 Rows = Int[Array, "B"]
 Flags = Bool[Array, "B"]
 Logits = Float[Array, "B L V"]
-
-
-def check_types(settings: Any) -> None:
-    """Checks a dataclass of numbers and texts by its annotations; ValueError names a field.
-
-    A whole number will do for a float, no truth value for a number, and no number is infinite.
-    """
-    words = {int: "a whole number", float: "a finite number", str: "a text", NoneType: "None"}
-    for name, kind in typing.get_type_hints(type(settings)).items():
-        value, kinds = getattr(settings, name), typing.get_args(kind) or (kind,)
-        if float in kinds and isinstance(value, int | float) and abs(value) < 1e300:
-            fits = not isinstance(value, bool)
-        else:
-            fits = isinstance(value, kinds) and not isinstance(value, bool | float)
-        if not fits:
-            known = " or ".join(words[kind] for kind in kinds)
-            raise ValueError(f"{type(settings).__name__}.{name} must be {known}, not {value!r}.")

@@ -28,6 +28,7 @@ from speculative.vocabulary import Vocabulary
 from tests import saved
 from tests.saved import VOCABULARY
 
+ROOT = pathlib.Path(speculative.__file__).parent.parent
 TEXT = "A small editor for plain text."
 
 
@@ -196,51 +197,6 @@ def fails(capsys, arguments: list[str], *fragments: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("arguments", "fragments"),
-    [
-        ([], ["command"]),
-        (["decode"], ["'decode'", "demo", "generate"]),
-        (["generate", TEXT, "--gama", "3"], ["--gama"]),
-        (["generate", TEXT, "--gamma", "0"], ["--gamma", "from 1 to", "'0'"]),
-        (["generate", TEXT, "--gamma", "two"], ["--gamma", "'two'"]),
-        (["generate", TEXT, "--gamma", "auto", "--lenience", "0.5"], ["--gamma auto", "is 0.5"]),
-        (["generate", TEXT, "--temperature", "-0.5"], ["temperature", "-0.5"]),
-        (["generate", TEXT, "--temperature", "nan"], ["temperature", "nan"]),
-        (["generate", TEXT, "--temperature", "inf"], ["temperature", "inf"]),
-        (["generate", TEXT, "--temperature", "hot"], ["--temperature", "'hot'"]),
-        (["generate", TEXT, "--top_p", "0"], ["top_p", "(0, 1]", "0.0"]),
-        (["generate", TEXT, "--top_p", "1.01"], ["top_p", "(0, 1]", "1.01"]),
-        (["generate", TEXT, "--top_p", "nan"], ["top_p", "nan"]),
-        (["generate", TEXT, "--top_k", "-1"], ["top_k", "-1"]),
-        (["generate", TEXT, "--lenience", "0"], ["lenience", "(0, 1]", "0.0"]),
-        (["generate", TEXT, "--lenience", "nan"], ["lenience", "nan"]),
-        (["generate", TEXT, "--verification", "any"], ["no verification 'any'", "known are token"]),
-        (["generate", TEXT, "--max_length", "0"], ["--max_length", "from 1 to 1024", "'0'"]),
-        (["generate", TEXT, "--max_length", "1025"], ["--max_length", "from 1 to 1024", "'1025'"]),
-        (["generate", TEXT, "--seed", "-1"], ["--seed", "'-1'"]),
-        (["generate", TEXT, "--task", "wmt"], ["'wmt'", "debian_ende", "debian_synopsis"]),
-        (["generate", ""], ["The prompt", "empty"]),
-        (["generate", " \t"], ["The prompt", "empty"]),
-        (["generate", TEXT, "--file", "prompts.txt"], ["--file", "not allowed with"]),
-        (["generate", "--file", "no/such/file"], ["no/such/file"]),
-        (["generate", "caf\udce9"], ["Line 1 of the command line is not UTF-8"]),
-        (["generate", "--file", "."], ["error: .: Is a directory; see that"]),
-        (["verify", "--output", "."], ["error: .: Is a directory; see that"]),
-        (["demo", "--limit", "0"], ["--limit", "'0'"]),
-        (["demo", "--max_length", "5000"], ["--max_length", "'5000'"]),
-    ],
-)
-def test_wrong_settings_end_before_anything_is_loaded(
-    arguments: list[str], fragments: list[str], capsys, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def load(*arguments: Any) -> None:
-        raise AssertionError("loaded a checkpoint first")
-
-    monkeypatch.setattr("speculative.loading.load", load)
-    fails(capsys, arguments, *fragments)
-
-
-@pytest.mark.parametrize(
     ("raw", "fragments"),
     [
         (b"", ["standard input is empty"]),
@@ -260,7 +216,7 @@ def test_a_long_prompt_names_both_lengths_before_the_first_is_decoded(
 ) -> None:
     give_input(monkeypatch, f"{TEXT}\n{'word ' * 600}\n".encode())
     tokens = len(Vocabulary(VOCABULARY).encode("word " * 600))
-    fails(capsys, ["generate", *pair], f"{tokens} tokens", "512", "truncation")
+    fails(capsys, ["generate", *pair], f"{tokens} tokens", "512", "--truncate", "truncate=True")
 
 
 def test_unknown_models_are_listed(pair: list[str], capsys) -> None:
@@ -373,9 +329,8 @@ sys.exit(cli.main(["demo"]))
 def start(body: str, stdout: int) -> subprocess.Popen:
     """The command line in a process of its own, with a command that does `body`."""
     code = RUN.format(body=body)
-    root = pathlib.Path(speculative.__file__).parent.parent
     return subprocess.Popen(
-        [sys.executable, "-c", code], stdout=stdout, stderr=subprocess.PIPE, text=True, cwd=root
+        [sys.executable, "-c", code], stdout=stdout, stderr=subprocess.PIPE, text=True, cwd=ROOT
     )
 
 
@@ -386,6 +341,36 @@ def test_an_interrupt_is_one_line_and_130() -> None:
         process.send_signal(signal.SIGINT)
         assert process.stderr.read() == "interrupted\n"
         assert process.wait() == 130
+
+
+INTERRUPTED_WITHIN = """
+import os, signal, sys
+signal.signal(signal.SIGINT, signal.default_int_handler)
+def interrupt(event, arguments):
+    if event == "import" and arguments[0] == {module!r}:
+        os.kill(os.getpid(), signal.SIGINT)
+sys.addaudithook(interrupt)
+from speculative.cli import main
+sys.exit(main(["generate", "An editor."]))
+"""
+
+
+@pytest.mark.parametrize(
+    "module",
+    ["speculative.loading", "numpy", "jax", "jaxlib", "flax", "tensorstore", "sentencepiece"],
+)
+def test_an_interrupt_of_an_import_is_one_line_and_130(module: str) -> None:
+    """As it is first imported, wherever that is; the first of them by the command itself."""
+    code = INTERRUPTED_WITHIN.format(module=module)
+    ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT)
+    assert (ended.returncode, ended.stdout, ended.stderr) == (130, "", "interrupted\n")
+
+
+def test_help_needs_no_jax() -> None:
+    """Nor does anything else before a command runs, so that an interrupt finds `main` at work."""
+    code = "import sys; from speculative import cli; cli._parser(); print('jax' in sys.modules)"
+    ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT)
+    assert (ended.stdout, ended.stderr) == ("False\n", "")
 
 
 def test_a_reader_that_leaves_is_no_error() -> None:

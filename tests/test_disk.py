@@ -135,6 +135,8 @@ def test_a_folder_has_one_owner_until_its_process_dies(tmp_path: pathlib.Path) -
     folder = tmp_path / "results"
     with disk.owned(folder), pytest.raises(ValueError, match="Another process .*results; wait"):
         disk.owned(folder).__enter__()
+    assert not folder.exists()  # Nothing was written there.
+    folder.mkdir()
     code = (
         "import fcntl, sys, time; f = open(sys.argv[1], 'ab'); fcntl.flock(f, fcntl.LOCK_EX); "
         "print(flush=True); time.sleep(600)"
@@ -147,7 +149,7 @@ def test_a_folder_has_one_owner_until_its_process_dies(tmp_path: pathlib.Path) -
         other.kill()
     with disk.owned(folder):
         pass
-    assert os.listdir(folder) == [".lock"]
+    assert os.listdir(folder) == []
 
 
 @pytest.mark.parametrize(

@@ -50,6 +50,8 @@ def test_nothing_is_hashed_but_vocabularies(
     assert found.configs == [config.replace(dtype="bfloat16") for config in sizes]
     assert found.vocabulary.size == 8192
     assert found.table is None
+    paths = resolve(folder / "target", folder / "reader", "bfloat16")
+    assert (paths.names, paths.configs) == (found.names, found.configs)
 
 
 @pytest.mark.parametrize(
@@ -77,6 +79,29 @@ def test_what_is_wrong_is_refused_before_a_tensor_is_read(
     ]
     with pytest.raises(ValueError, match=said):
         load(names[0], names[1])
+
+
+def test_a_draft_that_reads_an_encoder_is_no_target(folder: pathlib.Path) -> None:
+    for draft in (None, "copy", str(folder / "draft")):
+        with pytest.raises(
+            ValueError, match="reader reads its target's encoder.* can be a draft only"
+        ):
+            resolve(str(folder / "reader"), draft)
+
+
+def test_a_target_without_a_draft_of_its_own(folder: pathlib.Path) -> None:
+    said = "No draft ships for .*target; choose one .--draft.: .* no training: uniform, copy"
+    with pytest.raises(ValueError, match=said):
+        resolve(str(folder / "target"))
+
+
+def test_a_vocabulary_that_nobody_needs(folder: pathlib.Path) -> None:
+    target, bare = str(folder / "target"), str(folder / "bare")
+    for draft in ("copy", str(folder / "draft")):
+        with pytest.raises(ValueError, match="no use for the vocabulary .*target.* already"):
+            resolve(target, draft, vocabulary_file=str(saved.VOCABULARY))
+    # One of two needs it.
+    assert resolve(target, bare, vocabulary_file=str(saved.VOCABULARY)).vocabulary.size == 8192
 
 
 def test_a_vocabulary_beside_checkpoints_that_have_none(

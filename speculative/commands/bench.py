@@ -28,14 +28,15 @@ def _add_bench(parser: argparse.ArgumentParser) -> None:
 
 
 def _bench(options: argparse.Namespace) -> None:
-    from speculative.loading import DRAFTS
+    from speculative.loading import default_draft
     from speculative.reporting import bench
     from speculative.rows.config import RowConfig
 
+    random = options.weights is not None
     config = RowConfig(
         task="debian_ende",
         target=options.target,
-        draft=options.draft or DRAFTS.get(options.target, "debian_draft"),
+        draft=default_draft(options.target, random) if options.draft is None else options.draft,
         temperature=0.0,
         dtype=options.dtype,
         checkpoints=options.weights,

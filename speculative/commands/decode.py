@@ -2,15 +2,13 @@
 
 import argparse
 import json
-import os
 import pathlib
 import sys
 from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING
 
-from speculative import disk
+from speculative import checks, disk
 from speculative.commands import Command, add_options, whole
-from speculative.theory import MAX_GAMMA
 
 if TYPE_CHECKING:
     from speculative.decoding.loop import Step
@@ -41,7 +39,7 @@ def _add_generate(parser: argparse.ArgumentParser) -> None:
     add("--task", help="put the prefix of a task before each prompt: debian_ende, debian_synopsis")
     add(
         "--gamma",
-        type=lambda text: text if text == AUTO else whole(1, MAX_GAMMA)(text),
+        type=lambda text: text if text == AUTO else whole(1, checks.MAX_GAMMA)(text),
         default=5,
         help="guesses a step (5), or auto: it follows recent acceptance and the costs of steps, "
         "which are measured first. Outputs stay exact in distribution, but above T = 0 the text "
@@ -115,7 +113,7 @@ def _prompts(options: argparse.Namespace) -> list[str]:
     """The prompts asked for; blank lines are left out, and said to be."""
     if options.text is not None:
         origin = "the command line"
-        lines = [disk.text(origin, os.fsencode(options.text))]  # As the shell gave it.
+        lines = [checks.text("The prompt on the command line", options.text)]
     else:
         origin = options.file or "standard input"
         lines = disk.lines(disk.text(origin, None if options.file else sys.stdin.buffer.read()))

@@ -14,7 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
-from speculative import theory
+from speculative import checks, theory
 from speculative.decoding import algorithm_1
 from speculative.sampling import Sampling, argmax, categorical, first, standardise
 
@@ -102,11 +102,9 @@ class Token(Rule):
     lenience: float = 1.0
 
     def __post_init__(self) -> None:
-        if not (isinstance(self.lenience, int | float) and 0 < self.lenience <= 1):
-            raise ValueError(
-                f"lenience must be a number in (0, 1], not {self.lenience!r}; "
-                "1 keeps decoding exact."
-            )
+        must = "be a number in (0, 1]"
+        lenience = checks.real("lenience", self.lenience, must, lambda x: 0 < x <= 1)
+        object.__setattr__(self, "lenience", lenience)
 
     @property
     def exact(self) -> bool:
@@ -159,8 +157,9 @@ class Simulated(Rule):
     other: Rule = dataclasses.field(default_factory=Token)
 
     def __post_init__(self) -> None:
-        if not 0 <= self.alpha <= 1:
-            raise ValueError(f"simulated_alpha must lie in [0, 1], not {self.alpha}.")
+        must = "lie in [0, 1]"
+        alpha = checks.real("simulated_alpha", self.alpha, must, lambda x: 0 <= x <= 1)
+        object.__setattr__(self, "alpha", alpha)
 
     @property
     def exact(self) -> bool:
@@ -197,7 +196,7 @@ def select(
     Raises:
         ValueError: an unknown name, a value outside its range, or a lenience for another rule.
     """
-    if verification not in RULES:
+    if not isinstance(verification, str) or verification not in RULES:
         known = ", ".join(RULES)
         raise ValueError(f"There is no verification {verification!r}; known are {known}.")
     rule = RULES[verification]()

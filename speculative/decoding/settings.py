@@ -9,6 +9,7 @@ import numpy as np
 from flax import struct
 from jax import Array
 
+from speculative import checks
 from speculative.decoding.adaptive import Adaptive
 from speculative.decoding.rules import EXACT, Rule
 from speculative.ragged import read_rows
@@ -39,12 +40,11 @@ class Decoding:
     adaptive: Adaptive | None = None
 
     def __post_init__(self) -> None:
-        if self.vocab_size < 1:
-            raise ValueError(f"vocab_size must be at least 1 piece, not {self.vocab_size}.")
-        if not isinstance(self.gamma, int) or self.gamma < 0:
-            raise ValueError(f"gamma must be a whole number of guesses, not {self.gamma}.")
-        if not isinstance(self.max_length, int) or self.max_length < 1:
-            raise ValueError(f"max_length must be at least 1 token, not {self.max_length}.")
+        for name, low in (("vocab_size", 1), ("gamma", 0), ("max_length", 1), ("eos_id", -1)):
+            object.__setattr__(self, name, checks.whole(name, getattr(self, name), low))
+        checks.instance("sampling", self.sampling, Sampling)
+        checks.instance("rule", self.rule, Rule)
+        checks.instance("adaptive", self.adaptive, Adaptive, type(None))
         if self.adaptive and self.gamma != max(self.adaptive.gammas):
             raise ValueError(
                 f"gamma must be the most that Adaptive.gammas {self.adaptive.gammas} may pick, not "
@@ -114,7 +114,8 @@ def random_draws(
     began: [B, length, offsets, numbers]. `examples` [B] are numbers of examples in a task.
     """
     examples = jnp.asarray(examples, jnp.int32)
-    return _draws(jax.random.key(seed), examples, length, offsets, numbers)
+    key = jax.random.key(checks.whole("seed", seed, 0, 2**32 - 1))  # Others would wrap around.
+    return _draws(key, examples, length, offsets, numbers)
 
 
 @functools.partial(jax.jit, static_argnums=(2, 3, 4))

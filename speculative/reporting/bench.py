@@ -7,7 +7,7 @@ from matplotlib.figure import Figure
 from rich.console import Console
 
 from speculative import disk, progress
-from speculative.reporting.tables import CONSOLE, Column, grid, table
+from speculative.reporting.tables import CONSOLE, Column, grid, table, thousandths
 from speculative.rows import environment
 from speculative.rows.config import RowConfig
 from speculative.studies import bench
@@ -55,10 +55,10 @@ def show(found: Bench, console: Console = CONSOLE) -> None:
     console.print(shown)
     steps = (
         Column("γ", str),
-        Column("c", lambda gamma: f"{costs.c(gamma):.3f}"),
+        Column("c", lambda gamma: thousandths(costs.c(gamma))),
         Column("v", lambda gamma: f"{costs.verify_cost(gamma):.2f}"),
         Column("ms to verify", lambda gamma: f"{costs.ms_verify[gamma]:.3f}"),
-        Column("ms a guess", lambda gamma: f"{costs.ms_draft_step(gamma):.3f}"),
+        Column("ms a guess", lambda gamma: thousandths(costs.ms_draft_step(gamma))),
     )
     title = f"Steps from an empty cache; the target alone takes {costs.ms_target_step:.3f} ms"
     console.print(table(steps, costs.ms_verify, title))

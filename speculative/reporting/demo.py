@@ -43,7 +43,7 @@ def run(output_dir: pathlib.Path, target: str, draft: str | None, **settings: An
         paper_draft = draft if draft in ("unigram", "bigram") else None
     settings |= {
         "target": target,
-        "draft": draft or loading.DRAFTS.get(target, "debian_draft"),
+        "draft": loading.default_draft(target) if draft is None else draft,
         "paper_draft": paper_draft,
     }
     configs = {name: dataclasses.replace(row, **settings) for name, row in ROWS.items()}

@@ -3,7 +3,7 @@
 import pathlib
 from collections.abc import Sequence
 
-from speculative import disk
+from speculative import checks, disk
 from speculative.measurement.timing import TURNS
 from speculative.pair import Pair
 from speculative.reporting import page, plots, tables, traces
@@ -57,7 +57,9 @@ def _loaded(config: RowConfig, text: str | None) -> tuple[Pair, str]:
     """A row's pair, and a text or, without one, the first of the row's task."""
     found = weights.resolve(config)
     memory.require(config, found.configs)
-    source = text or load_prompts(config.task, 1, config.data_file)[0].source
+    if text is None:
+        text = load_prompts(config.task, 1, config.data_file)[0].source
+    source = checks.text("The text", text)
     return found.load(), source
 
 

@@ -34,12 +34,17 @@ def field(name: str, spec: str = "") -> Callable[[Any], str]:
     return cell
 
 
+def thousandths(value: float) -> str:
+    """Three digits of a time or ratio; one that they, or the noise of timing, hide is not 0."""
+    return "<0.001" if value < 0.0005 else f"{value:.3f}"
+
+
 def _interval(name: str) -> Callable[[Record], str]:
-    """The cell of a field's interval; a dash where it was not measured."""
+    """The cell of a field's interval; a dash where it was not measured, or on one example only."""
 
     def cell(record: Record) -> str:
         low, high = (getattr(record, f"{name}_{end}") for end in ("low", "high"))
-        return "–" if low is None else f"{low:.2f}–{high:.2f}"
+        return "–" if low is None or record.num_examples == 1 else f"{low:.2f}–{high:.2f}"
 
     return cell
 
@@ -78,7 +83,7 @@ ACCEPTANCE = (
     Column("paper", field("paper_alpha", ".2f"), "the paper's α"),
     Column("accepted", field("alpha_accepted", ".2f"), "guesses accepted over guesses tested"),
     Column("accepted 95%", _interval("alpha_accepted"), "its interval over the examples"),
-    Column("c", field("c", ".3f"), "time of a guess over that of a target step"),
+    Column("c", lambda record: thousandths(record.c), "time of a guess over that of a target step"),
     Column("v", field("verify_cost", ".2f"), "time of verifying over that of a target step"),
     Column("per call", field("tokens_per_call", ".2f"), "tokens that a target pass yielded"),
 )
@@ -172,7 +177,7 @@ def show_tuning(tuning: Tuning, steps: Independence, console: Console = CONSOLE)
     )
     columns = (
         Column("γ", str),
-        Column("c", lambda gamma: f"{costs.c(gamma):.3f}"),
+        Column("c", lambda gamma: thousandths(costs.c(gamma))),
         Column("v", lambda gamma: f"{costs.verify_cost(gamma):.2f}"),
         Column("Theorem 3.8", lambda gamma: f"{tuning.expected(gamma):.2f}"),
         Column("predicted", lambda gamma: f"{tuning.predicted(gamma):.2f}"),
@@ -193,10 +198,13 @@ def show_tuning(tuning: Tuning, steps: Independence, console: Console = CONSOLE)
     if steps.p_value is not None:
         fit = "fit" if steps.p_value >= 0.01 else "do not fit"
         fit = f"Acceptances {fit} one rate at every position of a step (p = {steps.p_value:.2g}). "
-    console.print(
-        f"{fit}An oracle's gamma would yield {steps.oracle_tokens:.2f} tokens a target pass, "
-        f"{steps.oracle_headroom:.2f} times what gamma = {best} does (section 3.5)."
-    )
+    oracle = "Every guess was accepted, so that more guesses a step always yield more tokens."
+    if steps.alpha < 1:
+        oracle = (
+            f"An oracle's gamma would yield {steps.oracle_tokens:.2f} tokens a target pass, "
+            f"{steps.oracle_headroom:.2f} times what gamma = {best} does (section 3.5)."
+        )
+    console.print(fit + oracle)
 
 
 def show_memory(

@@ -11,15 +11,15 @@ from typing import Any
 
 import gin
 
-from speculative import gin_files, tasks
+from speculative import checks, gin_files, tasks
 from speculative.checkpoints.checkpoint import DTYPES
 from speculative.decoding import Decoding, Rule, rules
 from speculative.sampling import Sampling
-from speculative.theory import MAX_GAMMA
-from speculative.types import EOS_ID, check_types
+from speculative.types import EOS_ID
 
 LARGEST = dict.fromkeys(("num_examples", "alpha_tokens", "rounds"), 10**9)
-LARGEST |= {"max_length": 10**5, "source_length": 10**5, "gamma": MAX_GAMMA, "seed": 2**32 - 1}
+LARGEST |= dict.fromkeys(("max_length", "source_length"), 10**5)
+LARGEST |= {"gamma": checks.MAX_GAMMA, "seed": 2**32 - 1}
 """The largest values of `RowConfig`'s whole numbers; the smallest is 1, a seed's 0."""
 
 
@@ -62,7 +62,7 @@ class RowConfig:
                 raise ValueError(
                     f"RowConfig.{name} must be a whole number from {low} to {high}, not {value!r}."
                 )
-        check_types(self)
+        checks.fields(self)
         tasks.task(self.task)
         if self.dtype not in (None, *DTYPES):
             known = ", ".join(DTYPES)
@@ -81,7 +81,7 @@ class RowConfig:
     @property
     def sampling(self) -> Sampling:
         """How tokens are chosen."""
-        return Sampling(float(self.temperature), self.top_k, float(self.top_p))
+        return Sampling(self.temperature, self.top_k, self.top_p)
 
     @property
     def rule(self) -> Rule:

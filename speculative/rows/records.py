@@ -3,9 +3,8 @@
 import dataclasses
 import pathlib
 
-from speculative import disk
+from speculative import checks, disk
 from speculative.decoding import rules
-from speculative.types import check_types
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -79,7 +78,7 @@ class Record:
     verification: str = "token"
 
     def __post_init__(self) -> None:
-        check_types(self)
+        checks.fields(self)
 
     @property
     def simulated(self) -> bool:

@@ -59,9 +59,9 @@ class Tuning:
         return theory.operations(self.alpha, self.gamma, self.c_hat)
 
     def why_not(self) -> str | None:
-        """Why speculation will not be faster, in a sentence; None where it will."""
+        """Why speculation will not be faster, by two digits, in a sentence; None where it will."""
         gamma, costs = self.gamma, self.costs
-        if self.predicted(gamma) > 1:
+        if round(self.predicted(gamma), 2) > 1:
             return None
         c, v = costs.c(gamma), costs.verify_cost(gamma)
         if self.alpha <= c:
@@ -69,14 +69,14 @@ class Tuning:
                 f"The draft is too slow or too weak: a guess costs c = {c:.2f} of a target step "
                 f"and is accepted with probability alpha = {self.alpha:.2f} only (Corollary 3.9)."
             )
-        if self.rule.speedup(self.alpha, gamma, c, v) > 1:
+        if round(self.rule.speedup(self.alpha, gamma, c, v), 2) > 1:
             prefill = costs.ms_prefill_target + costs.ms_prefill_draft
             return (
                 f"The outputs are too short: {np.mean(self.lengths):.0f} tokens do not win back "
                 f"what encoding for both models costs, {prefill:.1f} ms or "
                 f"{prefill / costs.ms_target_step:.1f} target steps."
             )
-        if self.expected(gamma) > 1:
+        if round(self.expected(gamma), 2) > 1:
             return (
                 f"The wide pass costs too much: verifying {gamma} guesses costs v = {v:.2f} target "
                 f"steps, and yields {self.rule.expected_tokens(self.alpha, gamma):.2f} tokens."

@@ -16,9 +16,9 @@ from flax import struct
 from jax import Array
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TimeRemainingColumn
 
-from speculative import disk
+from speculative import checks, disk
 from speculative.training.data import Batch, Mixture
-from speculative.types import PyTree, check_types
+from speculative.types import PyTree
 
 Metrics = dict[str, Array]
 Objective = Callable[[PyTree, PyTree, Mapping[str, Array], Array | None], tuple[Array, Metrics]]
@@ -47,7 +47,7 @@ class TrainConfig:
     checkpoint_every: int = 1000  # Steps between checkpoints, a multiple of log_every.
 
     def __post_init__(self) -> None:
-        check_types(self)
+        checks.fields(self)
         for field in dataclasses.fields(self):
             value = getattr(self, field.name)
             if value < 0:

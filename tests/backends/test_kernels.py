@@ -375,18 +375,23 @@ def test_a_compiler_that_fails_is_named(
     assert "more" not in caplog.text
 
 
+def compiler(folder: pathlib.Path) -> str:
+    """A compiler that predefines `MACROS` of the environment, and makes empty files."""
+    made = folder / "cc"
+    made.write_text(
+        '#!/bin/sh\ncase "$*" in *native*-dM*) echo "$MACROS"; exit;; *-dM*) exit;; esac\n'
+        'for word; do [ "$last" = -o ] && : > "$word"; last=$word; done\n'
+    )
+    made.chmod(0o755)
+    return str(made)
+
+
 @pytest.mark.usefixtures("forgotten")
 def test_each_processor_has_a_library_of_its_own(
     monkeypatch: pytest.MonkeyPatch, tmp_path: pathlib.Path
 ) -> None:
     """What the compiler predefines for `-march=native` is part of its name."""
-    compiler = tmp_path / "cc"
-    compiler.write_text(
-        '#!/bin/sh\ncase "$*" in *native*-dM*) echo "$MACROS"; exit;; *-dM*) exit;; esac\n'
-        'for word; do [ "$last" = -o ] && : > "$word"; last=$word; done\n'
-    )
-    compiler.chmod(0o755)
-    monkeypatch.setenv("CXX", str(compiler))
+    monkeypatch.setenv("CXX", compiler(tmp_path))
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     found = []
     for macros in ("#define __AVX2__ 1", "#define __AVX512F__ 1", "#define __AVX2__ 1"):
@@ -395,6 +400,20 @@ def test_each_processor_has_a_library_of_its_own(
         assert not kernels.native()  # An empty file is no library.
         found.append(len(list(kernels.cache_folder().glob("*.so"))))
     assert found == [1, 2, 2]
+
+
+def test_a_cache_folder_that_cannot_be_made(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: pathlib.Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A temporary one serves, for the kernels too, and is spoken of once."""
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file" / "cache"))
+    made = kernels._compiled(compiler(tmp_path))
+    assert made.is_file()
+    assert made.parent == kernels.cache_folder()
+    (said,) = caplog.messages
+    for words in (f"{tmp_path}/file/cache/speculative cannot", str(made.parent), "XDG_CACHE_HOME"):
+        assert words in said
 
 
 @needs_compiler

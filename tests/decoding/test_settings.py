@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 from speculative.decoding import Decoding, random_draws
+from speculative.sampling import Sampling
 
 
 @pytest.mark.parametrize(
@@ -17,11 +18,36 @@ from speculative.decoding import Decoding, random_draws
         ("max_length", 0),
         ("max_length", -3),
         ("max_length", 4.0),
+        ("gamma", True),
+        ("eos_id", -2),
     ],
 )
 def test_values_out_of_range_are_named(field: str, value: Any) -> None:
     with pytest.raises(ValueError, match=f"{field}.*{value}"):
         dataclasses.replace(Decoding(10), **{field: value})
+
+
+def test_numpys_numbers_are_numbers() -> None:
+    """They become Python's, so that equal settings are compiled once."""
+    numbers: list[Any] = [np.float32(0.5), np.int32(3), np.uint8(2), np.int64(9)]
+    given = Decoding(10, Sampling(*numbers[:2]), *numbers[2:])
+    assert given == Decoding(10, Sampling(0.5, 3), 2, 9)
+    assert [type(x) for x in (given.gamma, given.max_length, given.sampling.top_k)] == [int] * 3
+    assert type(given.sampling.temperature) is float
+
+
+@pytest.mark.parametrize(
+    ("field", "value"), [("sampling", 1.0), ("rule", "token"), ("adaptive", "auto")]
+)
+def test_parts_of_another_type_are_named(field: str, value: Any) -> None:
+    with pytest.raises(ValueError, match=f"{field} must be of type {field.title()}.*{value!r}"):
+        dataclasses.replace(Decoding(10), **{field: value})
+
+
+@pytest.mark.parametrize("seed", [-1, 2**32, 0.5])
+def test_seeds_do_not_wrap_around(seed: Any) -> None:
+    with pytest.raises(ValueError, match=f"seed must .* from 0 to 4294967295, not {seed}"):
+        random_draws(seed, np.arange(1), 4)
 
 
 @pytest.mark.parametrize("gamma", [0, 1, 7, 100])

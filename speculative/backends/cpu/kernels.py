@@ -5,6 +5,7 @@ although it reads the same weights, and attention is a dozen small operations a 
 machine's C++ compiler compiles `kernels.cc` at its first use; without one XLA serves.
 """
 
+import atexit
 import ctypes
 import functools
 import hashlib
@@ -35,8 +36,27 @@ FLOAT32 = functools.partial(jax.ShapeDtypeStruct, dtype=jnp.float32)
 
 
 def cache_folder() -> pathlib.Path:
-    """Where compiled programs are kept between runs."""
-    return pathlib.Path(os.environ.get("XDG_CACHE_HOME", "~/.cache")).expanduser() / "speculative"
+    """Where compiled programs are kept between runs, or for this one if none can be made there."""
+    return _writable(os.environ.get("XDG_CACHE_HOME") or "~/.cache")
+
+
+@functools.cache
+def _writable(parent: str) -> pathlib.Path:
+    folder = pathlib.Path(parent, "speculative")
+    try:
+        folder = folder.expanduser()
+        folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=folder):
+            return folder
+    except (OSError, RuntimeError) as error:  # The latter where there is no home folder.
+        temporary = tempfile.mkdtemp(prefix="speculative-")
+        atexit.register(shutil.rmtree, temporary, ignore_errors=True)
+        logging.warning(
+            "%s cannot be written (%s): compiled programs are kept for this run only, in %s; give "
+            "another folder (XDG_CACHE_HOME).",
+            *(folder, getattr(error, "strerror", error), temporary),
+        )
+        return pathlib.Path(temporary)
 
 
 @functools.cache
@@ -72,7 +92,6 @@ def _compiled(compiler: str) -> pathlib.Path:
     identity = hashlib.sha256((SOURCE.read_text() + machine + jax.__version__).encode())
     path = cache_folder() / f"kernels-{identity.hexdigest()[:16]}.so"
     if not path.exists():
-        path.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=path.parent) as folder:
             made = pathlib.Path(folder) / path.name
             include = f"-I{jax.ffi.include_dir()}"

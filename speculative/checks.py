@@ -1,0 +1,66 @@
+"""Checks of settings: a value of another type or range is a ValueError of one sentence."""
+
+import contextlib
+import operator
+import typing
+from collections.abc import Callable
+from types import NoneType
+from typing import Any
+
+MAX_GAMMA = 64  # Guesses of a step that commands and rows take; more never pay.
+
+
+def whole(name: str, value: Any, low: int, high: int | None = None) -> int:
+    """A whole number from `low` to `high`, which may be NumPy's; no bool and no 2.0."""
+    with contextlib.suppress(TypeError):
+        number = operator.index(value)
+        if not isinstance(value, bool) and low <= number and (high is None or number <= high):
+            return number
+    span = f"from {low}" + f" to {high}" * (high is not None)
+    raise ValueError(f"{name} must be a whole number {span}, not {value!r}.")
+
+
+def real(name: str, value: Any, must: str, fits: Callable[[float], bool]) -> float:
+    """A number that fits, which may be NumPy's; `must` says in words what fits."""
+    if not isinstance(value, bool | str | bytes):
+        with contextlib.suppress(TypeError, ValueError, OverflowError):
+            if fits(number := float(value)):
+                return number
+    raise ValueError(f"{name} must {must}, not {value!r}.")
+
+
+def instance(name: str, value: Any, *kinds: type) -> None:
+    """Whether a value is of one of some types."""
+    if not isinstance(value, kinds):
+        words = " or ".join(kind.__name__ for kind in kinds if kind is not type(None))
+        raise ValueError(f"{name} must be of type {words}, not {value!r}.")
+
+
+def text(name: str, value: Any) -> str:
+    """A text that UTF-8 can hold: bytes that are not UTF-8 reach Python as lone surrogates."""
+    instance(name, value, str)
+    try:
+        value.encode()
+    except UnicodeEncodeError as error:
+        raise ValueError(
+            f"{name} is not UTF-8 text: its character {error.start + 1} is "
+            f"{value[error.start]!r}; convert it first."
+        ) from None
+    return value
+
+
+def fields(settings: Any) -> None:
+    """Checks a dataclass of numbers and texts by its annotations; ValueError names a field.
+
+    A whole number will do for a float, no truth value for a number, and no number is infinite.
+    """
+    words = {int: "a whole number", float: "a finite number", str: "a text", NoneType: "None"}
+    for name, kind in typing.get_type_hints(type(settings)).items():
+        value, kinds = getattr(settings, name), typing.get_args(kind) or (kind,)
+        if float in kinds and isinstance(value, int | float) and abs(value) < 1e300:
+            fits = not isinstance(value, bool)
+        else:
+            fits = isinstance(value, kinds) and not isinstance(value, bool | float)
+        if not fits:
+            known = " or ".join(words[kind] for kind in kinds)
+            raise ValueError(f"{type(settings).__name__}.{name} must be {known}, not {value!r}.")
