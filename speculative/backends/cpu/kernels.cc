@@ -251,7 +251,7 @@ constexpr int Vectors(int positions) {
 #endif
 }
 
-// The first vectors of outputs of a panel for kPositions positions, every sum in a register. Without
+// The first vectors of a panel's outputs for kPositions positions, every sum in a register. Without
 // always_inline compilers stop inlining it when the rest of this file grows.
 template <int kPositions, typename Weight, int... kVectors>
 __attribute__((always_inline)) inline void Tile(const Weight* panel, const float* x, int64_t inputs,
