@@ -3,6 +3,7 @@
 import functools
 import os
 import pathlib
+import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -20,6 +21,7 @@ from speculative.backends.xla import FEW
 from speculative.models import T5Config
 from speculative.models.layers import LayerNorm
 from speculative.types import ACTIVATIONS
+from tests.backends import emulated
 
 WIDTHS = (1, 2, 3, 4, 5, 6, 7, 8, 9, FEW, FEW + 1, 70, 150)
 SHAPES = ((1, 1), (6, 10), (37, 64), (64, 33), (384, 1152), (1024, 384))
@@ -125,9 +127,14 @@ def test_a_product_does_not_depend_on_the_positions_beside_it(
     """To the last bit: why a verify pass sees the logits of decoding token by token."""
     kernel = kernels.panels(jnp.asarray(numbers(inputs, outputs)), quantized)
     x, scale = numbers(max(WIDTHS), inputs), 1 + 0.2 * numbers(inputs)
-    alone = np.concatenate([product(kernel, row[None], outputs, scale) for row in x])
-    for y in products(kernel, [x[:positions] for positions in WIDTHS], outputs, scale):
-        np.testing.assert_array_equal(y, alone[: len(y)])
+    add, bias = numbers(len(x), outputs, seed=1), numbers(outputs, seed=2)
+    alone = [
+        product(kernel, x[i : i + 1], outputs, scale, bias, "linear", add[i : i + 1])
+        for i in range(len(x))
+    ]
+    xs, adds = ([rows[:positions] for positions in WIDTHS] for rows in (x, add))
+    for y in products(kernel, xs, outputs, scale, bias, "linear", adds):
+        np.testing.assert_array_equal(y, np.concatenate(alone)[: len(y)])
 
 
 def activated(name: str, x: np.ndarray) -> np.ndarray:
@@ -140,7 +147,10 @@ def activated(name: str, x: np.ndarray) -> np.ndarray:
 @pytest.mark.parametrize("quantized", [False, True], ids=["float32", "int8"])
 @pytest.mark.parametrize("first", ACTIVATIONS)
 @pytest.mark.parametrize("second", ["linear", "relu"])
-def test_gated_products(first: str, second: str, quantized: bool) -> None:
+@pytest.mark.parametrize(("inputs", "outputs"), SHAPES)
+def test_gated_products(
+    inputs: int, outputs: int, first: str, second: str, quantized: bool
+) -> None:
     """Products between -30 and 30, where activations reach their limits, in float64."""
     names = (first, second)
 
@@ -148,19 +158,18 @@ def test_gated_products(first: str, second: str, quantized: bool) -> None:
     def multiply(both: kernels.Panels, xs: list[jax.Array], outputs: int, scale: jax.Array) -> Any:
         return [kernels.gated(both, x, outputs, names, scale) for x in xs]
 
-    for inputs, outputs in SHAPES:
-        generator = np.random.default_rng([inputs, outputs])
-        pair = generator.integers(-127, 128, size=(2, inputs, outputs))
-        pair[:, 0] = 127  # As above, rounding finds these very numbers again.
-        scales = generator.uniform(0.5, 1.5, size=(2, 1, outputs)) / np.sqrt(inputs) / 16
-        one, other = (pair * scales).astype(np.float32)
-        both = kernels.gated_panels(jnp.asarray(one), jnp.asarray(other), quantized)
-        scale = 1 + 0.2 * numbers(inputs)
-        xs = [numbers(positions, inputs) for positions in WIDTHS]
-        for x, y in zip(xs, multiply(both, xs, outputs, scale), strict=True):
-            normed = norm(x, scale)
-            want = activated(first, normed @ one) * activated(second, normed @ other)
-            np.testing.assert_allclose(y, want, atol=3e-4, rtol=3e-5)
+    generator = np.random.default_rng([inputs, outputs])
+    pair = generator.integers(-127, 128, size=(2, inputs, outputs))
+    pair[:, 0] = 127  # As above, rounding finds these very numbers again.
+    scales = generator.uniform(0.5, 1.5, size=(2, 1, outputs)) / np.sqrt(inputs) / 16
+    one, other = (pair * scales).astype(np.float32)
+    both = kernels.gated_panels(jnp.asarray(one), jnp.asarray(other), quantized)
+    scale = 1 + 0.2 * numbers(inputs)
+    xs = [numbers(positions, inputs) for positions in WIDTHS]
+    for x, y in zip(xs, multiply(both, xs, outputs, scale), strict=True):
+        normed = norm(x, scale)
+        want = activated(first, normed @ one) * activated(second, normed @ other)
+        np.testing.assert_allclose(y, want, atol=3e-4, rtol=3e-5)
 
 
 @needs_compiler
@@ -216,19 +225,35 @@ sys.exit(pytest.main(sys.argv[1:]))
 @pytest.mark.skipif(not hasattr(os, "sched_setaffinity"), reason="cores cannot be chosen here")
 def test_kernels_on_two_threads() -> None:
     """The tests of this file on two cores; a worker of the whole suite has but one."""
-    which = "chain or heads or attention or several_threads"
-    options = ["-q", "-p", "no:xdist", "-p", "no:cacheprovider", "-k", which, __file__]
-    environment = {key: value for key, value in os.environ.items() if "XDIST" not in key}
-    done = subprocess.run(
-        [sys.executable, "-c", TWO_CORES, *options],
-        capture_output=True,
-        text=True,
-        env=environment,
-        cwd=pathlib.Path(__file__).parents[2],
-    )
+    done = run_this_file("-c", TWO_CORES, "-k", "chain or heads or attention or several_threads")
     if done.returncode == 77:
         pytest.skip("one core alone")
     assert done.returncode == 0, done.stdout + done.stderr
+
+
+@pytest.mark.skipif(
+    not all(map(shutil.which, emulated.TOOLS)),
+    reason="not installed: " + " or ".join(emulated.TOOLS),
+)
+def test_kernels_on_arm() -> None:
+    """The tests of this file that take an emulator seconds."""
+    which = "(product or attention or heads) and not (384 or chain or xla)"
+    plugin = ["-m", "pytest", "-p", "tests.backends.emulated"]
+    done = run_this_file(*plugin, "-k", which, JAX_DISABLE_JIT="1")
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "skipped" not in done.stdout
+
+
+def run_this_file(*options: str, **variables: str) -> subprocess.CompletedProcess[str]:
+    """The tests of this file in a process of their own."""
+    environment = {key: value for key, value in os.environ.items() if "XDIST" not in key}
+    return subprocess.run(
+        [sys.executable, *options, "-q", "-p", "no:xdist", "-p", "no:cacheprovider", __file__],
+        capture_output=True,
+        text=True,
+        env=environment | variables,
+        cwd=pathlib.Path(__file__).parents[2],
+    )
 
 
 @pytest.mark.parametrize("positions", WIDTHS)
@@ -390,7 +415,7 @@ def compiler(folder: pathlib.Path) -> str:
 def test_each_processor_has_a_library_of_its_own(
     monkeypatch: pytest.MonkeyPatch, tmp_path: pathlib.Path
 ) -> None:
-    """What the compiler predefines for `-march=native` is part of its name."""
+    """What the compiler predefines for this processor is part of its name."""
     monkeypatch.setenv("CXX", compiler(tmp_path))
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     found = []

@@ -18,10 +18,13 @@
 #include <memory>
 #include <mutex>
 #include <thread>
+#include <utility>
 #include <vector>
 
 #if defined(__AVX2__)
 #include <immintrin.h>
+#elif defined(__aarch64__)
+#include <arm_neon.h>
 #endif
 
 #include "xla/ffi/api/ffi.h"
@@ -56,6 +59,13 @@ inline Vector Load(const int8_t* from) {
 #elif defined(__AVX2__)
   const __m128i narrow = _mm_loadl_epi64(reinterpret_cast<const __m128i*>(from));
   return _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(narrow));
+#elif defined(__aarch64__)
+  // Each byte becomes the highest of a lane's four; its conversion divides by 2^24.
+  const uint8x16_t bytes = {16, 16, 16, 0, 16, 16, 16, 1, 16, 16, 16, 2, 16, 16, 16, 3};
+  uint32_t narrow;
+  std::memcpy(&narrow, from, sizeof(narrow));
+  const uint8x16_t wide = vqtbl1q_u8(vreinterpretq_u8_u32(vdupq_n_u32(narrow)), bytes);
+  return reinterpret_cast<Vector>(vcvtq_n_f32_s32(vreinterpretq_s32_u8(wide), 24));
 #else
   Vector v;
   for (int i = 0; i < kLanes; ++i) v[i] = from[i];
@@ -72,6 +82,8 @@ inline Vector All(float value) { return value - Vector{}; }
 inline float Sum(Vector v) {
 #if defined(__AVX512F__)
   return _mm512_reduce_add_ps(reinterpret_cast<__m512>(v));  // A loop would go through memory.
+#elif defined(__aarch64__)
+  return vaddvq_f32(reinterpret_cast<float32x4_t>(v));
 #else
   float lanes[kLanes];
   Store(lanes, v);
@@ -107,6 +119,8 @@ inline Vector Exp(Vector x) {
 inline void Pause() {
 #if defined(__x86_64__)
   __builtin_ia32_pause();
+#elif defined(__aarch64__)
+  asm volatile("isb");  // `yield` takes no time on most, so that helpers would sleep too soon.
 #endif
 }
 
@@ -227,29 +241,37 @@ constexpr int kPanel = 32;
 constexpr int64_t kAhead = 8192;  // Bytes by which a panel is prefetched: memory is that slow.
 constexpr int64_t kPositionsAtATime = 64;  // That meet all panels while they stay in a cache.
 
-// 2 * kLanes outputs of one panel for kPositions positions, every sum in a register. Without
+// Vectors of a panel's 32 outputs that are summed together for so many positions. A sum waits some
+// four cycles for its last addition: ARM's short vectors need many sums, and it has 32 registers.
+constexpr int Vectors(int positions) {
+#if defined(__aarch64__)
+  return positions <= 2 ? 8 : positions <= 6 ? 4 : 2;
+#else
+  return 2;
+#endif
+}
+
+// The first vectors of a panel's outputs for kPositions positions, every sum in a register. Without
 // always_inline compilers stop inlining it when the rest of this file grows.
-template <int kPositions, typename Weight>
+template <int kPositions, typename Weight, int... kVectors>
 __attribute__((always_inline)) inline void Tile(const Weight* panel, const float* x, int64_t inputs,
-                                                float* y) {
-  Vector sums[kPositions][2] = {};
+                                                float* y, std::integer_sequence<int, kVectors...>) {
+  Vector sums[kPositions][sizeof...(kVectors)] = {};
   for (int64_t i = 0; i < inputs; ++i, panel += kPanel) {
     const char* ahead = reinterpret_cast<const char*>(panel) + kAhead;
     __builtin_prefetch(ahead);
     if (sizeof(Weight) == sizeof(float)) __builtin_prefetch(ahead + 64);
-    Vector low = Load(panel), high = Load(panel + kLanes);
+    Vector weights[] = {Load(panel + kVectors * kLanes)...};
 #if defined(__x86_64__)
-    asm("" : "+v"(low), "+v"(high));  // Or compilers load them again for each position.
+    asm("" : "+v"(weights[0]), "+v"(weights[1]));  // Or they are loaded again for each position.
 #endif
     for (int l = 0; l < kPositions; ++l) {
       const Vector v = All(x[l * inputs + i]);
-      sums[l][0] += low * v;
-      sums[l][1] += high * v;
+      ((sums[l][kVectors] += weights[kVectors] * v), ...);
     }
   }
   for (int l = 0; l < kPositions; ++l) {
-    Store(y + l * kPanel, sums[l][0]);
-    Store(y + l * kPanel + kLanes, sums[l][1]);
+    (Store(y + l * kPanel + kVectors * kLanes, sums[l][kVectors]), ...);
   }
 }
 
@@ -340,8 +362,9 @@ struct Product {
   template <int kPositions>
   void Sums(int64_t p, int64_t l, float (*sums)[kPanel]) const {
     const Weight* panel = panels + p * inputs * kPanel;
-    for (int o = 0; o < kPanel; o += 2 * kLanes) {
-      Tile<kPositions>(panel + o, x + l * inputs, inputs, sums[0] + o);
+    constexpr std::make_integer_sequence<int, Vectors(kPositions)> vectors;
+    for (int o = 0; o < kPanel; o += vectors.size() * kLanes) {
+      Tile<kPositions>(panel + o, x + l * inputs, inputs, sums[0] + o, vectors);
     }
     if constexpr (sizeof(Weight) < sizeof(float)) {
       for (int k = 0; k < kPositions; ++k) {
@@ -468,6 +491,7 @@ ffi::Error MultiplyForHeads(Pool pool, Rank3 x, ffi::RemainingArgs kernels, ffi:
 //                      values[b, n, k]
 
 constexpr float kMasked = -1e9f;  // Keys whose bias lies below this are masked.
+constexpr int kMixed = kLanes == 4 ? 8 : 4;  // Vectors of values that are summed together.
 
 struct Attention {
   const float *query, *keys, *values, *bias;
@@ -508,7 +532,9 @@ struct Attention {
     }
     const float factor = std::isnan(peak) ? peak : 1.0f / Sum(sums);
     int64_t h = 0;
-    for (; h + 4 * kLanes <= size; h += 4 * kLanes) Mix<4>(weights, v + h, count, factor, out + h);
+    for (; h + kMixed * kLanes <= size; h += kMixed * kLanes) {
+      Mix<kMixed>(weights, v + h, count, factor, out + h);
+    }
     for (; h + kLanes <= size; h += kLanes) Mix<1>(weights, v + h, count, factor, out + h);
     for (; h < size; ++h) {
       float sum = 0.0f;

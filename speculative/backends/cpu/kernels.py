@@ -11,6 +11,7 @@ import functools
 import hashlib
 import os
 import pathlib
+import platform
 import shutil
 import subprocess
 import tempfile
@@ -27,7 +28,9 @@ from speculative.backends.xla import Cache
 from speculative.types import ACTIVATIONS
 
 SOURCE = pathlib.Path(__file__).with_name("kernels.cc")
-FLAGS = ("-O3", "-march=native", "-std=c++17", "-pthread")
+# For this very processor, in the way that every compiler for it, Apple's too, understands.
+NATIVE = "-mcpu=native" if platform.machine() in ("arm64", "aarch64") else "-march=native"
+FLAGS = ("-O3", NATIVE, "-std=c++17", "-pthread")
 PRODUCTS = ("product", "gated", "heads")
 INT8_PRODUCTS = tuple(f"{name}_int8" for name in PRODUCTS)
 TARGETS = (*PRODUCTS, *INT8_PRODUCTS, "attend", "attend_self", "attend_cached", "total")
