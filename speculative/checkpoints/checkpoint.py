@@ -91,11 +91,11 @@ class Checkpoint:
     checksums: Checksums = dataclasses.field(default_factory=Checksums)
 
     def __post_init__(self) -> None:
-        where, extra_ids = self.location, self.extra_ids
-        if isinstance(extra_ids, bool) or not isinstance(extra_ids, int) or extra_ids < 0:
+        where, extra_ids, most = self.location, self.extra_ids, 2**16
+        if type(extra_ids) is not int or not 0 <= extra_ids <= most:
             raise ValueError(
                 f"{where} has the extra_ids {extra_ids!r}; the number of sentinels after a "
-                "vocabulary's pieces must be a whole number from 0 on."
+                f"vocabulary's pieces must be a whole number from 0 to {most}."
             )
         require_layers(self.config, len(self.tensors), where)
         expected = by_name(abstract_params(self.config))

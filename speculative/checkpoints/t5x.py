@@ -142,6 +142,9 @@ def _read_zarr(
         if array.shape != shape or array.dtype.name not in FLOATS:
             found = f"{array.shape} of {array.dtype.name}"
             raise ValueError(f"it is {found} on disk, but {shape} in the index")
+        chunks = array.chunk_layout.read_chunk.shape
+        if any(chunk > size for chunk, size in zip(chunks, shape, strict=True)):
+            raise ValueError(f"its chunks of {chunks} are larger than itself, {shape}")
         chosen = array[index]
         if not chosen.shape:
             return np.asarray(chosen.read().result())

@@ -414,6 +414,12 @@ DAMAGE = {
             "config.json .*logits_via_embedding must be True or False, not 'no'",
         ),
         (
+            lambda f: (f / "tokenizer_config.json").write_text(
+                '{"extra_ids": 9223372036854775808}'
+            ),
+            "extra_ids 9223372036854775808; .* from 0 to",
+        ),
+        (
             lambda f: (f / "tokenizer_config.json").write_text('{"extra_ids": -5}'),
             "extra_ids -5; .* whole number",
         ),
@@ -446,6 +452,12 @@ DAMAGE = {
         (
             lambda f: edit_json(f / "target.token_embedder.embedding" / ".zarray", shape=[9, 16]),
             r"\(9, 16\) .* on disk, but \(40, 16\)",
+        ),
+        (
+            lambda f: edit_json(
+                f / "target.token_embedder.embedding" / ".zarray", chunks=[9, 10**8]
+            ),
+            "token_embedder/embedding.*its chunks of .*100000000.* are larger than itself",
         ),
         (
             lambda f: edit_json(f / "target.token_embedder.embedding" / ".zarray", dtype="<i4"),

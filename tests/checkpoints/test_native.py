@@ -178,8 +178,8 @@ def test_damage_is_named(tmp_path: pathlib.Path, params: dict, damage, message: 
         (lambda d: d | {"vocabulary": "/etc/hostname"}, "names the file '/etc/hostname'; .* plain"),
         (lambda d: d | {"vocabulary": ".."}, r"names the file '\.\.'"),
         (lambda d: d | {"vocabulary": 3}, "names the file 3"),
-        (lambda d: d | {"extra_ids": -5}, "extra_ids -5; .* whole number from 0 on"),
-        (lambda d: d | {"extra_ids": 1.5}, r"extra_ids 1\.5; .* whole number from 0 on"),
+        (lambda d: d | {"extra_ids": -5}, "extra_ids -5; .* whole number from 0 to"),
+        (lambda d: d | {"extra_ids": 1.5}, r"extra_ids 1\.5; .* whole number from 0 to"),
     ],
 )
 def test_an_edited_description_is_one_sentence(small: pathlib.Path, change, message: str) -> None:
