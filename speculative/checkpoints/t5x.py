@@ -142,14 +142,14 @@ def _read_zarr(
         if array.shape != shape or array.dtype.name not in FLOATS:
             found = f"{array.shape} of {array.dtype.name}"
             raise ValueError(f"it is {found} on disk, but {shape} in the index")
-        chunks = array.chunk_layout.read_chunk.shape
-        if any(chunk > size for chunk, size in zip(chunks, shape, strict=True)):
+        chunks = array.chunk_layout.read_chunk.shape or shape
+        if any((chunk or 0) > size for chunk, size in zip(chunks, shape, strict=True)):
             raise ValueError(f"its chunks of {chunks} are larger than itself, {shape}")
         chosen = array[index]
         if not chosen.shape:
             return np.asarray(chosen.read().result())
         # A quarter at a time: decompressing takes several times the memory of its result.
-        chunk = (array.chunk_layout.read_chunk.shape or shape)[0] or shape[0]
+        chunk = chunks[0] or shape[0]
         rows = -(-shape[0] // (4 * chunk)) * chunk
         value = np.empty(chosen.shape, chosen.dtype.numpy_dtype)
         for first in range(0, shape[0], rows):
