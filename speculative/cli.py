@@ -57,7 +57,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(f"interrupted{interrupt}", file=sys.stderr)
         return INTERRUPTED
     except (ValueError, OSError) as error:
-        print("error:", disk.told(error), file=sys.stderr)
+        print("error:", disk.sentence(error), file=sys.stderr)
         return USAGE_ERROR
 
 

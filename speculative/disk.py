@@ -17,7 +17,7 @@ Path = str | pathlib.Path
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)  # The disk, or a limit on what it may take.
 
 
-def told(error: Exception) -> str:
+def sentence(error: Exception) -> str:
     """An error as a line; what the system refused becomes a sentence with file and remedy."""
     said = str(error)
     if isinstance(error, OSError) and error.strerror:
@@ -109,11 +109,13 @@ def written(path: Path) -> Iterator[pathlib.Path]:
             yield part
             part.replace(path)
     except Exception as error:
+        code = error.errno if isinstance(error, OSError) else None
         # Libraries wrap what the system said in errors of their own.
-        codes = [error.errno] if isinstance(error, OSError) else []
-        codes += [code for code in FULL if os.strerror(code) in str(error)]
-        for code in codes:
-            raise OSError(code, os.strerror(code or errno.EIO), str(path)) from error
+        code = code or next((code for code in FULL if os.strerror(code) in str(error)), None)
+        if code:
+            raise OSError(code, os.strerror(code), str(path)) from error
+        if isinstance(error, OSError):  # NumPy tells of a short write without a number.
+            raise OSError(errno.EIO, str(error), str(path)) from error
         raise
 
 

@@ -90,7 +90,7 @@ def test_what_finds_no_room_leaves_the_file_as_it_was(tmp_path: pathlib.Path, li
         with pytest.raises(OSError) as raised:
             write(path, "c" * 2 * limited)
         assert raised.value.errno == errno.EFBIG
-        assert disk.told(raised.value).startswith(f"{path}: File too large; free some space")
+        assert disk.sentence(raised.value).startswith(f"{path}: File too large; free some space")
     assert (lines.read_text(), whole.read_text()) == ('"a"\n', "b")
     assert sorted(tmp_path.iterdir()) == [lines, whole]
 
@@ -117,8 +117,8 @@ def test_what_cannot_be_written_is_said_before(tmp_path: pathlib.Path) -> None:
     for path in (tmp_path, tmp_path / "file" / "below"):
         with pytest.raises(OSError) as raised:
             disk.writable(path)
-        assert disk.told(raised.value).startswith(str(tmp_path))
-        assert "Errno" not in disk.told(raised.value)
+        assert disk.sentence(raised.value).startswith(str(tmp_path))
+        assert "Errno" not in disk.sentence(raised.value)
     made = disk.writable(tmp_path / "new" / "file")
     assert made.parent.is_dir() and not made.exists()
 

@@ -106,8 +106,9 @@ def convert(
     vocabulary.
 
     Raises:
-        ValueError: a format is unknown, the source cannot be read, the destination not be written,
-            or the vocabulary has more pieces than the embedding.
+        ValueError: a format is unknown, the source cannot be read, the destination exists, or the
+            vocabulary has more pieces than the embedding.
+        OSError: the destination cannot be written, as on a full disk.
     """
     kinds = get_args(native.Storage) if to == "native" else tuple(DTYPES)
     for name, said, known in (("format", to, FORMATS), ("dtype", dtype or kinds[0], kinds)):

@@ -84,7 +84,7 @@ def write(folder: str | pathlib.Path, checkpoint: Checkpoint, storage: str | Non
 
     `storage` is one of `Storage`, by default the format that loses nothing; int8 stores kernels
     and embeddings as such, and the other tensors in float32. Raises ValueError if the folder
-    exists, the disk is full, or a parameter is not finite.
+    exists or a parameter is not finite, and OSError if the disk is full.
     """
     storage = storage or checkpoint.dtype
     kind = np.dtype(np.int8) if storage == "int8" else DTYPES[storage]

@@ -53,7 +53,8 @@ def write(folder: str | pathlib.Path, checkpoint: Checkpoint, dtype: str | None 
     """Writes a new folder, whole or not at all, one tensor in memory at a time.
 
     T5X expects a folder's name like ``checkpoint_1000``. The index says training step 0. Raises
-    ValueError if the folder exists, the disk is full, or the model is no encoder-decoder.
+    ValueError if the folder exists or the model is no encoder-decoder, and OSError if the disk is
+    full.
     """
     names_of(checkpoint.config).require_t5x(checkpoint.config, checkpoint.location)
     kind = dtype or checkpoint.dtype

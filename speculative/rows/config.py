@@ -56,12 +56,9 @@ class RowConfig:
 
     def __post_init__(self) -> None:
         for name, high in LARGEST.items():
-            value, low = getattr(self, name), int(name != "seed")
-            fits = type(value) is int and low <= value <= high
-            if not fits and (value is not None or name not in ("gamma", "num_examples")):
-                raise ValueError(
-                    f"RowConfig.{name} must be a whole number from {low} to {high}, not {value!r}."
-                )
+            value = getattr(self, name)
+            if value is not None or name not in ("gamma", "num_examples"):
+                checks.whole(f"RowConfig.{name}", value, int(name != "seed"), high)
         checks.fields(self)
         tasks.task(self.task)
         if self.dtype not in (None, *DTYPES):

@@ -47,7 +47,7 @@ def main(recipe: Callable[..., bool], documentation: str | None, target_dir: boo
     try:
         finished = recipe(**configured(recipe, config, bindings, arguments))
     except (ValueError, OSError) as error:
-        print("error:", disk.told(error), file=sys.stderr)
+        print("error:", disk.sentence(error), file=sys.stderr)
         return 2
     return 0 if finished else UNFINISHED
 
