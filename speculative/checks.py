@@ -8,6 +8,7 @@ from types import NoneType
 from typing import Any
 
 MAX_GAMMA = 64  # Guesses of a step that commands and rows take; more never pay.
+MAX_TOKENS = 10**5  # The longest source and output.
 
 
 def whole(name: str, value: Any, low: int, high: int | None = None) -> int:

@@ -12,6 +12,7 @@ from gin import config, config_parser
 from speculative import disk
 
 CONFIGS = pathlib.Path(__file__).parents[1] / "configs"  # Of a checkout.
+MOST_FILES = 100  # That are included; files that include others twice double at each level.
 DYNAMIC = "__gin__.dynamic_registration"  # A file of training says so; it changes nothing here.
 
 
@@ -46,7 +47,7 @@ class _Delegate(config.ParserDelegate):
 
     def __init__(self, modules: Collection[str]) -> None:
         super().__init__()
-        self.modules, self.macros = modules, set[str]()
+        self.modules, self.macros, self.files = modules, set[str](), 0
 
     def configurable_reference(self, scoped_selector: str, evaluate: bool) -> Any:
         if not self.modules:
@@ -84,6 +85,9 @@ def _bindings(
             within = (*above, file.resolve()) if file else above
             if path in within:
                 raise ValueError(f"{at} includes a file within itself; leave that out.")
+            delegate.files += 1
+            if delegate.files > MOST_FILES:
+                raise ValueError(f"{at} is more than {MOST_FILES} files in all; include fewer.")
             yield from _bindings(path, disk.text(path), delegate, within)
 
 

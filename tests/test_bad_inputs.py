@@ -217,8 +217,56 @@ def of_files() -> Iterator[Case]:
     yield ["report", "TMP"], ["TMP"]
 
 
+def of_rows() -> Iterator[Case]:
+    """Bindings of a row: values of another type or out of range, and what binds nothing."""
+    whole = "True", "1.5", "'3'", "[3]", "0", "-1", str(10**12)
+    texts = "3", "True", "['a']", "{}"
+    wrong = {
+        "gamma": whole,
+        "max_length": (*whole, "None"),
+        "source_length": (*whole, "None"),
+        "rounds": (*whole, "None"),
+        "alpha_tokens": (*whole, "None"),
+        "num_examples": whole,
+        "seed": ("True", "1.5", "'3'", "-1", str(2**32), "None"),
+        "temperature": ("True", "'x'", "None", "-1.0", "1e-09", "1" + "0" * 400),
+        "top_k": ("True", "1.5", "'x'", "None", "-1"),
+        "top_p": ("True", "'x'", "None", "0.0", "1.01"),
+        "lenience": ("True", "'x'", "None", "0.0", "1.01"),
+        "simulated_alpha": ("True", "'x'", "1.5", "-0.1"),
+        "task": (*texts, "None", "'wmt'"),
+        "target": (*texts, "None"),
+        "draft": (*texts, "None"),
+        "dtype": (*texts, "'int8'", "''"),
+        "verification": (*texts, "None", "'any'"),
+        "vocabulary": texts,
+        "data_file": texts,
+        "checkpoints": texts,
+    }
+    for name, values in wrong.items():
+        for value in values:
+            yield command("run", "--gin", f"RowConfig.{name} = {value}"), [ROW, name, value]
+    for binding, says in {
+        "gamma = 3": "as in RowConfig.gamma",
+        "RowConfig.gama = 3": "RowConfig.gama",
+        "Row.gamma = 3": "Row.gamma",
+        "RowConfig.target = unigram": "put a text in quotes",
+        "RowConfig.gamma =": "RowConfig.gamma =",
+        "RowConfig.gamma = [3": "not closed",
+        "RowConfig.gamma = @RowConfig": "would run code",
+        "RowConfig.gamma = %none": "none",
+        "import os": "imports os",
+        "include 'none.gin'": "none.gin, which does not exist",
+        "3": "3",
+    }.items():
+        for name in ("run", "table", "tune", "verify", "plan", "figure"):
+            yield command(name, "--gin", binding), [says]
+
+
 CASES = [
-    case for cases in (of_parsers, of_numbers, of_choices, of_models, of_files) for case in cases()
+    case
+    for cases in (of_parsers, of_numbers, of_choices, of_models, of_files, of_rows)
+    for case in cases()
 ]
 
 

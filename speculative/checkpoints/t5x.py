@@ -17,7 +17,8 @@ from speculative.disk import reading
 from speculative.models import FAMILIES, names_of
 
 INDEX, VERSION = "checkpoint", 3
-WAIT = 8  # Seconds for a bucket's first answer; TensorStore itself tries again for minutes.
+WAIT, WAIT_FOR_VALUES = 8, 600
+"""Seconds for a bucket's answer, and for a part of a tensor; TensorStore tries for much longer."""
 MOST_LAYERS = 1000  # That are scanned, of which an index may claim any number.
 CHUNK_BYTES = 64 * 2**20  # The largest chunk of an array; T5X aims at the same.
 
@@ -82,14 +83,8 @@ def write(folder: str | pathlib.Path, checkpoint: Checkpoint, dtype: str | None 
 def _index(folder: str | pathlib.Path) -> dict[tuple[str, ...], Any]:
     """The index's parameters by path: TensorStore's specifications, or arrays."""
     with reading(f"{folder}/{INDEX}"):
-        try:
-            store = tensorstore.KvStore.open(kvstore(folder)).result(timeout=WAIT)
-            read = store.read(INDEX).result(timeout=WAIT)
-        except TimeoutError as error:
-            raise ValueError(
-                f"{folder}/{INDEX} cannot be read: no answer within {WAIT} seconds; look whether "
-                "there is a network."
-            ) from error
+        store = _answer(tensorstore.KvStore.open(kvstore(folder)), folder, WAIT)
+        read = _answer(store.read(INDEX), folder, WAIT)
     if read.state != "value":
         raise ValueError(f"{folder} is no T5X checkpoint: it has no file named '{INDEX}'.")
     with reading(f"{folder}/{INDEX}", "is not a T5X index"):
@@ -139,7 +134,7 @@ def _read_zarr(
         "fill_missing_data_reads": False,  # A missing chunk is damage, not zeros.
     }
     with reading(f"Tensor {name} of {folder} ({path})"):
-        array = tensorstore.open(store, read=True, open=True).result()
+        array = _answer(tensorstore.open(store, read=True, open=True), folder, WAIT)
         if array.shape != shape or array.dtype.name not in FLOATS:
             found = f"{array.shape} of {array.dtype.name}"
             raise ValueError(f"it is {found} on disk, but {shape} in the index")
@@ -148,12 +143,23 @@ def _read_zarr(
             raise ValueError(f"its chunks of {chunks} are larger than itself, {shape}")
         chosen = array[index]
         if not chosen.shape:
-            return np.asarray(chosen.read().result())
+            return np.asarray(_answer(chosen.read(), folder, WAIT_FOR_VALUES))
         # A quarter at a time: decompressing takes several times the memory of its result.
         chunk = chunks[0] or shape[0]
         rows = -(-shape[0] // (4 * chunk)) * chunk
         value = np.empty(chosen.shape, chosen.dtype.numpy_dtype)
         for first in range(0, shape[0], rows):
             part = slice(first, min(first + rows, shape[0]))
-            value[part] = chosen[part].read().result()
+            value[part] = _answer(chosen[part].read(), folder, WAIT_FOR_VALUES)
         return value
+
+
+def _answer(future: tensorstore.Future[Any], folder: str | pathlib.Path, seconds: float) -> Any:
+    """What TensorStore answers; TimeoutError names the folder from which no answer comes."""
+    try:
+        return future.result(timeout=seconds)
+    except TimeoutError:
+        raise TimeoutError(
+            f"{folder} cannot be read: no answer within {seconds} seconds; look whether there is "
+            "a network."
+        ) from None

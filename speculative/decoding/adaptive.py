@@ -1,10 +1,13 @@
 """The number of guesses of the next steps, from how recent guesses fared (section 3.5)."""
 
 import dataclasses
+import math
+from collections.abc import Callable
 
 import jax.numpy as jnp
 from jax import Array
 
+from speculative import checks
 from speculative.types import Rows
 
 
@@ -42,24 +45,30 @@ class Adaptive:
     stride: int = 6
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "gammas", tuple(self.gammas))
-        object.__setattr__(self, "costs", tuple(self.costs))
-        if not self.gammas or min(self.gammas) < 1 or list(self.gammas) != sorted(set(self.gammas)):
+        for name in ("gammas", "costs"):
+            checks.instance(f"Adaptive.{name}", getattr(self, name), tuple, list)
+        gammas = [checks.whole("Adaptive.gammas", x, 1, checks.MAX_GAMMA) for x in self.gammas]
+        if not gammas or gammas != sorted(set(gammas)):
+            raise ValueError(f"Adaptive.gammas must be ascending numbers, not {self.gammas}.")
+        costs = [
+            checks.real("Adaptive.costs", x, "be positive", lambda x: x > 0) for x in self.costs
+        ]
+        if len(costs) != len(gammas):
             raise ValueError(
-                f"Adaptive.gammas must be ascending numbers of at least 1 guess, not {self.gammas}."
+                f"Adaptive.costs must be a number for each of {len(gammas)} gammas, not {costs}."
             )
-        if len(self.costs) != len(self.gammas) or not all(cost > 0 for cost in self.costs):
-            raise ValueError(
-                f"Adaptive.costs must be a positive number for each of {len(self.gammas)} gammas, "
-                f"not {self.costs}."
-            )
-        if not 0 < self.alpha < 1 or not self.strength > 0 or not 0 <= self.memory <= 1:
-            raise ValueError(
-                "Adaptive.alpha must lie in (0, 1), strength be positive and memory lie in [0, 1], "
-                f"not {self.alpha}, {self.strength} and {self.memory}."
-            )
-        if self.stride < 1:
-            raise ValueError(f"Adaptive.stride must be at least 1 step, not {self.stride}.")
+        for name, value in (
+            ("gammas", tuple(gammas)),
+            ("costs", tuple(costs)),
+            ("alpha", self._real("alpha", "lie in (0, 1)", lambda x: 0 < x < 1)),
+            ("strength", self._real("strength", "be positive", lambda x: 0 < x < math.inf)),
+            ("memory", self._real("memory", "lie in [0, 1]", lambda x: 0 <= x <= 1)),
+            ("stride", checks.whole("Adaptive.stride", self.stride, 1)),
+        ):
+            object.__setattr__(self, name, value)
+
+    def _real(self, name: str, must: str, fits: Callable[[float], bool]) -> float:
+        return checks.real(f"Adaptive.{name}", getattr(self, name), must, fits)
 
     def choose(self, counts: Array, costs: Array) -> Array:
         """The best gamma of each row [B], from its own counts alone.

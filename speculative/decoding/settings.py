@@ -40,8 +40,13 @@ class Decoding:
     adaptive: Adaptive | None = None
 
     def __post_init__(self) -> None:
-        for name, low in (("vocab_size", 1), ("gamma", 0), ("max_length", 1), ("eos_id", -1)):
-            object.__setattr__(self, name, checks.whole(name, getattr(self, name), low))
+        for name, low, high in (
+            ("vocab_size", 1, None),
+            ("gamma", 0, None),
+            ("max_length", 1, checks.MAX_TOKENS),
+            ("eos_id", -1, None),
+        ):
+            object.__setattr__(self, name, checks.whole(name, getattr(self, name), low, high))
         checks.instance("sampling", self.sampling, Sampling)
         checks.instance("rule", self.rule, Rule)
         checks.instance("adaptive", self.adaptive, Adaptive, type(None))

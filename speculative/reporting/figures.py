@@ -34,6 +34,8 @@ def draw(
         raise ValueError(
             "Figure 5 compares ways of decoding one text; set RowConfig.temperature = 0.0."
         )
+    if missing := [file for file in files if not pathlib.Path(file).is_file()]:
+        raise ValueError(f"There are no records at {missing[0]}.")
     disk.writable(output)
     if number == 1:
         gamma = config.gamma or sweep.GAMMA
@@ -45,8 +47,6 @@ def draw(
     if number == 5:
         figure = _figure_5(config, text)
     else:
-        if missing := [file for file in files if not pathlib.Path(file).is_file()]:
-            raise ValueError(f"There are no records at {missing[0]}.")
         found = [record for file in files for record in records.read(file)]
         figure = {2: plots.figure_2, 3: plots.figure_3, 4: plots.figure_4}[number](found)
     with disk.written(output) as part:

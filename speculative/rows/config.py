@@ -18,7 +18,7 @@ from speculative.sampling import Sampling
 from speculative.types import EOS_ID
 
 LARGEST = dict.fromkeys(("num_examples", "alpha_tokens", "rounds"), 10**9)
-LARGEST |= dict.fromkeys(("max_length", "source_length"), 10**5)
+LARGEST |= dict.fromkeys(("max_length", "source_length"), checks.MAX_TOKENS)
 LARGEST |= {"gamma": checks.MAX_GAMMA, "seed": 2**32 - 1}
 """The largest values of `RowConfig`'s whole numbers; the smallest is 1, a seed's 0."""
 

@@ -243,6 +243,17 @@ def test_wrong_configurations(
     assert " object at 0x" not in str(error.value)
 
 
+def test_includes_that_double_at_each_level_end(
+    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for level in range(40):
+        (tmp_path / f"{level}.gin").write_text(f"include '{level + 1}.gin'\n" * 2)
+    (tmp_path / "40.gin").write_text(WHOLE)
+    with pytest.raises(ValueError, match="more than 100 files in all; include fewer"):
+        read_row(tmp_path / "0.gin")
+
+
 def test_bytes_that_are_no_text_and_a_mark_before_the_text(tmp_path: pathlib.Path) -> None:
     file = tmp_path / "row.gin"
     file.write_bytes(f"\ufeff{WHOLE}RowConfig.seed = 7\r\n".encode())

@@ -1,6 +1,7 @@
 """The models of rows: what a sweep opens, hashes, loads and keeps, counted."""
 
 import collections
+import dataclasses
 import gc
 import pathlib
 import weakref
@@ -11,6 +12,7 @@ import pytest
 
 from speculative.checkpoints import Checkpoint, native
 from speculative.pair import Pair
+from speculative.rows import weights
 from speculative.rows.config import RowConfig
 from speculative.studies import sweep
 from speculative.tasks.prompts import Prompt
@@ -102,6 +104,21 @@ def test_two_targets_are_never_in_memory(
     sweep.run(asked, tmp_path / "out")
     assert counted.pairs == [(c.target, c.draft) for c in asked.values()]
     assert counted.loaded == [("target", 0), ("other", 0), ("draft", 1)]
+
+
+def test_a_bucket_without_an_answer_is_asked_once() -> None:
+    """Its error is told, and not that there is no checkpoint."""
+    asked = []
+
+    def silent(path: str) -> Checkpoint:
+        asked.append(path)
+        raise TimeoutError("no answer")
+
+    (config,) = rows(pathlib.Path("x"), ("target", "copy", 0.0)).values()
+    bucket = dataclasses.replace(config, checkpoints="gs://bucket/x")
+    with pytest.raises(TimeoutError, match="no answer"):
+        weights.find(bucket, "target", silent)
+    assert asked == ["gs://bucket/x/debian_ende/target"]
 
 
 def test_what_is_wrong_with_the_last_row_is_told_before_a_tensor_is_read(
