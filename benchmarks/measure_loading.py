@@ -33,13 +33,13 @@ def random_checkpoint(config: Config) -> Checkpoint:
     return Checkpoint("random", "native", config, tensors)
 
 
-def peak() -> int:
-    """The largest resident size of this process so far, in bytes, known on Linux only."""
+def resident(which: str = "VmRSS") -> int:
+    """The resident size of this process in bytes, or its largest so far (VmHWM), on Linux only."""
     file = pathlib.Path("/proc/self/status")
     status = file.read_text() if file.is_file() else ""
-    if "VmHWM:" not in status:
-        raise ValueError("/proc/self/status has no VmHWM; this runs on Linux alone.")
-    return int(status.partition("VmHWM:")[2].split()[0]) * 1024
+    if f"{which}:" not in status:
+        raise ValueError(f"/proc/self/status has no {which}; this runs on Linux alone.")
+    return int(status.partition(f"{which}:")[2].split()[0]) * 1024
 
 
 def load(folder: str) -> None:
@@ -51,10 +51,10 @@ def load(folder: str) -> None:
         checkpoints.FORMATS[checkpoint.format].write(path, random_checkpoint(config), "float32")
         checkpoints.open(path).load("bfloat16")
     largest = max(4 * int(np.prod(tensor.shape)) for tensor in checkpoint.tensors.values())
-    before = peak()
+    before = resident("VmHWM")
     params = checkpoint.load("bfloat16")
     arrays = sum(leaf.nbytes for leaf in jax.tree.leaves(params))
-    above = peak() - before - arrays
+    above = resident("VmHWM") - before - arrays
     print(
         f"{checkpoint.format}: {checkpoint.parameters / 1e6:.0f} M parameters, final arrays "
         f"{arrays / MIB:.0f} MiB, largest tensor {largest / MIB:.0f} MiB in float32; peak above "

@@ -1,0 +1,47 @@
+"""Measures the host memory of a process that decodes many texts of varied lengths.
+
+    python -m benchmarks.measure_memory --generations=1000
+
+The texts are parts of the shipped prompts, from one word to a whole prompt or several in a row;
+every other one is sampled, the rest greedy, and every tenth is streamed. Memory grows while the
+programs of the lengths that occur are compiled, and then levels off.
+"""
+
+import argparse
+import itertools
+import random
+
+from rich.console import Console
+from rich.table import Table
+
+from benchmarks.measure_loading import MIB, resident
+from speculative import load
+from speculative.tasks.prompts import load_prompts
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
+    parser.add_argument("--generations", type=int, default=1000, help="texts decoded (1000)")
+    parser.add_argument("--seed", type=int, default=0, help="of the texts (0)")
+    options = parser.parse_args()
+    rng, pair = random.Random(options.seed), load()
+    words = list(
+        itertools.chain(*(p.source.split() for p in load_prompts("debian_synopsis") for _ in "ab"))
+    )
+    table, tokens = Table("generations", "resident MiB", "output tokens"), 0
+    table.add_row("0", f"{resident() / MIB:.0f}", "0")
+    for number in range(1, options.generations + 1):
+        first, length = rng.randrange(len(words)), int(2 ** rng.uniform(0, 8))
+        text = " ".join(words[first : first + length])
+        settings = {"temperature": float(number % 2), "example": number, "truncate": True}
+        if number % 10:
+            tokens += len(pair.generate(text, **settings).tokens)
+        else:
+            tokens += sum(int(step.count[0]) for step in pair.stream(text, **settings))
+        if number % max(1, options.generations // 10) == 0:
+            table.add_row(str(number), f"{resident() / MIB:.0f}", f"{tokens:,}")
+    Console().print(table)
+
+
+if __name__ == "__main__":
+    main()
