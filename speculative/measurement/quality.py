@@ -35,15 +35,16 @@ def rouge(targets: Sequence[str], predictions: Sequence[str]) -> dict[str, float
     }
 
 
-METRICS = {"bleu": bleu, "rougeL": rouge, "rougeLsum": rouge}
-"""The functions that compute the scores of a table, by name."""
+METRICS = {"bleu": bleu, "rouge": rouge, "rougeL": rouge, "rougeLsum": rouge}
+"""The functions that compute the scores of a table, by name; "rouge" stands for rougeLsum."""
 
 
 def measure(metric: str, targets: Sequence[str], predictions: Sequence[str]) -> float:
     """One score of `METRICS`, in percent; raises ValueError if there is none of that name."""
     if metric not in METRICS:
         raise ValueError(f"There is no metric {metric!r}; the metrics are {', '.join(METRICS)}.")
-    return METRICS[metric](targets, predictions)[metric]
+    kind = "rougeLsum" if metric == "rouge" else metric
+    return METRICS[metric](targets, predictions)[kind]
 
 
 def _check(targets: Sequence[str], predictions: Sequence[str]) -> None:

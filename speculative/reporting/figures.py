@@ -58,7 +58,7 @@ def _loaded(config: RowConfig, text: str | None) -> tuple[Pair, str]:
     found = weights.resolve(config)
     memory.require(config, found.configs)
     if text is None:
-        text = load_prompts(config.task, 1, config.data_file)[0].source
+        text = load_prompts(config.texts, 1)[0].source
     source = checks.text("The text", text)
     return found.load(), source
 

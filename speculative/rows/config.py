@@ -14,7 +14,9 @@ import gin
 from speculative import checks, gin_files, tasks
 from speculative.checkpoints.checkpoint import DTYPES
 from speculative.decoding import Decoding, Rule, rules
+from speculative.measurement import quality
 from speculative.sampling import Sampling
+from speculative.tasks import Task
 from speculative.types import EOS_ID
 
 LARGEST = dict.fromkeys(("num_examples", "alpha_tokens", "rounds"), 10**9)
@@ -28,7 +30,7 @@ LARGEST |= {"gamma": checks.MAX_GAMMA, "seed": 2**32 - 1}
 class RowConfig:
     """A row's settings, on which its numbers depend; those out of range raise ValueError."""
 
-    task: str  # A name of `tasks.TASKS`.
+    task: str  # A name that `tasks.task` knows, or any name if the row gives its `prefix`.
     target: str  # A model's name, which `weights` resolves.
     draft: str  # Likewise, or one of `drafts.named.MODEL_FREE`.
     temperature: float  # 0 is argmax.
@@ -53,6 +55,10 @@ class RowConfig:
     checkpoints: str | None = None
     vocabulary: str | None = None  # SentencePiece model for checkpoints that come without one.
     data_file: str | None = None  # The texts, as for `load_prompts`; None is the task's own.
+    # As in `tasks.Task`, in place of the task's own.
+    columns: str | None = None
+    prefix: str | None = None
+    metric: str | None = None
 
     def __post_init__(self) -> None:
         for name, high in LARGEST.items():
@@ -60,7 +66,9 @@ class RowConfig:
             if value is not None or name not in ("gamma", "num_examples"):
                 checks.whole(f"RowConfig.{name}", value, int(name != "seed"), high)
         checks.fields(self)
-        tasks.task(self.task)
+        if (metric := self.texts.metric) not in (None, *quality.METRICS):
+            known = ", ".join(quality.METRICS)
+            raise ValueError(f"RowConfig.metric must be one of {known}, not {metric!r}.")
         if self.dtype not in (None, *DTYPES):
             known = ", ".join(DTYPES)
             raise ValueError(f"RowConfig.dtype must be one of {known}, not {self.dtype!r}.")
@@ -74,6 +82,15 @@ class RowConfig:
             raise ValueError(
                 "Simulated acceptance tells nothing of the best gamma; set RowConfig.gamma."
             )
+
+    @property
+    def texts(self) -> Task:
+        """The task, with what the row names in place of the task's own."""
+        own = {"data": self.data_file, "columns": self.columns}
+        own |= {"prefix": self.prefix, "metric": self.metric}
+        given = {name: value for name, value in own.items() if value is not None}
+        known = tasks.task(self.task) if self.prefix is None else None
+        return dataclasses.replace(known or tasks.TASKS.get(self.task, Task(self.task)), **given)
 
     @property
     def sampling(self) -> Sampling:

@@ -23,7 +23,6 @@ from speculative.rows.kept import Example, KeptExamples
 from speculative.rows.records import Record
 from speculative.rows.weights import RANDOM
 from speculative.rows.workload import Workload, workload
-from speculative.tasks import TASKS
 from speculative.tasks.prompts import Prompt
 
 
@@ -200,7 +199,7 @@ def _qualities(config: RowConfig, examples: list[Example]) -> dict[str, Any]:
     """The task's metric and its value, in percent, for both ways; none without references."""
     references = [example.reference for example in examples]
     measured = all(references) and config.simulated_alpha is None
-    metric = TASKS[config.task].metric if measured else None
+    metric = config.texts.metric if measured else None
     fields: dict[str, Any] = {"metric": metric}
     for way in ("autoregressive", "speculative"):
         texts = [getattr(example, way) for example in examples]
@@ -214,7 +213,7 @@ def paper_numbers(config: RowConfig, experiment: str = "row") -> tuple[float | N
     Lenient rows, and the exact rows of Table 5, are compared with Table 5, whose speed-ups at l = 1
     are not those of Table 2.
     """
-    sampling, task = config.sampling, TASKS[config.task].paper
+    sampling, task = config.sampling, config.texts.paper
     random = config.checkpoints == RANDOM and config.simulated_alpha is None
     if random or config.paper_draft is None or (sampling.top_k, sampling.top_p) != (0, 1.0):
         return None, None

@@ -18,7 +18,6 @@ from speculative.rows.workload import Workload, workload
 from speculative.studies import certificate, step_costs
 from speculative.studies.certificate import Certificate
 from speculative.studies.tune import Tuning, tune
-from speculative.tasks import TASKS
 from speculative.tasks.prompts import Prompt, load_prompts
 
 GAMMA = 5  # Guesses a step with which a pair is certified, where its row names none.
@@ -44,7 +43,7 @@ def rows(table: str) -> list[str]:
 def _place_in_paper(address: str) -> tuple[int, str]:
     """The place of a row in Tables 2 and 4, and its address to order the rows that have none."""
     config = read_row(address)
-    task, rows = TASKS[config.task].paper, paper.TABLES_2_AND_4
+    task, rows = config.texts.paper, paper.TABLES_2_AND_4
     row = paper.find(rows, task=task, draft=config.paper_draft, temperature=config.temperature)
     return rows.index(row) if row else len(rows), address
 
@@ -154,4 +153,10 @@ def _prompts(config: RowConfig) -> list[Prompt] | None:
     """A row's texts; None where there is no vocabulary to read them with."""
     if config.checkpoints == weights.RANDOM and config.vocabulary is None:
         return None
-    return load_prompts(config.task, config.num_examples, config.data_file)
+    prompts = load_prompts(config.texts, config.num_examples)
+    if config.metric and not all(prompt.reference for prompt in prompts):
+        raise ValueError(
+            f"Outputs cannot be judged by {config.metric}: of {config.texts.data or config.task} "
+            "not all texts have a reference; give one for each, or leave the metric out."
+        )
+    return prompts

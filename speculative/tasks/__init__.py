@@ -2,41 +2,96 @@
 
 import dataclasses
 import importlib
+import os
+import pathlib
+import sys
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     import seqio
 
+PROMPTS = pathlib.Path(__file__).parents[1] / "assets" / "prompts"
+
 
 @dataclasses.dataclass(frozen=True)
 class Task:
-    """A task without its data."""
+    """A task as data: what is decoded, and how outputs are judged."""
 
-    name: str  # Its name here and in seqio's registry.
-    prefix: str  # The words before each source that tell the target its task.
-    metric: str | None  # One of `measurement.quality.METRICS`; None without references to compare.
-    paper: str  # The name in `paper` of the paper's task of the same kind.
-    split: str  # The split that is evaluated.
-    module: str  # The module of this package that registers it with seqio when imported.
+    name: str
+    prefix: str = ""  # The words before each text that tell the target its task.
+    metric: str | None = None  # One of `measurement.quality.METRICS`; None compares nothing.
+    # Where its texts are, see `prompts.KINDS`; None is seqio's task of the same name.
+    data: str | None = None
+    columns: str | None = None  # SOURCE,REFERENCE or SOURCE: their names there, if not the usual.
+    split: str | None = None  # Of TFDS and seqio; None is test or else validation.
+    paper: str | None = None  # The name in `paper` of the task that it is compared with, if any.
+    module: str | None = None  # The module that registers it with seqio when imported, if any.
 
 
 _TO_GERMAN, _SUMMARIZE = "translate English to German: ", "summarize: "
-_ALL = (
-    Task("debian_ende", _TO_GERMAN, "bleu", "ende", "test", "debian"),
-    Task("debian_synopsis", _SUMMARIZE, "rougeL", "cnndm", "test", "debian"),
-    Task("wmt_t2t_ende_v003", _TO_GERMAN, "bleu", "ende", "test", "t5"),
-    Task("cnn_dailymail_v002", _SUMMARIZE, "rougeLsum", "cnndm", "test", "t5"),
-    Task("lm1b", "", None, "lm1b", "test", "t5"),
-    Task("debian_lm", "", None, "lm1b", "test", "debian"),
-)
-TASKS = {known.name: known for known in _ALL}
+_T5, _DEBIAN = f"{__name__}.t5", f"{__name__}.debian"
+
+
+def _shipped(name: str, prefix: str, metric: str | None, paper: str) -> Task:
+    file = str(PROMPTS / f"{name}.jsonl")
+    return Task(name, prefix, metric, file, split="test", paper=paper, module=_DEBIAN)
+
+
+TASKS = {
+    known.name: known
+    for known in (
+        _shipped("debian_ende", _TO_GERMAN, "bleu", "ende"),
+        _shipped("debian_synopsis", _SUMMARIZE, "rougeL", "cnndm"),
+        Task("wmt_t2t_ende_v003", _TO_GERMAN, "bleu", split="test", paper="ende", module=_T5),
+        Task(
+            "cnn_dailymail_v002", _SUMMARIZE, "rougeLsum", split="test", paper="cnndm", module=_T5
+        ),
+        Task("lm1b", split="test", paper="lm1b", module=_T5),
+        _shipped("debian_lm", "", None, "lm1b"),
+    )
+}
+
+
+def register(task: Task) -> None:
+    """Adds a task of one's own to `TASKS`; raises ValueError if another has its name."""
+    if TASKS.setdefault(task.name, task) != task:
+        raise ValueError(f"There is another task {task.name!r} already; choose another name.")
 
 
 def task(name: str) -> Task:
-    """The task of a name; raises ValueError, which lists all names, if there is none."""
-    if name not in TASKS:
-        raise ValueError(f"There is no task {name!r}; the tasks are {', '.join(TASKS)}.")
-    return TASKS[name]
+    """The task of a name, in `TASKS` or, where a module has imported seqio, in its registry.
+
+    Raises ValueError, which lists `TASKS`, if there is none.
+    """
+    if name in TASKS:
+        return TASKS[name]
+    if in_seqio(name):
+        return Task(name)
+    raise ValueError(
+        f"There is no task {name!r}; the tasks are {', '.join(TASKS)}. A task of your own has a "
+        "prefix and a data file (--prefix, --data_file), or is registered by a module (--module)."
+    )
+
+
+def in_seqio(name: str) -> bool:
+    """Whether seqio, if it is imported already, has a task of this name."""
+    seqio = sys.modules.get("seqio")
+    return seqio is not None and name in seqio.TaskRegistry.names()
+
+
+def import_module(name: str) -> None:
+    """Imports a module that registers tasks, by `register` or with seqio.
+
+    It is searched in the working folder too. Its own error becomes a ValueError of one sentence.
+    """
+    sys.path.insert(0, os.getcwd())
+    try:
+        importlib.import_module(name)
+    except Exception as error:
+        said = f"{type(error).__name__}: {error}".rstrip(".")
+        raise ValueError(f"The module {name!r} cannot be imported ({said}); mend it.") from error
+    finally:
+        sys.path.pop(0)
 
 
 def get_task(name: str) -> "seqio.Task":
@@ -44,7 +99,7 @@ def get_task(name: str) -> "seqio.Task":
 
     Raises ValueError if there is no such task, or if seqio or what it needs cannot be imported.
     """
-    module = f"{__name__}.{task(name).module}"
+    module = task(name).module
     try:
         import seqio
     except ImportError as error:
@@ -52,5 +107,6 @@ def get_task(name: str) -> "seqio.Task":
             f"Task {name!r} needs seqio, which cannot be imported ({error}); "
             "install it with pip install 'speculative[tasks]'."
         ) from error
-    importlib.import_module(module)
+    if module:
+        importlib.import_module(module)
     return seqio.TaskRegistry.get(name)

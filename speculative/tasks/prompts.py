@@ -4,17 +4,20 @@ import dataclasses
 import itertools
 import json
 import pathlib
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from typing import Any
 
-from speculative import checkpoints, disk, tasks
+from speculative import disk, tasks
 
-# The names that source and reference may have in a line of JSON, and in messages.
+# The names that source and reference have in a line of JSON, unless others are given.
 COLUMNS = (("article", "highlights"), ("inputs", "targets"), ("source", "reference"))
 NAMES = ", or ".join(" and ".join(names) for names in COLUMNS)
 KINDS = (
-    f"FILE.tsv (source, tab, reference), FILE.jsonl (objects with {NAMES}) or SOURCES,REFERENCES "
-    "(two files of parallel lines)"
+    f"FILE.tsv (source, tab, reference), FILE.jsonl (objects with {NAMES}), FILE.txt (a source a "
+    "line), SOURCES,REFERENCES (two files of parallel lines) or tfds:NAME (with --columns)"
 )
-"""The kinds of file that `load_prompts` reads, for messages."""
+"""What the data of a task may be, for messages."""
+TFDS = "tfds:"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -22,70 +25,118 @@ class Prompt:
     """A text to decode."""
 
     source: str  # The task's prefix and the text; for a language model, the text to continue.
-    reference: str  # The output that a person wrote.
+    reference: str  # The output that a person wrote; empty without one.
+    prefix: str = dataclasses.field(default="", compare=False)  # What the task put before the text.
 
 
 def load_prompts(
-    task: str, limit: int | None = None, data_file: str | pathlib.Path | None = None
+    task: str | tasks.Task, limit: int | None = None, data_file: str | pathlib.Path | None = None
 ) -> list[Prompt]:
-    """The first `limit` prompts of a task, or all.
+    """The first `limit` prompts of a task, which may be given by its name, or all.
 
-    They are those of `data_file`, local text without the task's prefix, in UTF-8, see `KINDS`; or
-    without it those that ship with the package, or else those of the task's split in seqio. Raises
+    They are those of `data_file`, or else of the task's own data, see `KINDS`, in UTF-8 and without
+    the task's prefix; without any, those of the split of seqio's task of that name. Raises
     ValueError if there is no such task, the limit is below 1, the split cannot be read, or the
     file is missing, empty or malformed; the message says in which line.
     """
-    known = tasks.task(task)
+    known = tasks.task(task) if isinstance(task, str) else task
     if limit is not None and limit < 1:
         raise ValueError(f"The limit on prompts must be at least 1, not {limit}.")
-    shipped = checkpoints.ASSETS / "prompts" / f"{task}.jsonl"
-    if data_file is None and not shipped.is_file():
-        return _of_split(known, limit)
-    file = str(shipped if data_file is None else data_file)
-    pairs = read_pairs(file)
-    for number, (source, _) in enumerate(pairs, 1):
-        # A language model, whose task has no prefix, may continue an empty text.
-        if known.prefix and not source.strip():
-            raise ValueError(f"Line {number} of {file} has an empty source; give a text.")
-    return [Prompt(known.prefix + source, reference) for source, reference in pairs[:limit]]
+    data = known.data if data_file is None else str(data_file)
+    if data is None and known.module is None and not tasks.in_seqio(known.name):
+        raise ValueError(f"Task {known.name!r} has no texts; give a data file: {KINDS}.")
+    if data is None or data.startswith(TFDS):
+        return list(itertools.islice(_of_split(known, data), limit))
+    pairs = read_pairs(data, known.columns)
+    for number, (source, reference) in enumerate(pairs, 1):
+        # A language model, whose task has no prefix, may go on from nothing to a reference.
+        if not source.strip() and (known.prefix or not reference):
+            raise ValueError(f"Line {number} of {data} has an empty source; give a text.")
+    return [
+        Prompt(known.prefix + source, reference, known.prefix)
+        for source, reference in pairs[:limit]
+    ]
 
 
-def _of_split(task: tasks.Task, limit: int | None) -> list[Prompt]:
-    """The first prompts of the split that is evaluated; the others are not read.
+def _of_split(task: tasks.Task, data: str | None) -> Iterator[Prompt]:
+    """The prompts of the split that is evaluated; those not asked for are not read."""
+    try:
+        if data is None:
+            yield from _of_seqio(task)
+        else:
+            yield from _of_tfds(task, data.removeprefix(TFDS))
+    # TFDS and TensorFlow raise errors of every kind if they cannot read a dataset.
+    except Exception as error:
+        if isinstance(error, ValueError) and repr(task.name) in str(error):
+            raise
+        raise ValueError(
+            f"The {task.split or 'test'} split of task {task.name!r} cannot be read "
+            f"({type(error).__name__}: {error}); see that TFDS finds it (TFDS_DATA_DIR), or give "
+            f"a data file: {KINDS}."
+        ) from error
+
+
+def _of_seqio(task: tasks.Task) -> Iterator[Prompt]:
+    """The prompts of a registered task, which puts its prefix before each text itself.
 
     A language model, which has no source, continues the first half of a text, at most 16 words.
     """
     registered = tasks.get_task(task.name)
-    prompts = []
+    split = _split(task, registered.splits)
+    dataset = registered.get_dataset(None, split, shuffle=False, try_in_mem_cache=False)
+    for example in dataset.as_numpy_iterator():
+        # seqio keeps the prefixed text beside its tokens.
+        source = example["inputs_pretokenized"].decode()
+        reference = example["targets_pretokenized"].decode()
+        if not source:
+            words = reference.split()
+            count = min(len(words) // 2, 16)
+            source, reference = " ".join(words[:count]), " ".join(words[count:])
+        yield Prompt(source, reference, task.prefix if source.startswith(task.prefix) else "")
+
+
+def _of_tfds(task: tasks.Task, name: str) -> Iterator[Prompt]:
+    """The prompts of a dataset of TFDS, from the columns that the task names."""
+    if not task.columns:
+        raise ValueError(f"Task {task.name!r} reads {TFDS}{name}; name its columns (--columns).")
     try:
-        dataset = registered.get_dataset(None, task.split, shuffle=False, try_in_mem_cache=False)
-        for example in itertools.islice(dataset.as_numpy_iterator(), limit):
-            # seqio keeps the prefixed text beside its tokens.
-            source = example["inputs_pretokenized"].decode()
-            reference = example["targets_pretokenized"].decode()
-            if not source:
-                words = reference.split()
-                count = min(len(words) // 2, 16)
-                source, reference = " ".join(words[:count]), " ".join(words[count:])
-            prompts.append(Prompt(source, reference))
-    # TFDS and TensorFlow raise errors of every kind if they cannot read a dataset.
-    except Exception as error:
+        import tensorflow_datasets
+    except ImportError as error:
         raise ValueError(
-            f"The {task.split} split of task {task.name!r} cannot be read "
-            f"({type(error).__name__}: {error}); see that TFDS finds it (TFDS_DATA_DIR), or give "
-            f"a data file: {KINDS}."
+            f"Task {task.name!r} needs TFDS, which cannot be imported ({error}); install it with "
+            "pip install 'speculative[tasks]'."
         ) from error
-    return prompts
+    builder = tensorflow_datasets.builder(name)  # pyright: ignore
+    builder.download_and_prepare()
+    dataset = builder.as_dataset(_split(task, builder.info.splits), shuffle_files=False)
+    for example in tensorflow_datasets.as_numpy(dataset):
+        row = {key: x.decode() if isinstance(x, bytes) else x for key, x in example.items()}
+        source, reference = _pair(row, _names(task.columns), f"{TFDS}{name}")
+        yield Prompt(task.prefix + source, reference, task.prefix)
 
 
-def read_pairs(files: str) -> list[tuple[str, str]]:
+def _split(task: tasks.Task, known: Collection[str]) -> str:
+    """The split that a task names, or else test or validation."""
+    wanted = [task.split] if task.split else ["test", "validation"]
+    for split in wanted:
+        if split in known:
+            return split
+    raise ValueError(
+        f"Task {task.name!r} has no split {' or '.join(wanted)}; it has {', '.join(known)}."
+    )
+
+
+def read_pairs(files: str, columns: str | None = None) -> list[tuple[str, str]]:
     """Source and reference of every line of a file, or of two parallel files; see `KINDS`.
 
-    Raises ValueError if a file is missing, empty or malformed; the message says in which line.
+    `columns` names both, or the source alone: keys of the objects in a .jsonl file, or columns that
+    the first line of a .tsv file names. A reference that there is none of is empty. Raises
+    ValueError if a file is missing, empty or malformed; the message says in which line.
     """
     first, comma, second = files.partition(",")
-    parse = {".tsv": _columns, ".jsonl": _fields}.get(pathlib.Path(files).suffix)
-    if comma and not (parse and pathlib.Path(files).is_file()):
+    kind = pathlib.Path(files).suffix
+    known = kind in (".tsv", ".jsonl", ".txt")
+    if comma and not (known and pathlib.Path(files).is_file()):
         sources, references = _lines(first), _lines(second)
         if len(sources) != len(references):
             shorter = first if len(sources) < len(references) else second
@@ -94,22 +145,38 @@ def read_pairs(files: str) -> list[tuple[str, str]]:
                 f"must be parallel; {shorter} lacks line {min(len(sources), len(references)) + 1}."
             )
         return list(zip(sources, references, strict=True))
-    if parse is None:
+    if not known:
         raise ValueError(f"{files!r} is no known kind of data file; give {KINDS}.")
-    return [parse(line, f"Line {n} of {files}") for n, line in enumerate(_lines(files), 1)]
+    lines = [(f"Line {n} of {files}", line) for n, line in enumerate(_lines(files), 1)]
+    if kind == ".jsonl":
+        return [_fields(line, where, columns) for where, line in lines]
+    if kind == ".txt" or columns is None:
+        return [_columns(line, where, 1 + (kind == ".tsv")) for where, line in lines]
+    (where, head), *lines = lines
+    names = head.split("\t")
+    _pair(dict.fromkeys(names, ""), _names(columns), where)
+    if not lines:
+        raise ValueError(f"{files} names columns, but has no line after them.")
+    pairs = []
+    for where, line in lines:
+        row = line.split("\t")
+        if len(row) != len(names):
+            raise ValueError(f"{where} has {len(row)} columns, the first line {len(names)}.")
+        pairs.append(_pair(dict(zip(names, row, strict=True)), _names(columns), where))
+    return pairs
 
 
-def _columns(line: str, where: str) -> tuple[str, str]:
-    columns = line.split("\t")
-    if len(columns) != 2:
+def _columns(line: str, where: str, count: int) -> tuple[str, str]:
+    columns = line.split("\t") if count > 1 else [line]
+    if len(columns) != count:
         raise ValueError(
             f"{where} has {len(columns)} column{'s' * (len(columns) != 1)}, not 2; put one tab "
             "between source and reference."
         )
-    return columns[0], columns[1]
+    return columns[0], "".join(columns[1:])
 
 
-def _fields(line: str, where: str) -> tuple[str, str]:
+def _fields(line: str, where: str, columns: str | None) -> tuple[str, str]:
     try:
         record = json.loads(line)
         json.dumps(record, ensure_ascii=False).encode()  # JSON can say halves of a character.
@@ -117,13 +184,32 @@ def _fields(line: str, where: str) -> tuple[str, str]:
         raise ValueError(f"{where} is no JSON ({error}); give an object a line.") from None
     if not isinstance(record, dict):
         raise ValueError(f"{where} is no JSON object but {line[:40]!r}; give an object a line.")
-    for source, reference in COLUMNS:
-        if source in record and reference in record:
-            for name in (source, reference):
-                if not isinstance(record[name], str):
-                    raise ValueError(f"{where} has {record[name]!r} as {name}; give a text.")
-            return record[source], record[reference]
-    raise ValueError(f"{where} has the columns {', '.join(record) or 'none'}; it needs {NAMES}.")
+    names = _names(columns) if columns else next((c for c in COLUMNS if set(c) <= set(record)), ())
+    if not names:
+        raise ValueError(
+            f"{where} has the columns {', '.join(record) or 'none'}; it needs {NAMES}, or name "
+            "them (--columns)."
+        )
+    return _pair(record, names, where)
+
+
+def _names(columns: str) -> list[str]:
+    """The names of source and reference, or of the source alone."""
+    names = [name.strip() for name in columns.split(",")]
+    if not all(names) or len(names) > 2:
+        raise ValueError(f"Columns are named SOURCE,REFERENCE or SOURCE, not {columns!r}.")
+    return names
+
+
+def _pair(record: Mapping[str, Any], names: Sequence[str], where: str) -> tuple[str, str]:
+    """The columns of a record that are named; ValueError says which there are."""
+    for name in names:
+        if name not in record:
+            there = ", ".join(map(str, record)) or "none"
+            raise ValueError(f"{where} has no column {name!r}; it has {there}.")
+        if not isinstance(record[name], str):
+            raise ValueError(f"{where} has {record[name]!r} as {name}; give a text.")
+    return record[names[0]], record[names[1]] if names[1:] else ""
 
 
 def _lines(file: str) -> list[str]:

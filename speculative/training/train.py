@@ -22,9 +22,6 @@ from speculative.training.loop import Metrics, TrainConfig, deadline_after, fit
 from speculative.types import Logits, PyTree
 from speculative.vocabulary import Vocabulary, from_elsewhere
 
-METRICS = {"rouge": quality.rouge, **quality.METRICS}
-"""The metrics of tests by name; "rouge" gives all kinds of ROUGE."""
-
 
 def teacher_forced(
     model: FlaxModel,
@@ -164,13 +161,13 @@ def train(
 ) -> bool:
     """Trains a model, saves it, and tests the saved one; a second call resumes.
 
-    The tokenised `files` and `tests`, each test with its metric of `METRICS`, are in `data_dir`.
-    Training checkpoints, log, test outputs and scores go into `work_dir`; the model goes into
-    `out_dir` in the number format `storage`, with the file `vocabulary`, by default that of
-    `init_from`. This is a checkpoint of any format to start from, of the same sizes or with fewer
-    layers; None starts from random weights. After `max_minutes`, if given, the run saves and
-    stops. Tests decode `generation_batch` examples at a time, each into at most `max_length`
-    tokens. For `z_loss` see `CrossEntropy`.
+    The tokenised `files` and `tests`, each test with its metric of `quality.METRICS`, are in
+    `data_dir`. Training checkpoints, log, test outputs and scores go into `work_dir`; the model
+    goes into `out_dir` in the number format `storage`, with the file `vocabulary`, by default
+    that of `init_from`. This is a checkpoint of any format to start from, of the same sizes or
+    with fewer layers; None starts from random weights. After `max_minutes`, if given, the run
+    saves and stops. Tests decode `generation_batch` examples at a time, each into at most
+    `max_length` tokens. For `z_loss` see `CrossEntropy`.
 
     Returns:
         Whether the model is finished and saved.
@@ -179,7 +176,7 @@ def train(
         ValueError: a setting is unknown, a file is missing or damaged, or the loss is not finite.
     """
     settings = [("storage", storage, get_args(native.Storage))]
-    settings += [("tests", metric, METRICS) for metric in tests.values()]
+    settings += [("tests", metric, quality.METRICS) for metric in tests.values()]
     for name, value, known in settings:
         if value not in known:
             raise ValueError(f"train.{name} must be one of {', '.join(known)}, not {value!r}.")
@@ -205,7 +202,7 @@ def train(
         if not path.exists():
             outputs.write(made, params, expected, decoding, batch_size=generation_batch).save(path)
         texts = [[pieces.decode(t) for _, t in found] for found in (expected, load(path))]
-        scores[name] = METRICS[metric](*texts)
+        scores[name] = quality.METRICS[metric](*texts)
     disk.write(work_dir / "scores.json", json.dumps(scores, indent=2) + "\n")
     print(scores)
     return True

@@ -17,7 +17,6 @@ from speculative.measurement.timing import Costs
 from speculative.rows import records, workload
 from speculative.rows.config import RowConfig, experiment
 from speculative.studies import step_costs, sweep
-from speculative.tasks import TASKS
 from tests.rows import made
 
 ROW = """
@@ -220,7 +219,7 @@ def test_a_table_with_the_papers_own_acceptance(
     }
     assert len(asked) == len(printed) == 12
     for config in asked.values():
-        place = TASKS[config.task].paper, config.paper_draft or "", config.temperature
+        place = config.texts.paper or "", config.paper_draft or "", config.temperature
         assert (config.simulated_alpha, config.gamma) == printed[place]
         assert config.target == "t5_1_1_base"
     file = str(CONFIGS / "runs" / "table3.gin:debian_lm_suffix_t0")

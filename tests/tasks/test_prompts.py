@@ -1,5 +1,6 @@
 """Prompts from the package, from seqio and from local files, against strings written by hand."""
 
+import dataclasses
 import json
 import pathlib
 import re
@@ -7,6 +8,7 @@ import re
 import pytest
 
 from speculative import tasks
+from speculative.tasks import Task
 from speculative.tasks.prompts import Prompt, load_prompts
 
 GERMAN = "translate English to German: "
@@ -116,9 +118,9 @@ def test_a_task_without_sources(write) -> None:
         ("a.jsonl", '{"source": 3, "reference": "b"}', "Line 1 of a.jsonl has 3 as source"),
         ("a.jsonl", '{"inputs": "", "targets": "b"}', "Line 1 of a.jsonl has an empty source"),
         (
-            "a.txt",
-            "a\tb\n",
-            "'a.txt' is no known kind .*FILE.tsv .*FILE.jsonl .*SOURCES,REFERENCES",
+            "a.csv",
+            "a,b\n",
+            "'a.csv' is no known kind .*FILE.tsv .*FILE.jsonl .*SOURCES,REFERENCES",
         ),
         ("a.en,a.de", "a\n", "There is no file 'a.en'"),
     ],
@@ -164,6 +166,85 @@ def test_wrong_settings(write) -> None:
     for limit in (0, -1):
         with pytest.raises(ValueError, match=f"at least 1, not {limit}"):
             load_prompts("debian_ende", limit)
+
+
+OWN = Task("own", "Do: ")
+
+
+def test_named_columns(write) -> None:
+    table = write("a.tsv", f"id\ttitle\ttext\n1\tÜber\t{ODD}\n2\t\tb\n")
+    task = dataclasses.replace(OWN, data=table, columns="text, title")
+    assert load_prompts(task) == [Prompt(f"Do: {ODD}", "Über"), Prompt("Do: b", "")]
+    assert {prompt.prefix for prompt in load_prompts(task)} == {"Do: "}
+    lines = write("a.jsonl", '{"text": "a", "id": 1, "title": "t"}\n{"text": "b", "title": ""}\n')
+    task = dataclasses.replace(OWN, data=lines, columns="text,title")
+    assert load_prompts(task) == [Prompt("Do: a", "t"), Prompt("Do: b", "")]
+    for file in (table, lines):
+        alone = dataclasses.replace(OWN, data=file, columns="text")
+        assert [prompt.reference for prompt in load_prompts(alone)] == ["", ""]
+
+
+def test_sources_alone(write) -> None:
+    task = dataclasses.replace(OWN, data=write("a.txt", f"a\tb\n{ODD}\r\n"))
+    assert load_prompts(task) == [Prompt("Do: a\tb", ""), Prompt(f"Do: {ODD}", "")]
+    write("a.txt", "a\n\nb\n")
+    for prefix in ("", "Do: "):
+        with pytest.raises(ValueError, match="Line 2 of a.txt has an empty source"):
+            load_prompts(dataclasses.replace(task, prefix=prefix))
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "columns", "message"),
+    [
+        (
+            "a.tsv",
+            "x\ty\n1\t2\n",
+            "text,title",
+            "Line 1 of a.tsv has no column 'text'; it has x, y",
+        ),
+        ("a.tsv", "x\ty\n1\n", "x,y", "Line 2 of a.tsv has 1 columns, the first line 2"),
+        ("a.tsv", "x\ty\n", "x,y", "a.tsv names columns, but has no line after them"),
+        (
+            "a.jsonl",
+            '{"x": "a"}\n{"y": "b"}\n',
+            "x",
+            "Line 2 of a.jsonl has no column 'x'; it has y",
+        ),
+        ("a.jsonl", '{"x": 1}\n', "x", "Line 1 of a.jsonl has 1 as x"),
+        ("a.jsonl", "{}\n", "x,y,z", "SOURCE,REFERENCE or SOURCE, not 'x,y,z'"),
+        ("a.jsonl", "{}\n", ",y", "SOURCE,REFERENCE or SOURCE, not ',y'"),
+    ],
+)
+def test_wrong_columns(name: str, content: str, columns: str, message: str, write) -> None:
+    with pytest.raises(ValueError, match=message):
+        load_prompts(dataclasses.replace(OWN, data=write(name, content), columns=columns))
+
+
+def test_a_task_without_texts() -> None:
+    with pytest.raises(ValueError, match=r"Task 'own' has no texts; give a data file"):
+        load_prompts(OWN)
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_prompts_of_a_dataset_in_tfds(stored, tmp_path, monkeypatch) -> None:
+    from tensorflow_datasets.core.utils import file_utils
+
+    monkeypatch.setattr(file_utils, "list_data_dirs", lambda *_, **__: [str(tmp_path)])
+    task = Task("own", "Do: ", data="tfds:cnn_dailymail:3.4.0", columns="article,publisher")
+    with pytest.raises(ValueError, match=r"name its columns \(--columns\)"):
+        load_prompts(dataclasses.replace(task, columns=None))
+    assert sorted(prompt.source for prompt in load_prompts(task)) == [
+        "Do: A man – bit\na dog . Twice.",
+        "Do: Rain",
+    ]
+    assert {prompt.reference for prompt in load_prompts(task)} == {"cnn", "dm"}
+    for changes, said in (
+        ({"columns": "text"}, "has no column 'text'; it has article"),
+        ({"split": "dev"}, "has no split dev; it has .*train"),
+        ({"data": "tfds:nothing"}, "cannot be read .*nothing"),
+    ):
+        with pytest.raises(ValueError, match=said):
+            load_prompts(dataclasses.replace(task, **changes))
 
 
 @pytest.mark.filterwarnings("ignore")

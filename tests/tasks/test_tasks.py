@@ -1,5 +1,6 @@
 """The names of the tasks, and what asking seqio for one says where it cannot be had."""
 
+import pathlib
 import subprocess
 import sys
 
@@ -30,6 +31,36 @@ def test_an_unknown_task_lists_the_valid_ones(ask) -> None:
         ask("wmt_ende")
     assert "'wmt_ende'" in str(error.value)
     assert all(name in str(error.value) for name in tasks.TASKS)
+
+
+def test_a_task_of_ones_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tasks, "TASKS", dict(tasks.TASKS))
+    own = tasks.Task("own", "Do: ", "bleu")
+    tasks.register(own)
+    tasks.register(own)
+    assert tasks.task("own") is own
+    with pytest.raises(ValueError, match="another task 'own' already"):
+        tasks.register(tasks.Task("own"))
+
+
+@pytest.mark.parametrize(
+    ("code", "said"),
+    [
+        ("import no_such_module", "ModuleNotFoundError: No module named 'no_such_module'"),
+        ("raise KeyError('x')", "KeyError: 'x'"),
+        ("def", "SyntaxError: "),
+    ],
+)
+def test_a_module_that_cannot_be_imported(
+    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch, code: str, said: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "broken_tasks.py").write_text(code)
+    with pytest.raises(ValueError, match=f"'broken_tasks' cannot be imported .{said}"):
+        tasks.import_module("broken_tasks")
+    with pytest.raises(ValueError, match="'missing_tasks' cannot be imported .*No module"):
+        tasks.import_module("missing_tasks")
+    assert str(tmp_path) not in sys.path
 
 
 @pytest.mark.parametrize("missing", ["seqio", "tensorflow_datasets"])
