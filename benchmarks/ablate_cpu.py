@@ -24,7 +24,7 @@ from speculative import loading
 from speculative.backends import for_decoding
 from speculative.backends.cpu import kernels
 from speculative.commands import whole
-from speculative.commands.tables import SHIPPED_ROW
+from speculative.commands.rows import SHIPPED_ROW
 from speculative.rows import environment, weights
 from speculative.rows.config import read_row
 from speculative.studies import bench

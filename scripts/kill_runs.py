@@ -216,6 +216,16 @@ def fresh(folder: pathlib.Path) -> pathlib.Path:
     return folder
 
 
+def difference(found: Any, expected: Any, at: str = "it") -> str:
+    """Where two results first differ, and how."""
+    if type(found) is type(expected) and isinstance(found, dict | list | tuple):
+        keys = list(found) if isinstance(found, dict) else list(range(len(found)))
+        if keys == (list(expected) if isinstance(expected, dict) else list(range(len(expected)))):
+            key = next(key for key in keys if found[key] != expected[key])
+            return difference(found[key], expected[key], f"{at}[{key!r}]")
+    return f"{at} is {found!r}, not {expected!r}"[:500]
+
+
 def campaign(name: str, kills: int, seed: int, folder: pathlib.Path, console: Console) -> list[str]:
     """Kills one kind of run so often; what was wrong."""
     work, rng, faults = WORKS[name], random.Random(f"{name} {seed}"), list[str]()
@@ -241,7 +251,7 @@ def campaign(name: str, kills: int, seed: int, folder: pathlib.Path, console: Co
                     raise ValueError(f"it ended with {process.returncode}: {said.decode()[-300:]}")
                 finished = work.left(place) if killed else True
                 if finished and (found := work.found(place)) != expected:
-                    raise ValueError(f"{found} instead of {expected}"[:2000])
+                    raise ValueError(difference(found, expected))
                 mine = {
                     file: (place / file).read_text() for file in MINE if (place / file).is_file()
                 }

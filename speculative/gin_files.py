@@ -17,16 +17,16 @@ DYNAMIC = "__gin__.dynamic_registration"  # A file of training says so; it chang
 
 
 def read(
-    file: str | pathlib.Path, bindings: Sequence[str] = (), modules: Collection[str] = ()
+    file: str | pathlib.Path | None, bindings: Sequence[str] = (), modules: Collection[str] = ()
 ) -> None:
-    """Applies a gin file, then bindings like `RowConfig.gamma = 3`.
+    """Applies a gin file, if there is one, then bindings like `RowConfig.gamma = 3`.
 
     Included files are searched in the checkout, then in the working directory. No import is
     executed: a file may import `modules`, whose configurables are registered, and refer to these;
     without modules it holds values alone. ValueError names the line of what is wrong.
     """
     delegate = _Delegate(modules)
-    found = [*_bindings(pathlib.Path(file), disk.text(file), delegate)]
+    found = [] if file is None else [*_bindings(pathlib.Path(file), disk.text(file), delegate)]
     for binding in bindings:
         found += _bindings(None, binding, delegate)
     for at, own, scope, selector, name, value in found:

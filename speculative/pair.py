@@ -42,6 +42,11 @@ class Result:
         return len(self.tokens) / self.target_calls
 
 
+def padded(tokens: int) -> int:
+    """The one of `SOURCE_LENGTHS` to which a source of so many tokens is padded, or is cut."""
+    return next((size for size in SOURCE_LENGTHS if tokens <= size), SOURCE_LENGTHS[-1])
+
+
 @dataclasses.dataclass(frozen=True)
 class Pair:
     """Target, draft, their parameters and the vocabulary they share.
@@ -72,10 +77,10 @@ class Pair:
             raise ValueError("There is no text to decode; give one, or a list of them.")
         rows = [self._tokens(text, truncate) for text in listed]
         longest = max(map(len, rows))
-        size = next(length for length in SOURCE_LENGTHS if longest <= length)
+        size = padded(longest)
         pad = self.target.pad_id
-        padded = [np.pad(row, (0, size - len(row)), constant_values=pad) for row in rows]
-        return jnp.asarray(padded, jnp.int32)
+        filled = [np.pad(row, (0, size - len(row)), constant_values=pad) for row in rows]
+        return jnp.asarray(filled, jnp.int32)
 
     def _tokens(self, text: str, truncate: bool) -> np.ndarray:
         """A source or prompt [length], of at most the largest of `SOURCE_LENGTHS`."""

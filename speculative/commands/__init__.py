@@ -8,6 +8,8 @@ import contextlib
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
+from speculative import checks
+
 MAX_LENGTH = 1024  # The longest output; a generation's cache is sized for it.
 
 
@@ -43,6 +45,46 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "--dtype": {
         "choices": ("float32", "bfloat16"),
         "help": "of weights and products (as configured, or as the checkpoint says)",
+    },
+    "--task": {"metavar": "NAME", "help": "the task whose prefix, metric and texts are taken"},
+    "--data_file": {
+        "metavar": "FILE",
+        "help": "texts: .tsv, .jsonl, .txt, two parallel files with a comma between, or tfds:NAME",
+    },
+    "--columns": {
+        "metavar": "NAMES",
+        "help": "SOURCE,REFERENCE or SOURCE, in .tsv, .jsonl or TFDS",
+    },
+    "--prefix": {"metavar": "TEXT", "help": "words to put before each text (none, or the task's)"},
+    "--metric": {
+        "metavar": "NAME",
+        "help": "bleu, rouge, rougeL, rougeLsum (or the task's)",
+    },
+    "--module": {
+        "metavar": "MODULE",
+        "help": "import it first: it registers tasks (speculative.tasks.register, or seqio)",
+    },
+    "--gamma": {
+        "type": whole(1, checks.MAX_GAMMA),
+        "metavar": "N",
+        "help": "guesses a step (5, or as configured)",
+    },
+    "--temperature": {"type": float, "metavar": "T", "help": "0 is argmax (0, or as configured)"},
+    "--top_k": {"type": int, "metavar": "K", "help": "the K likeliest tokens; 0 is all (0)"},
+    "--top_p": {"type": float, "metavar": "P", "help": "nucleus, in (0, 1] (1)"},
+    "--verification": {
+        "metavar": "RULE",
+        "help": "how guesses are verified, a name of speculative.decoding.rules.RULES (token)",
+    },
+    "--lenience": {
+        "type": float,
+        "metavar": "L",
+        "help": "in (0, 1]; below 1 more guesses are accepted, but outputs are not exact (1)",
+    },
+    "--source_length": {
+        "type": whole(1, checks.MAX_TOKENS),
+        "metavar": "S",
+        "help": "tokens of a source (those of the texts given, or else 64 in bench, 512 in plan)",
     },
     "--weights": {"choices": ["random"], "help": "true sizes, no checkpoints"},
     "--seed": {"type": whole(0, 2**32 - 1), "help": "of all random numbers (0, or as configured)"},

@@ -3,6 +3,7 @@
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple
 
+import jax
 from rich.console import Console
 from rich.table import Table
 
@@ -211,12 +212,14 @@ def show_memory(
     config: RowConfig, present: bool, source_length: int, console: Console = CONSOLE
 ) -> bool:
     """Prints what a row needs, and tells whether a TPU v4, or the present device, has it."""
-    needs = memory.needs(config, weights.sizes(config), source_length)
+    cpu = present and jax.default_backend() == "cpu"
+    needs = memory.needs(config, weights.sizes(config), source_length, cpu)
     columns = (
         Column("model", field("name")),
         Column("parameters", field("parameters", ",")),
         Column("dtype", field("dtype")),
         Column("weights", lambda need: _amount(need.weights)),
+        *[Column("copies for CPU", lambda need: _amount(need.copies))][: int(cpu)],
         Column("caches", lambda need: _amount(need.caches)),
         Column("activations", lambda need: _amount(need.activations)),
         Column("all", lambda need: _amount(need.total)),

@@ -164,13 +164,16 @@ def addresses(file: pathlib.Path) -> list[str]:
         return [f"{file}:{row}" for row in table.rows] or [str(file)]
 
 
-def read_row(address: str | pathlib.Path, bindings: Sequence[str] = ()) -> RowConfig:
+def read_row(address: str | pathlib.Path | None, bindings: Sequence[str] = ()) -> RowConfig:
     """The row that a gin file describes, changed by bindings like `RowConfig.gamma = 3`.
 
-    The address is the file and, where it is a table of several rows, a colon and the row's name. It
-    is named by the ValueError for a file or a row that is not there, a parameter that does not
-    exist, and a value that is missing or out of range.
+    The address is the file and, where it is a table of several rows, a colon and the row's name;
+    None is for bindings alone. It is named by the ValueError for a file or a row that is not there,
+    a parameter that does not exist, and a value that is missing or out of range.
     """
+    if address is None:
+        with _parsed(None, bindings):
+            return gin.get_configurable(RowConfig)()
     file, row = _split(address)
     bindings = list(bindings)
     with _parsed(address, bindings) as table:
@@ -196,10 +199,10 @@ def _split(address: str | pathlib.Path) -> tuple[pathlib.Path, str | None]:
 
 
 @contextlib.contextmanager
-def _parsed(address: str | pathlib.Path, bindings: Sequence[str] = ()) -> Iterator[Table]:
+def _parsed(address: str | pathlib.Path | None, bindings: Sequence[str] = ()) -> Iterator[Table]:
     """Binds what a row's file says, and more; an error in it or in the block names the address."""
-    file, _ = _split(address)
-    if not file.is_file():
+    file = None if address is None else _split(address)[0]
+    if file and not file.is_file():
         table = gin_files.CONFIGS / "runs" / f"{file.parent.name}.gin"
         said = f"There is no configuration {file}"
         if table.is_file() and f'"{file.stem}"' in table.read_text(encoding="utf-8"):
@@ -213,7 +216,8 @@ def _parsed(address: str | pathlib.Path, bindings: Sequence[str] = ()) -> Iterat
         yield gin.get_configurable(Table)()
     except (TypeError, AttributeError, ValueError) as error:
         said = re.split("In call to configurable|in config string", str(error))[0]
-        raise ValueError(f"{address} {_fault(' '.join(said.split()))}") from error
+        where = "The command line" if address is None else address
+        raise ValueError(f"{where} {_fault(' '.join(said.split()))}") from error
     finally:
         gin.clear_config()
 

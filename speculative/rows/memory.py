@@ -21,6 +21,7 @@ class Need:
     parameters: int
     dtype: str  # Of weights and caches.
     weights: int
+    copies: int  # On a CPU, kernels in another layout, in float32, beside those of the checkpoint.
     caches: int  # Keys and values, of self- and cross-attention.
     # The most that is alive at once: in the encoder's feed-forward layer and attention, or in a
     # verify pass and its logits.
@@ -29,16 +30,18 @@ class Need:
     @property
     def total(self) -> int:
         """All bytes."""
-        return self.weights + self.caches + self.activations
+        return self.weights + self.copies + self.caches + self.activations
 
 
-def needs(config: RowConfig, models: Sequence[Config], source_length: int = 512) -> list[Need]:
+def needs(
+    config: RowConfig, models: Sequence[Config], source_length: int = 512, cpu: bool = False
+) -> list[Need]:
     """What the models of a row need: its target and, where it is a model, its draft."""
     names = (config.target, config.draft)[: len(models)]
-    return [_need(config, *named, source_length) for named in zip(names, models, strict=True)]
+    return [_need(config, *named, source_length, cpu) for named in zip(names, models, strict=True)]
 
 
-def _need(config: RowConfig, name: str, model: Config, source_length: int) -> Need:
+def _need(config: RowConfig, name: str, model: Config, source_length: int, cpu: bool) -> Need:
     parameters = sum(leaf.size for leaf in jax.tree.leaves(abstract_params(model)))
     size, gamma = jnp.dtype(model.dtype).itemsize, config.gamma or 7
     room = config.decoding(model.vocab_size, gamma).cache_lengths()[-1]
@@ -49,7 +52,15 @@ def _need(config: RowConfig, name: str, model: Config, source_length: int) -> Ne
     encoder += model.num_heads * source_length**2 * 4
     # Logits and probabilities are float32, the target's and those of every guess.
     verify = 4 * width * model.vocab_size * 4 + width * (2 * model.mlp_dim + 4 * head) * size
-    return Need(name, parameters, model.dtype, parameters * size, caches, max(encoder, verify))
+    return Need(
+        name=name,
+        parameters=parameters,
+        dtype=model.dtype,
+        weights=parameters * size,
+        copies=4 * parameters * cpu,
+        caches=caches,
+        activations=max(encoder, verify),
+    )
 
 
 def device_bytes() -> tuple[str, int]:
@@ -70,14 +81,17 @@ def batch(config: RowConfig, models: Sequence[Config], most: int) -> int:
 
 def require(config: RowConfig, models: Sequence[Config], source_length: int = 512) -> None:
     """Raises ValueError unless the present device holds the models of a row."""
-    found = needs(config, models, source_length)
+    found = needs(config, models, source_length, jax.default_backend() == "cpu")
     needed = sum(need.total for need in found)
-    if jax.default_backend() == "cpu":
-        # There kernels are copied to another layout, in float32, beside those of the checkpoint.
-        needed += sum(4 * need.parameters for need in found)
     name, there = device_bytes()
     if needed > there:
+        parts = {
+            part: sum(getattr(need, part) for need in found)
+            for part in ("weights", "copies", "caches", "activations")
+        }
+        made_of = ", ".join(f"{part} {size / 2**30:.1f}" for part, size in parts.items() if size)
         raise ValueError(
             f"{config.target} with {config.draft} needs {needed / 2**30:.1f} GiB, but {name} has "
-            f"{there / 2**30:.1f} GiB: take a narrower dtype, smaller models or another device."
+            f"{there / 2**30:.1f} GiB ({made_of}): take a narrower dtype, smaller models or "
+            "another device."
         )

@@ -79,12 +79,14 @@ def find(
 def sizes(config: RowConfig) -> list[Config]:
     """The sizes of a row's target and, where it is a model, its draft.
 
-    They are known by name where they are public; otherwise they are the checkpoint's, if found.
+    They are those of the checkpoints, or of `models.SIZES` where weights are random or none are
+    named.
     """
-    open_once = functools.cache(checkpoints.open)
-    found = [
-        SIZES.get(name) or open_once(find(config, name, open_once)).config
-        for name in (config.target, config.draft)
-        if name not in MODEL_FREE
-    ]
+    random = config.checkpoints == RANDOM
+    found = []
+    for name in (config.target, config.draft):
+        if name in SIZES and (random or config.checkpoints is None and not checkpoints.known(name)):
+            found.append(SIZES[name])
+        elif name not in MODEL_FREE:
+            found.append(checkpoints.open(find(config, name)).config)
     return [size.replace(dtype=config.dtype or size.dtype) for size in found]

@@ -11,10 +11,12 @@ import numpy as np
 
 from speculative.decoding import Decoding, Output, stream
 from speculative.decoding.loop import Step
+from speculative.loading import Resolved
 from speculative.measurement.timing import ITERATIONS, CostMeter
-from speculative.pair import Pair
+from speculative.models import model_of
+from speculative.pair import Pair, padded
 from speculative.rows.config import RowConfig
-from speculative.tasks.prompts import Prompt
+from speculative.tasks.prompts import Prompt, load_prompts
 
 Numbers = int | Sequence[int]
 """Of examples, from 0."""
@@ -69,6 +71,13 @@ class Workload:
         size = next((size for size in config.cache_lengths() if size >= needed), needed)
         width = self.sources.shape[1]
         return CostMeter(self.pair, self.config.sampling, gammas, width, size, config.rule)
+
+
+def source_length(config: RowConfig, found: Resolved) -> int:
+    """The tokens to which a row's texts are padded."""
+    prompts, vocabulary = load_prompts(config.texts, config.num_examples), found.vocabulary
+    encode = vocabulary.prompt if model_of(found.target.config).decoder_only else vocabulary.encode
+    return padded(max(len(encode(prompt.source)) for prompt in prompts))
 
 
 def workload(pair: Pair, config: RowConfig, prompts: Sequence[Prompt] | None) -> Workload:

@@ -141,9 +141,10 @@ def bench(
     on_progress("bandwidth", 0.1)
     bandwidth = hardware.read_bandwidth()
     on_progress("compiling", 0.15)
-    ways = {"autoregressive": 0, "speculative": 5}
+    gamma = config.gamma or 5
+    ways = {"autoregressive": 0, "speculative": gamma}
     compiled = {name: _compile_seconds(work, gamma) for name, gamma in ways.items()}
-    meter = work.meter(GAMMAS, [cache])
+    meter = work.meter(sorted({*GAMMAS, gamma}), [cache])
     target, source = pair.params.target, work.source(0)
     started = start_target(pair.target, target, source, cache, layers_read(pair.draft))
     timed = _passes(pair.target, target, started.state, cache, widths)

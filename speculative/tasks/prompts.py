@@ -106,7 +106,7 @@ def _of_tfds(task: tasks.Task, name: str) -> Iterator[Prompt]:
             f"Task {task.name!r} needs TFDS, which cannot be imported ({error}); install it with "
             "pip install 'speculative[tasks]'."
         ) from error
-    builder = tensorflow_datasets.builder(name)  # pyright: ignore
+    builder: Any = tensorflow_datasets.builder(name)
     builder.download_and_prepare()
     dataset = builder.as_dataset(_split(task, builder.info.splits), shuffle_files=False)
     for example in tensorflow_datasets.as_numpy(dataset):

@@ -1,0 +1,171 @@
+"""The row that a command is about: its gin file's, or what the command line says of it."""
+
+import argparse
+import pathlib
+from typing import TYPE_CHECKING, Any
+
+from speculative.commands import add_options
+
+if TYPE_CHECKING:
+    from speculative.rows.config import RowConfig
+
+DEMO = "demo"  # Instead of a folder of checkpoints: the pair that ships.
+PAPER = "paper"  # Instead of a probability of acceptance: that of the paper's own row.
+SHIPPED_ROW = str(pathlib.Path(__file__).parents[2] / "configs/runs/table2.gin:debian_ende_t0")
+TASKS = {"debian_target": "debian_ende", "debian_lm": "debian_lm"}  # Of the shipped targets.
+OWN = "own"  # The task of texts of the user's.
+
+MODELS = ("--vocabulary", "--dtype")
+TEXTS = ("--task", "--prefix", "--metric", "--columns", "--module", "--limit")
+DECODING = ("--gamma", "--temperature", "--top_k", "--top_p", "--verification", "--lenience")
+FIELDS = {
+    **{name: name for name in ("target", "draft", "vocabulary", "dtype", "task", "prefix")},
+    **{name: name for name in ("metric", "columns", "gamma", "temperature", "top_k", "top_p")},
+    **{name: name for name in ("verification", "lenience", "max_length", "seed")},
+    **{"limit": "num_examples", "weights": "checkpoints"},
+}
+"""Options by name, and the fields of `RowConfig` that they set."""
+
+
+def add_rows(parser: argparse.ArgumentParser) -> None:
+    """What a command may change of all rows of a table: their models and their texts."""
+    _add_models(parser)
+    parser.add_argument(
+        "--data_file",
+        action="append",
+        default=[],
+        metavar="[TASK=]FILE",
+        help="texts of a task: .tsv, .jsonl, .txt, or two parallel files with a comma between",
+    )
+    add_options(parser, *MODELS, "--module", "--limit", "--seed", "--gin")
+
+
+def add_row(parser: argparse.ArgumentParser) -> None:
+    """One row: a gin file's, or that of a target, a draft and texts on the command line."""
+    parser.add_argument(
+        "--gin_file",
+        metavar="FILE[:ROW]",
+        help="a row, and its name where the file has several, instead of a row of your own "
+        "(without it, --target, --draft, --task and --data_file: the shipped pair's first row)",
+    )
+    add_options(parser, "--target", "--draft", *MODELS, target=None)
+    _add_models(parser)
+    add_options(parser, "--data_file", *TEXTS, *DECODING, "--max_length", max_length=None)
+    add_options(parser, "--seed", "--gin")
+
+
+def _add_models(parser: argparse.ArgumentParser) -> None:
+    models = parser.add_mutually_exclusive_group()
+    models.add_argument(
+        "--checkpoints", metavar="DIR", help="folder of a row's checkpoints, by name, or demo"
+    )
+    add_options(models, "--weights")
+    parser.add_argument(
+        "--simulated_alpha",
+        type=_probability,
+        metavar="A",
+        help="accept guesses with this probability, or with each row's in the paper: only times "
+        "are real",
+    )
+
+
+def _probability(text: str) -> float | str:
+    """A number, or the word `PAPER`."""
+    try:
+        return text if text == PAPER else float(text)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"must be a number or {PAPER}, not {text!r}") from None
+
+
+def row(options: argparse.Namespace) -> tuple[str, "RowConfig"]:
+    """The row of a command, and its name in records.
+
+    Options come before what its file says, and `--gin` before options.
+    """
+    from speculative.rows.config import experiment
+
+    import_module(options)
+    named = ("target", "draft", "task", "data_file")
+    own = options.gin_file is None and any(getattr(options, name) is not None for name in named)
+    if own:
+        config = changed(options, None)
+        models = [pathlib.PurePath(name).name for name in (config.target, config.draft)]
+        name = f"{'-'.join(models)}-t{config.temperature:g}"
+        return f"{config.task.replace('/', '_')}/{name}", config
+    address = options.gin_file or SHIPPED_ROW
+    return experiment(address), changed(options, address)
+
+
+def changed(options: argparse.Namespace, address: str | None) -> "RowConfig":
+    """The row at an address, or one of the command line alone, as the options have it."""
+    from speculative.rows.config import read_row
+    from speculative.rows.run import paper_numbers
+
+    given = {} if address else _own(options)
+    for name, field in FIELDS.items():
+        if (value := getattr(options, name, None)) is not None:
+            given[field] = value
+    if options.checkpoints not in (None, DEMO):
+        given["checkpoints"] = options.checkpoints
+    config = read_row(address, _bindings(given) + options.gin)
+    files = [options.data_file] if isinstance(options.data_file, str) else options.data_file
+    for file in files or ():
+        given |= _data_file(file, config.task)
+    if options.simulated_alpha is not None:
+        given["simulated_alpha"] = options.simulated_alpha
+    if options.simulated_alpha == PAPER:
+        given["simulated_alpha"] = paper_numbers(config)[0]
+        if given["simulated_alpha"] is None:
+            raise ValueError(
+                f"The paper has no alpha for {config.task} with {config.draft}; give a number "
+                "(--simulated_alpha=A)."
+            )
+    return read_row(address, _bindings(given) + options.gin)
+
+
+def import_module(options: argparse.Namespace) -> None:
+    """Imports the module that the command line names, if it names one."""
+    from speculative import tasks
+
+    if options.module is not None:
+        tasks.import_module(options.module)
+
+
+def _own(options: argparse.Namespace) -> dict[str, Any]:
+    """What a row of the command line has where no option says otherwise: as in `generate`."""
+    from speculative.loading import default_draft
+
+    target = options.target or "debian_target"
+    found: dict[str, Any] = {"target": target, "temperature": 0.0, "gamma": 5, "task": OWN}
+    if options.draft is None:
+        found["draft"] = default_draft(target, options.weights is not None)
+    if options.data_file is None and options.task is None:
+        found["task"] = TASKS.get(target, OWN)
+    if found["task"] == OWN and options.task is None:
+        found["prefix"] = ""  # Nothing is put before a text that was not asked for.
+    return found
+
+
+def _bindings(fields: dict[str, Any]) -> list[str]:
+    return [f"RowConfig.{name} = {value!r}" for name, value in fields.items()]
+
+
+def _data_file(given: str, task: str) -> dict[str, str]:
+    """The field that a data file sets, unless it is another task's: TASK=FILE."""
+    from speculative.tasks import TASKS
+
+    name, _, file = given.partition("=")
+    if name not in TASKS:
+        return {"data_file": given}
+    return {"data_file": file} if name == task else {}
+
+
+def source_length(options: argparse.Namespace, config: "RowConfig", default: int) -> int:
+    """Tokens of a source, where none is decoded: as asked for, or as the texts that are given."""
+    if options.source_length is not None:
+        return options.source_length
+    if options.data_file is None and options.task is None:
+        return default
+    from speculative.rows import weights, workload
+
+    return workload.source_length(config, weights.resolve(config))
