@@ -3,7 +3,7 @@
 import io
 import pathlib
 import tokenize
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any
 
 import gin
@@ -17,9 +17,12 @@ DYNAMIC = "__gin__.dynamic_registration"  # A file of training says so; it chang
 
 
 def read(
-    file: str | pathlib.Path | None, bindings: Sequence[str] = (), modules: Collection[str] = ()
+    file: str | pathlib.Path | None,
+    bindings: Sequence[str] = (),
+    modules: Collection[str] = (),
+    values: Mapping[str, Any] | None = None,
 ) -> None:
-    """Applies a gin file, if there is one, then bindings like `RowConfig.gamma = 3`.
+    """Applies a gin file, if there is one, `values` by names, and bindings like `Row.gamma = 3`.
 
     Included files are searched in the checkout, then in the working directory. No import is
     executed: a file may import `modules`, whose configurables are registered, and refer to these;
@@ -27,6 +30,9 @@ def read(
     """
     delegate = _Delegate(modules)
     found = [] if file is None else [*_bindings(pathlib.Path(file), disk.text(file), delegate)]
+    for name, value in (values or {}).items():
+        selector, _, parameter = name.rpartition(".")
+        found.append((name, True, "", selector, parameter, value))
     for binding in bindings:
         found += _bindings(None, binding, delegate)
     for at, own, scope, selector, name, value in found:

@@ -66,8 +66,6 @@ def of_parsers() -> Iterator[Case]:
     yield ["--no_such", *COMMANDS["tune"]], ["--no_such", "see speculative --help"]
     for given in ("decode", "Generate", "", "gen"):
         yield [given], [repr(given), "demo", "generate"]
-    for name in ("run", "plan"):
-        yield [name], ["--gin_file"]
     for name, missing in (("table", "table"), ("report", "PATH"), ("inspect", "path")):
         yield [name], [missing]
     yield ["convert", "debian_draft", "TMP/made"], ["--to"]

@@ -1,6 +1,7 @@
 """The row that a command is about: its gin file's, or what the command line says of it."""
 
 import argparse
+import dataclasses
 import pathlib
 from typing import TYPE_CHECKING, Any
 
@@ -107,20 +108,20 @@ def changed(options: argparse.Namespace, address: str | None) -> "RowConfig":
             given[field] = value
     if options.checkpoints not in (None, DEMO):
         given["checkpoints"] = options.checkpoints
-    config = read_row(address, _bindings(given) + options.gin)
+    config = read_row(address, options.gin, given)
     files = [options.data_file] if isinstance(options.data_file, str) else options.data_file
     for file in files or ():
         given |= _data_file(file, config.task)
     if options.simulated_alpha is not None:
         given["simulated_alpha"] = options.simulated_alpha
     if options.simulated_alpha == PAPER:
-        given["simulated_alpha"] = paper_numbers(config)[0]
+        given["simulated_alpha"] = paper_numbers(dataclasses.replace(config, checkpoints=None))[0]
         if given["simulated_alpha"] is None:
             raise ValueError(
                 f"The paper has no alpha for {config.task} with {config.draft}; give a number "
                 "(--simulated_alpha=A)."
             )
-    return read_row(address, _bindings(given) + options.gin)
+    return read_row(address, options.gin, given)
 
 
 def import_module(options: argparse.Namespace) -> None:
@@ -144,10 +145,6 @@ def _own(options: argparse.Namespace) -> dict[str, Any]:
     if found["task"] == OWN and options.task is None:
         found["prefix"] = ""  # Nothing is put before a text that was not asked for.
     return found
-
-
-def _bindings(fields: dict[str, Any]) -> list[str]:
-    return [f"RowConfig.{name} = {value!r}" for name, value in fields.items()]
 
 
 def _data_file(given: str, task: str) -> dict[str, str]:

@@ -164,18 +164,22 @@ def addresses(file: pathlib.Path) -> list[str]:
         return [f"{file}:{row}" for row in table.rows] or [str(file)]
 
 
-def read_row(address: str | pathlib.Path | None, bindings: Sequence[str] = ()) -> RowConfig:
-    """The row that a gin file describes, changed by bindings like `RowConfig.gamma = 3`.
+def read_row(
+    address: str | pathlib.Path | None,
+    bindings: Sequence[str] = (),
+    fields: Mapping[str, Any] | None = None,
+) -> RowConfig:
+    """The row that a gin file describes, changed first by fields, then by bindings.
 
-    The address is the file and, where it is a table of several rows, a colon and the row's name;
-    None is for bindings alone. It is named by the ValueError for a file or a row that is not there,
-    a parameter that does not exist, and a value that is missing or out of range.
+    A binding is a text like `RowConfig.gamma = 3`. The address is the file and, where it is a table
+    of several rows, a colon and the row's name; None is for a row without a file. It is named by
+    the ValueError for a file or a row that is not there, a parameter that does not exist, and a
+    value that is missing or out of range.
     """
     if address is None:
-        with _parsed(None, bindings):
+        with _parsed(None, bindings, fields):
             return gin.get_configurable(RowConfig)()
     file, row = _split(address)
-    bindings = list(bindings)
     with _parsed(address, bindings) as table:
         rows = ", ".join(table.rows)
         if row is None and rows:
@@ -186,9 +190,8 @@ def read_row(address: str | pathlib.Path | None, bindings: Sequence[str] = ()) -
             own: dict[str, Any] = {}
             for at in table.shared:
                 own |= table.shared[at] if fnmatch.fnmatchcase(row, at) else {}
-            own |= table.rows[row]
-            bindings[:0] = [f"RowConfig.{name} = {value!r}" for name, value in own.items()]
-    with _parsed(address, bindings):
+            fields = {**own, **table.rows[row], **(fields or {})}
+    with _parsed(address, bindings, fields):
         return gin.get_configurable(RowConfig)()
 
 
@@ -199,7 +202,11 @@ def _split(address: str | pathlib.Path) -> tuple[pathlib.Path, str | None]:
 
 
 @contextlib.contextmanager
-def _parsed(address: str | pathlib.Path | None, bindings: Sequence[str] = ()) -> Iterator[Table]:
+def _parsed(
+    address: str | pathlib.Path | None,
+    bindings: Sequence[str] = (),
+    fields: Mapping[str, Any] | None = None,
+) -> Iterator[Table]:
     """Binds what a row's file says, and more; an error in it or in the block names the address."""
     file = None if address is None else _split(address)[0]
     if file and not file.is_file():
@@ -212,7 +219,8 @@ def _parsed(address: str | pathlib.Path | None, bindings: Sequence[str] = ()) ->
         raise ValueError(f"{said}.")
     gin.clear_config()
     try:
-        gin_files.read(file, bindings)
+        values = {f"RowConfig.{name}": value for name, value in (fields or {}).items()}
+        gin_files.read(file, bindings, values=values)
         yield gin.get_configurable(Table)()
     except (TypeError, AttributeError, ValueError) as error:
         said = re.split("In call to configurable|in config string", str(error))[0]
