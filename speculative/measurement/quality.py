@@ -7,7 +7,10 @@ from collections.abc import Sequence
 
 import numpy as np
 import sacrebleu
+from numpy.typing import NDArray
 from rouge_score import rouge_scorer
+
+from speculative.measurement.bootstrap import interval
 
 ROUGE_TYPES = ("rouge1", "rouge2", "rougeL", "rougeLsum")
 
@@ -43,8 +46,59 @@ def measure(metric: str, targets: Sequence[str], predictions: Sequence[str]) -> 
     """One score of `METRICS`, in percent; raises ValueError if there is none of that name."""
     if metric not in METRICS:
         raise ValueError(f"There is no metric {metric!r}; the metrics are {', '.join(METRICS)}.")
-    kind = "rougeLsum" if metric == "rouge" else metric
-    return METRICS[metric](targets, predictions)[kind]
+    return METRICS[metric](targets, predictions)[_kind(metric)]
+
+
+def difference(
+    metric: str,
+    targets: Sequence[str],
+    one: Sequence[str],
+    other: Sequence[str],
+    seed: int = 0,
+) -> tuple[float, float, float]:
+    """How much `other` scores above `one`, in percent, and the 95% interval of that.
+
+    The bootstrap draws examples, and each with both of its predictions (Koehn, 2004, section 4).
+    """
+    statistics = np.stack([_statistics(metric, targets, texts) for texts in (one, other)])
+
+    def above(chosen: NDArray[np.intp]) -> float:
+        scores = [_score(metric, sums) for sums in statistics[:, chosen].sum(axis=1)]
+        return scores[1] - scores[0]
+
+    return above(np.arange(len(targets))), *interval(above, len(targets), seed)
+
+
+def _statistics(
+    metric: str, targets: Sequence[str], predictions: Sequence[str]
+) -> NDArray[np.float64]:
+    """Numbers of each example [N, K] whose sums tell the score: a resample costs no more."""
+    _check(targets, predictions)
+    if metric != "bleu":
+        kind = _kind(metric)
+        scores = [rouge([t], [p])[kind] for t, p in zip(targets, predictions, strict=True)]
+        return np.array([(score, 1) for score in scores])
+    bleu_of = sacrebleu.BLEU(tokenize="intl")
+    counts = []
+    for target, prediction in zip(targets, predictions, strict=True):
+        found = bleu_of.corpus_score([prediction], [[target]])
+        counts.append([*found.counts, *found.totals, found.sys_len, found.ref_len])
+    return np.array(counts, np.float64)
+
+
+def _score(metric: str, sums: NDArray[np.float64]) -> float:
+    """The score, in percent, that sums of `_statistics` tell."""
+    if metric != "bleu":
+        return float(sums[0] / sums[1])
+    *counts, predicted, there = (int(value) for value in sums)
+    matched, possible = counts[:4], counts[4:]
+    return sacrebleu.BLEU.compute_bleu(
+        matched, possible, predicted, there, smooth_method="exp"
+    ).score
+
+
+def _kind(metric: str) -> str:
+    return "rougeLsum" if metric == "rouge" else metric
 
 
 def _check(targets: Sequence[str], predictions: Sequence[str]) -> None:

@@ -164,6 +164,8 @@ def _speedups(rows: Sequence[_Row]) -> list[str]:
 
 def _outputs(rows: Sequence[_Row], certificates: Sequence[pathlib.Path]) -> list[str]:
     parts = []
+    if judged := [row for row in rows if row.record.metric is not None]:
+        parts.append(_table("Quality", tables.QUALITY, judged))
     if compared := [row for row in rows if row.record.outputs_identical is not None]:
         parts.append(_table("Exactness at temperature 0", tables.EXACTNESS, compared))
     if certificates:

@@ -40,23 +40,18 @@ def thousandths(value: float) -> str:
     return "<0.001" if value < 0.0005 else f"{value:.3f}"
 
 
-def _interval(name: str) -> Callable[[Record], str]:
+def _interval(name: str, dash: str = "–") -> Callable[[Record], str]:
     """The cell of a field's interval; a dash where it was not measured, or on one example only."""
 
     def cell(record: Record) -> str:
         low, high = (getattr(record, f"{name}_{end}") for end in ("low", "high"))
-        return "–" if low is None or record.num_examples == 1 else f"{low:.2f}–{high:.2f}"
+        return "–" if low is None or record.num_examples == 1 else f"{low:.2f}{dash}{high:.2f}"
 
     return cell
 
 
 def _draft_free(factor: Callable[[float, int, float], float]) -> Callable[[paper.TheoryRow], str]:
     return lambda row: f"{factor(row.alpha, row.gamma, 0.0):.2f}"
-
-
-def _quality(record: Record) -> str:
-    alone, guessed = record.quality_autoregressive, record.quality_speculative
-    return "–" if None in (alone, guessed) else f"{record.metric} {alone:.1f}/{guessed:.1f}"
 
 
 def _row_name(record: Record) -> str:
@@ -99,7 +94,22 @@ SPEED = (
     ),
     Column("95%", _interval("speedup"), "its interval over the examples"),
     Column("paper", field("paper_speedup", ".1f"), "the paper's measured speed-up"),
-    Column("quality", _quality, "of autoregressive and of speculative outputs, in percent"),
+)
+
+QUALITY = (  # Of rows whose texts have references.
+    Column("metric", field("metric"), "of outputs against references, in percent"),
+    Column("autoregressive", field("quality_autoregressive", ".1f"), "of autoregressive outputs"),
+    Column("speculative", field("quality_speculative", ".1f"), "of speculative outputs"),
+    Column(
+        "difference",
+        field("quality_difference", "+.1f"),
+        "the one less the other; above temperature 0 both are samples, which differ by chance",
+    ),
+    Column(
+        "95%",
+        _interval("quality_difference", " to "),
+        "its interval over the examples; if it holds 0, no difference is shown",
+    ),
 )
 
 EXACTNESS = (  # Of rows whose greedy outputs were compared.
@@ -139,10 +149,13 @@ def table(columns: Sequence[Column], rows: Iterable[Any], title: str | None = No
 
 
 def grid(heads: Iterable[str], rows: Iterable[Iterable[str]], title: str | None = None) -> Table:
-    """Cells as a table for the terminal."""
+    """Cells as a table for the terminal: where it is narrow, names are folded, numbers are not."""
     shown = Table(box=None, pad_edge=False, collapse_padding=True, title=title)
     for head in heads:
-        shown.add_column(head, justify="right" if shown.columns else "left")
+        if shown.columns:
+            shown.add_column(head, justify="right", no_wrap=True)
+        else:
+            shown.add_column(head, overflow="fold")
     for row in rows:
         shown.add_row(*row)
     return shown
@@ -158,6 +171,8 @@ def show_records(records: Sequence[Record], console: Console = CONSOLE) -> None:
     if any(record.simulated for record in records):
         console.print(f"This is {SIMULATED}.", style="bold", soft_wrap=True)
     parts = [(acceptance(records), records), (SPEED, records)]
+    if judged := [record for record in records if record.metric is not None]:
+        parts.append((QUALITY, judged))
     if compared := [record for record in records if record.outputs_identical is not None]:
         parts.append((EXACTNESS, compared))
     for columns, shown in parts:
@@ -214,18 +229,18 @@ def show_memory(
     """Prints what a row needs, and tells whether a TPU v4, or the present device, has it."""
     cpu = present and jax.default_backend() == "cpu"
     needs = memory.needs(config, weights.sizes(config), source_length, cpu)
-    columns = (
-        Column("model", field("name")),
+    lines = (
         Column("parameters", field("parameters", ",")),
         Column("dtype", field("dtype")),
         Column("weights", lambda need: _amount(need.weights)),
-        *[Column("copies for CPU", lambda need: _amount(need.copies))][: int(cpu)],
+        *[Column("copies for the CPU", lambda need: _amount(need.copies))][: int(cpu)],
         Column("caches", lambda need: _amount(need.caches)),
         Column("activations", lambda need: _amount(need.activations)),
         Column("all", lambda need: _amount(need.total)),
     )
-    title = f"Memory at batch size 1, sources of {source_length} tokens"
-    console.print(table(columns, needs, title))
+    console.print(f"Memory at batch size 1, sources of {source_length} tokens:")
+    heads = ["", *(need.name for need in needs)]
+    console.print(grid(heads, ([line.head, *map(line.cell, needs)] for line in lines)))
     total = sum(need.total for need in needs)
     name, there = memory.device_bytes() if present else ("a TPU v4", memory.TPU_V4)
     word = "fits on" if total <= there else "does NOT fit on"

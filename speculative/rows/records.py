@@ -76,6 +76,10 @@ class Record:
     alpha_accepted_low: float | None = None
     alpha_accepted_high: float | None = None
     verification: str = "token"
+    # Speculative less autoregressive quality, and its interval over the examples.
+    quality_difference: float | None = None
+    quality_difference_low: float | None = None
+    quality_difference_high: float | None = None
 
     def __post_init__(self) -> None:
         checks.fields(self)

@@ -196,14 +196,19 @@ def _record(
 
 
 def _qualities(config: RowConfig, examples: list[Example]) -> dict[str, Any]:
-    """The task's metric and its value, in percent, for both ways; none without references."""
+    """The task's metric, its value for both ways and their difference; none without references."""
     references = [example.reference for example in examples]
     measured = all(references) and config.simulated_alpha is None
     metric = config.texts.metric if measured else None
     fields: dict[str, Any] = {"metric": metric}
-    for way in ("autoregressive", "speculative"):
-        texts = [getattr(example, way) for example in examples]
+    alone = [example.autoregressive for example in examples]
+    guessed = [example.speculative for example in examples]
+    for way, texts in (("autoregressive", alone), ("speculative", guessed)):
         fields[f"quality_{way}"] = metric and quality.measure(metric, references, texts)
+    if metric:
+        found = quality.difference(metric, references, alone, guessed, config.seed)
+        ends = ("", "_low", "_high")
+        fields |= {f"quality_difference{end}": x for end, x in zip(ends, found, strict=True)}
     return fields
 
 

@@ -4,6 +4,7 @@ import math
 from collections import Counter
 from typing import Any
 
+import numpy as np
 import pytest
 import sacrebleu
 
@@ -91,5 +92,43 @@ def test_a_score_by_name() -> None:
 
 
 def test_an_unknown_score_lists_the_names() -> None:
-    with pytest.raises(ValueError, match="'rouge'; the metrics are bleu, rougeL, rougeLsum"):
-        quality.measure("rouge", ["a"], ["a"])
+    with pytest.raises(ValueError, match="'meteor'; the metrics are bleu, rouge, rougeL"):
+        quality.measure("meteor", ["a"], ["a"])
+
+
+@pytest.mark.parametrize("metric", ["bleu", "rouge", "rougeL"])
+def test_a_difference_and_its_interval_are_those_of_resampled_texts(metric: str) -> None:
+    rng = np.random.default_rng(5)
+    words = np.array(["der", "Hund", "schläft", "auf", "dem", "Sofa", ".", "ein", "Paket"])
+    targets = [" ".join(rng.choice(words, rng.integers(4, 12))) for _ in range(30)]
+    cut = [" ".join(target.split()[:-1]) for target in targets]
+    shuffled = [
+        " ".join(rng.permutation(text.split()[:4]).tolist() + text.split()[4:]) for text in cut
+    ]
+    found = quality.difference(metric, targets, cut, shuffled, seed=3)
+
+    def above(chosen: np.ndarray) -> float:
+        texts = [[texts[i] for i in chosen] for texts in (targets, cut, shuffled)]
+        return quality.measure(metric, texts[0], texts[2]) - quality.measure(
+            metric, texts[0], texts[1]
+        )
+
+    assert found[0] == pytest.approx(above(np.arange(30)), abs=1e-9)
+    draws = np.random.default_rng(3)
+    few = 50 if metric == "bleu" else 20  # Of the bootstrap's own resamples, in order.
+    resampled = [above(draws.integers(0, 30, 30)) for _ in range(few)]
+    low, high = found[1:]
+    assert low < found[0] < high
+    inside = sum(low <= value <= high for value in resampled)
+    assert inside >= 0.8 * few
+    statistics = [quality._statistics(metric, targets, texts) for texts in (cut, shuffled)]
+    draws = np.random.default_rng(3)
+    for expected in resampled:
+        chosen = draws.integers(0, 30, 30)
+        one, other = (quality._score(metric, each[chosen].sum(axis=0)) for each in statistics)
+        assert other - one == pytest.approx(expected, abs=1e-9)
+
+
+def test_equal_outputs_differ_by_nothing() -> None:
+    texts = ["der Hund schläft", "ein Paket für alle"]
+    assert quality.difference("bleu", texts, texts, texts) == (0, 0, 0)

@@ -28,7 +28,8 @@ def test_tables_fit_80_columns_uncut() -> None:
     rows = [line.split() for line in lines if line.startswith("debian_synopsis_t0")]
     assert rows == [
         "debian_synopsis_t0 6 0.81 0.75 0.80 0.090 1.36 4.50".split(),
-        "debian_synopsis_t0 3.14 2.66 2.71 2.52–2.93 3.4 rougeL 25.4/26.3".split(),
+        "debian_synopsis_t0 3.14 2.66 2.71 2.52–2.93 3.4".split(),
+        "debian_synopsis_t0 rougeL 25.4 26.3 +0.9 -1.25 to 3.05".split(),
         # Of five outputs three are equal and one parts at a near tie.
         "debian_synopsis_t0 3 of 5 1 1".split(),
     ]
@@ -40,8 +41,23 @@ def test_what_was_not_measured_is_a_dash() -> None:
     changes = {"paper_alpha": None, "paper_speedup": None, "metric": None}
     lines = shown(made.record(**changes, quality_speculative=None, outputs_identical=None))
     rows = [line.split() for line in lines if line.startswith("made")]
-    assert (rows[0][3], rows[1][5:]) == ("–", ["–", "–"])
+    assert (rows[0][3], rows[1][5:]) == ("–", ["–"])
     assert len(rows) == 2
+
+
+def test_a_long_name_is_folded_and_numbers_are_whole() -> None:
+    name = "flan-t5-small-finetuned-on-headlines-my_distilled_draft-t0.7"
+    lines = shown(made.record(experiment=f"own/{name}"))
+    assert max(map(len, lines)) <= 80
+    assert "…" not in "".join(lines)
+    assert any(line.split()[-3:] == ["0.090", "1.36", "4.50"] for line in lines)
+    assert "".join(line.split()[0] for line in lines[1:4]).startswith(name)
+
+
+def test_the_difference_of_an_older_record_is_a_dash() -> None:
+    changes = {"quality_difference": None, "quality_difference_low": None}
+    lines = shown(made.record(**changes, outputs_identical=None))
+    assert "made bleu 25.4 26.3 – –".split() in [line.split() for line in lines]
 
 
 def test_one_example_has_no_interval() -> None:
