@@ -3,6 +3,7 @@
 Pages are well-formed XML too, and the same records give the same bytes.
 """
 
+import functools
 import io
 import pathlib
 import re
@@ -64,8 +65,13 @@ dt { font-weight: bold; }
 h4 { margin-bottom: 0; }
 figure { margin: 1rem 0; }
 figure svg { display: block; max-width: 100%; height: auto; }
-.wide { grid-column: 1 / -1; }
-.wide svg { min-width: 44rem; }
+@media (prefers-color-scheme: dark) {
+  figure svg { filter: invert(1) hue-rotate(180deg); }
+}
+@media (max-width: 30rem) {
+  tbody th { min-width: 6rem; }
+  th, td { padding-inline: .3rem; }
+}
 pre { white-space: pre-wrap; columns: 24em; }
 @media print {
   body { max-width: none; padding: 0; font-size: 9pt; }
@@ -78,18 +84,20 @@ pre { white-space: pre-wrap; columns: 24em; }
   .words td { min-width: 4.5em; overflow-wrap: anywhere; }
   th:first-child { position: static; }
   tbody th { min-width: 6rem; }
-  .wide svg { min-width: 0; }
+  figure svg { filter: none; }
   details::details-content { content-visibility: visible; block-size: auto; }
 }
 """
-"""Colours are the system's own, light or dark; figures keep their white ground in both."""
+"""Colours are the system's own, light or dark; figures are inverted where it is dark."""
 
 FIGURES: dict[Callable[[Sequence[Record]], Figure], str] = {
     plots.figure_2: "Figure 2: tokens per target pass over the acceptance rate α. Lines are Eq. 1, "
     "markers what was measured.",
     plots.figure_3: "Figure 3: the best γ over α (section 3.5). Markers are the γ of measured "
     "rows; rows with simulated acceptance are left out.",
-    plots.figure_4: "Figure 4: the speed-up (Theorem 3.8) and the growth of operations (Theorem "
+    functools.partial(
+        plots.figure_4, stacked=True
+    ): "Figure 4: the speed-up (Theorem 3.8) and the growth of operations (Theorem "
     "3.11) over α, for a free draft. Markers are measured speed-ups, which bear their own c and v.",
 }
 """Those of the paper, with their captions."""
@@ -188,11 +196,7 @@ def _figures(rows: Sequence[_Row]) -> list[str]:
     parts = ['<div class="figures">']
     for number, (draw, caption) in enumerate(FIGURES.items(), 2):
         drawn = _svg(draw([row.record for row in rows]), f"figure-{number}", caption)
-        kind = "wide" if draw is plots.figure_4 else ""
-        parts.append(
-            f'<figure class="{kind}">{_box(caption, drawn)}'
-            f"<figcaption>{_text(caption)}</figcaption></figure>"
-        )
+        parts.append(f"<figure>{drawn}<figcaption>{_text(caption)}</figcaption></figure>")
     return [*parts, "</div>"]
 
 

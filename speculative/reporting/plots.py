@@ -63,19 +63,22 @@ def figure_3(records: Sequence[Record]) -> Figure:
     return figure
 
 
-def figure_4(records: Sequence[Record]) -> Figure:
+def figure_4(records: Sequence[Record], stacked: bool = False) -> Figure:
     """What alpha is worth in time (Theorem 3.8), and what it costs in operations (Theorem 3.11).
 
     Both are factors over autoregressive decoding with a free draft, as in Table 1, and v = 1. The
     `speedup` of a measured row has its own c and v: it should lie below the line of its gamma.
+    The panels are side by side, or `stacked`, for narrow pages.
     """
-    figure, (left, right) = _panels(2)
+    figure, (left, right) = _panels(2, stacked)
     _lines(left, records, lambda alpha, gamma: theory.speedup(alpha, gamma, 0.0))
     _lines(right, records, lambda alpha, gamma: theory.operations(alpha, gamma, 0.0))
     left.set_ylabel("speed-up (factor, c = 0)")
     right.set_ylabel("arithmetic operations (factor, ĉ = 0)")
     # The lines of both panels begin or end at gamma + 1, so names between them serve both.
     _name_lines(left)
+    if stacked:
+        _name_lines(right, at=0)
     right.yaxis.tick_right()
     right.yaxis.set_label_position("right")
     right.spines[["left", "right"]].set_visible([False, True])
@@ -122,10 +125,11 @@ def figure_5(costs: Costs, emitted: Mapping[int, Sequence[int]]) -> Figure:
     return figure
 
 
-def _panels(number: int) -> tuple[Figure, list[Axes]]:
-    """A figure of panels over alpha, side by side."""
-    figure = Figure(figsize=(5.5 * number, 4), layout="constrained")
-    panels = list(figure.subplots(1, number, squeeze=False)[0])
+def _panels(number: int, stacked: bool = False) -> tuple[Figure, list[Axes]]:
+    """A figure of panels over alpha, side by side or stacked."""
+    rows, columns = (number, 1) if stacked else (1, number)
+    figure = Figure(figsize=(5.5 * columns, 4 * rows), layout="constrained")
+    panels = list(figure.subplots(rows, columns, squeeze=False).flat)
     for axes in panels:
         axes.set(xlabel="acceptance rate α", xlim=(0, 1))
         axes.grid(alpha=0.3)
@@ -147,11 +151,12 @@ def _lines(axes: Axes, records: Sequence[Record], factor: Callable[[float, int],
     axes.set_ylim(0, gammas[-1] + 2)
 
 
-def _name_lines(axes: Axes) -> None:
-    """Writes each line's label at its end."""
+def _name_lines(axes: Axes, at: int = 1) -> None:
+    """Writes each line's label at its end, or where alpha is 0."""
     for line in axes.lines:
-        end = float(np.asarray(line.get_ydata())[-1])
-        _write(axes, str(line.get_label()), (1, end), (5, 0))
+        end = float(np.asarray(line.get_ydata())[-at])
+        look = {"ha": "left"} if at else {"ha": "right"}
+        _write(axes, str(line.get_label()), (at, end), (5 if at else -5, 0), **look)
 
 
 def _points_by_gamma(axes: Axes, records: Sequence[Record], name: str) -> None:
