@@ -102,7 +102,7 @@ def test_a_damaged_line_is_named(tmp_path: pathlib.Path, damage: Any) -> None:
 
 
 def test_records_of_the_first_format_are_read() -> None:
-    """A line of results/table2/records.jsonl, as of November 2026."""
+    """A line of docs/records/table2/records.jsonl, as of November 2026."""
     file = pathlib.Path(__file__).parents[1] / "data" / "record.jsonl"
     (one,) = records.read(file)
     line = json.loads(file.read_text())
