@@ -3,11 +3,18 @@
 Both raise ValueError unless there is an example, and one prediction for each target.
 """
 
+import os
+import tempfile
 from collections.abc import Sequence
 
-import numpy as np
-import sacrebleu
-from rouge_score import rouge_scorer
+# Where there is no home folder, NLTK, which ROUGE's package imports for a stemmer, cannot be
+# imported unless some folder is named for its data, of which none is used.
+if os.path.expanduser("~") == "~":
+    os.environ.setdefault("NLTK_DATA", tempfile.gettempdir())
+
+import numpy as np  # noqa: E402
+import sacrebleu  # noqa: E402
+from rouge_score import rouge_scorer  # noqa: E402
 
 ROUGE_TYPES = ("rouge1", "rouge2", "rougeL", "rougeLsum")
 
