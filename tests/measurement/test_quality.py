@@ -1,6 +1,9 @@
 """BLEU and ROUGE against the textbook formulas, written out on a few words."""
 
 import math
+import os
+import subprocess
+import sys
 from collections import Counter
 from typing import Any
 
@@ -93,3 +96,16 @@ def test_a_score_by_name() -> None:
 def test_an_unknown_score_lists_the_names() -> None:
     with pytest.raises(ValueError, match="'rouge'; the metrics are bleu, rougeL, rougeLsum"):
         quality.measure("rouge", ["a"], ["a"])
+
+
+def test_it_is_computed_where_there_is_no_home_folder() -> None:
+    """As for a user without an entry in the system's list, whose `~` stays as it is."""
+    code = (
+        "import os, posixpath; posixpath.expanduser = os.path.expanduser = lambda path: path\n"
+        "from speculative.measurement import quality\n"
+        "print(quality.measure('rougeL', ['a b'], ['a b']))"
+    )
+    env = {name: value for name, value in os.environ.items() if name not in ("HOME", "NLTK_DATA")}
+    command = [sys.executable, "-c", code]
+    done = subprocess.run(command, env=env, capture_output=True, text=True)
+    assert (done.stdout, done.returncode) == ("100.0\n", 0), done.stderr
