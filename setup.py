@@ -53,10 +53,13 @@ setup(
     license="Apache-2.0",
     license_files=["LICENSE"],
     python_requires=">=3.11",
-    packages=find_packages(include=["speculative", "speculative.*"]),
-    # The shipped pair travels in the wheel; configs/, scripts/ and benchmarks/ are for
-    # a checkout.
-    package_data={"speculative": ["assets/**", "backends/cpu/*.cc"]},
+    # The shipped models and configs/ travel in the wheel; scripts/ and benchmarks/ do not.
+    packages=[*find_packages(include=["speculative", "speculative.*"]), "speculative.configs"],
+    package_dir={"speculative.configs": "configs"},
+    package_data={
+        "speculative": ["assets/**", "backends/cpu/*.cc"],
+        "speculative.configs": ["**/*.gin"],
+    },
     install_requires=CORE,
     extras_require={
         "tasks": TASKS,

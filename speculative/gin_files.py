@@ -1,6 +1,7 @@
 """Reads gin files as data: includes are found wherever a command is run, imports are not run."""
 
 import io
+import os
 import pathlib
 import tokenize
 from collections.abc import Collection, Iterator, Mapping, Sequence
@@ -11,9 +12,27 @@ from gin import config, config_parser
 
 from speculative import disk
 
-CONFIGS = pathlib.Path(__file__).parents[1] / "configs"  # Of a checkout.
+CONFIGS = pathlib.Path(__file__).parent / "configs"  # Of an installed package.
+if not CONFIGS.is_dir():
+    CONFIGS = CONFIGS.parents[1] / "configs"  # Of a checkout.
 MOST_FILES = 100  # That are included; files that include others twice double at each level.
 DYNAMIC = "__gin__.dynamic_registration"  # A file of training says so; it changes nothing here.
+
+
+def find(file: str | pathlib.Path) -> pathlib.Path:
+    """A file as the working directory has it, or else the checkout or the installed package.
+
+    Those two hold what is named `configs/...`. What is nowhere keeps its name.
+    """
+    shipped = CONFIGS.parent / file
+    return shipped if not os.path.isfile(file) and shipped.is_file() else pathlib.Path(file)
+
+
+def listed(folder: str, pattern: str) -> list[pathlib.Path]:
+    """The files of a folder that match a pattern, by name, each as `find` gives it."""
+    places = pathlib.Path(folder), CONFIGS.parent / folder
+    names = {path.name for place in places for path in place.glob(pattern)}
+    return [find(f"{folder}/{name}") for name in sorted(names)]
 
 
 def read(
@@ -24,9 +43,9 @@ def read(
 ) -> None:
     """Applies a gin file, if there is one, `values` by names, and bindings like `Row.gamma = 3`.
 
-    Included files are searched in the checkout, then in the working directory. No import is
-    executed: a file may import `modules`, whose configurables are registered, and refer to these;
-    without modules it holds values alone. ValueError names the line of what is wrong.
+    Included files are found as by `find`. No import is executed: a file may import `modules`,
+    whose configurables are registered, and refer to these; without modules it holds values alone.
+    ValueError names the line of what is wrong.
     """
     delegate = _Delegate(modules)
     found = [] if file is None else [*_bindings(pathlib.Path(file), disk.text(file), delegate)]
@@ -84,9 +103,8 @@ def _bindings(
             if not delegate.modules or module not in (*delegate.modules, DYNAMIC):
                 raise ValueError(f"{at} imports {module}; it may import {known}.")
         elif isinstance(statement, config_parser.IncludeStatement):
-            paths = (folder / statement.filename for folder in (CONFIGS.parent, pathlib.Path.cwd()))
-            path = next((path.resolve() for path in paths if path.is_file()), None)
-            if path is None:
+            path = find(statement.filename).resolve()
+            if not path.is_file():
                 raise ValueError(f"{at} includes {statement.filename}, which does not exist.")
             within = (*above, file.resolve()) if file else above
             if path in within:

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from scripts import run_docs
 from speculative import checkpoints
 from speculative.decoding import rules
 from speculative.drafts import named
@@ -24,6 +25,17 @@ def test_quick_start_runs_as_printed(capsys):
     fast, alone = names["fast"], names["alone"]
     assert fast.tokens == alone.tokens  # type: ignore[attr-defined]
     assert "tokens a target call" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("page", run_docs.PAGES)
+def test_commands_are_known_and_have_the_options_they_name(page: str) -> None:
+    """Of the package; scripts/run_docs.py runs them, and says what they print."""
+    found = [*run_docs.commands((run_docs.ROOT / page).read_text(encoding="utf-8"))]
+    found = [command for command in map(run_docs.meant, found) if command.startswith("specul")]
+    assert found or page != "README.md"
+    for command in found:
+        assert any(re.match(kind, command) for kind in run_docs.SAYS), command
+        assert not run_docs.wrong(command), command
 
 
 @pytest.fixture

@@ -3,12 +3,15 @@
 Both raise ValueError unless there is an example, and one prediction for each target.
 """
 
+import functools
+import os
+import tempfile
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import sacrebleu
 from numpy.typing import NDArray
-from rouge_score import rouge_scorer
 
 from speculative.measurement.bootstrap import interval
 
@@ -29,13 +32,24 @@ def rouge(targets: Sequence[str], predictions: Sequence[str]) -> dict[str, float
     `rougeLsum` T5 breaks the line after a full stop between spaces, and so do we.
     """
     _check(targets, predictions)
-    scorer = rouge_scorer.RougeScorer(ROUGE_TYPES)
+    scorer = _rouge_scorer()
     lines = ([text.replace(" . ", " .\n") for text in texts] for texts in (targets, predictions))
     scores = [scorer.score(*pair) for pair in zip(*lines, strict=True)]
     return {
         kind: 100 * float(np.mean([score[kind].fmeasure for score in scores]))
         for kind in ROUGE_TYPES
     }
+
+
+@functools.cache
+def _rouge_scorer() -> Any:
+    # It imports NLTK for a stemmer, and NLTK cannot be imported where there is no home folder,
+    # unless some folder is named for its data, of which none is used.
+    if os.path.expanduser("~") == "~":
+        os.environ.setdefault("NLTK_DATA", tempfile.gettempdir())
+    from rouge_score import rouge_scorer
+
+    return rouge_scorer.RougeScorer(ROUGE_TYPES)
 
 
 METRICS = {"bleu": bleu, "rouge": rouge, "rougeL": rouge, "rougeLsum": rouge}

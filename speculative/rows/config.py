@@ -208,7 +208,7 @@ def _parsed(
     fields: Mapping[str, Any] | None = None,
 ) -> Iterator[Table]:
     """Binds what a row's file says, and more; an error in it or in the block names the address."""
-    file = None if address is None else _split(address)[0]
+    file = None if address is None else gin_files.find(_split(address)[0])
     if file and not file.is_file():
         table = gin_files.CONFIGS / "runs" / f"{file.parent.name}.gin"
         said = f"There is no configuration {file}"

@@ -4,9 +4,8 @@ import pathlib
 import shutil
 from collections.abc import Mapping, Sequence
 
-from speculative import checkpoints, disk, paper, progress
+from speculative import checkpoints, disk, gin_files, paper, progress
 from speculative.decoding import rules
-from speculative.gin_files import CONFIGS
 from speculative.measurement.independence import Independence, independence
 from speculative.models import Config
 from speculative.rows import environment, memory, records, weights
@@ -20,6 +19,7 @@ from speculative.studies.certificate import Certificate
 from speculative.studies.tune import Tuning, tune
 from speculative.tasks.prompts import Prompt, load_prompts
 
+RUNS = "configs/runs"  # Where the tables are.
 GAMMA = 5  # Guesses a step with which a pair is certified, where its row names none.
 TUNED = (1, 2, 3, 4, 5, 6, 7, 8, 10)  # Numbers of guesses that `tune` compares.
 
@@ -29,14 +29,13 @@ def rows(table: str) -> list[str]:
 
     If there is no such table, ValueError lists those there are.
     """
-    folder = CONFIGS / "runs"
-    file = folder / f"table{table}.gin"
+    file = gin_files.find(f"{RUNS}/table{table}.gin")
     if not file.is_file():
-        known = sorted(path.stem.removeprefix("table") for path in folder.glob("table*.gin"))
+        known = [path.stem.removeprefix("table") for path in gin_files.listed(RUNS, "table*.gin")]
         raise ValueError(
-            f"There is no table {table!r} in {folder}; the tables are 1, {', '.join(known)}."
+            f"There is no table {table!r} in {RUNS}; the tables are 1, {', '.join(known)}."
         )
-    own = [str(path) for path in file.with_suffix("").glob("*.gin")]
+    own = [str(path) for path in gin_files.listed(f"{RUNS}/table{table}", "*.gin")]
     return [*sorted(own, key=_place_in_paper), *addresses(file)]
 
 

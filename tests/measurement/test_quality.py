@@ -1,6 +1,9 @@
 """BLEU and ROUGE against the textbook formulas, written out on a few words."""
 
 import math
+import os
+import subprocess
+import sys
 from collections import Counter
 from typing import Any
 
@@ -132,3 +135,16 @@ def test_a_difference_and_its_interval_are_those_of_resampled_texts(metric: str)
 def test_equal_outputs_differ_by_nothing() -> None:
     texts = ["der Hund schläft", "ein Paket für alle"]
     assert quality.difference("bleu", texts, texts, texts) == (0, 0, 0)
+
+
+def test_it_is_computed_where_there_is_no_home_folder() -> None:
+    """As for a user without an entry in the system's list, whose `~` stays as it is."""
+    code = (
+        "import os, posixpath; posixpath.expanduser = os.path.expanduser = lambda path: path\n"
+        "from speculative.measurement import quality\n"
+        "print(quality.measure('rougeL', ['a b'], ['a b']))"
+    )
+    env = {name: value for name, value in os.environ.items() if name not in ("HOME", "NLTK_DATA")}
+    command = [sys.executable, "-c", code]
+    done = subprocess.run(command, env=env, capture_output=True, text=True)
+    assert (done.stdout, done.returncode) == ("100.0\n", 0), done.stderr

@@ -1,0 +1,62 @@
+"""What an installed package holds, and what an archive of its source does."""
+
+import pathlib
+import shutil
+import subprocess
+import sys
+
+import pytest
+
+ROOT = pathlib.Path(__file__).parent.parent
+CONFIGS = {path.relative_to(ROOT) for path in (ROOT / "configs").rglob("*.gin")}
+
+
+@pytest.fixture(scope="module")
+def checkout(tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
+    """The checkout without its weights, so that nothing is built in the real one."""
+    copy = tmp_path_factory.mktemp("checkout")
+    for folder in ("configs", "speculative"):
+        ignored = shutil.ignore_patterns("__pycache__", "*.safetensors")
+        shutil.copytree(ROOT / folder, copy / folder, ignore=ignored)
+    for file in ("LICENSE", "README.md", "pyproject.toml", "setup.py"):
+        shutil.copy(ROOT / file, copy)
+    return copy
+
+
+def built(checkout: pathlib.Path, *command: str) -> None:
+    setup = [sys.executable, "-W", "ignore", "setup.py", "-q", *command]
+    subprocess.run(setup, cwd=checkout, check=True, capture_output=True)
+
+
+def test_the_package_holds_the_configurations_and_finds_them(
+    checkout: pathlib.Path, tmp_path: pathlib.Path
+) -> None:
+    """Each file of configs/ once and as it is, found from a folder that has none."""
+    built(checkout, "build_py", "--build-lib", str(tmp_path))
+    package = tmp_path / "speculative"
+    assert {path.relative_to(package) for path in package.rglob("*.gin")} == CONFIGS
+    for file in CONFIGS:
+        assert (package / file).read_bytes() == (ROOT / file).read_bytes()
+    assert (package / "backends" / "cpu" / "kernels.cc").is_file()
+    assert (package / "assets" / "debian.model").is_file()
+    code = "from speculative import gin_files as g; print(*g.listed('configs/runs', '*.gin'))"
+    found = subprocess.run(
+        [sys.executable, "-c", code],
+        cwd=package / "assets",
+        env={"PYTHONPATH": str(tmp_path), "PATH": ""},
+        check=True,
+        capture_output=True,
+        text=True,
+    ).stdout.split()
+    names = ("base.gin", "table2.gin", "table3.gin", "table5.gin")
+    assert found == [str(package / "configs" / "runs" / name) for name in names]
+
+
+def test_an_archive_of_the_source_holds_them_too(
+    checkout: pathlib.Path, tmp_path: pathlib.Path
+) -> None:
+    built(checkout, "sdist", "--dist-dir", str(tmp_path))
+    (archive,) = tmp_path.iterdir()
+    shutil.unpack_archive(archive, tmp_path / "unpacked", filter="data")
+    (source,) = (tmp_path / "unpacked").iterdir()
+    assert {path.relative_to(source) for path in (source / "configs").rglob("*.gin")} == CONFIGS
