@@ -25,9 +25,10 @@ def _measure(configs: dict[str, "RowConfig"], folder: pathlib.Path) -> None:
     from speculative.reporting import page, tables
     from speculative.studies import sweep
 
-    tables.show_records(sweep.run(configs, folder))
-    page.write([folder], folder / "report.html")
-    print(f"Written: {folder / 'records.jsonl'} and {folder / 'report.html'}.")
+    if measured := sweep.run(configs, folder):
+        tables.show_records(measured)
+        page.write([folder], folder / "report.html")
+        print(f"Written: {folder / 'records.jsonl'} and {folder / 'report.html'}.")
 
 
 def _add_table(parser: argparse.ArgumentParser) -> None:
