@@ -14,12 +14,11 @@ OnProgress = Callable[[str, float], None]
 
 
 class _ToGo(columns.TimeRemainingColumn):
-    """The remaining time, and what it is."""
+    """The remaining time, where it is known, and what it is."""
 
     def render(self, task: Task) -> Text:
         """See `ProgressColumn`."""
-        shown = super().render(task)
-        return shown.append(" to go") if shown.plain else shown
+        return super().render(task).append(" to go") if task.time_remaining else Text()
 
 
 @contextlib.contextmanager
@@ -45,14 +44,16 @@ def bar(setting: str, console: Console | None = None) -> Iterator[OnProgress]:
         expand=True,
         disable=not console.is_terminal,
     )
-    phase, task = "", shown.add_task(setting, total=None)
+    phase = ""
 
     def show(what: str, share: float) -> None:
-        nonlocal phase, task
+        nonlocal phase
         if what != phase:
-            shown.remove_task(task)
-            phase, task = what, shown.add_task(f"{what}: {setting}", total=None)
-        shown.update(task, total=1 if share else None, completed=share)
+            phase = what
+            for earlier in shown.task_ids:
+                shown.remove_task(earlier)
+            shown.add_task(f"{what}: {setting}", total=None)
+        shown.update(shown.task_ids[0], total=1 if share else None, completed=share)
 
     with shown:
         yield show

@@ -23,7 +23,7 @@ def shown(name: str, terminal: bool) -> list[str]:
 
 def test_every_phase_is_named_and_none_stands_at_its_end() -> None:
     lines = shown(NAME, terminal=True)
-    phases = [line.partition(":")[0] for line in lines if ":" in line.partition(" ")[0]]
+    phases = [line.partition(":")[0] for line in lines]
     assert list(dict.fromkeys(phases)) == ["loading", "decoding"]
     assert f"decoding: {NAME} " in lines[-1]
     assert " 75% " in lines[-1] and lines[-1].endswith(" to go")

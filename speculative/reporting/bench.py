@@ -49,9 +49,9 @@ def show(found: Bench, console: Console = CONSOLE) -> None:
         for one in measured
     ]
     heads = ("model", "positions", "ms", "over one", "MB read", "GB/s", "% of the read")
-    title = f"Passes over a cache of {config.max_length} positions, half of it filled"
-    shown = grid(heads, passes, title)
+    shown = grid(heads, passes)
     shown.rows[len(found.passes) - 1].end_section = True
+    console.print(f"\nPasses over a cache of {config.max_length} positions, half of it filled:")
     console.print(shown)
     steps = (
         Column("γ", str),
@@ -60,11 +60,12 @@ def show(found: Bench, console: Console = CONSOLE) -> None:
         Column("ms to verify", lambda gamma: f"{costs.ms_verify[gamma]:.3f}"),
         Column("ms a guess", lambda gamma: thousandths(costs.ms_draft_step(gamma))),
     )
-    title = f"Steps from an empty cache; the target alone takes {costs.ms_target_step:.3f} ms"
-    console.print(table(steps, costs.ms_verify, title))
+    step = f"{costs.ms_target_step:.3f}"
+    console.print(f"\nSteps from an empty cache; the target alone takes {step} ms:")
+    console.print(table(steps, costs.ms_verify))
     alone, guessed = found.compile_seconds.values()
     console.print(
-        f"Prefill of {config.source_length} tokens: {costs.ms_prefill_target:.2f} ms for the "
+        f"\nPrefill of {config.source_length} tokens: {costs.ms_prefill_target:.2f} ms for the "
         f"target, {costs.ms_prefill_draft:.2f} ms for the draft. Compiling: {alone:.1f} s alone, "
         f"{guessed:.1f} s speculative. An operation that does nothing: {found.operation_us:.2f} "
         f"us. Streaming: {found.host_us:.0f} us more a step."

@@ -62,8 +62,11 @@ def run(output_dir: pathlib.Path, target: str, draft: str | None, **settings: An
         with progress.bar("the first text of each row") as on_progress:
             for number, config in enumerate(configs.values()):
                 on_progress("tracing", number / len(configs))
-                source = load_prompts(config.task, 1)[0].source
-                traced.append(traces.trace(pair, source, config, config.gamma or sweep.GAMMA))
+                texts = [
+                    prompt.source for prompt in load_prompts(config.texts, config.num_examples)
+                ]
+                gamma = config.gamma or sweep.GAMMA
+                traced.append(traces.trace(pair, texts[0], config, gamma, texts))
     except KeyboardInterrupt:
         finished = len(records.read(file))
         raise KeyboardInterrupt(f"; {finished} finished rows are in {file}") from None

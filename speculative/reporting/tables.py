@@ -35,17 +35,23 @@ def field(name: str, spec: str = "") -> Callable[[Any], str]:
     return cell
 
 
+# Examples for a 95% interval. The range of fewer values misses the median of what they are drawn from
+# more than once in 20 times, and a bootstrap draws from no wider range.
+FEWEST = 6
+
+
 def thousandths(value: float) -> str:
     """Three digits of a time or ratio; one that they, or the noise of timing, hide is not 0."""
     return "<0.001" if value < 0.0005 else f"{value:.3f}"
 
 
 def _interval(name: str, dash: str = "–") -> Callable[[Record], str]:
-    """The cell of a field's interval; a dash where it was not measured, or on one example only."""
+    """The cell of a field's interval; a dash where it was not measured, or on too few examples."""
 
     def cell(record: Record) -> str:
         low, high = (getattr(record, f"{name}_{end}") for end in ("low", "high"))
-        return "–" if low is None or record.num_examples == 1 else f"{low:.2f}{dash}{high:.2f}"
+        few = record.num_examples < FEWEST
+        return "–" if low is None or few else f"{low:.2f}{dash}{high:.2f}"
 
     return cell
 
@@ -92,7 +98,7 @@ SPEED = (
         lambda r: f"{r.speedup:.2f}" + " !" * r.above_ceiling,
         "speed-up; ! is above Eq. 1's ceiling: a slow baseline",
     ),
-    Column("95%", _interval("speedup"), "its interval over the examples"),
+    Column("95%", _interval("speedup"), f"its interval over the examples, if at least {FEWEST}"),
     Column("paper", field("paper_speedup", ".1f"), "the paper's measured speed-up"),
 )
 
@@ -142,15 +148,15 @@ def acceptance(records: Sequence[Record]) -> list[Column]:
     return [column for column in ACCEPTANCE if lenient or column.head not in more]
 
 
-def table(columns: Sequence[Column], rows: Iterable[Any], title: str | None = None) -> Table:
+def table(columns: Sequence[Column], rows: Iterable[Any]) -> Table:
     """Rows as a table for the terminal."""
     cells = ([column.cell(row) for column in columns] for row in rows)
-    return grid([column.head for column in columns], cells, title)
+    return grid([column.head for column in columns], cells)
 
 
-def grid(heads: Iterable[str], rows: Iterable[Iterable[str]], title: str | None = None) -> Table:
+def grid(heads: Iterable[str], rows: Iterable[Iterable[str]]) -> Table:
     """Cells as a table for the terminal: where it is narrow, names are folded, numbers are not."""
-    shown = Table(box=None, pad_edge=False, collapse_padding=True, title=title)
+    shown = Table(box=None, pad_edge=False, collapse_padding=True)
     for head in heads:
         if shown.columns:
             shown.add_column(head, justify="right", no_wrap=True)

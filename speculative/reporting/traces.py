@@ -1,6 +1,7 @@
 """Figure 1 of the paper for a prompt: what each step of Algorithm 1 accepted and corrected."""
 
 import dataclasses
+from collections.abc import Sequence
 from html import escape
 from typing import NamedTuple
 
@@ -39,14 +40,19 @@ class PromptTrace:
     same_tokens: bool
 
 
-def trace(pair: Pair, source: str, config: RowConfig, gamma: int) -> PromptTrace:
-    """Decodes a source with a row's settings by both paths, from the same random numbers."""
+def trace(
+    pair: Pair, source: str, config: RowConfig, gamma: int, among: Sequence[str] = ()
+) -> PromptTrace:
+    """Decodes a source with a row's settings by both paths, from the same random numbers.
+
+    It is padded as it is `among` other texts: if they were decoded, no program is compiled for it.
+    """
     decoding = pair.decoding(
         gamma,
         *(config.temperature, config.top_k, config.top_p),
         *(config.max_length, config.lenience, config.verification),
     )
-    inputs = pair.encode(source, truncate=True)
+    inputs = pair.encode([source, *among], truncate=True)[:1]
     draws = decoding.draws(config.seed, np.array([0]))
     result = pair.results(pair.run(inputs, draws, decoding))[0]
     row = np.asarray(inputs)[0], np.asarray(draws)[0]

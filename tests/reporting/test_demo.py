@@ -41,9 +41,9 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
             near_ties=0 if greedy else None,
         )
 
-    def trace(pair, source, config, gamma) -> PromptTrace:
+    def trace(pair, source, config, gamma, among) -> PromptTrace:
         call = next(call for call in calls if call["config"] == config)
-        assert source == call["prompts"][0].source
+        assert [source, *among[1:]] == [prompt.source for prompt in call["prompts"]]
         assert gamma == config.gamma
         return PromptTrace(source, [Line(" a", "", " b", 1)], Result("a b", [7, 8], 1, 1, 1), True)
 
