@@ -35,8 +35,8 @@ def field(name: str, spec: str = "") -> Callable[[Any], str]:
     return cell
 
 
-# Examples for a 95% interval. The range of fewer values misses the median of what they are drawn from
-# more than once in 20 times, and a bootstrap draws from no wider range.
+# Examples that a 95% interval needs. The range of fewer values misses the median of what they are
+# drawn from more than once in 20 times, and a bootstrap draws from no wider range.
 FEWEST = 6
 
 
