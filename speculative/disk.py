@@ -29,15 +29,17 @@ def sentence(error: Exception) -> str:
     return " ".join(said.split())
 
 
-def text(path: Path, raw: bytes | None = None) -> str:
+def text(path: Path, raw: bytes | None = None, first: int = 1) -> str:
     """The text of a UTF-8 file, or of the bytes `raw` read there, without a byte-order mark.
+
+    `first` is the number of the first line of `raw`.
 
     Raises ValueError with the line that is not UTF-8.
     """
     try:
         return (pathlib.Path(path).read_bytes() if raw is None else raw).decode("utf-8-sig")
     except UnicodeDecodeError as error:
-        number = error.object[: error.start].count(b"\n") + 1
+        number = error.object[: error.start].count(b"\n") + first
         raise ValueError(f"Line {number} of {path} is not UTF-8; convert it.") from None
 
 

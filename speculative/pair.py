@@ -41,6 +41,10 @@ class Result:
         """The mean, which Equation 1 of the paper predicts."""
         return len(self.tokens) / self.target_calls
 
+    def finish_reason(self, eos_id: int) -> str:
+        """Why it ended: "stop" at the end of sequence, "length" at `max_length`."""
+        return "stop" if self.tokens[-1:] == [eos_id] else "length"
+
 
 def padded(tokens: int) -> int:
     """The one of `SOURCE_LENGTHS` to which a source of so many tokens is padded, or is cut."""

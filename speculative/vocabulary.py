@@ -70,6 +70,12 @@ class Vocabulary:
             [i for i in self._until_end(tokens) if 0 < i < self._known]
         )
 
+    def spelled_out(self, text: str) -> float:
+        """The share of a text's tokens that are unknown or single bytes, as of another script."""
+        tokens = self._processor.EncodeAsIds(text)
+        single = [self._processor.IsUnknown(i) or self._processor.IsByte(i) for i in tokens]
+        return sum(single) / max(1, len(tokens))
+
     def _until_end(self, tokens: np.ndarray | list[int]) -> Iterator[int]:
         return itertools.takewhile(lambda token: token != self.eos_id, map(int, tokens))
 
@@ -120,6 +126,10 @@ class BytePairs(Vocabulary):
     def prompt(self, text: str) -> np.ndarray:
         """The text's tokens; for an empty text the end of a text before it, int32."""
         return self.encode(text)[:-1] if text else self.encode(text)
+
+    def spelled_out(self, text: str) -> float:
+        """Nothing is: bytes are what these vocabularies are made of."""
+        return 0.0
 
     def decode(self, tokens: np.ndarray | list[int]) -> str:
         """The text of tokens, up to the end of text."""
