@@ -1,4 +1,4 @@
-"""Vocabularies: SentencePiece and bytes with T5's conventions (pad 0, end 1, unknown 2), GPT-2's."""
+"""Vocabularies: SentencePiece and bytes as in T5s (pad 0, end 1, unknown 2), and GPT-2's."""
 
 import functools
 import hashlib
@@ -52,7 +52,7 @@ class Vocabulary:
         """Every piece, by id."""
         with reading(self.path, "is no SentencePiece model"):
             known = self._processor.IdToPiece(list(range(self._known)))
-        return (*known, *self._sentinels())
+        return (*known, *(f"<extra_id_{i}>" for i in reversed(range(self.extra_ids))))
 
     @functools.cached_property
     def fingerprint(self) -> str:
@@ -72,9 +72,6 @@ class Vocabulary:
         return self._processor.DecodeIds(
             [i for i in self._until_end(tokens) if 0 < i < self._known]
         )
-
-    def _sentinels(self) -> Iterator[str]:
-        return (f"<extra_id_{i}>" for i in reversed(range(self.extra_ids)))
 
     def _until_end(self, tokens: np.ndarray | list[int]) -> Iterator[int]:
         return itertools.takewhile(lambda token: token != self.eos_id, map(int, tokens))
@@ -113,9 +110,10 @@ class Bytes(Vocabulary):
 
     @functools.cached_property
     def pieces(self) -> tuple[str, ...]:
-        """Every token, by id, bytes in hexadecimal."""
+        """Every token, by id, bytes in hexadecimal; sentinels count up, as in transformers."""
         known = (f"<0x{byte:02X}>" for byte in range(256))
-        return ("<pad>", "</s>", "<unk>", *known, *self._sentinels())
+        sentinels = (f"<extra_id_{i}>" for i in range(self.extra_ids))
+        return ("<pad>", "</s>", "<unk>", *known, *sentinels)
 
     def encode(self, text: str) -> np.ndarray:
         """Tokens [length] of a text and the end of sequence, int32."""

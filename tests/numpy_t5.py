@@ -99,7 +99,7 @@ def _norm(x: np.ndarray, layer: Tree) -> np.ndarray:
 
 def _table(stack: Tree, layer: Tree) -> np.ndarray:
     """The positions of a stack, or of a layer (umT5)."""
-    return layer.get("relative_posemb", stack.get("relpos_bias"))["rel_embedding"]
+    return (layer.get("relative_posemb") or stack["relpos_bias"])["rel_embedding"]
 
 
 def _bias(table: np.ndarray, length: int, bidirectional: bool) -> np.ndarray:

@@ -37,8 +37,8 @@ def open(folder: str | pathlib.Path) -> Checkpoint:
     """Opens a checkpoint folder (``.../checkpoint_1000``); the optimizer's state is not read.
 
     The configuration follows from the tensors' shapes; `T5Names.infer` says what they do not show.
-    Raises ValueError if the folder is
-    no T5X checkpoint of a T5, or if a tensor does not fit the others.
+    Raises ValueError if the folder is no T5X checkpoint of a T5, or if a tensor does not fit the
+    others.
     """
     tensors = {}
     leaves = _index(folder)

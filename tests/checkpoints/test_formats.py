@@ -165,6 +165,34 @@ def test_shapes_show_the_sizes_that_have_names(size: str) -> None:
     assert T5Names().infer(shapes, "here") == SIZES[size]
 
 
+@pytest.mark.parametrize(
+    ("changes", "fragment"),
+    [
+        ({"mlp_activations": ("silu", "linear")}, r"read as \('gelu', 'linear'\); .*--to native"),
+        ({"max_distance": 64}, "has max_distance = 64, .* read as 128"),
+    ],
+)
+def test_what_t5x_has_no_place_for_is_refused(
+    tmp_path: pathlib.Path, changes: dict[str, Any], fragment: str
+) -> None:
+    with pytest.raises(ValueError, match=fragment):
+        save(tmp_path / "made", V1_1.replace(**changes), "t5x")
+    assert not (tmp_path / "made").exists()
+    ul2 = SIZES["ul2"].replace(dropout_rate=0.1, dtype="bfloat16")
+    assert isinstance(ul2, T5Config)
+    T5Names().require_t5x(ul2, "here")
+
+
+@pytest.mark.parametrize(
+    "family", ["llama", "qwen3", "gemma3", "t5gemma", "bart", "longt5", "switch_transformers"]
+)
+def test_other_families_get_a_sentence(tmp_path: pathlib.Path, family: str) -> None:
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": family}))
+    known = "only T5, Flan-T5, UL2, ByT5, mT5 and umT5 .* and GPT-2 .* are read"
+    with pytest.raises(ValueError, match=f"of a '{family}' model; {known}"):
+        checkpoints.open(tmp_path)
+
+
 def test_a_folder_on_google_cloud(monkeypatch: pytest.MonkeyPatch) -> None:
     assert t5x.kvstore("gs://t5-data/pretrained/checkpoint_1/") == {
         "driver": "gcs",
@@ -255,6 +283,9 @@ def test_bytes_are_the_vocabulary_of_byt5(tmp_path: pathlib.Path) -> None:
     assert isinstance(vocabulary, Bytes)
     assert (vocabulary.size, len(vocabulary.pieces), vocabulary.extra_ids) == (384, 384, 125)
     assert vocabulary.pieces[3 + ord("a")] == "<0x61>"
+    tokenizer = json.loads((DATA / "transformers_byt5" / "tokenizer_config.json").read_text())
+    for i, token in tokenizer["added_tokens_decoder"].items():
+        assert vocabulary.pieces[int(i)] == token["content"]
     with np.load(DATA / "transformers_byt5" / "expected.npz") as expected:
         text = str(expected["text"])
         np.testing.assert_array_equal(vocabulary.encode(text), expected["tokens"])

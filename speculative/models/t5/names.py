@@ -166,10 +166,27 @@ class T5Names(Names[T5Config]):
             shared_positions=shared,
             num_buckets=buckets,
         )  # fmt: skip
-        ul2 = SIZES["ul2"]
-        return ul2 if config.replace(mlp_activations=ul2.mlp_activations) == ul2 else config
+        return self._assumed(config)
+
+    def _assumed(self, config: T5Config) -> T5Config:
+        """The configuration with what `infer` assumes of what no shape shows."""
+        kind, ul2 = "gated-gelu" if config.gated else "relu", SIZES["ul2"]
+        gates = self.activations[kind], ul2.mlp_activations
+        usual, silu = (
+            config.replace(mlp_activations=gate, max_distance=T5Config.max_distance)
+            for gate in gates
+        )
+        same = silu.replace(dtype=ul2.dtype, dropout_rate=ul2.dropout_rate) == ul2
+        return silu if same else usual
 
     def require_t5x(self, config: T5Config, location: str) -> None:
         """T5X's own models, all with an encoder."""
         if config.source_dim:
             raise ValueError(f"T5X knows no model without an encoder, as {location} is.")
+        assumed = self._assumed(config)
+        for field in ("mlp_activations", "max_distance"):
+            if (value := getattr(config, field)) != (read := getattr(assumed, field)):
+                raise ValueError(
+                    f"{location} has {field} = {value!r}, which T5X's format does not hold: it "
+                    f"would be read as {read!r}; write another format (--to native, huggingface)."
+                )
