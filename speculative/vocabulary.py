@@ -125,6 +125,10 @@ class Bytes(Vocabulary):
         """Tokens [length] of a text and the end of sequence, int32."""
         return np.array([*(self._first + byte for byte in text.encode()), EOS_ID], np.int32)
 
+    def spelled_out(self, text: str) -> float:
+        """None is: bytes are all that there is."""
+        return 0.0
+
     def decode(self, tokens: np.ndarray | list[int]) -> str:
         """The text of tokens, up to the end of sequence; bytes that are no UTF-8 are left out."""
         found = (i - self._first for i in self._until_end(tokens) if self._first <= i < self._known)
@@ -158,7 +162,7 @@ class BytePairs(Vocabulary):
         return self.encode(text)[:-1] if text else self.encode(text)
 
     def spelled_out(self, text: str) -> float:
-        """Nothing is: bytes are what these vocabularies are made of."""
+        """None is: pieces are made of bytes, and cover every script."""
         return 0.0
 
     def decode(self, tokens: np.ndarray | list[int]) -> str:
