@@ -5,39 +5,54 @@ from collections.abc import Callable, Iterator
 
 from rich import progress as columns
 from rich.console import Console
-from rich.progress import Progress, TaskID, TextColumn
+from rich.progress import Progress, Task
+from rich.table import Column
+from rich.text import Text
 
-# Called with what is being done, and the share of it that is done, from 0 to 1.
+# Called with what is about to be done, and the share of it that is done already, from 0 to 1.
 OnProgress = Callable[[str, float], None]
 
 
-def bar() -> Progress:
-    """A bar with elapsed and remaining time, which is removed at the end."""
-    console = Console(stderr=True)
-    return Progress(
-        TextColumn("{task.description:36}"),
-        columns.BarColumn(),
-        TextColumn("{task.percentage:3.0f}%"),
-        columns.TimeElapsedColumn(),
-        TextColumn("to go"),
-        columns.TimeRemainingColumn(),
-        console=console,
-        transient=True,
-        disable=not console.is_terminal,
-    )
+class _ToGo(columns.TimeRemainingColumn):
+    """The remaining time, and what it is."""
+
+    def render(self, task: Task) -> Text:
+        """See `ProgressColumn`."""
+        shown = super().render(task)
+        return shown.append(" to go") if shown.plain else shown
 
 
 @contextlib.contextmanager
-def alone(setting: str) -> Iterator[OnProgress]:
-    """A bar for one row's work."""
-    with bar() as progress:
-        yield row(progress, progress.add_task("", total=1), 0, setting)
+def bar(setting: str, console: Console | None = None) -> Iterator[OnProgress]:
+    """Shows the phases of some work one after another, and is removed at the end.
 
-
-def row(progress: Progress, task: TaskID, done: int, setting: str) -> OnProgress:
-    """Shows a row's progress after so many rows that are done."""
+    Each phase has a bar of its own, with its elapsed and remaining time. The bar moves to and fro
+    while the share that is done is 0, because then nobody knows how long it will take.
+    """
+    console = console or Console(stderr=True)
+    shown = Progress(
+        columns.TextColumn(
+            "{task.description}",
+            markup=False,
+            table_column=Column(no_wrap=True, overflow="ellipsis", ratio=1),
+        ),
+        columns.BarColumn(12),
+        columns.TaskProgressColumn(),
+        columns.TimeElapsedColumn(),
+        _ToGo(),
+        console=console,
+        transient=True,
+        expand=True,
+        disable=not console.is_terminal,
+    )
+    phase, task = "", shown.add_task(setting, total=None)
 
     def show(what: str, share: float) -> None:
-        progress.update(task, description=f"{setting}: {what}", completed=done + share)
+        nonlocal phase, task
+        if what != phase:
+            shown.remove_task(task)
+            phase, task = what, shown.add_task(f"{what}: {setting}", total=None)
+        shown.update(task, total=1 if share else None, completed=share)
 
-    return show
+    with shown:
+        yield show

@@ -19,7 +19,7 @@ def run(config: RowConfig, widths: Sequence[int] | None, folder: pathlib.Path) -
     widths = sorted({1, *(widths or bench.WIDTHS)})
     models = bench.resolve(config, widths)
     files = [disk.writable(folder / f"bench.{kind}") for kind in ("json", "png")]
-    with progress.alone(config.target) as on_progress:
+    with progress.bar(config.target) as on_progress:
         found = bench.bench(config, models, widths, on_progress)
     disk.write(files[0], found.to_json() + "\n")
     with disk.written(files[1]) as part:

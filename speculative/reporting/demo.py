@@ -7,7 +7,7 @@ from typing import Any
 
 from rich.console import Console
 
-from speculative import disk, loading
+from speculative import disk, loading, progress
 from speculative.drafts.named import kind
 from speculative.reporting import tables, traces
 from speculative.reporting.traces import PromptTrace
@@ -51,15 +51,19 @@ def run(output_dir: pathlib.Path, target: str, draft: str | None, **settings: An
     configs = rows(**settings)
     load, first = weights.Loader(), next(iter(configs.values()))
     memory.require(first, load.resolve(first).configs)
-    pair = load(first)
+    with progress.bar("the pair") as on_progress:
+        on_progress("loading", 0)
+        pair = load(first)
     file, report = output_dir / "records.jsonl", output_dir / "report.md"
     disk.writable(report)
     earlier = [file, report, *(output_dir / "rows" / name for name in configs)]
     try:
         measured, traced = sweep.run(configs, output_dir, load, earlier), []
-        for config in configs.values():
-            source = load_prompts(config.task, 1)[0].source
-            traced.append(traces.trace(pair, source, config, config.gamma or sweep.GAMMA))
+        with progress.bar("the first text of each row") as on_progress:
+            for number, config in enumerate(configs.values()):
+                on_progress("tracing", number / len(configs))
+                source = load_prompts(config.task, 1)[0].source
+                traced.append(traces.trace(pair, source, config, config.gamma or sweep.GAMMA))
     except KeyboardInterrupt:
         finished = len(records.read(file))
         raise KeyboardInterrupt(f"; {finished} finished rows are in {file}") from None

@@ -5,9 +5,10 @@ Pages are well-formed XML too, and the same records give the same bytes.
 
 import functools
 import io
+import itertools
 import pathlib
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from html import escape
 from typing import NamedTuple
 
@@ -42,7 +43,7 @@ body { max-width: 70rem; margin: 0 auto; padding: 1rem; font: 1rem/1.5 system-ui
   overflow-wrap: anywhere; }
 h1, h2, h3, h4 { line-height: 1.25; }
 section { margin-block: 2.5rem; }
-.box { overflow-x: auto; overflow-wrap: normal; }
+.box { overflow-x: auto; overflow-wrap: normal; margin-block: 1rem .75rem; }
 table { border-collapse: collapse; font-size: .9em; font-variant-numeric: tabular-nums; }
 caption { text-align: left; font-weight: bold; padding-block: .5rem; }
 th, td { padding: .3rem .5rem; text-align: right; white-space: nowrap; vertical-align: top;
@@ -50,26 +51,29 @@ th, td { padding: .3rem .5rem; text-align: right; white-space: nowrap; vertical-
 th:first-child { position: sticky; left: 0; text-align: left; background: Canvas; }
 thead th { vertical-align: bottom; }
 tbody th { min-width: 10rem; white-space: normal; overflow-wrap: anywhere; }
+.group th { padding-top: .8rem; font-weight: normal; opacity: .75; }
+.group span { position: sticky; left: .5rem; display: inline-block;
+  max-width: calc(100vw - 3.5rem); }
 .simulated { color: light-dark(#a40000, #ff9c8f); }
 th .simulated { display: block; font-size: .85em; }
-.meanings { columns: 20rem; font-size: .85em; margin-block: .75rem; }
-.meanings div { break-inside: avoid; }
-.meanings dt, .meanings dd { display: inline; margin: 0; }
-.meanings dt::after { content: ":"; }
+.pairs { columns: 20rem; font-size: .85em; margin-block: .75rem; }
+.pairs div { break-inside: avoid; }
+.pairs dt, .pairs dd { display: inline; margin: 0; }
+.pairs dt::after { content: ":"; }
 dt { font-weight: bold; }
-.figures, .sample { display: grid; gap: .5rem 1.5em;
-  grid-template-columns: repeat(auto-fit, minmax(min(100%, var(--least)), 1fr)); }
-.figures { --least: 25em; }
-.sample { --least: 12em; margin-top: .5rem; }
+.figures { columns: 25em; column-gap: 1.5em; }
+.sample { display: grid; gap: .5rem 1.5em; margin-top: .5rem;
+  grid-template-columns: repeat(auto-fit, minmax(min(100%, 12em), 1fr)); }
 .sample dd { margin: 0; white-space: pre-wrap; }
 h4 { margin-bottom: 0; }
-figure { margin: 1rem 0; }
+figure { margin: 0; padding-block: 1rem; break-inside: avoid; }
 figure svg { display: block; max-width: 100%; height: auto; }
 @media (prefers-color-scheme: dark) {
-  figure svg { filter: invert(1) hue-rotate(180deg); }
+  figure svg { filter: invert(1) hue-rotate(180deg) brightness(1.2); }
 }
 @media (max-width: 30rem) {
   tbody th { min-width: 6rem; }
+  table { font-size: .8em; }
   th, td { padding-inline: .3rem; }
 }
 pre { white-space: pre-wrap; columns: 24em; }
@@ -106,11 +110,17 @@ SAMPLES = 3  # Outputs that are shown of a row.
 
 
 class _Row(NamedTuple):
-    """What the page shows of a row, and what it calls it."""
+    """What the page shows of a row, what it calls it, and what it calls the rows around it."""
 
+    group: str
     name: str
     record: Record
     examples: list[Example]
+
+    @property
+    def title(self) -> str:
+        """What tells it from all other rows."""
+        return ": ".join(filter(None, (self.group, self.name)))
 
 
 def write(folders: Sequence[pathlib.Path], output: pathlib.Path) -> None:
@@ -145,16 +155,18 @@ def shell(title: str, body: str) -> str:
 
 
 def _rows(folder: pathlib.Path, several: bool) -> list[_Row]:
-    """The rows of a folder; where there are several, their names tell which they are of."""
+    """The rows of a folder; where there are several, their groups tell which they are of."""
     if not folder.is_dir():
         raise ValueError(f"There is no folder {folder}; give one that holds a records.jsonl.")
     rows = []
     for record in records.read(folder / "records.jsonl"):
-        name = record.experiment
-        if "/" not in name:  # The row is of no gin file, and may share its name with others.
+        group, _, name = record.experiment.rpartition("/")
+        if not group:  # The row is of no gin file, and may share its name with others.
             name = f"{record.task}, T\N{NO-BREAK SPACE}=\N{NO-BREAK SPACE}{record.temperature:g}"
+        if several:
+            group = ": ".join(filter(None, (str(folder), group)))
         examples = kept.read(folder / "rows" / record.experiment)
-        rows.append(_Row(f"{folder}: {name}" if several else name, record, examples))
+        rows.append(_Row(group, name, record, examples))
     if not rows:
         raise ValueError(
             f"{folder} holds no records; give a folder that speculative demo, run or table wrote."
@@ -206,7 +218,7 @@ def _svg(figure: Figure, name: str, caption: str) -> str:
     nothing = dict.fromkeys(("Creator", "Date", "Format", "Type"))
     # Without the salt, ids would be others each time.
     with matplotlib.rc_context({"svg.hashsalt": name, "svg.fonttype": "none"}):
-        figure.savefig(file, format="svg", bbox_inches="tight", metadata=nothing)
+        figure.savefig(file, format="svg", bbox_inches="tight", transparent=True, metadata=nothing)
     text = file.getvalue()
     text = re.sub(r'(\bid="|href="#|url\(#)', rf"\1{name}-", text[text.index("<svg") :])
     return text.replace("<svg", f'<svg role="img" aria-label="{_text(caption)}"', 1)
@@ -225,7 +237,7 @@ def _samples(rows: Sequence[_Row]) -> list[str]:
         note += " Not so where l < 1: those speculative outputs are not the target's own."
     parts = [f"<p>{_text(note)}</p>"]
     for row in shown:
-        parts.append(f"<h3>{_text(row.name)}</h3>")
+        parts.append(f"<h3>{_text(row.title)}</h3>")
         parts += [_sample(example, row.record) for example in row.examples[:SAMPLES]]
     return parts
 
@@ -254,30 +266,44 @@ def _environment(rows: Sequence[_Row]) -> list[str]:
     """Where and with what rows were measured."""
     names = ("num_examples", *tables.ENVIRONMENT)
     columns = [Column(name.replace("_", " "), tables.field(name)) for name in names]
-    table = _table("Where it was measured", columns, rows)
-    # On paper, numbers stay whole; names, which may be whole paths, are broken where they must.
-    parts = [f'<div class="words">{table}</div>']
-    return parts + [_details(f"Configuration of {row.name}", row.record.gin) for row in rows]
+    values = {column: {column.cell(row.record) for row in rows} for column in columns}
+    shared = {column.head: min(cells) for column, cells in values.items() if len(cells) == 1}
+    parts = [_pairs(shared.items())] * bool(shared)
+    if own := [column for column in columns if column.head not in shared]:
+        table = _table("Where it was measured", own, rows)
+        # On paper, numbers stay whole; names, which may be whole paths, break where they must.
+        parts.append(f'<div class="words">{table}</div>')
+    return parts + [_details(f"Configuration of {row.title}", row.record.gin) for row in rows]
 
 
 def _table(caption: str, columns: Sequence[Column], rows: Sequence[_Row]) -> str:
-    """A table, and what its columns mean."""
+    """A table whose rows stand under the names of their groups, and what its columns mean."""
     heads = ["row", *(column.head for column in columns)]
     lines = [f"<table><caption>{_text(caption)}</caption>", "<thead><tr>"]
     lines += [f'<th scope="col">{_text(head)}</th>' for head in heads]
     lines.append("</tr></thead><tbody>")
-    for row in rows:
-        mark = '<strong class="simulated">simulated acceptance</strong>' * row.record.simulated
-        cells = (f"<td>{_text(column.cell(row.record))}</td>" for column in columns)
-        name = _text(row.name).replace("/", "/<wbr/>")
-        lines.append(f'<tr><th scope="row">{name}{mark}</th>{"".join(cells)}</tr>')
-    meanings = [
-        f"<div><dt>{_text(column.head)}</dt> <dd>{_text(column.meaning)}</dd></div>"
-        for column in columns
-        if column.meaning
-    ]
+    for group, members in itertools.groupby(rows, key=lambda row: row.group):
+        if group:
+            head = f'<th scope="rowgroup" colspan="{len(heads)}"><span>{_name(group)}</span></th>'
+            lines.append(f'<tr class="group">{head}</tr>')
+        for row in members:
+            mark = '<strong class="simulated">simulated acceptance</strong>' * row.record.simulated
+            cells = (f"<td>{_text(column.cell(row.record))}</td>" for column in columns)
+            lines.append(f'<tr><th scope="row">{_name(row.name)}{mark}</th>{"".join(cells)}</tr>')
     table = _box(caption, "\n".join([*lines, "</tbody></table>"]))
-    return table + '\n<dl class="meanings">{}</dl>'.format("\n".join(meanings)) * bool(meanings)
+    meanings = [(column.head, column.meaning) for column in columns if column.meaning]
+    return table + _pairs(meanings) * bool(meanings)
+
+
+def _pairs(pairs: Iterable[tuple[str, str]]) -> str:
+    """Terms and what is to say of each, in as many columns as there is room for."""
+    parts = [f"<div><dt>{_text(term)}</dt> <dd>{_text(said)}</dd></div>" for term, said in pairs]
+    return '\n<dl class="pairs">{}</dl>'.format("\n".join(parts))
+
+
+def _name(name: str) -> str:
+    """A name as HTML, which may go on in another line after a slash or an underscore."""
+    return re.sub("([/_])", r"\1<wbr/>", _text(name))
 
 
 def _box(name: str, content: str) -> str:

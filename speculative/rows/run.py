@@ -65,18 +65,20 @@ def run_row(
     kept = KeptExamples() if kept is None else kept
     work = workload(pair, config, prompts)
     count = len(work.sources)
-    on_progress("compilation", 0)
+    on_progress("compiling", 0)
     lengths = [example.lengths[0] for example in kept]
     lengths += [int(work.decode(number, 0)[0].lengths[0]) for number in range(min(4, count))]
     work.decode(0, gamma)
     meter = work.meter((gamma,), lengths)
     for number in range(count):
+        on_progress("decoding", number / count)
         if number not in kept:
             enough = sum(len(example.betas) for example in kept) >= config.alpha_tokens
             kept.add(_measure(work, gamma, number, not enough, meter))
-        on_progress("examples", (number + 1) / count)
     while meter.turns < TURNS:  # There were few examples left.
+        on_progress("timing", meter.turns / TURNS)
         meter.turn()
+    on_progress("resampling", 0)
     return Row(_record(work, gamma, list(kept), meter.costs(), experiment, began), list(kept))
 
 

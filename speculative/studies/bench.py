@@ -135,12 +135,12 @@ def bench(
     Caches have `config.max_length` positions, half of them filled, and the source has
     `config.source_length` tokens. Widths ascend from 1.
     """
-    on_progress("loading", 0.0)
+    on_progress("loading", 0)
     work = workload(found.load(), config, None)
     pair, cache = work.pair, config.max_length
-    on_progress("bandwidth", 0.1)
+    on_progress("bandwidth", 0)
     bandwidth = hardware.read_bandwidth()
-    on_progress("compiling", 0.15)
+    on_progress("compiling", 0)
     gamma = config.gamma or 5
     ways = {"autoregressive": 0, "speculative": gamma}
     compiled = {name: _compile_seconds(work, gamma) for name, gamma in ways.items()}
@@ -154,12 +154,12 @@ def bench(
     for _, _, run, _ in timed:
         jax.block_until_ready(run())
     for turn in range(TURNS):
+        on_progress("timing", turn / TURNS)
         meter.turn()
         for _, _, run, times in timed:
             times.append(1e3 * hardware.elapsed(run) / ITERATIONS)
-        on_progress("passes", 0.3 + 0.6 * (turn + 1) / TURNS)
     passes = [Pass(width, statistics.median(times), size) for width, size, _, times in timed]
-    on_progress("streaming", 0.9)
+    on_progress("streaming", 0)
     return Bench(
         config,
         work.dtype,

@@ -118,17 +118,17 @@ def certify(
     differences: dict[int, Difference] = {}
     texts: list[list[int]] = []
     for number in range(count):
+        on_progress("decoding", number / count)
         texts.append(pair.results(work.decode(number, gamma)[0])[0].tokens)
         if greedy:
             autoregressive = pair.results(work.decode(number, 0)[0])[0].tokens
             source = work.source(number)
             if found := compare_greedy(pair, source, autoregressive, texts[-1], work.dtype):
                 differences[number] = found
-        on_progress("texts", (number + 1) / count)
     tests, identical = [], count - len(differences)
     if not greedy:
         first = _first_tokens(work, gamma, samples, batch, on_progress)
-        tests, identical = [first, _whole_texts(work, texts)], None
+        tests, identical = [first, _whole_texts(work, texts, on_progress)], None
     return Certificate(work.config.gin(), gamma, count, identical, differences, tests, false_alarm)
 
 
@@ -140,6 +140,7 @@ def _first_tokens(
     config = dataclasses.replace(work.decoding(gamma), max_length=1)
     rounds = -(-samples // batch)
     for number in range(prompts):
+        on_progress("first tokens", number / prompts)
         observed = np.zeros(size)
         for turn in range(rounds):
             # Numbers of examples that no text of the workload has.
@@ -150,11 +151,10 @@ def _first_tokens(
         p = _probabilities(work, number, [0])[0]
         g, d = g_statistic(observed, p * observed.sum())
         statistic, degrees = statistic + g, degrees + d
-        on_progress("first tokens", (number + 1) / prompts)
     return g_test("first tokens", rounds * batch * prompts, statistic, degrees)
 
 
-def _whole_texts(work: Workload, texts: list[list[int]]) -> GTest:
+def _whole_texts(work: Workload, texts: list[list[int]], on_progress: OnProgress) -> GTest:
     """The G-test of every token's randomised PIT, by counts in cells of equal width.
 
     The PIT is a uniform number from the token's interval in the target's cumulative distribution
@@ -164,6 +164,7 @@ def _whole_texts(work: Workload, texts: list[list[int]]) -> GTest:
     rng = np.random.default_rng(work.config.seed)
     transformed = []
     for number, text in enumerate(texts):
+        on_progress("whole texts", number / len(texts))
         p = _probabilities(work, number, text)
         below = np.where(np.arange(p.shape[1]) < np.array(text)[:, None], p, 0).sum(axis=1)
         transformed.append(below + rng.random(len(text)) * p[np.arange(len(text)), text])

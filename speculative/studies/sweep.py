@@ -8,6 +8,7 @@ from speculative import checkpoints, disk, gin_files, paper, progress
 from speculative.decoding import rules
 from speculative.measurement.independence import Independence, independence
 from speculative.models import Config
+from speculative.progress import OnProgress
 from speculative.rows import environment, memory, records, weights
 from speculative.rows.config import RowConfig, addresses, changed, read_row
 from speculative.rows.kept import KeptExamples
@@ -83,14 +84,14 @@ def run(
                 texts[name] = _prompts(config)
                 kept[name] = KeptExamples(folder / name, config.gin() + here)
         try:
-            with progress.bar() as bar:
-                task = bar.add_task("", total=len(configs))
-                for finished, (name, config) in enumerate(configs.items()):
-                    if name not in done:
-                        on_progress = progress.row(bar, task, finished, name)
+            for number, (name, config) in enumerate(configs.items(), 1):
+                if name not in done:
+                    row = f"{number} of {len(configs)}, {name.rpartition('/')[2]}"
+                    with progress.bar(row) as on_progress:
+                        on_progress("loading", 0)
                         given = texts[name], name, kept[name], on_progress
                         done[name] = run_row(load(config), config, *given).record
-                        records.append(path, done[name])
+                    records.append(path, done[name])
         except KeyboardInterrupt:
             finished = sum(name in done for name in configs)
             raise KeyboardInterrupt(
@@ -104,13 +105,13 @@ def tuning(config: RowConfig) -> tuple[Tuning, Independence]:
     """Finds the best gamma for a row's pair, and tests whether acceptances there are i.i.d."""
     if config.simulated_alpha is not None:
         raise ValueError("A simulated alpha is nothing to tune by; give real models.")
-    work, _ = _work(config)
-    with progress.alone(config.task) as on_progress:
+    with progress.bar(config.task) as on_progress:
+        work, _ = _work(config, on_progress)
         found = tune(work, TUNED, on_progress)
         steps = []
         for number in range(len(work.sources)):
+            on_progress("stepping", number / len(work.sources))
             steps += work.steps(number, found.gamma)
-            on_progress("acceptances", (number + 1) / len(work.sources))
     if config.rule == rules.EXACT:  # `--gamma auto` is for exact decoding.
         step_costs.keep(work.pair, config.sampling, found.costs)
     accepted, emitted = zip(*((step.accepted[0], step.count[0]) for step in steps), strict=True)
@@ -133,15 +134,16 @@ def certify(config: RowConfig, samples: int, false_alarm: float) -> Certificate:
             f"Outputs of {config.verification} verification are not the target's own; there is "
             "nothing to test."
         )
-    work, models = _work(config)
-    with progress.alone(config.task) as on_progress:
+    with progress.bar(config.task) as on_progress:
+        work, models = _work(config, on_progress)
         batch = memory.batch(config, models, certificate.BATCH)
         gamma = config.gamma or GAMMA
         return certificate.certify(work, gamma, samples, batch, false_alarm, on_progress)
 
 
-def _work(config: RowConfig) -> tuple[Workload, list[Config]]:
+def _work(config: RowConfig, on_progress: OnProgress) -> tuple[Workload, list[Config]]:
     """A row ready to decode, and the sizes of its models."""
+    on_progress("loading", 0)
     found = weights.resolve(config)
     memory.require(config, found.configs)
     prompts = _prompts(config)

@@ -104,18 +104,20 @@ def tune(work: Workload, gammas: Sequence[int], on_progress: OnProgress) -> Tuni
     """Measures alpha on all of a workload's sources, and the costs of each gamma."""
     config, texts, count = work.config, [], len(work.sources)
     for number in range(count):
+        on_progress("decoding", number / count)
         texts.append(work.pair.results(work.decode(number, 0)[0])[0].tokens)
-        on_progress("autoregressive", (number + 1) / count)
-    on_progress("acceptance", 0)
-    sources = [work.source(number) for number in range(count)]
-    betas = alpha_on_target_text(
-        work.pair, sources, texts, config.sampling, config.max_length, config.rule
-    )
+    betas = []
+    for number, text in enumerate(texts):
+        on_progress("scoring", number / count)
+        betas += alpha_on_target_text(
+            *(work.pair, [work.source(number)], [text]),
+            *(config.sampling, config.max_length, config.rule),
+        )
     lengths = [len(text) for text in texts]
-    on_progress("costs", 0)
+    on_progress("compiling", 0)
     meter = work.meter(gammas, lengths)
     for turn in range(TURNS):
+        on_progress("timing", turn / TURNS)
         meter.turn()
-        on_progress("costs", (turn + 1) / TURNS)
     alpha = float(np.concatenate(betas).mean(dtype=np.float64))
     return Tuning(alpha, lengths, meter.costs(), operations_ratio(work.pair), config.rule)

@@ -202,12 +202,12 @@ def test_a_row_of_a_draft_that_is_the_target(pair: Pair, no_timing: list[tuple[i
     draft = dataclasses.replace(pair.draft, model=pair.target)  # pyright: ignore
     params = Params(pair.params.target, pair.params.target)
     same = dataclasses.replace(pair, draft=draft, params=params)
-    heard: list[float] = []
+    heard: list[tuple[str, float]] = []
     row = run_row(
         same,
         config(gamma=7, max_length=16),
         PROMPTS,
-        on_progress=lambda what, share: heard.append(share),
+        on_progress=lambda *said: heard.append(said),
     )
     check_consistent(row)
     r = row.record
@@ -218,7 +218,9 @@ def test_a_row_of_a_draft_that_is_the_target(pair: Pair, no_timing: list[tuple[i
     # 16 tokens take 2 calls, each 1.5 ms of guesses and 3 ms of verification.
     predicted = (8 + 16 * 2) / (8 + 2 + 2 * (1.5 + 3.0))
     assert r.speedup_predicted == pytest.approx(predicted)
-    assert heard[-1] == 1
+    # Work is announced before it is done, so that no bar stands at its end.
+    decoding = [("decoding", number / 3) for number in range(3)]
+    assert heard == [("compiling", 0), *decoding, ("resampling", 0)]
 
 
 def test_the_clock_measures_whole_generations(
@@ -259,7 +261,7 @@ def test_a_row_goes_on_where_it_stopped(pair: Pair, tmp_path: pathlib.Path) -> N
         pass
 
     def kill(what: str, share: float) -> None:
-        if what == "examples" and share > 0.5:
+        if what == "decoding" and share > 0.5:
             raise Killed
 
     with pytest.raises(Killed):
