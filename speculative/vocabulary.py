@@ -70,6 +70,18 @@ class Vocabulary:
             [i for i in self._until_end(tokens) if 0 < i < self._known]
         )
 
+    def spelled_out(self, text: str) -> float:
+        """The share of a text's characters, from 0 to 1, in no piece: unknown, or told in bytes.
+
+        Where every token is a byte, as in ByT5's vocabulary, it is 0.
+        """
+        # What pieces without a whole character decode to.
+        marks = {"\N{REPLACEMENT CHARACTER}", "\N{DOUBLE QUESTION MARK}"}
+        whole = [token for token in self.encode(text) if marks.isdisjoint(self.decode([token]))]
+        kept, given = ("".join(words.split()) for words in (self.decode(whole), text))
+        # One character may be normalised to several, as in a ligature.
+        return max(0.0, 1 - len(kept) / len(given)) if given else 0.0
+
     def _until_end(self, tokens: np.ndarray | list[int]) -> Iterator[int]:
         return itertools.takewhile(lambda token: token != self.eos_id, map(int, tokens))
 

@@ -1,0 +1,216 @@
+"""`generate`: decodes the user's own text, and says how fast it came."""
+
+import argparse
+import itertools
+import json
+import sys
+import time
+from collections.abc import Callable, Iterable, Iterator
+from typing import TYPE_CHECKING, Any
+
+from speculative import checks
+from speculative.commands import PAIR, Command, add_options, prompts, whole
+from speculative.commands.figures import Figures, Timed, figures
+
+if TYPE_CHECKING:
+    from jax import Array
+
+    from speculative.decoding.loop import Step
+    from speculative.pair import Pair
+    from speculative.vocabulary import Vocabulary
+
+AUTO = "auto"  # The number of guesses is picked by measured costs.
+FOREIGN = 0.1  # The share of characters in no piece from which a warning is given.
+FIELDS = ("text", "tokens", "target_calls", "accepted")
+
+
+def _add_generate(parser: argparse.ArgumentParser) -> None:
+    given = parser.add_mutually_exclusive_group()
+    given.add_argument("text", nargs="?", help="the prompt; by default standard input's lines")
+    given.add_argument("--file", metavar="FILE", help="prompts, one a line")
+    add_options(parser, *PAIR, seed=0)
+    add = parser.add_argument
+    add("--task", help="put the prefix of a task before each prompt: debian_ende, debian_synopsis")
+    add(
+        "--gamma",
+        type=lambda text: text if text == AUTO else whole(1, checks.MAX_GAMMA)(text),
+        default=5,
+        help="guesses a step (5), or auto: it follows recent acceptance and the costs of steps, "
+        "which are measured first. Outputs stay exact in distribution, but above T = 0 the text "
+        "may differ between machines",
+    )
+    add("--temperature", type=float, default=0.0, metavar="T", help="0 is argmax (0)")
+    add("--top_k", type=int, default=0, metavar="K", help="the K likeliest tokens; 0 is all (0)")
+    add("--top_p", type=float, default=1.0, metavar="P", help="nucleus, in (0, 1] (1)")
+    add(
+        "--verification",
+        default="token",
+        metavar="RULE",
+        help="how guesses are verified, a name of speculative.decoding.rules.RULES (token)",
+    )
+    add(
+        "--lenience",
+        type=float,
+        default=1.0,
+        metavar="L",
+        help="in (0, 1]; below 1 more guesses are accepted, but outputs are not exact (1)",
+    )
+    add("--truncate", action="store_true", help="cut a prompt that is too long")
+    add(
+        "--compare",
+        action="store_true",
+        help="decode each text without a draft too, and say how many times as long that takes",
+    )
+    add(
+        "--json",
+        action="store_true",
+        help="a line {text, tokens, target_calls, accepted, prompt, finish_reason, seconds, seed} "
+        "each, with --compare also {tokens_autoregressive, seconds_autoregressive}",
+    )
+
+
+def _generate(options: argparse.Namespace) -> None:
+    from speculative import progress, tasks
+    from speculative.decoding import rules
+    from speculative.loading import load
+    from speculative.sampling import Sampling
+
+    sampling = Sampling(options.temperature, options.top_k, options.top_p)
+    rule = rules.select(options.verification, options.lenience)  # Wrong values end here.
+    if options.gamma == AUTO and not rule.exact:
+        raise ValueError(
+            f"--gamma {AUTO} is for exact decoding, but --verification is {options.verification} "
+            f"and --lenience is {options.lenience}; give a number of guesses."
+        )
+    prefix = "" if options.task is None else tasks.task(options.task).prefix
+    given = prompts.listed(options)
+    with progress.waiting(f"Loading {options.target} ..."):
+        pair = load(options.target, options.draft, options.dtype, options.vocabulary)
+
+    def check(prompt: str) -> "Array":
+        return pair.encode(prefix + prompt, options.truncate)
+
+    for prompt in given or ():
+        check(prompt)  # All of them, before the first is decoded.
+    names = ("seed", "truncate", "temperature", "top_k", "top_p", "max_length", "lenience")
+    settings = {name: getattr(options, name) for name in (*names, "verification")}
+    alone = settings | {"gamma": 0}
+    if options.gamma == AUTO:
+        from speculative.studies import step_costs
+
+        settings["adaptive"] = step_costs.adaptive(pair, sampling, _say_measuring)
+    else:
+        settings["gamma"] = options.gamma
+    decoder = Decoder(pair, streams=not options.json and options.gamma != AUTO)
+    typed = given is None and sys.stdin.isatty()
+    ways = [settings, alone] if options.compare else [settings]
+    if typed:
+        for way in ways:  # Now, so that a first line of usual length is answered at once.
+            decoder.compile("a", **way)
+        print(f"Each line is a prompt for {options.target}; Ctrl-D ends.", file=sys.stderr)
+    total = Figures()
+    for example, prompt in enumerate(prompts.coming(check) if given is None else given):
+        _warn_of_script(pair.vocabulary, prompt, example + 1)
+        text, show = prefix + prompt, _ignore if options.json else _print
+        fast = decoder.decode(text, show, example=example, **settings)
+        show("\n")
+        compared = None
+        if options.compare:
+            compared = decoder.decode(text, _ignore, example=example, **alone)
+        if options.json:
+            print(_json(text, options.seed, fast, compared), flush=True)
+            continue
+        found = figures(pair, check(prompt), fast, compared, sampling.greedy)
+        if typed:
+            print(found, file=sys.stderr)
+        total += found
+    if not options.json and not (typed and total.texts == 1):
+        print(total, file=sys.stderr)
+
+
+def _say_measuring() -> None:
+    said = "Measuring the costs of this pair's steps first, once on this machine (some seconds) ..."
+    print(said, file=sys.stderr)
+
+
+def _print(part: str) -> None:
+    print(part, end="", flush=True)
+
+
+def _ignore(part: str) -> None:
+    pass
+
+
+def _warn_of_script(vocabulary: "Vocabulary", prompt: str, number: int) -> None:
+    """Tells of a prompt that the vocabulary was not made for, which gives noise."""
+    share = vocabulary.spelled_out(prompt)
+    if share >= FOREIGN:
+        print(
+            f"warning: {share:.0%} of the characters of prompt {number} are in no piece of the "
+            f"vocabulary {vocabulary.path.name}, so the target reads them as bytes or as unknown, "
+            "and can hardly make sense of them.",
+            file=sys.stderr,
+        )
+
+
+def _json(prompt: str, seed: int, decoded: Timed, alone: Timed | None = None) -> str:
+    result = decoded.result
+    line: dict[str, Any] = {name: getattr(result, name) for name in FIELDS}
+    line |= {"prompt": prompt, "finish_reason": result.finish_reason}
+    line |= {"seconds": round(decoded.seconds, 6), "seed": seed}
+    if alone:
+        line["tokens_autoregressive"] = alone.result.tokens
+        line["seconds_autoregressive"] = round(alone.seconds, 6)
+    return json.dumps(line, ensure_ascii=False)
+
+
+class Decoder:
+    """Decodes prompts one by one, and times them: prefill included, compilation not."""
+
+    def __init__(self, pair: "Pair", streams: bool):
+        """`streams` tells whether texts are shown as they grow, or decoded in one dispatch."""
+        self._pair, self._streams = pair, streams
+        self._compiled: set[tuple[int, int]] = set()
+
+    def compile(self, prompt: str, **settings: Any) -> None:
+        """Compiles what prompts of such a length need, by decoding this one, if it is new."""
+        width = self._pair.encode(prompt, settings["truncate"]).shape[1]
+        programs = width, settings.get("gamma", -1)
+        if programs not in self._compiled:
+            from speculative import progress
+
+            with progress.waiting("Compiling, once for prompts of such a length ..."):
+                (self._pair.compile if self._streams else self._pair.generate)(prompt, **settings)
+            self._compiled.add(programs)
+
+    def decode(self, prompt: str, show: Callable[[str], None], **settings: Any) -> Timed:
+        """The result of a prompt, whose text is shown in parts, and the seconds that it took."""
+        self.compile(prompt, **settings)
+        began = time.perf_counter()
+        if self._streams:
+            steps, shown = itertools.tee(self._pair.stream(prompt, **settings))
+            for part in as_it_grows(self._pair.vocabulary, shown):
+                show(part)
+            seconds = time.perf_counter() - began
+            return Timed(self._pair.collect(steps), seconds)
+        result = self._pair.generate(prompt, **settings)
+        seconds = time.perf_counter() - began
+        show(result.text)
+        return Timed(result, seconds)
+
+
+def as_it_grows(vocabulary: "Vocabulary", steps: Iterable["Step"]) -> Iterator[str]:
+    """The text of a streamed generation, in parts that later tokens do not change."""
+    tokens: list[int] = []
+    shown = text = ""
+    for step in steps:
+        tokens += step.tokens[0, : step.count[0]].tolist()
+        text = vocabulary.decode(tokens)
+        # A character cut off after some of its bytes decodes to marks, which more bytes replace.
+        final = text.rstrip("\N{REPLACEMENT CHARACTER}")
+        yield final[len(shown) :]
+        shown = final
+    yield text[len(shown) :]
+
+
+COMMANDS = {"generate": Command("decode your own text", _add_generate, _generate)}
