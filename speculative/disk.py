@@ -38,7 +38,7 @@ def text(path: Path, raw: bytes | None = None, first: int = 1) -> str:
     try:
         return raw.decode("utf-8-sig" if first == 1 else "utf-8")
     except UnicodeDecodeError as error:
-        number = raw[: error.start].count(b"\n") + first
+        number = first + error.object[: error.start].count(b"\n")
         raise ValueError(f"Line {number} of {path} is not UTF-8; convert it.") from None
 
 

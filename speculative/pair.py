@@ -151,9 +151,13 @@ class Pair:
             example: number of the first text in its task; each has random numbers of its own.
             truncate: cut a source that is too long, instead of an error.
             **settings: of `decoding`.
+
+        Raises:
+            ValueError: as `encode` and `decoding`, or target or draft has too few positions.
         """
         config = self.decoding(**settings)
         sources = self.encode(texts, truncate)
+        self._require_positions(sources, config)
         first = checks.whole("example", example, 0, 2**31 - len(sources))
         return sources, config.draws(seed, first + np.arange(len(sources))), config
 
@@ -236,15 +240,15 @@ class Pair:
 
     def stream(self, texts: Texts, *given: Any, **settings: Any) -> Iterator[Step]:
         """Decodes like `generate`, and yields every `decoding.loop.Step`."""
-        sources, draws, config = self._positioned(texts, *given, **settings)
+        sources, draws, config = self.prepare(texts, *given, **settings)
         # `stream` itself is no generator, so that wrong settings raise when it is called.
         steps = loop.stream(self.target, self.draft, self.params, sources, draws, config)
         return map(self._finite, steps)
 
     def compile(self, texts: Texts, *given: Any, **settings: Any) -> None:
         """Compiles what `stream` runs for texts of such a length, and takes a few steps."""
-        inputs = self._positioned(texts, *given, **settings)
-        loop.compile_stream(self.target, self.draft, self.params, *inputs)
+        prepared = self.prepare(texts, *given, **settings)
+        loop.compile_stream(self.target, self.draft, self.params, *prepared)
 
     def collect(self, steps: Iterable[Step]) -> Result:
         """The result of streaming one text, which is that of `generate`."""
@@ -257,9 +261,3 @@ class Pair:
             tested += min(guessed + 1, step.guesses.shape[1], count)
             accepted += min(guessed, count)
         return self._result(tokens, calls, tested, accepted)
-
-    def _positioned(self, *given: Any, **settings: Any) -> tuple[Array, Array, Decoding]:
-        """What `prepare` gives, if the models have so many positions."""
-        sources, draws, config = self.prepare(*given, **settings)
-        self._require_positions(sources, config)
-        return sources, draws, config

@@ -74,6 +74,7 @@ def _generate(options: argparse.Namespace) -> None:
     from speculative.decoding import rules
     from speculative.loading import load
     from speculative.sampling import Sampling
+    from speculative.studies import step_costs
 
     sampling = Sampling(options.temperature, options.top_k, options.top_p)
     rule = rules.select(options.verification, options.lenience)  # Wrong values end here.
@@ -86,33 +87,32 @@ def _generate(options: argparse.Namespace) -> None:
     given = prompts.listed(options)
     with progress.waiting(f"Loading {options.target} ..."):
         pair = load(options.target, options.draft, options.dtype, options.vocabulary)
+    names = ("seed", "truncate", "temperature", "top_k", "top_p", "max_length")
+    names += ("lenience", "verification")
+    settings = {name: getattr(options, name) for name in names}
+    most = max(step_costs.GAMMAS) if options.gamma == AUTO else options.gamma
+    drafted: dict[str, Any] = settings | {"gamma": most}
+    alone: dict[str, Any] = settings | {"gamma": 0}
 
     def check(prompt: str) -> "Array":
-        return pair.encode(prefix + prompt, options.truncate)
+        return pair.prepare(prefix + prompt, **drafted)[0]
 
     for prompt in given or ():
         check(prompt)  # All of them, before the first is decoded.
-    names = ("seed", "truncate", "temperature", "top_k", "top_p", "max_length", "lenience")
-    settings = {name: getattr(options, name) for name in (*names, "verification")}
-    alone = settings | {"gamma": 0}
     if options.gamma == AUTO:
-        from speculative.studies import step_costs
-
-        settings["adaptive"] = step_costs.adaptive(pair, sampling, _say_measuring)
-    else:
-        settings["gamma"] = options.gamma
+        drafted["adaptive"] = step_costs.adaptive(pair, sampling, _say_measuring)
     decoder = Decoder(pair, streams=not options.json and options.gamma != AUTO)
     typed = given is None and sys.stdin.isatty()
-    ways = [settings, alone] if options.compare else [settings]
-    if typed:
-        for way in ways:  # Now, so that a first line of usual length is answered at once.
-            decoder.compile("a", **way)
+    if typed:  # Now, so that a first line of usual length is answered at once.
+        decoder.compile("a", **drafted)
+        if options.compare:
+            decoder.compile("a", **alone)
         print(f"Each line is a prompt for {options.target}; Ctrl-D ends.", file=sys.stderr)
     total = Figures()
     for example, prompt in enumerate(prompts.coming(check) if given is None else given):
         _warn_of_script(pair.vocabulary, prompt, example + 1)
         text, show = prefix + prompt, _ignore if options.json else _print
-        fast = decoder.decode(text, show, example=example, **settings)
+        fast = decoder.decode(text, show, example=example, **drafted)
         show("\n")
         compared = None
         if options.compare:
@@ -124,7 +124,7 @@ def _generate(options: argparse.Namespace) -> None:
         if typed:
             print(found, file=sys.stderr)
         total += found
-    if not options.json and not (typed and total.texts == 1):
+    if total.texts > (1 if typed else 0):
         print(total, file=sys.stderr)
 
 
@@ -161,7 +161,10 @@ def _json(prompt: str, seed: int, decoded: Timed, alone: Timed | None = None) ->
     if alone:
         line["tokens_autoregressive"] = alone.result.tokens
         line["seconds_autoregressive"] = round(alone.seconds, 6)
-    return json.dumps(line, ensure_ascii=False)
+    said = json.dumps(line, ensure_ascii=False)
+    for end in "\x85\u2028\u2029":  # Some readers would end the line there.
+        said = said.replace(end, f"\\u{ord(end):04x}")
+    return said
 
 
 class Decoder:
@@ -175,7 +178,7 @@ class Decoder:
     def compile(self, prompt: str, **settings: Any) -> None:
         """Compiles what prompts of such a length need, by decoding this one, if it is new."""
         width = self._pair.encode(prompt, settings["truncate"]).shape[1]
-        programs = width, settings.get("gamma", -1)
+        programs = width, settings["gamma"]
         if programs not in self._compiled:
             from speculative import progress
 
