@@ -10,12 +10,12 @@ from types import FrameType
 from typing import NoReturn
 
 from speculative import disk
-from speculative.commands import bench, convert, demo, generate, tables
+from speculative.commands import bench, convert, generate, tables
 
 USAGE_ERROR, INTERRUPTED, CLOSED_PIPE = 2, 130, 141
 """Exit codes; the last two are a shell's own for SIGINT and SIGPIPE."""
 
-COMMANDS = demo.COMMANDS | generate.COMMANDS | tables.COMMANDS | bench.COMMANDS | convert.COMMANDS
+COMMANDS = generate.COMMANDS | tables.COMMANDS | bench.COMMANDS | convert.COMMANDS
 
 
 class _Parser(argparse.ArgumentParser):

@@ -71,11 +71,12 @@ class Vocabulary:
         )
 
     def spelled_out(self, text: str) -> float:
-        """The share of a text's characters, from 0 to 1, in no piece: unknown, or told in bytes.
+        """The share of a text's characters that no piece has, as of another script, from 0 to 1.
 
-        Where every token is a byte, as in ByT5's vocabulary, it is 0.
+        They are unknown, or spelled in bytes. Of tokens it would be less where a row of unknown
+        characters is one token, as in T5's vocabulary.
         """
-        # What pieces without a whole character decode to.
+        # What unknown pieces and single bytes decode to.
         marks = {"\N{REPLACEMENT CHARACTER}", "\N{DOUBLE QUESTION MARK}"}
         whole = [token for token in self.encode(text) if marks.isdisjoint(self.decode([token]))]
         kept, given = ("".join(words.split()) for words in (self.decode(whole), text))
@@ -132,6 +133,10 @@ class BytePairs(Vocabulary):
     def prompt(self, text: str) -> np.ndarray:
         """The text's tokens; for an empty text the end of a text before it, int32."""
         return self.encode(text)[:-1] if text else self.encode(text)
+
+    def spelled_out(self, text: str) -> float:
+        """Nothing is: bytes are what these vocabularies are made of."""
+        return 0.0
 
     def decode(self, tokens: np.ndarray | list[int]) -> str:
         """The text of tokens, up to the end of text."""

@@ -30,8 +30,6 @@ from tests.saved import VOCABULARY
 
 ROOT = pathlib.Path(speculative.__file__).parent.parent
 TEXT = "A small editor for plain text."
-FIELDS = ["text", "tokens", "target_calls", "accepted"]
-FIELDS += ["prompt", "finish_reason", "seconds", "seed"]
 
 
 @pytest.fixture(scope="module")
@@ -68,12 +66,15 @@ def test_a_line_of_json_for_each_line_of_a_file(
     file.write_text(f"{TEXT}\n{TEXT}\n", encoding="utf-8")
     assert generate(pair, "--file", str(file), "--json", "--temperature", "1") == 0
     lines = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
-    assert [list(line) for line in lines] == [FIELDS, FIELDS]
     for example, line in enumerate(lines):
         result = dataclasses.asdict(expected(pair, TEXT, temperature=1.0, example=example))
-        assert line.pop("seconds") > 0
-        given = {"prompt": TEXT, "seed": 0}
-        assert line == {key: (result | given)[key] for key in FIELDS if key != "seconds"}
+        seconds = line.pop("seconds")
+        assert 0 < seconds < 600
+        counted = {key: result[key] for key in ("text", "tokens", "target_calls", "accepted")}
+        ended = "stop" if result["tokens"][-1] == 1 else "length"
+        more = {"prompt": TEXT, "finish_reason": ended, "seed": 0}
+        assert line == counted | more
+        assert [*list(line)[:6], *list(line)[6:]] == [*counted, "prompt", "finish_reason", "seed"]
     # The same prompt twice has random numbers of its own each time.
     assert len(lines) == 2
     assert lines[0]["tokens"] != lines[1]["tokens"]
@@ -119,8 +120,7 @@ def test_gamma_auto_measures_once_and_decodes_the_same(
     greedy = "".join(expected(pair, text).text + "\n" for text in (TEXT, "maps"))
     out, err = capsys.readouterr()
     assert out == greedy
-    assert err.startswith("Measuring the costs of this pair's steps first")
-    assert err.count("\n") == 2
+    assert err.startswith("Measuring the costs of this pair's steps first") and len(err) < 100
     (file,) = costs.iterdir()
     kept = json.loads(file.read_text())
     assert list(kept["ms_step"]) == ["1", "3", "5", "7"]
@@ -207,24 +207,22 @@ def fails(capsys, arguments: list[str], *fragments: str) -> None:
     [
         (b"", ["standard input is empty"]),
         (b"\n \r\n", ["standard input is empty"]),
-        (b"\n\ncaf\xe9\n", ["Line 3 of standard input is not UTF-8"]),
+        (b"one\ncaf\xe9\n", ["Line 2 of standard input is not UTF-8"]),
     ],
 )
 def test_wrong_prompts_are_placed(
-    pair: list[str], raw: bytes, fragments: list[str], capsys, monkeypatch: pytest.MonkeyPatch
+    raw: bytes, fragments: list[str], capsys, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     give_input(monkeypatch, raw)
-    fails(capsys, ["generate", *pair], *fragments)
+    fails(capsys, ["generate"], *fragments)
 
 
 def test_a_long_prompt_names_both_lengths_before_the_first_is_decoded(
-    pair: list[str], tmp_path: pathlib.Path, capsys
+    pair: list[str], capsys, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    file = tmp_path / "prompts.txt"
-    file.write_text(f"{TEXT}\n{'word ' * 600}\n", encoding="utf-8")
+    give_input(monkeypatch, f"{TEXT}\n{'word ' * 600}\n".encode())
     tokens = len(Vocabulary(VOCABULARY).encode("word " * 600))
-    arguments = ["generate", *pair, "--file", str(file)]
-    fails(capsys, arguments, f"{tokens} tokens", "512", "--truncate", "truncate=True")
+    fails(capsys, ["generate", *pair], f"{tokens} tokens", "512", "--truncate", "truncate=True")
 
 
 def test_unknown_models_are_listed(pair: list[str], capsys) -> None:

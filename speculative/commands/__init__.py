@@ -109,9 +109,6 @@ OPTIONS: dict[str, dict[str, Any]] = {
 }
 """Options that several commands have."""
 
-PAIR = ("--target", "--draft", "--vocabulary", "--dtype", "--seed", "--max_length")
-"""Those of commands about a pair and no row."""
-
 
 def add_options(parser: argparse._ActionsContainer, *names: str, **defaults: Any) -> None:
     """Adds some of `OPTIONS`, with other defaults by name without the dashes."""

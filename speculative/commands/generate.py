@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING, Any
 
 from speculative import checks
-from speculative.commands import PAIR, Command, add_options, prompts, whole
+from speculative.commands import Command, add_options, prompts, whole
 from speculative.commands.figures import Figures, Timed, figures
 
 if TYPE_CHECKING:
@@ -20,17 +20,22 @@ if TYPE_CHECKING:
     from speculative.vocabulary import Vocabulary
 
 AUTO = "auto"  # The number of guesses is picked by measured costs.
+DEFAULTS = {"temperature": 0.0, "top_k": 0, "top_p": 1.0, "verification": "token", "lenience": 1.0}
 FOREIGN = 0.1  # The share of characters in no piece from which a warning is given.
 FIELDS = ("text", "tokens", "target_calls", "accepted")
 
 
 def _add_generate(parser: argparse.ArgumentParser) -> None:
     given = parser.add_mutually_exclusive_group()
-    given.add_argument("text", nargs="?", help="the prompt; by default standard input's lines")
+    given.add_argument(
+        "text", nargs="?", help="the prompt; by default lines of standard input, as they come"
+    )
     given.add_argument("--file", metavar="FILE", help="prompts, one a line")
-    add_options(parser, *PAIR, seed=0)
+    add_options(parser, "--target", "--draft", "--vocabulary", "--dtype", "--max_length")
+    add_options(parser, "--seed", seed=0)
     add = parser.add_argument
     add("--task", help="put the prefix of a task before each prompt: debian_ende, debian_synopsis")
+    add_options(parser, "--prefix")
     add(
         "--gamma",
         type=lambda text: text if text == AUTO else whole(1, checks.MAX_GAMMA)(text),
@@ -39,22 +44,7 @@ def _add_generate(parser: argparse.ArgumentParser) -> None:
         "which are measured first. Outputs stay exact in distribution, but above T = 0 the text "
         "may differ between machines",
     )
-    add("--temperature", type=float, default=0.0, metavar="T", help="0 is argmax (0)")
-    add("--top_k", type=int, default=0, metavar="K", help="the K likeliest tokens; 0 is all (0)")
-    add("--top_p", type=float, default=1.0, metavar="P", help="nucleus, in (0, 1] (1)")
-    add(
-        "--verification",
-        default="token",
-        metavar="RULE",
-        help="how guesses are verified, a name of speculative.decoding.rules.RULES (token)",
-    )
-    add(
-        "--lenience",
-        type=float,
-        default=1.0,
-        metavar="L",
-        help="in (0, 1]; below 1 more guesses are accepted, but outputs are not exact (1)",
-    )
+    add_options(parser, *(f"--{name}" for name in DEFAULTS), **DEFAULTS)
     add("--truncate", action="store_true", help="cut a prompt that is too long")
     add(
         "--compare",
@@ -83,12 +73,15 @@ def _generate(options: argparse.Namespace) -> None:
             f"--gamma {AUTO} is for exact decoding, but --verification is {options.verification} "
             f"and --lenience is {options.lenience}; give a number of guesses."
         )
-    prefix = "" if options.task is None else tasks.task(options.task).prefix
-    given = prompts.listed(options)
+    prefix = options.prefix or ""
+    if options.task is not None and options.prefix is None:
+        prefix = tasks.task(options.task).prefix
+    typed, lists = prompts.typed(options), prompts.arriving(options)
+    if not typed:
+        lists = _begun(lists)  # So does wrong input, before anything is loaded,
     with progress.waiting(f"Loading {options.target} ..."):
         pair = load(options.target, options.draft, options.dtype, options.vocabulary)
-    names = ("seed", "truncate", "temperature", "top_k", "top_p", "max_length")
-    names += ("lenience", "verification")
+    names = (*DEFAULTS, "seed", "max_length", "truncate")
     settings = {name: getattr(options, name) for name in names}
     most = max(step_costs.GAMMAS) if options.gamma == AUTO else options.gamma
     drafted: dict[str, Any] = settings | {"gamma": most}
@@ -97,19 +90,18 @@ def _generate(options: argparse.Namespace) -> None:
     def check(prompt: str) -> "Array":
         return pair.prepare(prefix + prompt, **drafted)[0]
 
-    for prompt in given or ():
-        check(prompt)  # All of them, before the first is decoded.
+    lists = _checked(lists, check, typed)
+    if not typed:
+        lists = _begun(lists)  # or what does not fit the pair.
     if options.gamma == AUTO:
         drafted["adaptive"] = step_costs.adaptive(pair, sampling, _say_measuring)
     decoder = Decoder(pair, streams=not options.json and options.gamma != AUTO)
-    typed = given is None and sys.stdin.isatty()
     if typed:  # Now, so that a first line of usual length is answered at once.
-        decoder.compile("a", **drafted)
-        if options.compare:
-            decoder.compile("a", **alone)
+        for way in (drafted, alone) if options.compare else (drafted,):
+            decoder.compile("a", **way)
         print(f"Each line is a prompt for {options.target}; Ctrl-D ends.", file=sys.stderr)
     total = Figures()
-    for example, prompt in enumerate(prompts.coming(check) if given is None else given):
+    for example, prompt in enumerate(itertools.chain.from_iterable(lists)):
         _warn_of_script(pair.vocabulary, prompt, example + 1)
         text, show = prefix + prompt, _ignore if options.json else _print
         fast = decoder.decode(text, show, example=example, **drafted)
@@ -124,8 +116,30 @@ def _generate(options: argparse.Namespace) -> None:
         if typed:
             print(found, file=sys.stderr)
         total += found
-    if total.texts > (1 if typed else 0):
+    # Where nobody asks or watches, a program that went well leaves standard error empty.
+    if total.texts > (1 if typed else 0) and (options.compare or sys.stderr.isatty()):
         print(total, file=sys.stderr)
+
+
+def _begun(lists: Iterator[list[str]]) -> Iterator[list[str]]:
+    """The same, of which the first is read now."""
+    return itertools.chain([next(lists)], lists)
+
+
+def _checked(
+    lists: Iterator[list[str]], check: Callable[[str], object], typed: bool
+) -> Iterator[list[str]]:
+    """Lists of prompts, each checked as a whole; someone who types may type the next one."""
+    for given in lists:
+        try:
+            for prompt in given:
+                check(prompt)
+        except ValueError as error:
+            if not typed:
+                raise
+            prompts.complain(error)
+            continue
+        yield given
 
 
 def _say_measuring() -> None:
@@ -142,13 +156,13 @@ def _ignore(part: str) -> None:
 
 
 def _warn_of_script(vocabulary: "Vocabulary", prompt: str, number: int) -> None:
-    """Tells of a prompt that the vocabulary was not made for, which gives noise."""
+    """Warns of a prompt that the vocabulary can only spell out."""
     share = vocabulary.spelled_out(prompt)
     if share >= FOREIGN:
         print(
-            f"warning: {share:.0%} of the characters of prompt {number} are in no piece of the "
-            f"vocabulary {vocabulary.path.name}, so the target reads them as bytes or as unknown, "
-            "and can hardly make sense of them.",
+            f"{share:.0%} of the characters of prompt {number} are unknown pieces or single bytes "
+            f"of the vocabulary {vocabulary.path.name}: the models were hardly trained on such "
+            "text, so that outputs may be noise.",
             file=sys.stderr,
         )
 

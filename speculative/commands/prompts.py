@@ -1,10 +1,11 @@
-"""The prompts of `generate`: read at once, or line by line as they come."""
+"""The prompts of `generate`: one, those of a file, or lines as they come."""
 
 import argparse
 import os
 import stat
 import sys
 from collections.abc import Callable, Iterator
+from typing import Any
 
 from speculative import checks, disk
 
@@ -12,68 +13,83 @@ INPUT = "standard input"
 MARK = "> "  # Where a line is awaited.
 
 
-def listed(options: argparse.Namespace) -> list[str] | None:
-    """The prompts of the command line or a file; None if lines are yet to come, see `coming`.
+def typed(options: argparse.Namespace) -> bool:
+    """Whether prompts are typed on a terminal."""
+    here = options.text is not None or options.file is not None
+    return not here and sys.stdin is not None and sys.stdin.isatty()
 
-    Blank lines are left out, and said to be. Raises ValueError if there is no prompt.
+
+def arriving(options: argparse.Namespace) -> Iterator[list[str]]:
+    """The prompts that are there already, and then those that come; it waits for the next ones.
+
+    Blank lines are left out, and said to be. Someone who types is told of a line that is not UTF-8,
+    but not of blank ones, and may leave without a word.
+
+    Raises:
+        ValueError: there is no prompt, or a line is not UTF-8.
     """
+    by_hand = typed(options)
     if options.text is not None:
         origin = "the command line"
-        lines = [checks.text("The prompt on the command line", options.text)]
+        chunks = iter([[checks.text("The prompt on the command line", options.text)]])
     elif options.file is not None:
-        origin, lines = options.file, disk.lines(disk.text(options.file))
-    elif sys.stdin is None:  # Whoever started this has closed it.
-        origin, lines = INPUT, []
-    elif sys.stdin.isatty() or not stat.S_ISREG(os.fstat(0).st_mode):
-        return None
+        origin, chunks = options.file, iter([disk.lines(disk.text(options.file))])
     else:
-        origin, lines = INPUT, disk.lines(disk.text(INPUT, sys.stdin.buffer.read()))
-    prompts = [line for line in lines if line.strip()]
-    _end(origin, len(prompts), len(lines) - len(prompts))
-    return prompts
-
-
-def coming(check: Callable[[str], object]) -> Iterator[str]:
-    """The prompts of standard input, each as soon as its line has ended.
-
-    A line that is wrong, also by `check`, is a ValueError; on a terminal it is told, and the next
-    one awaited. Blank lines are left out, which only a terminal is not told. Raises ValueError if
-    there is no prompt.
-    """
-    typed = sys.stdin.isatty()
-    mark = MARK if typed and sys.stderr.isatty() else ""
-    given = blank = 0
-    while raw := _line(mark):
-        given += 1
-        try:
-            [line] = disk.lines(disk.text(INPUT, raw, given))
-            if not line.strip():
-                blank += 1
-                continue
-            check(line)
-        except ValueError as error:
-            if not typed:
-                raise
-            print("error:", disk.sentence(error), file=sys.stderr)
-            continue
-        yield line
-    if mark:
-        print(file=sys.stderr)  # What follows stands on a line of its own.
-    _end(INPUT, given - blank, 0 if typed else blank)
-
-
-def _line(mark: str) -> bytes:
-    print(mark, end="", file=sys.stderr, flush=True)
-    try:
-        return sys.stdin.buffer.readline()
-    except KeyboardInterrupt:
-        if mark:
-            print(file=sys.stderr)
-        raise
-
-
-def _end(origin: str, prompts: int, blank: int) -> None:
-    if not prompts:
+        origin, chunks = INPUT, _lines(by_hand)
+    found = blank = 0
+    for lines in chunks:
+        prompts = [line for line in lines if line.strip()]
+        found, blank = found + len(prompts), blank + len(lines) - len(prompts)
+        if prompts:
+            yield prompts
+    if by_hand:
+        return
+    if not found:
         raise ValueError(f"The prompt is missing: {origin} is empty; give a text to decode.")
     if blank:
         print(f"Blank lines of {origin} that are left out: {blank}.", file=sys.stderr)
+
+
+def complain(error: Exception) -> None:
+    """Tells someone who types what is wrong with a line."""
+    print("error:", disk.sentence(error), file=sys.stderr)
+
+
+def _lines(by_hand: bool) -> Iterator[list[str]]:
+    """The lines of standard input that have arrived."""
+    number = 1
+    for raw in _arrived(MARK if by_hand and sys.stderr.isatty() else ""):
+        try:
+            yield disk.lines(disk.text(INPUT, raw, number))
+        except ValueError as error:
+            if not by_hand:
+                raise
+            complain(error)
+        number += raw.count(b"\n")
+
+
+def _arrived(mark: str) -> Iterator[bytes]:
+    """Whole lines of standard input, as soon as they are there; all at once if it is a file."""
+    if sys.stdin is None:  # Whoever started this has closed it.
+        return
+    rest = b""
+    stdin: Any = sys.stdin.buffer
+    read = stdin.read if stat.S_ISREG(os.fstat(0).st_mode) else stdin.read1
+    while data := _awaited(read, "" if rest else mark):  # A long line comes in parts.
+        whole, end, rest = (rest + data).rpartition(b"\n")
+        if end:
+            yield whole + end
+    if rest:
+        yield rest
+
+
+def _awaited(read: Callable[[], bytes], mark: str) -> bytes:
+    """What comes next, empty at the end; what then follows the mark begins a line."""
+    print(mark, end="", file=sys.stderr, flush=True)
+    data = b""
+    try:
+        data = read()
+    finally:  # Ctrl-D and Ctrl-C.
+        if mark and not data:
+            print(file=sys.stderr)
+    return data

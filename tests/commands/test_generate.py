@@ -11,6 +11,7 @@ import signal
 import subprocess
 import sys
 import time
+import types
 from typing import Any
 
 import pytest
@@ -19,7 +20,7 @@ import sentencepiece
 import speculative
 from speculative import cli
 from speculative.commands.figures import Figures
-from speculative.vocabulary import BytePairs, Vocabulary
+from speculative.vocabulary import Vocabulary
 from tests.saved import VOCABULARY
 
 ROOT = pathlib.Path(speculative.__file__).parent.parent
@@ -76,10 +77,44 @@ def test_a_pipe_gets_each_answer_before_the_next_line_is_sent(
         for line, answer in zip((TEXT, f"\r\n{OTHER}"), answers, strict=True):
             process.stdin.write(f"{line}\r\n".encode())
             assert until(process.stdout.fileno(), "\n") == f"{answer.text}\n"
-        process.stdin.write(f"{LONG}\n{TEXT}\n".encode())
+        process.stdin.write(b"\ncaf\xe9\n")
         out, err = process.communicate(timeout=PATIENCE)
     assert (process.returncode, out) == (2, b"")
-    assert re.fullmatch(r"error: The prompt has 601 tokens, .*\n", err.decode())
+    assert err.decode() == "error: Line 5 of standard input is not UTF-8; convert it.\n"
+
+
+def generate_from(
+    monkeypatch: pytest.MonkeyPatch, pair: list[str], chunks: list[bytes], *options: str
+) -> int:
+    """The exit code where so much of standard input arrives at a time."""
+    buffer = types.SimpleNamespace(read1=lambda: chunks.pop(0) if chunks else b"")
+    stdin = types.SimpleNamespace(isatty=lambda: False, buffer=buffer)
+    monkeypatch.setattr(sys, "stdin", stdin)
+    return cli.main(["generate", *pair, *SETTINGS, "--json", *options])
+
+
+def test_lines_are_put_together_from_what_arrives(
+    pair: list[str], answers: list[speculative.Result], capsys, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    raw = f"\ufeff{TEXT}\n\r\n{OTHER}".encode()
+    chunks = [raw[i : i + 1] for i in range(len(raw))]
+    assert generate_from(monkeypatch, pair, chunks) == 0
+    out, err = capsys.readouterr()
+    lines = [json.loads(line) for line in out.splitlines()]
+    assert [(line["prompt"], line["text"]) for line in lines] == [
+        (text, answer.text) for text, answer in zip((TEXT, OTHER), answers, strict=True)
+    ]
+    assert err == "Blank lines of standard input that are left out: 1.\n"
+
+
+def test_what_arrives_together_is_checked_together(
+    pair: list[str], answers: list[speculative.Result], capsys, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    chunks = [f"{TEXT}\n".encode(), f"{OTHER}\n{LONG}\n".encode()]
+    assert generate_from(monkeypatch, pair, chunks) == 2
+    out, err = capsys.readouterr()
+    assert [json.loads(line)["text"] for line in out.splitlines()] == [answers[0].text]
+    assert re.fullmatch(r"error: The prompt has 601 tokens, .*\n", err)
 
 
 # With the terminal as its own, from which Ctrl-C comes.
@@ -205,20 +240,14 @@ def test_a_vocabulary_without_bytes(tmp_path: pathlib.Path) -> None:
     assert letters.spelled_out("ab cd") == 0
 
 
-def test_byte_pairs_that_are_no_character() -> None:
-    gpt2 = BytePairs(ROOT / "tests" / "data" / "transformers_gpt2" / "vocab.json")
-    assert gpt2.spelled_out("exact") == 0
-    assert gpt2.spelled_out("exac🙂") == pytest.approx(0.2)
-
-
 def test_another_script_is_warned_of(pair: list[str], tmp_path: pathlib.Path, capsys) -> None:
     file = tmp_path / "prompts.txt"
     file.write_text(f"{OTHER}\n\n你好 hello, world\n", encoding="utf-8")
     assert cli.main(["generate", *pair, *SETTINGS, "--file", str(file), "--json"]) == 0
-    blank, warning = capsys.readouterr().err.splitlines()
+    warning, blank = capsys.readouterr().err.splitlines()
     assert blank.startswith("Blank lines")
-    assert warning.startswith("warning: 15% of the characters of prompt 2 are in no piece")
-    assert warning.endswith("make sense of them.") and "debian.model" in warning
+    assert warning.startswith("15% of the characters of prompt 2 are unknown pieces or single")
+    assert warning.endswith("noise.") and "debian.model" in warning
 
 
 def test_a_closed_standard_input_is_empty(pair: list[str], capsys, monkeypatch) -> None:
