@@ -24,7 +24,7 @@ from speculative.commands.generate import as_it_grows
 from speculative.decoding.loop import Step
 from speculative.models import T5
 from speculative.studies import step_costs
-from speculative.vocabulary import Vocabulary
+from speculative.vocabulary import Bytes, Vocabulary
 from tests import saved
 from tests.saved import VOCABULARY
 
@@ -174,8 +174,8 @@ def steps_of(tokens: list[int]) -> list[Step]:
     return [Step(jnp.array([[t]]), one, jnp.zeros((1, 0)), one, ~yes, yes) for t in tokens]
 
 
-def test_streaming_never_shows_half_a_character() -> None:
-    vocabulary = Vocabulary(VOCABULARY)
+@pytest.mark.parametrize("vocabulary", [Vocabulary(VOCABULARY), Bytes()], ids=["pieces", "bytes"])
+def test_streaming_never_shows_half_a_character(vocabulary: Vocabulary) -> None:
     text = "Größe: 日本 €"
     tokens = vocabulary.encode(text).tolist()
     parts = list(as_it_grows(vocabulary, steps_of(tokens)))

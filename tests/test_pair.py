@@ -114,8 +114,8 @@ def test_too_few_positions_are_refused(
 @pytest.mark.parametrize(
     ("draft", "made_by"),
     [
-        *((name, r"ngrams.npz.*scripts/count_ngrams") for name in ("unigram", "bigram", "trigram")),
-        ("suffix", r"past_outputs.npz.*scripts/keep_outputs"),
+        *((name, r"ngrams.npz.*speculative count") for name in ("unigram", "bigram", "trigram")),
+        ("suffix", r"past_outputs.npz.*speculative count --kind outputs"),
     ],
 )
 def test_a_missing_table_is_named_with_the_script_that_makes_it(
