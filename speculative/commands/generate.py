@@ -78,7 +78,7 @@ def _generate(options: argparse.Namespace) -> None:
         prefix = tasks.task(options.task).prefix
     typed, lists = prompts.typed(options), prompts.arriving(options)
     if not typed:
-        lists = _begun(lists)  # So does wrong input, before anything is loaded,
+        lists = _begun(lists)  # Wrong input ends before anything is loaded.
     with progress.waiting(f"Loading {options.target} ..."):
         pair = load(options.target, options.draft, options.dtype, options.vocabulary)
     names = (*DEFAULTS, "seed", "max_length", "truncate")
@@ -92,7 +92,7 @@ def _generate(options: argparse.Namespace) -> None:
 
     lists = _checked(lists, check, typed)
     if not typed:
-        lists = _begun(lists)  # or what does not fit the pair.
+        lists = _begun(lists)  # What does not fit the pair ends before anything is measured.
     if options.gamma == AUTO:
         drafted["adaptive"] = step_costs.adaptive(pair, sampling, _say_measuring)
     decoder = Decoder(pair, streams=not options.json and options.gamma != AUTO)
