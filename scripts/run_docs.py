@@ -53,7 +53,7 @@ SAYS = {
     "speculative generate": "[A-Za-z]{4}",
     "speculative tune": "Best: γ = |will not pay",
     "speculative verify": "EXACT: ",
-    "speculative (bench|figure|report|convert)": "Written: ",
+    "speculative (bench|figure|report|convert|count)": "Written: ",
     "speculative plan": "fits on",
     "speculative inspect": "parameters",
 }

@@ -74,10 +74,17 @@ class Vocabulary:
         )
 
     def spelled_out(self, text: str) -> float:
-        """The share of a text's tokens that are unknown or single bytes, as of another script."""
-        tokens = self._processor.EncodeAsIds(text)
-        single = [self._processor.IsUnknown(i) or self._processor.IsByte(i) for i in tokens]
-        return sum(single) / max(1, len(tokens))
+        """The share of a text's characters that no piece has, as of another script, from 0 to 1.
+
+        They are unknown, or spelled in bytes. Of tokens it would be less where a row of unknown
+        characters is one token, as in T5's vocabulary.
+        """
+        # What unknown pieces and single bytes decode to.
+        marks = {"\N{REPLACEMENT CHARACTER}", "\N{DOUBLE QUESTION MARK}"}
+        whole = [token for token in self.encode(text) if marks.isdisjoint(self.decode([token]))]
+        kept, given = ("".join(words.split()) for words in (self.decode(whole), text))
+        # One character may be normalised to several, as in a ligature.
+        return max(0.0, 1 - len(kept) / len(given)) if given else 0.0
 
     def _until_end(self, tokens: np.ndarray | list[int]) -> Iterator[int]:
         return itertools.takewhile(lambda token: token != self.eos_id, map(int, tokens))
