@@ -85,9 +85,9 @@ def _arrived(mark: str) -> Iterator[bytes]:
 
 def _awaited(read: Callable[[], bytes], mark: str) -> bytes:
     """What comes next, empty at the end; what then follows the mark begins a line."""
-    print(mark, end="", file=sys.stderr, flush=True)
     data = b""
     try:
+        print(mark, end="", file=sys.stderr, flush=True)
         data = read()
     finally:  # Ctrl-D and Ctrl-C.
         if mark and not data:
