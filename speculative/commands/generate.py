@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING, Any
 
 from speculative import checks
-from speculative.commands import Command, add_options, prompts, whole
+from speculative.commands import Command, add_options, prompts, rows, whole
 from speculative.commands.figures import Figures, Timed, figures
 
 if TYPE_CHECKING:
@@ -35,7 +35,7 @@ def _add_generate(parser: argparse.ArgumentParser) -> None:
     add_options(parser, "--seed", seed=0)
     add = parser.add_argument
     add("--task", help="put the prefix of a task before each prompt: debian_ende, debian_synopsis")
-    add_options(parser, "--prefix")
+    add_options(parser, "--module", "--prefix")
     add(
         "--gamma",
         type=lambda text: text if text == AUTO else whole(1, checks.MAX_GAMMA)(text),
@@ -73,6 +73,7 @@ def _generate(options: argparse.Namespace) -> None:
             f"--gamma {AUTO} is for exact decoding, but --verification is {options.verification} "
             f"and --lenience is {options.lenience}; give a number of guesses."
         )
+    rows.import_module(options)
     prefix = options.prefix or ""
     if options.task is not None and options.prefix is None:
         prefix = tasks.task(options.task).prefix
