@@ -318,7 +318,7 @@ def main() -> None:
     output.mkdir(parents=True, exist_ok=True)
     counts = options.rounds, options.timed
     for model in options.models:
-        with tempfile.TemporaryDirectory() as exports, progress.alone(model) as on_progress:
+        with tempfile.TemporaryDirectory() as exports, progress.bar(model) as on_progress:
             if model == PAIR:
                 setting, sources = shipped(limit, options.gamma, pathlib.Path(exports))
             else:

@@ -70,8 +70,9 @@ CASES = [
     Case(["plan", "--gin_file=configs/runs/table2/ende_small_t0.gin"], "fits on a TPU v4"),
     Case(["report", "results/table2", "lm", "--output=all.html"], r"Written: all\.html"),
     Case(["inspect", "debian_target"], "32,2"),
-    Case(["convert", "debian_draft_smaller", "hf", "--to=huggingface"], "huggingface"),
-    Case(["convert", "debian_lm", "lm_t5x", "--to=t5x"], "t5x"),
+    Case(["convert", "debian_target", "hf", "--to=huggingface"], "Written: hf"),
+    Case(["convert", "debian_target", "t5x", "--to=t5x"], "Written: t5x"),
+    Case(["convert", "debian_draft", "no", "--to=huggingface"], "no T5 without an encoder", 2),
     Case(["inspect", "hf"], "debian.model|spiece.model"),
 ]
 

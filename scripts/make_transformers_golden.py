@@ -1,22 +1,34 @@
 """Makes golden files for tests: small models of the transformers package and their outputs.
 
-    python scripts/make_transformers_golden.py --output_dir=tests/data
+    python scripts/make_transformers_golden.py --output_dir=tests/data [NAME…]
 
 Needs torch and transformers (the extra `peers`). A folder for each version: `config.json`,
 `model.safetensors`, and `expected.npz` with inputs, logits and greedy continuations. T5's inputs
-are padded with 0, GPT-2's with -1.
+are padded with 0, GPT-2's with -1. ByT5's has a tokenizer, and a text with its tokens.
+
+The file `transformers_t5_shapes.json.gz` holds the configuration of public checkpoints, as Google's
+`config.json` have it, and the names and shapes of the tensors of transformers' models of these
+configurations (as JSON, made without weights).
 """
 
 import argparse
+import gzip
+import json
 import pathlib
+from typing import Any
 
 import numpy as np
 import torch  # pyright: ignore[reportMissingImports]
 import transformers  # pyright: ignore[reportMissingImports]
 
-VERSIONS = {
+GATED = {"feed_forward_proj": "gated-gelu", "tie_word_embeddings": False}
+VERSIONS: dict[str, dict[str, Any]] = {
     "transformers_v1_0": {"feed_forward_proj": "relu", "tie_word_embeddings": True},
-    "transformers_v1_1": {"feed_forward_proj": "gated-gelu", "tie_word_embeddings": False},
+    "transformers_v1_1": GATED,  # As are LM-adapted and Flan-T5.
+    "transformers_ul2": {"feed_forward_proj": "gated-silu", "tie_word_embeddings": False},
+    "transformers_mt5": {"model_type": "mt5", **GATED},
+    "transformers_umt5": {"model_type": "umt5", **GATED},
+    "transformers_byt5": {**GATED, "vocab_size": 384, "num_layers": 3, "num_decoder_layers": 1},
 }
 SIZES = {
     "vocab_size": 96,
@@ -28,16 +40,41 @@ SIZES = {
     "num_heads": 3,
     "decoder_start_token_id": 0,
 }
+TEXT = "Ein naïver Wunsch: €5 🙂"  # For bytes.
 GPT2 = "transformers_gpt2"
 GPT2_SIZES = {"vocab_size": 96, "n_embd": 24, "n_head": 3, "n_layer": 2, "n_positions": 64}
 GREEDY = 24
 
+SHAPES = "transformers_t5_shapes.json.gz"
+V1_1_SMALL = {"d_model": 512, "d_ff": 1024, "num_heads": 6, "num_layers": 8, **GATED}
+UL2 = {"d_model": 4096, "d_kv": 256, "d_ff": 16384, "num_heads": 16, "num_layers": 32}
+BYT5_SMALL = {"d_model": 1472, "d_ff": 3584, "num_heads": 6, "num_layers": 12, **GATED}
+PUBLIC: dict[str, dict[str, Any]] = {
+    "t5-small": {"d_model": 512, "d_ff": 2048, "num_heads": 8, "num_layers": 6},
+    "google/t5-v1_1-small": V1_1_SMALL,
+    "google/t5-small-lm-adapt": V1_1_SMALL,
+    "google/flan-t5-small": V1_1_SMALL,
+    "google/mt5-small": {"model_type": "mt5", "vocab_size": 250112, **V1_1_SMALL},
+    "google/umt5-small": {"model_type": "umt5", "vocab_size": 256384, **V1_1_SMALL},
+    "google/byt5-small": {"vocab_size": 384, **BYT5_SMALL, "num_decoder_layers": 4},
+    "google/ul2": {**UL2, **VERSIONS["transformers_ul2"]},
+    "google/flan-ul2": {**UL2, **VERSIONS["transformers_ul2"]},
+}
+USUAL = {"model_type": "t5", "vocab_size": 32128, "d_kv": 64}
 
-def make(version: str) -> transformers.T5ForConditionalGeneration:
+
+def untrained(settings: dict[str, Any]) -> transformers.PreTrainedModel:
+    """A model of the family and the sizes that a `config.json` has."""
+    kind = {"mt5": "MT5", "umt5": "UMT5"}.get(settings.get("model_type", ""), "T5")
+    settings = {name: value for name, value in settings.items() if name != "model_type"}
+    config = getattr(transformers, f"{kind}Config")(**settings)
+    return getattr(transformers, f"{kind}ForConditionalGeneration")(config).eval()
+
+
+def make(version: str) -> transformers.PreTrainedModel:
     """A random model in which no norm is at its initial value, so that a missing one shows."""
     torch.manual_seed(7)
-    config = transformers.T5Config(**SIZES, **VERSIONS[version])
-    model = transformers.T5ForConditionalGeneration(config).eval()
+    model = untrained(SIZES | VERSIONS[version])
     if not VERSIONS[version]["tie_word_embeddings"]:
         # Recent versions tie a new model's logits in any case, and keep those of a loaded one.
         model.lm_head.weight = torch.nn.Parameter(0.2 * torch.randn(model.lm_head.weight.shape))
@@ -51,14 +88,12 @@ def make(version: str) -> transformers.T5ForConditionalGeneration:
     return model
 
 
-def expected(model: transformers.T5ForConditionalGeneration) -> dict[str, np.ndarray]:
+def expected(model: transformers.PreTrainedModel) -> dict[str, np.ndarray]:
     """Inputs of different lengths, teacher-forced logits, and greedy tokens without an end."""
-    rng = np.random.default_rng(3)
-    inputs = rng.integers(2, SIZES["vocab_size"], (3, 14))
+    rng, size = np.random.default_rng(3), model.config.vocab_size
+    inputs = rng.integers(2, size, (3, 14))
     inputs[1, 9:] = inputs[2, 4:] = 0
-    decoder_inputs = np.concatenate(
-        [np.zeros((3, 1), int), rng.integers(2, SIZES["vocab_size"], (3, 10))], axis=1
-    )
+    decoder_inputs = np.concatenate([np.zeros((3, 1), int), rng.integers(2, size, (3, 10))], axis=1)
     source = torch.tensor(inputs)
     seen = {"input_ids": source, "attention_mask": (source != 0).long()}
     with torch.no_grad():
@@ -126,15 +161,38 @@ def save(
     print(f"Written: {folder}.")
 
 
+def shapes() -> dict[str, dict[str, Any]]:
+    """What `SHAPES` holds, by the names of the hub."""
+    made = {}
+    for name, settings in PUBLIC.items():
+        settings = USUAL | settings
+        with torch.device("meta"):
+            model = untrained(settings)
+        found = {key: list(value.shape) for key, value in model.state_dict().items()}
+        made[name] = {"config": settings, "tensors": found}
+    return made
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
     parser.add_argument("--output_dir", type=pathlib.Path, required=True)
-    folder = parser.parse_args().output_dir
-    for version in VERSIONS:
+    parser.add_argument("names", nargs="*", default=[*VERSIONS, GPT2, SHAPES])
+    arguments = parser.parse_args()
+    folder = arguments.output_dir
+    for version in VERSIONS.keys() & arguments.names:
         model = make(version)
-        save(folder / version, model, expected(model))
-    model = make_gpt2()
-    save(folder / GPT2, model, expected_gpt2(model))
+        computed = expected(model)
+        if version == "transformers_byt5":
+            tokenizer = transformers.ByT5Tokenizer()
+            tokenizer.save_pretrained(folder / version)
+            computed |= {"text": np.array(TEXT), "tokens": np.array(tokenizer(TEXT).input_ids)}
+        save(folder / version, model, computed)
+    if GPT2 in arguments.names:
+        model = make_gpt2()
+        save(folder / GPT2, model, expected_gpt2(model))
+    if SHAPES in arguments.names:
+        with gzip.GzipFile(folder / SHAPES, "w", mtime=0) as file:
+            file.write(json.dumps(shapes()).encode())
 
 
 if __name__ == "__main__":

@@ -10,6 +10,7 @@ It takes half an hour.
 """
 
 import argparse
+import hashlib
 import os
 import pathlib
 import re
@@ -52,12 +53,13 @@ SAYS = {
     "speculative generate": "[A-Za-z]{4}",
     "speculative tune": "Best: γ = |will not pay",
     "speculative verify": "EXACT: ",
-    "speculative (bench|figure|report|convert)": "Written: ",
+    "speculative (bench|figure|report|convert|count)": "Written: ",
     "speculative plan": "fits on",
     "speculative inspect": "parameters",
 }
 
-# Less of everything, where not --whole: options by a pattern of the command.
+# Less of everything, where not --whole: options by a pattern of the command. Each has a folder of
+# its own, for where there are results already a command goes on with them.
 BINDINGS = ("rounds = 1", "max_length = 16", "alpha_tokens = 20")
 LESS = {
     "speculative (run|table [2-5]|tune)": [
@@ -68,6 +70,7 @@ LESS = {
     "speculative verify": ["--limit=1", "--samples=16"],
     "speculative bench": ["--widths", "1", "2"],
     "speculative demo": ["--limit=1"],
+    "speculative (run|table [2-9]|demo|bench)": ["--output_dir=results/{}"],
 }
 
 TEXT = "translate English to German: This package contains a small editor.\n"
@@ -164,8 +167,9 @@ def outcome(
         said = wrong(words) if words.startswith("speculative ") else ""
         return ("FAILED" if said else "left out"), said, 0
     if not whole:
-        more = next((less for kind, less in LESS.items() if re.match(kind, words)), [])
-        words = " ".join([words, *map(shlex.quote, more)])
+        more = [option for kind, less in LESS.items() if re.match(kind, words) for option in less]
+        folder = hashlib.sha256(command.encode()).hexdigest()[:8]
+        words = " ".join([words, *(shlex.quote(option.format(folder)) for option in more)])
     began = time.monotonic()
     try:
         done = subprocess.run(

@@ -29,15 +29,16 @@ def sentence(error: Exception) -> str:
     return " ".join(said.split())
 
 
-def text(path: Path, raw: bytes | None = None) -> str:
+def text(path: Path, raw: bytes | None = None, first: int = 1) -> str:
     """The text of a UTF-8 file, or of the bytes `raw` read there, without a byte-order mark.
 
-    Raises ValueError with the line that is not UTF-8.
+    `first` is the number of their first line. Raises ValueError with the line that is not UTF-8.
     """
+    raw = pathlib.Path(path).read_bytes() if raw is None else raw
     try:
-        return (pathlib.Path(path).read_bytes() if raw is None else raw).decode("utf-8-sig")
+        return raw.decode("utf-8-sig" if first == 1 else "utf-8")
     except UnicodeDecodeError as error:
-        number = error.object[: error.start].count(b"\n") + 1
+        number = first + error.object[: error.start].count(b"\n")
         raise ValueError(f"Line {number} of {path} is not UTF-8; convert it.") from None
 
 

@@ -15,7 +15,7 @@ from speculative.checkpoints import Checkpoint
 from speculative.checkpoints.checkpoint import DTYPES
 from speculative.decoding import Params
 from speculative.drafts import TransformerDraft
-from speculative.drafts.named import MODEL_FREE, model_free, table
+from speculative.drafts.named import MODEL_FREE, kind, model_free, table
 from speculative.models import SIZES, Config, model_of, random_params
 from speculative.pair import Pair
 from speculative.types import PyTree
@@ -94,10 +94,11 @@ def default_draft(target: str, random: bool = False) -> str:
     if target in DRAFTS:
         return DRAFTS[target]
     _weights(target, random)  # If there is no such target, that is what is wrong.
-    free = ", ".join(name for name, kind in MODEL_FREE.items() if kind.table is None)
+    free = ", ".join(name for name, draft in MODEL_FREE.items() if draft.table is None)
     raise ValueError(
         f"No draft ships for {target}; choose one (--draft): a checkpoint of its kind and "
-        f"vocabulary, or what needs no training: {free}."
+        f"vocabulary, what needs no training: {free}, a table that speculative count makes from "
+        "text like its outputs, or a small model distilled from it (scripts/distil.py)."
     )
 
 
@@ -113,8 +114,8 @@ def resolve(
 
     Args:
         target: the name of a checkpoint of any format, see `checkpoints.open`.
-        draft: likewise, or one of `MODEL_FREE`; by default the shipped draft of that target, see
-            `default_draft`.
+        draft: likewise, or as `drafts.named.kind` knows it; by default the shipped draft of that
+            target, see `default_draft`.
         dtype: "float32" or "bfloat16"; by default that of the checkpoint, and for random weights
             bfloat16 on accelerators and float32 on CPU.
         vocabulary_file: for checkpoints that come without a vocabulary, as T5X's do, see
@@ -133,10 +134,10 @@ def resolve(
         raise ValueError(f"dtype must be {' or '.join(DTYPES)}, not {dtype!r}.")
     if random:
         dtype = dtype or ("float32" if jax.default_backend() == "cpu" else "bfloat16")
-    elif not (draft is None or draft in MODEL_FREE or checkpoints.known(draft)):
+    elif not (draft is None or kind(draft) or checkpoints.known(draft)):
         raise ValueError(
             f"There is no draft {draft!r}: it is neither a checkpoint nor one of "
-            f"{', '.join([*checkpoints.SHIPPED, *MODEL_FREE])}."
+            f"{', '.join([*checkpoints.SHIPPED, *MODEL_FREE])}, nor a table (FILE.npz)."
         )
     big = _weights(target, random, dtype, open_checkpoint)
     if big.config.source_dim:
@@ -145,7 +146,7 @@ def resolve(
             "an encoder of its own."
         )
     draft = default_draft(target, random) if draft is None else draft
-    small = None if draft in MODEL_FREE else _weights(draft, random, dtype, open_checkpoint)
+    small = None if kind(draft) else _weights(draft, random, dtype, open_checkpoint)
     path = table(draft, pathlib.Path(big.checkpoint.location) if big.checkpoint else None)
     opened = [model.checkpoint for model in (big, small) if model and model.checkpoint]
     if file is not None and opened and all(one.vocabulary for one in opened):

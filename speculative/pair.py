@@ -2,7 +2,7 @@
 
 import dataclasses
 import itertools
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any, TypeVar, overload
 
 import jax
@@ -28,13 +28,17 @@ SOURCE_LENGTHS = (32, 64, 128, 256, 512)
 
 @dataclasses.dataclass(frozen=True)
 class Result:
-    """A decoded text: its tokens with the end of sequence, and counts as of `Output`."""
+    """A decoded text: its tokens with the end of sequence, and counts as of `Output`.
+
+    `finish_reason` is "stop" if the end of sequence ended it, and "length" if `max_length` did.
+    """
 
     text: str
     tokens: list[int]
     target_calls: int
     tested: int
     accepted: int
+    finish_reason: str = "stop"
 
     @property
     def tokens_per_call(self) -> float:
@@ -147,9 +151,13 @@ class Pair:
             example: number of the first text in its task; each has random numbers of its own.
             truncate: cut a source that is too long, instead of an error.
             **settings: of `decoding`.
+
+        Raises:
+            ValueError: as `encode` and `decoding`, or target or draft has too few positions.
         """
         config = self.decoding(**settings)
         sources = self.encode(texts, truncate)
+        self._require_positions(sources, config)
         first = checks.whole("example", example, 0, 2**31 - len(sources))
         return sources, config.draws(seed, first + np.arange(len(sources))), config
 
@@ -183,9 +191,13 @@ class Pair:
         output = self._finite(jax.device_get(output))
         counts = (output.target_calls, output.tested, output.accepted)
         return [
-            Result(self.vocabulary.decode(tokens[:n]), tokens[:n].tolist(), *map(int, row))
+            self._result(tokens[:n].tolist(), *map(int, row))
             for tokens, n, *row in zip(output.tokens, output.lengths, *counts, strict=True)
         ]
+
+    def _result(self, tokens: list[int], calls: int, tested: int, accepted: int) -> Result:
+        reason = "stop" if tokens[-1] == self.vocabulary.eos_id else "length"
+        return Result(self.vocabulary.decode(tokens), tokens, calls, tested, accepted, reason)
 
     def _require_positions(self, sources: Array, config: Decoding) -> None:
         models = [self.target, getattr(self.draft, "model", None)]
@@ -229,7 +241,23 @@ class Pair:
     def stream(self, texts: Texts, *given: Any, **settings: Any) -> Iterator[Step]:
         """Decodes like `generate`, and yields every `decoding.loop.Step`."""
         sources, draws, config = self.prepare(texts, *given, **settings)
-        self._require_positions(sources, config)
         # `stream` itself is no generator, so that wrong settings raise when it is called.
         steps = loop.stream(self.target, self.draft, self.params, sources, draws, config)
         return map(self._finite, steps)
+
+    def compile(self, texts: Texts, *given: Any, **settings: Any) -> None:
+        """Compiles what `stream` runs for texts of such a length, and takes a few steps."""
+        prepared = self.prepare(texts, *given, **settings)
+        loop.compile_stream(self.target, self.draft, self.params, *prepared)
+
+    def collect(self, steps: Iterable[Step]) -> Result:
+        """The result of streaming one text, which is that of `generate`."""
+        tokens: list[int] = []
+        calls = tested = accepted = 0
+        for step in steps:
+            count, guessed = int(step.count[0]), int(step.accepted[0])
+            tokens += step.tokens[0, :count].tolist()
+            calls += 1
+            tested += min(guessed + 1, step.guesses.shape[1], count)
+            accepted += min(guessed, count)
+        return self._result(tokens, calls, tested, accepted)

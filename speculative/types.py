@@ -15,7 +15,7 @@ PyTree = Any
 PAD_ID = 0  # T5's padding; also the token from which decoding starts.
 EOS_ID = 1  # T5's end of sequence.
 # Of feed-forward layers, in the order of `Activation` in kernels.cc.
-ACTIVATIONS = ("gelu", "relu", "linear")
+ACTIVATIONS = ("gelu", "silu", "relu", "linear")
 
 Tokens = Int[Array, "B L"]
 Inputs = Int[Array, "B S"]

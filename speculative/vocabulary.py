@@ -1,4 +1,4 @@
-"""Vocabularies: SentencePiece with T5's conventions (pad 0, end 1, unknown 2), and GPT-2's."""
+"""Vocabularies: SentencePiece and bytes as in T5s (pad 0, end 1, unknown 2), and GPT-2's."""
 
 import functools
 import hashlib
@@ -18,6 +18,7 @@ from speculative.types import EOS_ID, PAD_ID
 EXTRA_IDS = 100  # Sentinel tokens after the pieces of T5's vocabulary.
 # The files of GPT-2's vocabulary: the first alone, or the older two together.
 TOKENIZER, PAIRS, MERGES = "tokenizer.json", "vocab.json", "merges.txt"
+BYTES = "bytes"  # The name of ByT5's vocabulary, which has no file.
 END_OF_TEXT = "<|endoftext|>"  # GPT-2's only special token.
 
 
@@ -25,13 +26,15 @@ class Vocabulary:
     """A SentencePiece vocabulary, which turns text into tokens and back.
 
     Attributes:
-        path: its file.
+        path: its file, or the name of a vocabulary that needs none.
         size: number of tokens V, the sentinels included.
         extra_ids: number of sentinels after its pieces.
         eos_id: the token that ends a text.
+        usual_extra_ids: the sentinels that such a vocabulary comes with.
     """
 
     eos_id: int = EOS_ID
+    usual_extra_ids: int = EXTRA_IDS
 
     def __init__(self, path: str | os.PathLike[str], extra_ids: int = 0):
         """Loads a model; raises ValueError if the file is missing or no SentencePiece model."""
@@ -70,6 +73,19 @@ class Vocabulary:
             [i for i in self._until_end(tokens) if 0 < i < self._known]
         )
 
+    def spelled_out(self, text: str) -> float:
+        """The share of a text's characters that no piece has, as of another script, from 0 to 1.
+
+        They are unknown, or spelled in bytes. Of tokens it would be less where a row of unknown
+        characters is one token, as in T5's vocabulary.
+        """
+        # What unknown pieces and single bytes decode to.
+        marks = {"\N{REPLACEMENT CHARACTER}", "\N{DOUBLE QUESTION MARK}"}
+        whole = [token for token in self.encode(text) if marks.isdisjoint(self.decode([token]))]
+        kept, given = ("".join(words.split()) for words in (self.decode(whole), text))
+        # One character may be normalised to several, as in a ligature.
+        return max(0.0, 1 - len(kept) / len(given)) if given else 0.0
+
     def _until_end(self, tokens: np.ndarray | list[int]) -> Iterator[int]:
         return itertools.takewhile(lambda token: token != self.eos_id, map(int, tokens))
 
@@ -93,6 +109,37 @@ class Vocabulary:
             raise ValueError(
                 f"{must} {self.path} has {self.size} pieces and {other.path} has {other.size}."
             )
+
+
+class Bytes(Vocabulary):
+    """UTF-8's bytes, each 3 more than it is, as in ByT5 (Xue et al., 2022)."""
+
+    usual_extra_ids = 125
+    _first, _known = 3, 3 + 256  # Behind padding, end and unknown.
+
+    def __init__(self, extra_ids: int = 0):
+        self.path, self.extra_ids = pathlib.Path(BYTES), extra_ids
+        self.size = self._known + extra_ids
+
+    @functools.cached_property
+    def pieces(self) -> tuple[str, ...]:
+        """Every token, by id, bytes in hexadecimal; sentinels count up, as in transformers."""
+        known = (f"<0x{byte:02X}>" for byte in range(256))
+        sentinels = (f"<extra_id_{i}>" for i in range(self.extra_ids))
+        return ("<pad>", "</s>", "<unk>", *known, *sentinels)
+
+    def encode(self, text: str) -> np.ndarray:
+        """Tokens [length] of a text and the end of sequence, int32."""
+        return np.array([*(self._first + byte for byte in text.encode()), EOS_ID], np.int32)
+
+    def spelled_out(self, text: str) -> float:
+        """None is: bytes are all that there is."""
+        return 0.0
+
+    def decode(self, tokens: np.ndarray | list[int]) -> str:
+        """The text of tokens, up to the end of sequence; bytes that are no UTF-8 are left out."""
+        found = (i - self._first for i in self._until_end(tokens) if self._first <= i < self._known)
+        return bytes(found).decode(errors="ignore")
 
 
 class BytePairs(Vocabulary):
@@ -120,6 +167,10 @@ class BytePairs(Vocabulary):
     def prompt(self, text: str) -> np.ndarray:
         """The text's tokens; for an empty text the end of a text before it, int32."""
         return self.encode(text)[:-1] if text else self.encode(text)
+
+    def spelled_out(self, text: str) -> float:
+        """None is: pieces are made of bytes, and cover every script."""
+        return 0.0
 
     def decode(self, tokens: np.ndarray | list[int]) -> str:
         """The text of tokens, up to the end of text."""
@@ -155,8 +206,11 @@ def _byte_pairs(path: pathlib.Path) -> Any:
 def open_vocabulary(path: str | os.PathLike[str], extra_ids: int = 0) -> Vocabulary:
     """The vocabulary of a file: byte pairs if its name ends in .json, otherwise SentencePiece.
 
-    `extra_ids` sentinels follow SentencePiece's pieces; byte pairs have none.
+    The path `BYTES` is that of bytes, which need no file. `extra_ids` sentinels follow
+    SentencePiece's pieces or the bytes; byte pairs have none.
     """
+    if os.fspath(path) == BYTES:
+        return Bytes(extra_ids)
     return BytePairs(path) if pathlib.Path(path).suffix == ".json" else Vocabulary(path, extra_ids)
 
 
@@ -165,15 +219,18 @@ def from_elsewhere(
 ) -> Vocabulary:
     """The vocabulary of a file that did not come with its model; see `open_vocabulary`.
 
-    By default T5's sentinels follow its pieces if the model's embedding has enough `rows`.
+    By default the usual sentinels follow its pieces if the model's embedding has enough `rows`.
     """
     vocabulary = open_vocabulary(path, extra_ids or 0)
-    fits = extra_ids is None and vocabulary.size + EXTRA_IDS <= rows
-    return open_vocabulary(path, EXTRA_IDS) if fits else vocabulary
+    usual = vocabulary.usual_extra_ids
+    fits = extra_ids is None and vocabulary.size + usual <= rows
+    return open_vocabulary(path, usual) if fits else vocabulary
 
 
 def store(path: pathlib.Path, folder: pathlib.Path) -> str:
-    """Copies a vocabulary into a folder as a single file; returns the file's name."""
+    """Copies a vocabulary into a folder as a single file, if it has one; returns its name."""
+    if os.fspath(path) == BYTES:
+        return BYTES
     if path.name != PAIRS:
         shutil.copy(path, folder / path.name)
         return path.name

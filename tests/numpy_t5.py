@@ -47,9 +47,9 @@ def encode(params: Tree, config: T5Config, source: np.ndarray) -> np.ndarray:
     tree = _float64(params)
     x = tree["token_embedder"]["embedding"][source]
     encoder = tree["encoder"]
-    bias = _bias(encoder["relpos_bias"]["rel_embedding"], len(source), bidirectional=True)
     for i in range(config.num_encoder_layers):
         layer = encoder[f"layers_{i}"]
+        bias = _bias(_table(encoder, layer), len(source), bidirectional=True)
         y = _norm(x, layer["pre_attention_layer_norm"])
         x = x + _attention(layer["attention"], config, y, y, bias)
         x = x + _mlp(layer["mlp"], config, _norm(x, layer["pre_mlp_layer_norm"]))
@@ -70,10 +70,11 @@ def decode(
     x = embedding[tokens]
     decoder = tree["decoder"]
     length = len(tokens)
-    bias = _bias(decoder["relpos_bias"]["rel_embedding"], length, bidirectional=False)
-    bias = np.where(np.arange(length)[None, :] > np.arange(length)[:, None], -np.inf, bias)
+    later = np.arange(length)[None, :] > np.arange(length)[:, None]
     for i in range(config.num_decoder_layers):
         layer = decoder[f"layers_{i}"]
+        bias = _bias(_table(decoder, layer), length, bidirectional=False)
+        bias = np.where(later, -np.inf, bias)
         y = _norm(x, layer["pre_self_attention_layer_norm"])
         x = x + _attention(layer["self_attention"], config, y, y, bias)
         y = _norm(x, layer["pre_cross_attention_layer_norm"])
@@ -94,6 +95,11 @@ def _float64(tree: Any) -> Any:
 
 def _norm(x: np.ndarray, layer: Tree) -> np.ndarray:
     return x / np.sqrt((x**2).mean(axis=-1, keepdims=True) + 1e-6) * layer["scale"]
+
+
+def _table(stack: Tree, layer: Tree) -> np.ndarray:
+    """The positions of a stack, or of a layer (umT5)."""
+    return (layer.get("relative_posemb") or stack["relpos_bias"])["rel_embedding"]
 
 
 def _bias(table: np.ndarray, length: int, bidirectional: bool) -> np.ndarray:
@@ -120,5 +126,7 @@ def _mlp(layer: Tree, config: T5Config, x: np.ndarray) -> np.ndarray:
     if config.mlp_activations == ("relu",):
         return np.maximum(x @ layer["wi"]["kernel"], 0) @ layer["wo"]["kernel"]
     gate = x @ layer["wi_0"]["kernel"]
-    gelu = 0.5 * gate * (1 + np.tanh(np.sqrt(2 / np.pi) * (gate + 0.044715 * gate**3)))
-    return (gelu * (x @ layer["wi_1"]["kernel"])) @ layer["wo"]["kernel"]
+    active = 0.5 * gate * (1 + np.tanh(np.sqrt(2 / np.pi) * (gate + 0.044715 * gate**3)))
+    if config.mlp_activations[0] == "silu":
+        active = gate / (1 + np.exp(-gate))
+    return (active * (x @ layer["wi_1"]["kernel"])) @ layer["wo"]["kernel"]

@@ -20,11 +20,11 @@ import pytest
 import speculative
 from speculative import cli
 from speculative.checkpoints import native
-from speculative.commands import decode
+from speculative.commands.generate import as_it_grows
 from speculative.decoding.loop import Step
 from speculative.models import T5
 from speculative.studies import step_costs
-from speculative.vocabulary import Vocabulary
+from speculative.vocabulary import Bytes, Vocabulary
 from tests import saved
 from tests.saved import VOCABULARY
 
@@ -68,7 +68,13 @@ def test_a_line_of_json_for_each_line_of_a_file(
     lines = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
     for example, line in enumerate(lines):
         result = dataclasses.asdict(expected(pair, TEXT, temperature=1.0, example=example))
-        assert line == {key: result[key] for key in ("text", "tokens", "target_calls", "accepted")}
+        seconds = line.pop("seconds")
+        assert 0 < seconds < 600
+        counted = {key: result[key] for key in ("text", "tokens", "target_calls", "accepted")}
+        ended = "stop" if result["tokens"][-1] == 1 else "length"
+        more = {"prompt": TEXT, "finish_reason": ended, "seed": 0}
+        assert line == counted | more
+        assert list(line) == [*counted, "prompt", "finish_reason", "seed"]
     # The same prompt twice has random numbers of its own each time.
     assert len(lines) == 2
     assert lines[0]["tokens"] != lines[1]["tokens"]
@@ -168,11 +174,11 @@ def steps_of(tokens: list[int]) -> list[Step]:
     return [Step(jnp.array([[t]]), one, jnp.zeros((1, 0)), one, ~yes, yes) for t in tokens]
 
 
-def test_streaming_never_shows_half_a_character() -> None:
-    vocabulary = Vocabulary(VOCABULARY)
+@pytest.mark.parametrize("vocabulary", [Vocabulary(VOCABULARY), Bytes()], ids=["pieces", "bytes"])
+def test_streaming_never_shows_half_a_character(vocabulary: Vocabulary) -> None:
     text = "Größe: 日本 €"
     tokens = vocabulary.encode(text).tolist()
-    parts = list(decode.as_it_grows(vocabulary, steps_of(tokens)))
+    parts = list(as_it_grows(vocabulary, steps_of(tokens)))
     assert len(tokens) > len(text) // 2
     assert "\N{REPLACEMENT CHARACTER}" not in "".join(parts)
     assert "".join(parts) == text
@@ -181,7 +187,7 @@ def test_streaming_never_shows_half_a_character() -> None:
 def test_streaming_shows_bytes_that_stay_broken() -> None:
     vocabulary = Vocabulary(VOCABULARY)
     first_byte = vocabulary.pieces.index("<0xE2>")
-    parts = list(decode.as_it_grows(vocabulary, steps_of([first_byte])))
+    parts = list(as_it_grows(vocabulary, steps_of([first_byte])))
     assert parts == ["", "\N{REPLACEMENT CHARACTER}"]
 
 

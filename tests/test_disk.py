@@ -129,6 +129,9 @@ def test_lines_end_at_line_feeds_alone() -> None:
     assert disk.text("origin", b"\xef\xbb\xbfa") == "a"
     with pytest.raises(ValueError, match=r"Line 3 of origin is not UTF-8"):
         disk.text("origin", b"\xef\xbb\xbfa\n\nb\xff")
+    assert disk.text("origin", b"\xef\xbb\xbfa", first=2) == "\ufeffa"  # No mark of the file's.
+    with pytest.raises(ValueError, match=r"Line 7 of origin is not UTF-8"):
+        disk.text("origin", b"\xff\n", first=7)
 
 
 def test_a_folder_has_one_owner_until_its_process_dies(tmp_path: pathlib.Path) -> None:

@@ -145,8 +145,10 @@ def test_from_two_folders_and_a_file_to_a_record_and_a_report(
     assert [json.loads(line)["source"] for line in lines] == ["Do: a map", "Do: an editor"]
     page = (out / "report.html").read_text()
     assert "big-small-t0" in page and "eine Karte" in page
+    assert "<dt>prefix</dt><dd>Do: </dd>" in page and "<dt>source</dt><dd>a map</dd>" in page
     alone = folder / "alone"
     assert cli.main([*arguments, "--data_file=alone.txt", "--output_dir", str(alone)]) == 0
+    assert "<dt>prefix</dt>" not in (alone / "report.html").read_text()
     (record,) = records.read(alone / "records.jsonl")
     assert (record.metric, record.quality_speculative) == (None, None)
     lines = (alone / "rows" / "own" / "big-small-t0" / "examples.jsonl").read_text().splitlines()

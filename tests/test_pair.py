@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from speculative import loading
-from speculative.decoding import Adaptive, Token
+from speculative.decoding import Adaptive, Token, loop
 from speculative.decoding.rules import EXACT, Simulated
 from speculative.drafts import ngram, suffix
 from speculative.drafts.named import MODEL_FREE
@@ -114,8 +114,8 @@ def test_too_few_positions_are_refused(
 @pytest.mark.parametrize(
     ("draft", "made_by"),
     [
-        *((name, r"ngrams.npz.*scripts/count_ngrams") for name in ("unigram", "bigram", "trigram")),
-        ("suffix", r"past_outputs.npz.*scripts/keep_outputs"),
+        *((name, r"ngrams.npz.*speculative count") for name in ("unigram", "bigram", "trigram")),
+        ("suffix", r"past_outputs.npz.*speculative count --kind outputs"),
     ],
 )
 def test_a_missing_table_is_named_with_the_script_that_makes_it(
@@ -166,6 +166,28 @@ def test_a_list_of_texts_is_decoded_at_once(
         for row, tokens in enumerate(streamed):
             tokens += step.tokens[row, : step.count[row]].tolist()
     assert streamed == [result.tokens for result in alone]
+
+
+def test_streaming_gives_the_same_result_and_compiles_before(folder: pathlib.Path) -> None:
+    """Also where the text outgrows its first cache, of 64 positions."""
+    pair = load(str(folder / "t5"), str(folder / "t5"))
+    asked: dict[str, Any] = {"gamma": 3, "temperature": 1.0, "max_length": 70}
+    pair.compile(TEXT, **asked)
+    programs: list[Any] = [loop.begin, loop._step, loop._grow]
+    sizes = [program._cache_size() for program in programs]
+    found = pair.collect(pair.stream(TEXT, seed=3, **asked))
+    assert [program._cache_size() for program in programs] == sizes
+    assert found == pair.generate(TEXT, seed=3, **asked)
+    assert 0 < found.accepted < found.tested
+    assert (len(found.tokens), found.finish_reason) == (70, "length")
+
+
+def test_a_text_that_ends_says_so(folder: pathlib.Path) -> None:
+    pair = load(str(folder / "t5"), str(folder / "t5_draft"))
+    tokens = pair.generate(TEXT, temperature=1.0, max_length=9).tokens
+    pair.vocabulary.eos_id = tokens[-1]
+    ended = pair.generate(TEXT, temperature=1.0, max_length=9)
+    assert (ended.tokens, ended.finish_reason) == (tokens, "stop")  # With its last token.
 
 
 def test_no_text_is_refused(folder: pathlib.Path) -> None:

@@ -18,6 +18,7 @@ looks rows up fastest one by one."""
 # The functions of `types.ACTIVATIONS`.
 ACTIVATE: dict[str, Callable[[Array], Array]] = {
     "gelu": jax.nn.gelu,
+    "silu": jax.nn.silu,
     "relu": jax.nn.relu,
     "linear": lambda x: x,
 }

@@ -86,7 +86,7 @@ class Checkpoint:
     format: str  # "native", "t5x" or "huggingface".
     config: Config
     tensors: Mapping[str, Tensor]  # By T5X's names, "/" between their parts.
-    vocabulary: pathlib.Path | None = None  # The vocabulary's file beside the weights.
+    vocabulary: pathlib.Path | None = None  # The vocabulary's file beside the weights, or `BYTES`.
     extra_ids: int = 0  # Sentinel tokens after the vocabulary's pieces; T5's own has 100.
     checksums: Checksums = dataclasses.field(default_factory=Checksums)
 

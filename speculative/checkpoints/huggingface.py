@@ -1,4 +1,4 @@
-"""Hugging Face folders of T5 and GPT-2; each family's `names` map their tensors to ours.
+"""Hugging Face folders of T5s and GPT-2; each family's `names` map their tensors to ours.
 
 Weights are safetensors, or `pytorch_model.bin`, which needs torch; transformers is not needed.
 """
@@ -27,9 +27,10 @@ from speculative.checkpoints.native import read_safetensors
 from speculative.disk import read_json, reading
 from speculative.models import FAMILIES, names_of
 from speculative.models.names import SPIECE, Stored
+from speculative.vocabulary import BYTES, from_elsewhere
 
 SAFETENSORS, BIN = "model.safetensors", "pytorch_model.bin"
-TOKENIZER = "tokenizer_config.json"
+TOKENIZER, BYTES_CLASS = "tokenizer_config.json", "ByT5Tokenizer"
 SHARD_BYTES = 2**30  # The largest file that is written.
 
 
@@ -43,13 +44,13 @@ def open(folder: str | pathlib.Path) -> Checkpoint:
     settings, path = read_settings(folder), str(folder / CONFIG)
     model = settings.get("model_type")
     readable = [family.names for family in FAMILIES.values() if family.names.model_types]
-    kind = next((names for names in readable if model in names.model_types), None)
-    if kind is None:
+    kind = next((names for names in readable if model in [*names.model_types]), None)
+    if kind is None or not model:
         known = " and ".join(f"{kind.title} ({', '.join(kind.model_types)})" for kind in readable)
         raise ValueError(f"{path} is of a {model!r} model; only {known} are read.")
-    with reading(path):
-        config = kind.configuration(settings, path)
     found = _stored(folder)
+    with reading(path):
+        config = kind.configuration(settings, found, path)
     require_layers(config, len(found), folder)
     table = kind.names(config)
     stored = {
@@ -66,10 +67,15 @@ def open(folder: str | pathlib.Path) -> Checkpoint:
     for name in table:
         if name not in stored:
             raise ValueError(f"{folder} lacks the tensor {name}.")
-    files = (folder / name for name in kind.vocabularies)
-    vocabulary, extra_ids = next((file for file in files if file.is_file()), None), kind.extra_ids
-    if (tokenizer := folder / TOKENIZER).is_file():
-        extra_ids = read_json(tokenizer).get("extra_ids", extra_ids)
+    tokenizer = read_json(file) if (file := folder / TOKENIZER).is_file() else {}
+    if (settings | tokenizer).get("tokenizer_class") == BYTES_CLASS:
+        # Its own count of sentinels becomes 0 when transformers saves it again.
+        vocabulary = pathlib.Path(BYTES)
+        extra_ids = from_elsewhere(vocabulary, config.vocab_size).extra_ids
+    else:
+        files = (folder / name for name in kind.vocabularies)
+        vocabulary = next((file for file in files if file.is_file()), None)
+        extra_ids = tokenizer.get("extra_ids", kind.model_types[model])
     return Checkpoint(str(folder), "huggingface", config, tensors, vocabulary, extra_ids)
 
 
@@ -97,10 +103,14 @@ def write(folder: str | pathlib.Path, checkpoint: Checkpoint, dtype: str | None 
     descriptions: dict[str, dict[str, Any]] = {}
     with written(folder) as unfinished:
         if name := checkpoint.store_vocabulary(unfinished):
-            tokenizer: dict[str, Any] = {"tokenizer_class": "GPT2Tokenizer"}
-            if not name.endswith(".json"):
+            kept = {"extra_ids": checkpoint.extra_ids}
+            if name == BYTES:
+                tokenizer = {"tokenizer_class": BYTES_CLASS} | kept
+            elif name.endswith(".json"):
+                tokenizer = {"tokenizer_class": "GPT2Tokenizer"}
+            else:
                 (unfinished / name).rename(unfinished / SPIECE)
-                tokenizer = {"tokenizer_class": "T5Tokenizer", "extra_ids": checkpoint.extra_ids}
+                tokenizer = {"tokenizer_class": "T5Tokenizer"} | kept
             descriptions[TOKENIZER] = tokenizer
         index = write_tensors(unfinished, sizes, SHARD_BYTES, values, {"format": "pt"})
         if len(set(index.values())) > 1:

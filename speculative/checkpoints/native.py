@@ -30,6 +30,7 @@ from speculative.checkpoints.checkpoint import (
 from speculative.disk import reading
 from speculative.models import FAMILIES, Config, format_of
 from speculative.types import PyTree
+from speculative.vocabulary import BYTES
 
 Storage = Literal["float32", "bfloat16", "int8"]
 """The number formats in which parameters are saved."""
@@ -74,7 +75,7 @@ def save(
 ) -> None:
     """Writes parameters that are in memory, see `write`, and a copy of a vocabulary's file."""
     path = pathlib.Path(vocabulary) if vocabulary else None
-    if path and not path.is_file():
+    if path and path.name != BYTES and not path.is_file():
         raise ValueError(f"There is no vocabulary at {path}.")
     write(folder, in_memory(str(folder), config, params, path, extra_ids), storage)
 
@@ -154,6 +155,7 @@ def open(folder: str | pathlib.Path) -> Checkpoint:
             raise ValueError(f"{path} is missing; restore it or fetch the checkpoint again.")
     name, extra_ids = description["vocabulary"], description.get("extra_ids", 0)
     vocabulary = None if name is None else folder / plain(name, where)
+    vocabulary = pathlib.Path(BYTES) if name == BYTES else vocabulary
     missing = "" if CHECKSUM in description else f" but {CONFIG}, as older versions wrote it"
     checksums = Checksums(recorded, f"of every file{missing}")
     try:

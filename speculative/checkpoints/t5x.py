@@ -1,6 +1,7 @@
 """T5X's checkpoints of version 3: a msgpack index, and one zarr array for each parameter.
 
-Scanned layers (t5x/examples/scalable_t5) are read too. The t5x package is not needed.
+Scanned layers are read too: those of t5x/examples/scalable_t5, and Flaxformer's, as umT5's are
+published. The t5x package is not needed.
 """
 
 import functools
@@ -35,9 +36,9 @@ def kvstore(folder: str | pathlib.Path) -> dict[str, str]:
 def open(folder: str | pathlib.Path) -> Checkpoint:
     """Opens a checkpoint folder (``.../checkpoint_1000``); the optimizer's state is not read.
 
-    The configuration follows from the tensors' shapes, except for the distance from which all
-    positions share a bucket, which is assumed to be T5's 128. Raises ValueError if the folder is
-    no T5X checkpoint of a T5, or if a tensor does not fit the others.
+    The configuration follows from the tensors' shapes; `T5Names.infer` says what they do not show.
+    Raises ValueError if the folder is no T5X checkpoint of a T5, or if a tensor does not fit the
+    others.
     """
     tensors = {}
     leaves = _index(folder)
@@ -107,18 +108,22 @@ def _tensors(folder: str | pathlib.Path, path: tuple[str, ...], leaf: Any) -> di
     else:
         value = np.asarray(leaf)
         shape, dtype, read = value.shape, str(value.dtype), value.__getitem__
-    if path[1:2] != ("layers",):
+    if path[1:2] not in (("layers",), path[:1]):  # The latter as in `encoder/encoder/mlp/…`.
         return {name: Tensor(shape, dtype, functools.partial(read, ...))}
-    if "relative_posemb" in path:
-        raise ValueError(
-            f"Every layer of {folder} has relative positions of its own ({name}), as umT5 does; "
-            "such models are not supported."
-        )
     if shape[1] > MOST_LAYERS:
         raise ValueError(f"{folder}/{INDEX} has {shape[1]} layers; at most {MOST_LAYERS} are read.")
+    parts = ["relative_posemb" if part == "relpos_bias" else part for part in path[2:]]
+    layer = shape[0], *shape[2:]
+    if len(layer) == 3:  # Flaxformer keeps heads apart: [D, N, H], and [N, H, D] of `out`.
+        a, b, c = layer
+        layer = (a * b, c) if "out" in parts else (a, b * c)
+
+    def values(i: int) -> np.ndarray:
+        return read(np.s_[:, i]).reshape(layer)
+
     return {
-        "/".join((path[0], f"layers_{i}", *path[2:])): Tensor(
-            (shape[0], *shape[2:]), dtype, functools.partial(read, np.s_[:, i])
+        "/".join((path[0], f"layers_{i}", *parts)): Tensor(
+            layer, dtype, functools.partial(values, i)
         )
         for i in range(shape[1])
     }

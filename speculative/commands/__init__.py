@@ -38,10 +38,13 @@ def whole(low: int, high: int) -> Callable[[str], int]:
 OPTIONS: dict[str, dict[str, Any]] = {
     "--target": {"default": "debian_target", "help": "checkpoint folder or name (debian_target)"},
     "--draft": {
-        "help": "checkpoint folder or name; uniform, unigram, bigram, trigram, copy or suffix (the "
-        "shipped one of the target)"
+        "help": "checkpoint folder or name; uniform, unigram, bigram, trigram, copy or suffix; a "
+        "table of speculative count, FILE.npz (the shipped one of the target)"
     },
-    "--vocabulary": {"metavar": "FILE", "help": "SentencePiece model for a checkpoint without one"},
+    "--vocabulary": {
+        "metavar": "FILE",
+        "help": "SentencePiece model for a checkpoint without one, or 'bytes' (ByT5)",
+    },
     "--dtype": {
         "choices": ("float32", "bfloat16"),
         "help": "of weights and products (as configured, or as the checkpoint says)",

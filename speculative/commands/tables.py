@@ -11,6 +11,19 @@ if TYPE_CHECKING:
     from speculative.rows.config import RowConfig
 
 
+def _add_demo(parser: argparse.ArgumentParser) -> None:
+    pair = ("--target", "--draft", "--vocabulary", "--dtype", "--seed", "--max_length")
+    add_options(parser, *pair, "--output_dir", "--limit", seed=0, output_dir="results/demo")
+
+
+def _demo(options: argparse.Namespace) -> None:
+    from speculative.reporting import demo
+
+    names = ("target", "draft", "dtype", "vocabulary", "seed", "max_length")
+    settings = {name: getattr(options, name) for name in names}
+    demo.run(pathlib.Path(options.output_dir), num_examples=options.limit, **settings)
+
+
 def _add_run(parser: argparse.ArgumentParser) -> None:
     rows.add_row(parser)
     add_options(parser, "--output_dir", output_dir="results/run")
@@ -154,6 +167,7 @@ def _report(options: argparse.Namespace) -> None:
 
 
 COMMANDS = {
+    "demo": Command("measure the speed-up on the shipped prompts and show it", _add_demo, _demo),
     "run": Command("measure a row of a table, or go on with it", _add_run, _run),
     "table": Command("measure all rows of a table of the paper", _add_table, _table),
     "tune": Command("find the best gamma for a pair on a task", rows.add_row, _tune),

@@ -321,6 +321,26 @@ _step = jax.jit(step, static_argnames=("models", "config", "gamma"), donate_argn
 _grow = jax.jit(_grown, static_argnames=("models", "config", "size"))
 
 
+def compile_stream(
+    target: Model,
+    draft: Draft | None,
+    params: Params,
+    inputs: Inputs,
+    draws: Array,
+    config: Decoding,
+) -> None:
+    """Compiles what `stream` runs for inputs of this shape: a step in a cache of each size."""
+    models, params = _used(target, draft, params, config.gamma)
+    inputs = jnp.asarray(inputs)
+    size, *larger = config.cache_lengths()
+    progress = begin(models, params, inputs, config, size)
+    progress, _ = _step(models, params, progress, draws, config)
+    for size in larger:
+        progress = _grow(models, params, inputs, progress, config, size)
+        progress, _ = _step(models, params, progress, draws, config)
+    jax.block_until_ready(progress.last)
+
+
 def stream(
     target: Model,
     draft: Draft | None,

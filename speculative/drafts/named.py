@@ -1,7 +1,9 @@
 """Drafts without a model, by name; some read a table that lies beside their target's weights."""
 
+import contextlib
 import functools
 import pathlib
+import zipfile
 from collections.abc import Callable
 from typing import NamedTuple
 
@@ -14,6 +16,8 @@ from speculative.drafts.tables import Table
 from speculative.drafts.uniform import UniformDraft
 from speculative.types import PyTree
 from speculative.vocabulary import Vocabulary
+
+SUFFIX = ".npz"  # Of the files of `tables`.
 
 
 class ModelFree(NamedTuple):
@@ -40,13 +44,36 @@ MODEL_FREE = {
 }
 
 
+def kind(name: str) -> str | None:
+    """The name in `MODEL_FREE` that a draft's name means; None if it means none.
+
+    That may be followed by a file: bigram:FILE.npz. A FILE.npz alone is read by the draft that it
+    was made for, n-grams by trigram.
+    """
+    first, colon, file = name.partition(":")
+    if not file.endswith(SUFFIX) and not name.endswith(SUFFIX):
+        return name if name in MODEL_FREE else None
+    if colon and first in MODEL_FREE:
+        return first
+    with contextlib.suppress(OSError, zipfile.BadZipFile), zipfile.ZipFile(name) as archive:
+        return "suffix" if f"{suffix.TABLE.arrays[0]}.npy" in archive.namelist() else "trigram"
+    return "trigram" if pathlib.Path(name).is_file() else None
+
+
 def table(name: str, folder: pathlib.Path | None) -> pathlib.Path | None:
-    """The file that a draft reads in its target's folder, if it reads one.
+    """The file that a draft reads: that of its name, or else one in its target's folder.
 
     Raises:
         ValueError: there is no such file, or no folder (None), as for random weights.
     """
-    reads = MODEL_FREE[name].table if name in MODEL_FREE else None
+    reads = MODEL_FREE[of].table if (of := kind(name)) else None
+    if name.endswith(SUFFIX):
+        path = pathlib.Path(name.removeprefix(f"{of}:"))
+        if reads is None:
+            raise ValueError(f"The draft {of!r} reads no file; leave {path} out.")
+        if not path.is_file():
+            raise ValueError(f"There is no table {path}; make it with {reads.command}.")
+        return path
     if reads is None:
         return None
     if folder is None:
@@ -55,7 +82,7 @@ def table(name: str, folder: pathlib.Path | None) -> pathlib.Path | None:
     if not path.is_file():
         raise ValueError(
             f"The draft {name!r} needs {path}, which does not exist; make it with "
-            f"{reads.script}, in a local folder beside the target's weights."
+            f"{reads.command}, in a local folder beside the target's weights."
         )
     return path
 
@@ -64,5 +91,5 @@ def model_free(
     name: str, decoder_only: bool, path: pathlib.Path | None, vocabulary: Vocabulary
 ) -> tuple[Draft, PyTree]:
     """A draft of `MODEL_FREE` and its parameters, from the `table` at this path."""
-    make, _, load = MODEL_FREE[name]
+    make, _, load = MODEL_FREE[kind(name) or name]
     return make(decoder_only), load(path, vocabulary) if load and path else ()

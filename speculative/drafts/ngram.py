@@ -18,7 +18,7 @@ from speculative.vocabulary import Vocabulary
 
 WIDTH = 64  # Followers that a context keeps.
 COLUMNS = ("unigram", "children", "token", "total", "distinct", "kept", "follower", "count")
-TABLE = Table("ngrams.npz", "n-gram counts", "scripts/count_ngrams.py", ("order", *COLUMNS))
+TABLE = Table("ngrams.npz", "n-gram counts", "speculative count", ("order", *COLUMNS))
 
 
 @struct.dataclass
@@ -201,7 +201,7 @@ def ngram_params(table: dict[str, np.ndarray], order: int) -> NgramParams:
     """
     _require_positive("order", order)
     if not _consistent(table):
-        raise ValueError("The counts contradict each other; count again (scripts/count_ngrams.py).")
+        raise ValueError("The counts contradict each other; count again (speculative count).")
     if order > (largest := int(table["order"])):
         raise ValueError(
             f"The table holds n-grams of up to {largest} tokens, not {order}: ask for order "
@@ -237,7 +237,7 @@ def load(path: str | pathlib.Path, vocabulary: Vocabulary, order: int) -> NgramP
         if (size := len(table["unigram"])) != vocabulary.size:
             raise ValueError(
                 f"The counts are of {size} pieces, but {vocabulary.path} has {vocabulary.size}; "
-                f"count again with it ({TABLE.script})."
+                f"count again with it ({TABLE.command})."
             )
         return params
 

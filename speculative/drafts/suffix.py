@@ -20,7 +20,9 @@ from speculative.drafts.tables import Table
 from speculative.types import PAD_ID, PyTree, Rows
 from speculative.vocabulary import Vocabulary
 
-TABLE = Table("past_outputs.npz", "past outputs", "scripts/keep_outputs.py", ("tokens", "offsets"))
+TABLE = Table(
+    "past_outputs.npz", "past outputs", "speculative count --kind outputs", ("tokens", "offsets")
+)
 ROOT = 0  # The state of the empty text.
 
 # Source and output; the automaton's state [B], of their longest suffix that past outputs continue.
@@ -236,7 +238,7 @@ def load(path: str | pathlib.Path, vocabulary: Vocabulary) -> PyTree:
         steps = np.diff(offsets, prepend=0, append=len(tokens))
         if steps[0] or steps[-1] or (steps < 0).any():
             raise ValueError(
-                f"The offsets do not fit the tokens; make it again with {TABLE.script}."
+                f"The offsets do not fit the tokens; make it again with {TABLE.command}."
             )
         return automaton(np.split(tokens, offsets[1:-1]), vocabulary.size)
 

@@ -1,4 +1,4 @@
-"""The .npz files beside a target's weights that drafts read."""
+"""The .npz files that drafts read, beside a target's weights or elsewhere."""
 
 import dataclasses
 import pathlib
@@ -20,7 +20,7 @@ class Table:
 
     file: str  # Its name beside the target's weights.
     content: str  # What it holds, for messages.
-    script: str  # The script that makes it.
+    command: str  # The command that makes it.
     arrays: tuple[str, ...]  # The names of its arrays.
 
     def save(
@@ -46,7 +46,7 @@ class Table:
             ValueError: the file is missing, damaged or of another vocabulary, or `make` raises one.
         """
         if not pathlib.Path(path).is_file():
-            raise ValueError(f"{path} does not exist; make it with {self.script}.")
+            raise ValueError(f"{path} does not exist; make it with {self.command}.")
         try:
             with zipfile.ZipFile(path) as archive, np.load(path) as file:
                 # NumPy reads no further than its arrays, and may miss the checksums behind them.
@@ -56,13 +56,13 @@ class Table:
                 theirs = str(file["vocabulary"])
         except Exception as error:  # NumPy and zipfile raise many kinds for a damaged archive.
             raise ValueError(
-                f"{path} is no .npz of {self.content} ({error}); make it again with {self.script}."
+                f"{path} is no .npz of {self.content} ({error}); make it again with {self.command}."
             ) from error
         if theirs != vocabulary.fingerprint:
             raise ValueError(
                 f"{path} holds {self.content} of another vocabulary (SHA-256 {theirs[:12]}) than "
                 f"{vocabulary.path} (SHA-256 {vocabulary.fingerprint[:12]}); make it again for "
-                f"this vocabulary with {self.script}."
+                f"this vocabulary with {self.command}."
             )
         try:
             return make(arrays)

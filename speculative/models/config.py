@@ -42,6 +42,9 @@ class Config:
     logits_via_embedding: bool = False  # Whether the output is tied to the embedding.
     dropout_rate: float = 0.0  # In training only.
     dtype: str = "float32"  # Or "bfloat16", of the products; logits and softmax are float32.
+    # Whether one table of relative positions serves all layers of a stack, as in T5; in umT5 each
+    # layer has its own.
+    shared_positions: bool = True
     num_buckets: int = 32  # Of relative positions.
     max_distance: int = 128  # From which on all positions share the last bucket.
     # Features of another model's encoder (a draft's target) that this one reads in place of its
@@ -110,6 +113,8 @@ class Config:
                 wanted = "positive where positions is 'learned' (a configuration of relative "
                 wanted += "positions needs positions = 'relative')"
             self._refuse("max_positions", wanted)
+        if self.positions == "learned" and not self.shared_positions:
+            self._refuse("shared_positions", "True where positions is 'learned'")
         if self.num_buckets < 4 or self.num_buckets % 4:
             self._refuse("num_buckets", "a multiple of 4")
         if self.max_distance <= self.num_buckets // 2:

@@ -105,7 +105,7 @@ def relative_buckets(distance: np.ndarray, bidirectional: bool, config: Config) 
 
 
 class RelativeBias(nn.Module):
-    """Relative position bias, one table for all layers of a stack."""
+    """Relative position bias: a table for all layers of a stack, or for one."""
 
     config: Config
     bidirectional: bool

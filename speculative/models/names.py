@@ -1,7 +1,7 @@
 """How other programs name, store and describe the tensors of a family's models."""
 
 import re
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any, ClassVar, Generic, NamedTuple, TypeVar
 
 from speculative.models.config import Config
@@ -22,7 +22,9 @@ class Names(Generic[C]):
     """A family's models as transformers and T5X have them; here, neither has any."""
 
     title: ClassVar[str] = ""  # Of the family in transformers.
-    model_types: ClassVar[tuple[str, ...]] = ()  # What a `config.json` may call it.
+    # What a `config.json` may call it, each with the sentinels that by default follow its
+    # vocabulary's pieces.
+    model_types: ClassVar[Mapping[str, int]] = {}
     # What tensors' names begin with, unless the weights are of the model without its logits; and
     # the names behind it of those that no model reads, or reads elsewhere.
     prefix: ClassVar[str] = ""
@@ -30,14 +32,18 @@ class Names(Generic[C]):
     # Tensors that may be missing, each with the one that it is a copy of then.
     copies: ClassVar[Mapping[str, str]] = {}
     vocabularies: ClassVar[tuple[str, ...]]  # Files that may hold its vocabulary, the best first.
-    extra_ids: ClassVar[int] = 0  # Sentinels after the vocabulary's pieces, by default.
     # Settings of a `config.json` that must be there, with our fields; and those of which we
     # compute certain values alone, the first of which is the default.
     sizes: ClassVar[Mapping[str, str]]
     required: ClassVar[Mapping[str, tuple[Any, ...]]]
 
-    def configuration(self, settings: Mapping[str, Any], location: str) -> C:
-        """The sizes in a `config.json` of transformers; ValueError if one is missing or odd."""
+    def configuration(
+        self, settings: Mapping[str, Any], stored: Collection[str], location: str
+    ) -> C:
+        """The sizes in a `config.json` of transformers, for tensors `stored` under these names.
+
+        Raises ValueError if a size is missing, or not one that is computed here.
+        """
         raise NotImplementedError
 
     def names(self, config: C) -> dict[str, Stored]:

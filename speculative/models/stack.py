@@ -42,14 +42,17 @@ class Layer(nn.Module):
     """Self-attention, attention to a source, feed-forward, each normed before and added after."""
 
     config: Config
-    attention: str = "self_attention"  # T5X's name of it.
+    kind: str = "decoder"  # Or "encoder", of the stack.
     crosses: bool = False  # Whether there is attention to a source.
 
     def setup(self) -> None:
         """Declares the layer's parts under T5X's names."""
-        config = self.config
-        self.attention_norm = LayerNorm(config, name=f"pre_{self.attention}_layer_norm")
-        self.attend = Attention(config, name=self.attention)
+        config, encoder = self.config, self.kind == "encoder"
+        attention = "attention" if encoder else "self_attention"
+        self.attention_norm = LayerNorm(config, name=f"pre_{attention}_layer_norm")
+        self.attend = Attention(config, name=attention)
+        if not config.shared_positions:
+            self.relative_posemb = RelativeBias(config, bidirectional=encoder)
         if self.crosses:
             self.pre_cross_attention_layer_norm = LayerNorm(config)
             self.encoder_decoder_attention = Attention(config)
@@ -102,11 +105,10 @@ class Stack(nn.Module):
             init = nn.initializers.normal(0.01)
             sizes = config.max_positions, config.emb_dim
             self.position_embedder = nn.Embed(*sizes, embedding_init=init)
-        else:
+        elif config.shared_positions:
             self.relpos_bias = RelativeBias(config, bidirectional=encoder)
-        attention = "attention" if encoder else "self_attention"
         depth = getattr(config, config.depths[0 if encoder else -1])
-        self.layers = [Layer(config, attention, self.crosses) for _ in range(depth)]
+        self.layers = [Layer(config, self.kind, self.crosses) for _ in range(depth)]
         self.norm = LayerNorm(config, name=f"{self.kind}_norm")
         self.dropout = nn.Dropout(config.dropout_rate, broadcast_dims=(1,))
         if not encoder and not config.logits_via_embedding:
@@ -125,20 +127,30 @@ class Stack(nn.Module):
 
         Gives [B, L, D] after each layer, and each layer's keys and values, [B * N, L, H] or caches.
         """
-        learned, length = self.config.positions == "learned", x.shape[1]
-        if not caches:
-            bias = mask if learned else self.relpos_bias(length) + mask
-        else:
-            room, starts = caches[0][0].shape[1], caches[0][2]
-            by_distance = jnp.zeros((1, room)) if learned else self.relpos_bias.by_distance(room)
-            bias = causal_bias(by_distance, starts, length)
+        biases = self._biases(x.shape[1], mask, caches)
         x, outputs = self.dropout(x, not train), []
-        for layer, source, cache in itertools.zip_longest(self.layers, sources, caches):
+        each = itertools.zip_longest(self.layers, biases, sources, caches)
+        for layer, bias, source, cache in each:
             dropout = self.dropout if self.one_dropout else layer.dropout
             active = functools.partial(dropout, deterministic=False) if train else None
             outputs.append(layer(x, bias, active, source, cache))
             x = outputs[-1][0]
         return tuple(zip(*outputs, strict=True))
+
+    def _biases(self, length: int, mask: Any, caches: Sequence[Cache]) -> list[Array]:
+        """What each layer's self-attention adds to its scores: relative positions and the mask."""
+        if self.config.shared_positions:
+            tables = [None if self.config.positions == "learned" else self.relpos_bias]
+        else:
+            tables = [layer.relative_posemb for layer in self.layers]
+        if caches:
+            room, starts = caches[0][0].shape[1], caches[0][2]
+            none = jnp.zeros((1, room))
+            found = [table.by_distance(room) if table else none for table in tables]
+            found = [causal_bias(by_distance, starts, length) for by_distance in found]
+        else:
+            found = [table(length) + mask if table else mask for table in tables]
+        return found * (len(self.layers) // len(found))
 
     def hidden(self, after: Sequence[Array], wanted: tuple[str, ...]) -> dict[str, Array]:
         """Those wanted of the hidden states after each layer and the last norm."""

@@ -245,12 +245,14 @@ def _samples(rows: Sequence[_Row]) -> list[str]:
 def _sample(example: Example, record: Record) -> str:
     """An example, its texts side by side where there is room."""
     texts = {
-        "source": example.source,
+        "prefix": example.prefix,
+        "source": example.source.removeprefix(example.prefix),
         "reference": example.reference,
         f"autoregressive, {example.lengths[0]} tokens": example.autoregressive,
         f"speculative, {example.lengths[1]} tokens": example.speculative,
     }
-    parts = [f"<div><dt>{head}</dt><dd>{_text(text)}</dd></div>" for head, text in texts.items()]
+    shown = {head: text for head, text in texts.items() if text or head != "prefix"}
+    parts = [f"<div><dt>{head}</dt><dd>{_text(text)}</dd></div>" for head, text in shown.items()]
     verdict = ""
     if record.outputs_identical is not None:
         verdict = ": identical"

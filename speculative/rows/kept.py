@@ -31,6 +31,7 @@ class Example:
     # examples gave enough tokens for alpha.
     betas: list[float]
     difference: Difference | None  # Where the outputs part; None too where they need not be equal.
+    prefix: str = ""  # What of the source the task, and not the text's author, said.
 
 
 class KeptExamples:

@@ -119,6 +119,7 @@ def _measure(
         accepted=guessed.accepted,
         betas=betas,
         difference=difference,
+        prefix=prompt.prefix,
     )
 
 

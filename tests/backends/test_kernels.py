@@ -140,6 +140,8 @@ def test_a_product_does_not_depend_on_the_positions_beside_it(
 def activated(name: str, x: np.ndarray) -> np.ndarray:
     if name == "gelu":
         return 0.5 * x * (1 + np.tanh(np.sqrt(2 / np.pi) * (x + 0.044715 * x**3)))
+    if name == "silu":
+        return x / (1 + np.exp(-x))
     return np.maximum(x, 0) if name == "relu" else x
 
 

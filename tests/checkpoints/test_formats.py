@@ -1,6 +1,8 @@
 """Every format into every other: T5X's own file, golden files of transformers, and damage."""
 
 import errno
+import gzip
+import itertools
 import json
 import os
 import pathlib
@@ -22,12 +24,17 @@ from safetensors.numpy import load_file, save_file
 
 from speculative import checkpoints
 from speculative.checkpoints import Checkpoint, huggingface, t5x
-from speculative.models import T5Config, abstract_params, model_of
+from speculative.checkpoints.checkpoint import Tensor, by_name
+from speculative.models import SIZES, T5Config, abstract_params, model_of
+from speculative.models.t5 import T5Names
+from speculative.vocabulary import BYTES, Bytes, from_elsewhere, open_vocabulary
 
 DATA = pathlib.Path(__file__).parents[1] / "data"
 T5X = DATA / "t5x_v1_1" / "checkpoint_1000"
 V1_0 = T5Config(40, 16, 2, 4, 24, 2, 1, mlp_activations=("relu",), logits_via_embedding=True)
 V1_1 = T5Config(40, 16, 4, 8, 24, 1, 3, num_buckets=16)
+UMT5 = V1_1.replace(num_encoder_layers=2, shared_positions=False)
+UL2 = V1_1.replace(mlp_activations=("silu", "linear"))
 
 
 def params_of(config: T5Config) -> Any:
@@ -71,8 +78,13 @@ def test_what_t5x_wrote_keeps_every_bit_through_all_formats(tmp_path: pathlib.Pa
         np.testing.assert_allclose(logits, expected["logits"], atol=1e-4)
 
 
-@pytest.mark.parametrize("to", checkpoints.FORMATS)
-@pytest.mark.parametrize("config", [V1_0, V1_1], ids=["v1.0", "v1.1"])
+@pytest.mark.parametrize(
+    ("to", "config"),
+    [
+        *itertools.product(checkpoints.FORMATS, (V1_0, V1_1, UMT5)),
+        *itertools.product(("native", "huggingface"), [UL2]),  # T5X's shapes show no function.
+    ],
+)
 def test_versions_and_number_formats(tmp_path: pathlib.Path, config: T5Config, to: str) -> None:
     made = save(tmp_path / "made", config, to)
     assert made.config == config
@@ -107,10 +119,13 @@ def test_our_index_is_that_of_t5x(tmp_path: pathlib.Path) -> None:
             assert mine == yours
 
 
-def test_scanned_layers_are_unstacked(tmp_path: pathlib.Path) -> None:
-    """scalable_t5 stacks its layers along axis 1, under `layers`."""
+@pytest.mark.parametrize("flaxformer", [False, True], ids=["scalable_t5", "Flaxformer"])
+@pytest.mark.parametrize("config", [V1_1.replace(num_encoder_layers=2), UMT5], ids=["T5", "umT5"])
+def test_scanned_layers_are_unstacked(
+    tmp_path: pathlib.Path, config: T5Config, flaxformer: bool
+) -> None:
+    """scalable_t5 stacks its layers along axis 1, under `layers`; Flaxformer under other names."""
     folder = tmp_path / "checkpoint_0"
-    config = V1_1.replace(num_encoder_layers=2)
     source = save(folder, config, "t5x")
     index = index_of(folder)
     tree: dict[str, Any] = {"token_embedder": index["optimizer"]["target"]["token_embedder"]}
@@ -125,21 +140,57 @@ def test_scanned_layers_are_unstacked(tmp_path: pathlib.Path) -> None:
                     [source.read("/".join((stack, f"layers_{i}", *rest))) for i in range(depth)],
                     axis=1,
                 )
-        tree[stack]["layers"] = traverse_util.unflatten_dict(stacked)
+        if flaxformer:  # As umT5's are published, where heads have an axis of their own too.
+            for (*rest, part), value in [*stacked.items()]:
+                whole, deep, width = value.shape[0], value.shape[1], value.shape[-1]
+                if rest[-1] in ("query", "key", "value"):
+                    stacked[*rest, part] = value.reshape(whole, deep, config.num_heads, -1)
+                elif rest[-1] == "out":
+                    apart = value.reshape(config.num_heads, -1, deep, width)
+                    stacked[*rest, part] = apart.swapaxes(1, 2)
+                elif rest[-1] == "relative_posemb":
+                    stacked["relpos_bias", part] = stacked.pop((*rest, part))
+        name = stack if flaxformer else "layers"
+        tree[stack][name] = traverse_util.unflatten_dict(stacked)
     index["optimizer"]["target"] = tree
     (folder / "checkpoint").write_bytes(serialization.msgpack_serialize(index))
-    equal(checkpoints.open(folder), source)
+    scanned = checkpoints.open(folder)
+    assert scanned.config == config
+    equal(scanned, source)
 
 
-def test_layers_with_positions_of_their_own_are_refused(tmp_path: pathlib.Path) -> None:
-    folder = tmp_path / "checkpoint_0"
-    save(folder, V1_1, "t5x")
-    index = index_of(folder)
-    positions = {"relative_posemb": {"rel_embedding": np.zeros((4, 3, 16), np.float32)}}
-    index["optimizer"]["target"]["decoder"]["layers"] = positions
-    (folder / "checkpoint").write_bytes(serialization.msgpack_serialize(index))
-    with pytest.raises(ValueError, match="positions of its own .* not supported"):
-        checkpoints.open(folder)
+@pytest.mark.parametrize("size", ["t5_small", "mt5_small", "umt5_small", "byt5_small", "ul2"])
+def test_shapes_show_the_sizes_that_have_names(size: str) -> None:
+    shapes = {name: x.shape for name, x in by_name(abstract_params(SIZES[size])).items()}
+    assert T5Names().infer(shapes, "here") == SIZES[size]
+
+
+@pytest.mark.parametrize(
+    ("changes", "fragment"),
+    [
+        ({"mlp_activations": ("silu", "linear")}, r"read as \('gelu', 'linear'\); .*--to native"),
+        ({"max_distance": 64}, "has max_distance = 64, .* read as 128"),
+    ],
+)
+def test_what_t5x_has_no_place_for_is_refused(
+    tmp_path: pathlib.Path, changes: dict[str, Any], fragment: str
+) -> None:
+    with pytest.raises(ValueError, match=fragment):
+        save(tmp_path / "made", V1_1.replace(**changes), "t5x")
+    assert not (tmp_path / "made").exists()
+    ul2 = SIZES["ul2"].replace(dropout_rate=0.1, dtype="bfloat16")
+    assert isinstance(ul2, T5Config)
+    T5Names().require_t5x(ul2, "here")
+
+
+@pytest.mark.parametrize(
+    "family", ["llama", "qwen3", "gemma3", "t5gemma", "bart", "longt5", "switch_transformers"]
+)
+def test_other_families_get_a_sentence(tmp_path: pathlib.Path, family: str) -> None:
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": family}))
+    known = "only T5, Flan-T5, UL2, ByT5, mT5 and umT5 .* and GPT-2 .* are read"
+    with pytest.raises(ValueError, match=f"of a '{family}' model; {known}"):
+        checkpoints.open(tmp_path)
 
 
 def test_a_folder_on_google_cloud(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -155,22 +206,100 @@ def test_a_folder_on_google_cloud(monkeypatch: pytest.MonkeyPatch) -> None:
     assert opened == ["gs://t5-data/x"]
 
 
-@pytest.mark.parametrize("name", ["transformers_v1_0", "transformers_v1_1"])
+GOLDEN = {
+    "transformers_v1_0": "T5 v1.0 (ReLU, tied logits)",
+    "transformers_v1_1": "T5 v1.1 (gated GELU, untied logits)",  # LM-adapted and Flan-T5 too.
+    "transformers_mt5": "T5 v1.1 (gated GELU, untied logits)",
+    "transformers_byt5": "T5 v1.1 (gated GELU, untied logits)",
+    "transformers_umt5": "umT5 (gated GELU, relative positions in every layer, untied logits)",
+    "transformers_ul2": "UL2 (gated SiLU, untied logits)",
+}
+
+
+@pytest.mark.parametrize("name", GOLDEN)
 def test_golden_files_of_transformers(name: str) -> None:
     """Weights, inputs and outputs by scripts/make_transformers_golden.py."""
     checkpoint = checkpoints.open(DATA / name)
     params, model = checkpoint.load("float32"), model_of(checkpoint.config)
-    assert checkpoint.config.logits_via_embedding == (name == "transformers_v1_0")
+    assert checkpoint.config.description()[0] == GOLDEN[name]
     with np.load(DATA / name / "expected.npz") as expected:
         forward, inputs = jax.jit(model.forward), expected["inputs"]
-        logits = forward(params, inputs, expected["decoder_inputs"])
-        np.testing.assert_allclose(logits, expected["logits"], atol=1e-4)
         # One width for all lengths: no position sees those after it.
-        count = expected["greedy"].shape[1]
+        count, given = expected["greedy"].shape[1], expected["decoder_inputs"]
         tokens = np.zeros((len(inputs), count + 1), np.int32)
+        tokens[:, : given.shape[1]] = given
+        logits = forward(params, inputs, tokens)[:, : given.shape[1]]
+        np.testing.assert_allclose(logits, expected["logits"], atol=1e-4)
+        tokens[:] = 0
         for i in range(count):
             tokens[:, i + 1] = np.argmax(forward(params, inputs, tokens)[:, i], axis=-1)
         np.testing.assert_array_equal(tokens[:, 1:], expected["greedy"])
+
+
+with gzip.open(DATA / "transformers_t5_shapes.json.gz") as _file:
+    PUBLIC: dict[str, Any] = json.load(_file)
+
+
+@pytest.mark.parametrize("name", PUBLIC)
+def test_names_and_shapes_of_public_checkpoints(
+    name: str, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Those of transformers' models with Google's settings, by the same script; no weights."""
+    (tmp_path / "config.json").write_text(json.dumps(PUBLIC[name]["config"]))
+    stored = {
+        key: Tensor(tuple(shape), "float32", lambda: np.zeros(0))
+        for key, shape in PUBLIC[name]["tensors"].items()
+    }
+    monkeypatch.setattr(huggingface, "_stored", lambda folder: stored)
+    checkpoint = checkpoints.open(tmp_path)
+    size = name.removeprefix("google/").removeprefix("flan-").removesuffix("-lm-adapt")
+    if name in ("google/flan-t5-small", "google/t5-small-lm-adapt"):
+        size = "t5_1_1_small"
+    size = size.replace("v1_1", "1_1").replace("-", "_")
+    assert checkpoint.config == SIZES[size]
+    assert f"the sizes of {size}" in checkpoints.describe(checkpoint)["family"]
+    sentinels = {"google/mt5-small": 0, "google/umt5-small": 300}
+    assert checkpoint.extra_ids == sentinels.get(name, 100)
+
+
+def test_tied_logits_of_mt5_and_umt5(tmp_path: pathlib.Path) -> None:
+    """Recent versions say "tied" of both, of mT5 without scaling and keeping its logits."""
+    for name in ("transformers_mt5", "transformers_umt5"):
+        shutil.copytree(DATA / name, tmp_path / name)
+        edit_json(tmp_path / name / "config.json", tie_word_embeddings=True)
+    made = checkpoints.open(tmp_path / "transformers_mt5")
+    equal(made, checkpoints.open(DATA / "transformers_mt5"))
+    umt5 = tmp_path / "transformers_umt5"
+    with pytest.raises(ValueError, match=r"tied .* and so scaled, but there is an lm_head\.weight"):
+        checkpoints.open(umt5)
+    edit_tensors(umt5, lm_head__weight=None)
+    assert checkpoints.open(umt5).config.logits_via_embedding
+
+
+def test_bytes_are_the_vocabulary_of_byt5(tmp_path: pathlib.Path) -> None:
+    """As transformers' tokenizer has them; they travel, and have no file."""
+    made = checkpoints.open(DATA / "transformers_byt5")
+    vocabulary = made.open_vocabulary()
+    assert isinstance(vocabulary, Bytes)
+    assert (vocabulary.size, len(vocabulary.pieces), vocabulary.extra_ids) == (384, 384, 125)
+    assert vocabulary.pieces[3 + ord("a")] == "<0x61>"
+    tokenizer = json.loads((DATA / "transformers_byt5" / "tokenizer_config.json").read_text())
+    for i, token in tokenizer["added_tokens_decoder"].items():
+        assert vocabulary.pieces[int(i)] == token["content"]
+    with np.load(DATA / "transformers_byt5" / "expected.npz") as expected:
+        text = str(expected["text"])
+        np.testing.assert_array_equal(vocabulary.encode(text), expected["tokens"])
+        assert vocabulary.decode(expected["tokens"]) == text
+    assert vocabulary.decode([0, 2, 100, 300, 3 + 0xE2, 100, 1, 101]) == "aa"
+    for i, to in enumerate(("native", "huggingface", "native")):
+        source, folder = made.location, tmp_path / str(i)
+        made = checkpoints.convert(source, folder, to)
+        assert not (folder / BYTES).exists()
+        assert (str(made.vocabulary), made.extra_ids) == (BYTES, 125)
+        assert checkpoints.describe(made)["vocabulary"] == "bytes, 259 pieces and 125 sentinels"
+    found = from_elsewhere(BYTES, 384)  # As with T5X's checkpoints.
+    found.require_equal(vocabulary)
+    assert (from_elsewhere(BYTES, 260).size, open_vocabulary(BYTES, 3).size) == (259, 262)
 
 
 def test_shards_with_an_index(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -393,10 +522,13 @@ DAMAGE = {
             "model.safetensors is no safetensors file",
         ),
         (lambda f: (f / "model.safetensors").unlink(), "has no weights"),
-        (lambda f: edit_json(f / "config.json", model_type="bert"), "of a 'bert' model; only T5"),
         (
-            lambda f: edit_json(f / "config.json", feed_forward_proj="gated-silu"),
-            "feed_forward_proj 'gated-silu'",
+            lambda f: edit_json(f / "config.json", model_type="bert"),
+            "of a 'bert' model; only T5, .*\\(t5, mt5, umt5\\) and GPT-2",
+        ),
+        (
+            lambda f: edit_json(f / "config.json", feed_forward_proj="gated-mish"),
+            "feed_forward_proj 'gated-mish'; known are relu, gated-gelu, gated-silu",
         ),
         (lambda f: edit_json(f / "config.json", layer_norm_epsilon=0.1), "epsilon 0.1"),
         (lambda f: edit_json(f / "config.json", d_kv=None), "d_kv None; it must be a positive"),

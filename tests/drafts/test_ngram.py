@@ -7,8 +7,6 @@ probability 1e-4 at most (Bonferroni).
 import functools
 import itertools
 import pathlib
-import runpy
-import sys
 import zipfile
 from collections import Counter
 from collections.abc import Callable
@@ -19,7 +17,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from speculative import checkpoints
+from speculative import checkpoints, cli
 from speculative.decoding import Decoding, Params, random_draws
 from speculative.decoding import loop as fast
 from speculative.drafts import NgramDraft, NgramParams, Proposal, count_ngrams, ngram, ngram_params
@@ -31,7 +29,6 @@ from tests.decoding.test_reference import check_same_tokens
 
 PIECES = 7
 TEXTS = ngrams.texts(PIECES)
-SCRIPT = pathlib.Path(__file__).parents[2] / "scripts" / "count_ngrams.py"
 SHIPPED = checkpoints.SHIPPED["debian_target"] / "ngrams.npz"
 DEBIAN = checkpoints.ASSETS / "debian.model"
 
@@ -212,7 +209,7 @@ def test_a_file_keeps_the_table(file: pathlib.Path) -> None:
 
 
 def test_files_that_do_not_fit(file: pathlib.Path) -> None:
-    with pytest.raises(ValueError, match="none.npz does not exist.*count_ngrams"):
+    with pytest.raises(ValueError, match="none.npz does not exist.*speculative count"):
         ngram.load(file.with_name("none.npz"), Numbers(PIECES), 2)
     with pytest.raises(ValueError, match="ngrams.npz.* 3 tokens, not 4"):
         ngram.load(file, Numbers(PIECES), 4)
@@ -302,33 +299,24 @@ def test_counts_that_contradict_each_other(
         ngram_params({**table, name: change(table[name])}, 2)
 
 
-def run(monkeypatch: pytest.MonkeyPatch, *arguments: object) -> None:
-    monkeypatch.setattr(sys, "argv", [SCRIPT.name, *map(str, arguments)])
-    runpy.run_path(str(SCRIPT), run_name="__main__")
-
-
-@pytest.mark.parametrize("which", ["targets", "inputs"])
-def test_the_script(
-    which: str,
-    tmp_path: pathlib.Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+@pytest.mark.parametrize("which", ["references", "sources"])
+def test_counts_of_token_files(
+    which: str, tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     texts, others = ngrams.texts(300, seed=1), ngrams.texts(300, seed=2)
-    columns = (texts, others) if which == "inputs" else (others, texts)
+    columns = (texts, others) if which == "sources" else (others, texts)
     files = [tmp_path / "a.npz", tmp_path / "b.npz"]
     for path, half in zip(files, (slice(25), slice(25, None)), strict=True):
         examples.ragged(*(column[half] for column in columns)).save(path)
     output = tmp_path / "counts.npz"
-    options = ("--order", 2, "--width", 5, "--min_count", 2, "--vocabulary", DEBIAN)
-    run(monkeypatch, *files, *options, "--output", output, "--which", which)
-    assert f"from {sum(map(len, texts))} tokens of 40 {which}" in capsys.readouterr().out
+    command = ["count", *map(str, files), "--order=2", "--width=5", f"--output={output}"]
+    command += ["--sources"] * (which == "sources")
+    assert cli.main([*command, "--min_count=2"]) == 0
+    assert f"{sum(map(len, texts)):,} tokens of 40 texts" in capsys.readouterr().out
     vocabulary = Vocabulary(DEBIAN)
     want = ngram_params(count_ngrams(texts, 2, vocabulary.size, 5, 2), 2)
     jax.tree.map(np.testing.assert_array_equal, ngram.load(output, vocabulary, 2), want)
-    with pytest.raises(SystemExit) as stopped:
-        run(monkeypatch, *files, *options, "--output", output, "--min_count", 1000)
-    assert stopped.value.code == 2
+    assert cli.main([*command, "--min_count=1000"]) == 2
     assert "1000 times" in capsys.readouterr().err
 
 

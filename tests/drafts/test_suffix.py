@@ -2,8 +2,6 @@
 
 import itertools
 import pathlib
-import runpy
-import sys
 from collections import Counter
 
 import jax
@@ -11,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from speculative import checkpoints
+from speculative import checkpoints, cli
 from speculative.drafts import SuffixDraft, suffix
 from speculative.training import examples
 from speculative.types import PyTree
@@ -24,8 +22,6 @@ from tests.drafts.test_copying import (
     check_reference,
     copied,
 )
-
-SCRIPT = pathlib.Path(__file__).parents[2] / "scripts" / "keep_outputs.py"
 
 
 def sequences(seed: int, number: int = 12, longest: int = 14) -> list[np.ndarray]:
@@ -170,7 +166,7 @@ def test_past_outputs_are_kept(tmp_path: pathlib.Path) -> None:
 
 def test_files_that_are_no_past_outputs(tmp_path: pathlib.Path) -> None:
     path, rows = tmp_path / "past.npz", sequences(1)
-    with pytest.raises(ValueError, match="past.npz does not exist.*keep_outputs"):
+    with pytest.raises(ValueError, match="past.npz does not exist.*speculative count"):
         suffix.load(path, Numbers(VOCAB))
     suffix.save(path, rows, Numbers(VOCAB))
     with pytest.raises(ValueError, match="past.npz holds past outputs of another vocabulary"):
@@ -192,19 +188,15 @@ def test_files_that_are_no_past_outputs(tmp_path: pathlib.Path) -> None:
         suffix.load(path, Numbers(VOCAB))
 
 
-def test_the_script_keeps_an_even_sample(
-    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_an_even_sample_is_kept(tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]) -> None:
     rows = [np.full(1 + i % 7, 100 + i) for i in range(400)]
     for name, part in (("a.npz", rows[:150]), ("b.npz", rows[150:])):
         examples.ragged(part, part).save(tmp_path / name)
-    model = checkpoints.ASSETS / "debian.model"
+    files = [str(tmp_path / name) for name in ("a.npz", "b.npz")]
+    command = ["count", *files, "--kind=outputs", f"--output={tmp_path / 'kept.npz'}"]
 
-    def keep(*arguments: object) -> list[int]:
-        files = [tmp_path / "a.npz", tmp_path / "b.npz", "--output", tmp_path / "kept.npz"]
-        argv = ["keep_outputs.py", *files, "--vocabulary", model, *arguments]
-        monkeypatch.setattr(sys, "argv", [str(argument) for argument in argv])
-        runpy.run_path(str(SCRIPT), run_name="__main__")
+    def keep(*arguments: str) -> list[int]:
+        assert cli.main([*command, *arguments]) == 0
         with np.load(tmp_path / "kept.npz") as arrays:
             kept = np.split(arrays["tokens"], arrays["offsets"][1:-1])
         # Whole outputs, each of the number that its tokens say.
@@ -212,13 +204,12 @@ def test_the_script_keeps_an_even_sample(
         return [int(row[0]) - 100 for row in kept]
 
     assert keep() == list(range(400))
-    some = keep("--tokens", 400)
+    some = keep("--tokens=400")
     assert 380 <= sum(len(rows[i]) for i in some) <= 400
     assert max(np.diff(some)) <= 12
-    with pytest.raises(SystemExit) as stopped:
-        keep("--tokens", 0)
-    assert stopped.value.code == 2
-    assert "No output has at most 0 tokens" in capsys.readouterr().err
+    examples.ragged(rows[6:7], rows[6:7]).save(tmp_path / "a.npz")
+    assert cli.main([*command[:2], *command[3:], "--tokens=1"]) == 2
+    assert "No text has at most 1 tokens; raise --tokens" in capsys.readouterr().err
 
 
 def test_the_past_outputs_that_ship_are_of_the_vocabulary_that_ships() -> None:

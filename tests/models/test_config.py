@@ -61,6 +61,15 @@ def test_json_and_back() -> None:
         ("t5_large", 738),
         ("t5_3b", 2852),
         ("t5_11b", 11307),
+        # Published as mT5's 300 million and 13 billion, umT5's, ByT5's 300 and 582 million and 12.9
+        # billion, and UL2's 20 billion.
+        ("mt5_small", 300.176768),
+        ("mt5_xxl", 12921),
+        ("umt5_small", 306.601984),
+        ("byt5_small", 299.637760),
+        ("byt5_base", 581.653248),
+        ("byt5_xxl", 12921),
+        ("ul2", 19459),
         ("t5_1_1_small", 77),
         ("t5_1_1_base", 248),
         ("t5_1_1_large", 783),

@@ -38,6 +38,10 @@ V1_0 = T5Config(
     logits_via_embedding=True,
 )
 
+UMT5 = V1_0.replace(
+    mlp_activations=("silu", "linear"), logits_via_embedding=False, shared_positions=False
+)
+
 extend = jax.jit(T5.extend, static_argnames=("self", "layers"))
 forward = jax.jit(T5.forward, static_argnums=0)
 
@@ -57,9 +61,9 @@ def v1_1() -> tuple[T5, PyTree]:
 
 
 @functools.cache
-def v1_0() -> tuple[T5, PyTree]:
-    """A random v1.0 model whose norms are not at their initial 1."""
-    model = T5(V1_0)
+def random(config: T5Config) -> tuple[T5, PyTree]:
+    """A random model whose norms are not at their initial 1."""
+    model = T5(config)
     rng = np.random.default_rng(10)
 
     def unsettle(path: tuple[Any, ...], leaf: Array) -> Array:
@@ -70,7 +74,9 @@ def v1_0() -> tuple[T5, PyTree]:
     return model, jax.tree_util.tree_map_with_path(unsettle, jax.jit(model.init)(jax.random.key(0)))
 
 
-MODELS = {"v1.1": v1_1, "v1.0": v1_0}
+v1_0 = functools.partial(random, V1_0)
+# Positions in every layer as umT5 has them, behind gates of UL2.
+MODELS = {"v1.1": v1_1, "v1.0": v1_0, "umT5": functools.partial(random, UMT5)}
 
 
 @functools.cache
@@ -152,9 +158,10 @@ def test_decoding_is_that_of_t5x_in_chunks_with_rewinds(width: int, prepacked: b
     np.testing.assert_array_equal(logits.argmax(axis=-1), greedy)
 
 
+@pytest.mark.parametrize("name", ["v1.0", "umT5"])
 @pytest.mark.parametrize("width", [1, 3, 8])
-def test_v1_0_in_chunks_is_float64_t5(width: int) -> None:
-    model, params = v1_0()
+def test_decoding_in_chunks_is_float64_t5(width: int, name: str) -> None:
+    model, params = MODELS[name]()
     tokens = decoder_inputs(24)
     got = in_chunks(model, prepack(params), sources(), tokens, width)
     assert np.abs(got - numpy_logits(model, params, sources(), tokens)).max() < NEAR

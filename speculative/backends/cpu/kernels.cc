@@ -276,13 +276,15 @@ __attribute__((always_inline)) inline void Tile(const Weight* panel, const float
 }
 
 // What a feed-forward layer does to its products; the order is that of `ACTIVATIONS` in types.py.
-enum class Activation : int64_t { kGelu, kRelu, kLinear };
+enum class Activation : int64_t { kGelu, kSilu, kRelu, kLinear };
 
-// With GELU's tanh written as 2 / (1 + exp(-2z)) - 1.
+// SiLU is x / (1 + exp(-x)), and so is GELU, with its tanh written as 2 / (1 + exp(-2z)) - 1, of
+// another exponent.
 inline Vector Activated(Activation activation, Vector x) {
   if (activation == Activation::kLinear) return x;
   if (activation == Activation::kRelu) return (x > Vector{}) | (x != x) ? x : Vector{};
-  const Vector z = x * (x * x * 0.0713548162f + 1.59576912f);
+  const Vector gelu = x * (x * x * 0.0713548162f + 1.59576912f);
+  const Vector z = activation == Activation::kSilu ? x : gelu;
   const Vector e = Exp(reinterpret_cast<Vector>(reinterpret_cast<Whole>(z) | INT32_MIN));
   return x * (x > Vector{} ? All(1.0f) : e) / (e + 1.0f);
 }

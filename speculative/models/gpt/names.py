@@ -1,7 +1,7 @@
 """GPT-2 in transformers."""
 
 import re
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any
 
 from speculative.models.gpt.config import GPT, DecoderOnlyConfig
@@ -13,7 +13,7 @@ class GPTNames(Names[DecoderOnlyConfig]):
     """`GPT2LMHeadModel`, whose kernels are [in, out] as ours are."""
 
     title = "GPT-2"
-    model_types = ("gpt2",)
+    model_types = {"gpt2": 0}
     prefix = "transformer."
     # The causal mask, which early versions kept as a buffer, and a copy of the embedding.
     passed_over = re.compile(r"h\.\d+\.attn\.(masked_)?bias|lm_head\.weight")
@@ -42,7 +42,9 @@ class GPTNames(Names[DecoderOnlyConfig]):
         "mlp.c_proj": ("mlp/wo",),
     }
 
-    def configuration(self, settings: Mapping[str, Any], location: str) -> DecoderOnlyConfig:
+    def configuration(
+        self, settings: Mapping[str, Any], stored: Collection[str], location: str
+    ) -> DecoderOnlyConfig:
         """Of GPT-2 without its variants."""
         fields: dict[str, Any] = self._read_sizes(settings, location)
         emb_dim, heads = fields["emb_dim"], fields["num_heads"]

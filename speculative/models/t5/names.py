@@ -1,19 +1,20 @@
 """T5 in transformers and in T5X."""
 
 import re
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any
 
 from speculative.models.names import SPIECE, Names, Stored
-from speculative.models.t5.config import T5Config
+from speculative.models.t5.config import SIZES, T5Config
 from speculative.vocabulary import EXTRA_IDS
 
 
 class T5Names(Names[T5Config]):
-    """`T5ForConditionalGeneration`: v1.0, v1.1 and Flan; and T5X's own."""
+    """`T5ForConditionalGeneration`, mT5's and umT5's; and T5X's own."""
 
-    title = "T5"
-    model_types = ("t5", "mt5")
+    title = "T5, Flan-T5, UL2, ByT5, mT5 and umT5"
+    # The pieces of mT5's vocabulary end with its 100 sentinels.
+    model_types = {"t5": EXTRA_IDS, "mt5": 0, "umt5": 300}
     # Copies of the embedding, and a table that early exports held and no model reads.
     passed_over = re.compile(
         r"lm_head\.weight|(encoder|decoder)\.embed_tokens\.weight"
@@ -22,7 +23,6 @@ class T5Names(Names[T5Config]):
     # Logits that are tied but not scaled.
     copies = {"lm_head.weight": "shared.weight"}
     vocabularies = (SPIECE,)
-    extra_ids = EXTRA_IDS
 
     sizes = {
         "vocab_size": "vocab_size",
@@ -38,7 +38,11 @@ class T5Names(Names[T5Config]):
         "relative_attention_num_buckets": "num_buckets",
         "relative_attention_max_distance": "max_distance",
     }
-    activations = {"relu": ("relu",), "gated-gelu": ("gelu", "linear")}
+    activations = {
+        "relu": ("relu",),
+        "gated-gelu": ("gelu", "linear"),
+        "gated-silu": ("silu", "linear"),
+    }
     parts = {
         "encoder": {"SelfAttention": "attention", "DenseReluDense": "mlp"},
         "decoder": {
@@ -48,10 +52,12 @@ class T5Names(Names[T5Config]):
         },
     }
 
-    def configuration(self, settings: Mapping[str, Any], location: str) -> T5Config:
-        """Of T5 and mT5, with the layers of either version."""
-        usual, tied = ("relu", True) if settings["model_type"] == "t5" else ("gated-gelu", False)
-        kind = settings.get("feed_forward_proj", usual)
+    def configuration(
+        self, settings: Mapping[str, Any], stored: Collection[str], location: str
+    ) -> T5Config:
+        """Of T5, mT5 and umT5, with the layers of any version."""
+        family = settings["model_type"]
+        kind = settings.get("feed_forward_proj", "relu" if family == "t5" else "gated-gelu")
         if kind not in self.activations:
             known = ", ".join(self.activations)
             raise ValueError(f"{location} has the feed_forward_proj {kind!r}; known are {known}.")
@@ -60,10 +66,18 @@ class T5Names(Names[T5Config]):
         for name, ours in self.optional.items():
             if settings.get(name) is not None:
                 fields[ours] = settings[name]
-        # Recent versions say "tied" of every T5, and say by another name which are scaled.
-        tied = settings.get("scale_decoder_outputs", settings.get("tie_word_embeddings", tied))
+        # Recent versions say "tied" of all of them. Of T5 they say by another name whether logits
+        # are scaled, as tied ones are; those of mT5 never are, those of umT5 are where it says so.
+        tied = settings.get("tie_word_embeddings", True)
+        tied = settings.get("scale_decoder_outputs", tied) if family != "mt5" else False
+        if family == "umt5" and tied and "lm_head.weight" in stored:
+            raise ValueError(
+                f"{location} says that logits are tied to the embedding and so scaled, but there "
+                "is an lm_head.weight, as where transformers 5 saved a umT5; with "
+                '"tie_word_embeddings": false it is read, and not scaled, as in Google\'s own.'
+            )
         fields["mlp_activations"] = self.activations[kind]
-        return T5Config(**fields, logits_via_embedding=tied)
+        return T5Config(**fields, shared_positions=family != "umt5", logits_via_embedding=tied)
 
     def names(self, config: T5Config) -> dict[str, Stored]:
         """As of `Names`."""
@@ -79,9 +93,12 @@ class T5Names(Names[T5Config]):
         attention = {"q": "query", "k": "key", "v": "value", "o": "out"}
         for stack, parts in self.parts.items():
             store(f"{stack}.final_layer_norm", f"{stack}/{stack}_norm/scale")
-            buckets = f"{stack}.block.0.layer.0.SelfAttention.relative_attention_bias"
-            store(buckets, f"{stack}/relpos_bias/rel_embedding", True)
             for i in range(getattr(config, f"num_{stack}_layers")):
+                buckets = f"{stack}.block.{i}.layer.0.SelfAttention.relative_attention_bias"
+                if not config.shared_positions:
+                    store(buckets, f"{stack}/layers_{i}/relative_posemb/rel_embedding", True)
+                elif i == 0:
+                    store(buckets, f"{stack}/relpos_bias/rel_embedding", True)
                 for j, (theirs, part) in enumerate(parts.items()):
                     layer, ours = f"{stack}.block.{i}.layer.{j}", f"{stack}/layers_{i}"
                     norm = part.replace("encoder_decoder", "cross")
@@ -95,14 +112,22 @@ class T5Names(Names[T5Config]):
         """As of `Names`."""
         if config.source_dim:
             raise ValueError(f"transformers knows no T5 without an encoder, as {location} is.")
+        names = {activations: name for name, activations in self.activations.items()}
+        if (kind := names.get(config.mlp_activations)) is None:
+            raise ValueError(
+                f"{location} has the mlp_activations {config.mlp_activations}, which transformers "
+                f"has no name for; it has one for {', '.join(map(str, names))}."
+            )
         return self._write_sizes(config) | {
             **{name: getattr(config, ours) for name, ours in self.optional.items()},
-            "architectures": ["T5ForConditionalGeneration"],
-            "model_type": "t5",
+            "architectures": [
+                f"{'' if config.shared_positions else 'UM'}T5ForConditionalGeneration"
+            ],
+            "model_type": "t5" if config.shared_positions else "umt5",
             "is_encoder_decoder": True,
             "dropout_rate": config.dropout_rate,
             "layer_norm_epsilon": 1e-6,
-            "feed_forward_proj": "gated-gelu" if config.gated else "relu",
+            "feed_forward_proj": kind,
             "tie_word_embeddings": config.logits_via_embedding,
             "pad_token_id": 0,
             "eos_token_id": 1,
@@ -110,7 +135,11 @@ class T5Names(Names[T5Config]):
         }
 
     def infer(self, shapes: Mapping[str, tuple[int, ...]], location: str) -> T5Config:
-        """As of `Names`; no shape shows `max_distance`, which is T5's 128."""
+        """As of `Names`.
+
+        No shape shows `max_distance`, which is T5's 128, nor which function gates: a GELU, but in
+        a model of UL2's sizes.
+        """
 
         def shape(name: str) -> tuple[int, ...]:
             if name in shapes:
@@ -121,21 +150,43 @@ class T5Names(Names[T5Config]):
             return len({n.split("/")[1] for n in shapes if n.startswith(f"{stack}/layers_")})
 
         vocab_size, emb_dim = shape("token_embedder/embedding")
-        heads, buckets = shape("decoder/relpos_bias/rel_embedding")
+        shared = "decoder/layers_0/relative_posemb/rel_embedding" not in shapes
+        positions = "relpos_bias" if shared else "layers_0/relative_posemb"
+        heads, buckets = shape(f"decoder/{positions}/rel_embedding")
         width = shape("decoder/layers_0/self_attention/query/kernel")[1]
         if width % heads:
             raise ValueError(f"The queries of {location} have {width} features for {heads} heads.")
         gated = "decoder/layers_0/mlp/wi_0/kernel" in shapes
         mlp_dim = shape(f"decoder/layers_0/mlp/{'wi_0' if gated else 'wi'}/kernel")[1]
-        return T5Config(
+        config = T5Config(
             vocab_size, emb_dim, heads, width // heads, mlp_dim,
             layers("encoder"), layers("decoder"),
             mlp_activations=self.activations["gated-gelu" if gated else "relu"],
             logits_via_embedding="decoder/logits_dense/kernel" not in shapes,
+            shared_positions=shared,
             num_buckets=buckets,
         )  # fmt: skip
+        return self._assumed(config)
+
+    def _assumed(self, config: T5Config) -> T5Config:
+        """The configuration with what `infer` assumes of what no shape shows."""
+        kind, ul2 = "gated-gelu" if config.gated else "relu", SIZES["ul2"]
+        gates = self.activations[kind], ul2.mlp_activations
+        usual, silu = (
+            config.replace(mlp_activations=gate, max_distance=T5Config.max_distance)
+            for gate in gates
+        )
+        same = silu.replace(dtype=ul2.dtype, dropout_rate=ul2.dropout_rate) == ul2
+        return silu if same else usual
 
     def require_t5x(self, config: T5Config, location: str) -> None:
         """T5X's own models, all with an encoder."""
         if config.source_dim:
             raise ValueError(f"T5X knows no model without an encoder, as {location} is.")
+        assumed = self._assumed(config)
+        for field in ("mlp_activations", "max_distance"):
+            if (value := getattr(config, field)) != (read := getattr(assumed, field)):
+                raise ValueError(
+                    f"{location} has {field} = {value!r}, which T5X's format does not hold: it "
+                    f"would be read as {read!r}; write another format (--to native, huggingface)."
+                )

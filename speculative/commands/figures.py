@@ -1,0 +1,85 @@
+"""What `generate` says of texts: how fast they came, and how much faster than without a draft."""
+
+import dataclasses
+import operator
+from typing import TYPE_CHECKING, NamedTuple
+
+if TYPE_CHECKING:
+    from jax import Array
+
+    from speculative.pair import Pair, Result
+
+
+class Timed(NamedTuple):
+    """A decoded text, and the seconds that it took: prefill included, compilation not."""
+
+    result: "Result"
+    seconds: float
+
+
+@dataclasses.dataclass(frozen=True)
+class Figures:
+    """Sums over texts; those `alone` are of the target without a draft, zero if not compared."""
+
+    texts: int = 0
+    tokens: int = 0
+    target_calls: int = 0
+    seconds: float = 0.0
+    tokens_alone: int = 0
+    seconds_alone: float = 0.0
+    greedy: int = 0  # Texts of which the tokens of both ways were compared,
+    equal: int = 0  # those with the same tokens,
+    near_ties: int = 0  # and those whose first difference rounding explains.
+
+    def __add__(self, other: "Figures") -> "Figures":
+        mine, theirs = dataclasses.astuple(self), dataclasses.astuple(other)
+        return Figures(*map(operator.add, mine, theirs))
+
+    def __str__(self) -> str:
+        several = f"{self.texts:,} texts: " if self.texts > 1 else ""
+        calls = f"{self.target_calls:,} target call{'s' * (self.target_calls > 1)}"
+        said = [
+            f"{several}{_rate(self.tokens, self.seconds)}, {calls} "
+            f"({self.tokens / self.target_calls:.2f} tokens a call)."
+        ]
+        if self.tokens_alone:
+            ratio = self.seconds_alone / self.tokens_alone / (self.seconds / self.tokens)
+            said.append(
+                f"Without a draft: {_rate(self.tokens_alone, self.seconds_alone)}, so with it "
+                f"{ratio:.2f} times as fast."
+            )
+        if self.greedy:
+            said.append(self._equal())
+        return "\n".join(said)
+
+    def _equal(self) -> str:
+        if self.greedy == 1:
+            said = "The tokens are the same both ways" if self.equal else "The tokens differ"
+        else:
+            said = f"The tokens are the same both ways for {self.equal} of {self.greedy} texts"
+        if self.near_ties:
+            said += f"; {self.near_ties} differ by a tie that rounding decides"
+        return said + "."
+
+
+def _rate(tokens: int, seconds: float) -> str:
+    return f"{tokens:,} tokens in {seconds:.2f} s ({tokens / seconds:,.1f} a second)"
+
+
+def figures(
+    pair: "Pair", source: "Array", fast: Timed, alone: Timed | None, greedy: bool
+) -> Figures:
+    """Those of a text; tokens are compared with those without a draft if both are `greedy`."""
+    from speculative.measurement.exactness import compare_greedy
+
+    found = Figures(1, len(fast.result.tokens), fast.result.target_calls, fast.seconds)
+    if alone is None:
+        return found
+    found += Figures(tokens_alone=len(alone.result.tokens), seconds_alone=alone.seconds)
+    if not greedy:
+        return found
+    tokens = alone.result.tokens, fast.result.tokens
+    difference = compare_greedy(pair, source, *tokens, pair.target.config.dtype)
+    if difference is None:
+        return found + Figures(greedy=1, equal=1)
+    return found + Figures(greedy=1, near_ties=int(difference.near_tie))

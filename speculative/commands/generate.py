@@ -1,0 +1,234 @@
+"""`generate`: decodes the user's own text, and says how fast it came."""
+
+import argparse
+import itertools
+import json
+import sys
+import time
+from collections.abc import Callable, Iterable, Iterator
+from typing import TYPE_CHECKING, Any
+
+from speculative import checks
+from speculative.commands import Command, add_options, prompts, rows, whole
+from speculative.commands.figures import Figures, Timed, figures
+
+if TYPE_CHECKING:
+    from jax import Array
+
+    from speculative.decoding.loop import Step
+    from speculative.pair import Pair
+    from speculative.vocabulary import Vocabulary
+
+AUTO = "auto"  # The number of guesses is picked by measured costs.
+DEFAULTS = {"temperature": 0.0, "top_k": 0, "top_p": 1.0, "verification": "token", "lenience": 1.0}
+FOREIGN = 0.1  # The share of characters in no piece from which a warning is given.
+FIELDS = ("text", "tokens", "target_calls", "accepted")
+
+
+def _add_generate(parser: argparse.ArgumentParser) -> None:
+    given = parser.add_mutually_exclusive_group()
+    given.add_argument(
+        "text", nargs="?", help="the prompt; by default lines of standard input, as they come"
+    )
+    given.add_argument("--file", metavar="FILE", help="prompts, one a line")
+    add_options(parser, "--target", "--draft", "--vocabulary", "--dtype", "--max_length")
+    add_options(parser, "--seed", seed=0)
+    add = parser.add_argument
+    add("--task", help="put the prefix of a task before each prompt: debian_ende, debian_synopsis")
+    add_options(parser, "--module", "--prefix")
+    add(
+        "--gamma",
+        type=lambda text: text if text == AUTO else whole(1, checks.MAX_GAMMA)(text),
+        default=5,
+        help="guesses a step (5), or auto: it follows recent acceptance and the costs of steps, "
+        "which are measured first. Outputs stay exact in distribution, but above T = 0 the text "
+        "may differ between machines",
+    )
+    add_options(parser, *(f"--{name}" for name in DEFAULTS), **DEFAULTS)
+    add("--truncate", action="store_true", help="cut a prompt that is too long")
+    add(
+        "--compare",
+        action="store_true",
+        help="decode each text without a draft too, and say how many times as long that takes",
+    )
+    add(
+        "--json",
+        action="store_true",
+        help="a line {text, tokens, target_calls, accepted, prompt, finish_reason, seconds, seed} "
+        "each, with --compare also {tokens_autoregressive, seconds_autoregressive}",
+    )
+
+
+def _generate(options: argparse.Namespace) -> None:
+    from speculative import progress, tasks
+    from speculative.decoding import rules
+    from speculative.loading import load
+    from speculative.sampling import Sampling
+    from speculative.studies import step_costs
+
+    sampling = Sampling(options.temperature, options.top_k, options.top_p)
+    rule = rules.select(options.verification, options.lenience)  # Wrong values end here.
+    if options.gamma == AUTO and not rule.exact:
+        raise ValueError(
+            f"--gamma {AUTO} is for exact decoding, but --verification is {options.verification} "
+            f"and --lenience is {options.lenience}; give a number of guesses."
+        )
+    rows.import_module(options)
+    prefix = options.prefix or ""
+    if options.task is not None and options.prefix is None:
+        prefix = tasks.task(options.task).prefix
+    typed, lists = prompts.typed(options), prompts.arriving(options)
+    if not typed:
+        lists = _begun(lists)  # Wrong input ends before anything is loaded.
+    with progress.waiting(f"Loading {options.target} ..."):
+        pair = load(options.target, options.draft, options.dtype, options.vocabulary)
+    names = (*DEFAULTS, "seed", "max_length", "truncate")
+    settings = {name: getattr(options, name) for name in names}
+    most = max(step_costs.GAMMAS) if options.gamma == AUTO else options.gamma
+    drafted: dict[str, Any] = settings | {"gamma": most}
+    alone: dict[str, Any] = settings | {"gamma": 0}
+
+    def check(prompt: str) -> "Array":
+        return pair.prepare(prefix + prompt, **drafted)[0]
+
+    lists = _checked(lists, check, typed)
+    if not typed:
+        lists = _begun(lists)  # What does not fit the pair ends before anything is measured.
+    if options.gamma == AUTO:
+        drafted["adaptive"] = step_costs.adaptive(pair, sampling, _say_measuring)
+    decoder = Decoder(pair, streams=not options.json and options.gamma != AUTO)
+    if typed:  # Now, so that a first line of usual length is answered at once.
+        for way in (drafted, alone) if options.compare else (drafted,):
+            decoder.compile("a", **way)
+        print(f"Each line is a prompt for {options.target}; Ctrl-D ends.", file=sys.stderr)
+    total = Figures()
+    for example, prompt in enumerate(itertools.chain.from_iterable(lists)):
+        _warn_of_script(pair.vocabulary, prompt, example + 1)
+        text, show = prefix + prompt, _ignore if options.json else _print
+        fast = decoder.decode(text, show, example=example, **drafted)
+        show("\n")
+        compared = None
+        if options.compare:
+            compared = decoder.decode(text, _ignore, example=example, **alone)
+        if options.json:
+            print(_json(text, options.seed, fast, compared), flush=True)
+            continue
+        found = figures(pair, check(prompt), fast, compared, sampling.greedy)
+        if typed:
+            print(found, file=sys.stderr)
+        total += found
+    # Where nobody asks or watches, a program that went well leaves standard error empty.
+    if total.texts > (1 if typed else 0) and (options.compare or sys.stderr.isatty()):
+        print(total, file=sys.stderr)
+
+
+def _begun(lists: Iterator[list[str]]) -> Iterator[list[str]]:
+    """The same, of which the first is read now."""
+    return itertools.chain([next(lists)], lists)
+
+
+def _checked(
+    lists: Iterator[list[str]], check: Callable[[str], object], typed: bool
+) -> Iterator[list[str]]:
+    """Lists of prompts, each checked as a whole; someone who types may type the next one."""
+    for given in lists:
+        try:
+            for prompt in given:
+                check(prompt)
+        except ValueError as error:
+            if not typed:
+                raise
+            prompts.complain(error)
+            continue
+        yield given
+
+
+def _say_measuring() -> None:
+    said = "Measuring the costs of this pair's steps first, once on this machine (some seconds) ..."
+    print(said, file=sys.stderr)
+
+
+def _print(part: str) -> None:
+    print(part, end="", flush=True)
+
+
+def _ignore(part: str) -> None:
+    pass
+
+
+def _warn_of_script(vocabulary: "Vocabulary", prompt: str, number: int) -> None:
+    """Warns of a prompt that the vocabulary can only spell out."""
+    share = vocabulary.spelled_out(prompt)
+    if share >= FOREIGN:
+        print(
+            f"{share:.0%} of the characters of prompt {number} are unknown pieces or single bytes "
+            f"of the vocabulary {vocabulary.path.name}: the models were hardly trained on such "
+            "text, so that outputs may be noise.",
+            file=sys.stderr,
+        )
+
+
+def _json(prompt: str, seed: int, decoded: Timed, alone: Timed | None = None) -> str:
+    result = decoded.result
+    line: dict[str, Any] = {name: getattr(result, name) for name in FIELDS}
+    line |= {"prompt": prompt, "finish_reason": result.finish_reason}
+    line |= {"seconds": round(decoded.seconds, 6), "seed": seed}
+    if alone:
+        line["tokens_autoregressive"] = alone.result.tokens
+        line["seconds_autoregressive"] = round(alone.seconds, 6)
+    said = json.dumps(line, ensure_ascii=False)
+    for end in "\x85\u2028\u2029":  # Some readers would end the line there.
+        said = said.replace(end, f"\\u{ord(end):04x}")
+    return said
+
+
+class Decoder:
+    """Decodes prompts one by one, and times them: prefill included, compilation not."""
+
+    def __init__(self, pair: "Pair", streams: bool):
+        """`streams` tells whether texts are shown as they grow, or decoded in one dispatch."""
+        self._pair, self._streams = pair, streams
+        self._compiled: set[tuple[int, int]] = set()
+
+    def compile(self, prompt: str, **settings: Any) -> None:
+        """Compiles what prompts of such a length need, by decoding this one, if it is new."""
+        width = self._pair.encode(prompt, settings["truncate"]).shape[1]
+        programs = width, settings["gamma"]
+        if programs not in self._compiled:
+            from speculative import progress
+
+            with progress.waiting("Compiling, once for prompts of such a length ..."):
+                (self._pair.compile if self._streams else self._pair.generate)(prompt, **settings)
+            self._compiled.add(programs)
+
+    def decode(self, prompt: str, show: Callable[[str], None], **settings: Any) -> Timed:
+        """The result of a prompt, whose text is shown in parts, and the seconds that it took."""
+        self.compile(prompt, **settings)
+        began = time.perf_counter()
+        if self._streams:
+            steps, shown = itertools.tee(self._pair.stream(prompt, **settings))
+            for part in as_it_grows(self._pair.vocabulary, shown):
+                show(part)
+            seconds = time.perf_counter() - began
+            return Timed(self._pair.collect(steps), seconds)
+        result = self._pair.generate(prompt, **settings)
+        seconds = time.perf_counter() - began
+        show(result.text)
+        return Timed(result, seconds)
+
+
+def as_it_grows(vocabulary: "Vocabulary", steps: Iterable["Step"]) -> Iterator[str]:
+    """The text of a streamed generation, in parts that later tokens do not change."""
+    tokens: list[int] = []
+    shown = text = ""
+    for step in steps:
+        tokens += step.tokens[0, : step.count[0]].tolist()
+        text = vocabulary.decode(tokens)
+        # A character cut off after some of its bytes decodes to marks, which more bytes replace.
+        final = text.rstrip("\N{REPLACEMENT CHARACTER}")
+        yield final[len(shown) :]
+        shown = final
+    yield text[len(shown) :]
+
+
+COMMANDS = {"generate": Command("decode your own text", _add_generate, _generate)}

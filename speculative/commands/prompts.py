@@ -1,0 +1,95 @@
+"""The prompts of `generate`: one, those of a file, or lines as they come."""
+
+import argparse
+import os
+import stat
+import sys
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from speculative import checks, disk
+
+INPUT = "standard input"
+MARK = "> "  # Where a line is awaited.
+
+
+def typed(options: argparse.Namespace) -> bool:
+    """Whether prompts are typed on a terminal."""
+    here = options.text is not None or options.file is not None
+    return not here and sys.stdin is not None and sys.stdin.isatty()
+
+
+def arriving(options: argparse.Namespace) -> Iterator[list[str]]:
+    """The prompts that are there already, and then those that come; it waits for the next ones.
+
+    Blank lines are left out, and said to be. Someone who types is told of a line that is not UTF-8,
+    but not of blank ones, and may leave without a word.
+
+    Raises:
+        ValueError: there is no prompt, or a line is not UTF-8.
+    """
+    by_hand = typed(options)
+    if options.text is not None:
+        origin = "the command line"
+        chunks = iter([[checks.text("The prompt on the command line", options.text)]])
+    elif options.file is not None:
+        origin, chunks = options.file, iter([disk.lines(disk.text(options.file))])
+    else:
+        origin, chunks = INPUT, _lines(by_hand)
+    found = blank = 0
+    for lines in chunks:
+        prompts = [line for line in lines if line.strip()]
+        found, blank = found + len(prompts), blank + len(lines) - len(prompts)
+        if prompts:
+            yield prompts
+    if by_hand:
+        return
+    if not found:
+        raise ValueError(f"The prompt is missing: {origin} is empty; give a text to decode.")
+    if blank:
+        print(f"Blank lines of {origin} that are left out: {blank}.", file=sys.stderr)
+
+
+def complain(error: Exception) -> None:
+    """Tells someone who types what is wrong with a line."""
+    print("error:", disk.sentence(error), file=sys.stderr)
+
+
+def _lines(by_hand: bool) -> Iterator[list[str]]:
+    """The lines of standard input that have arrived."""
+    number = 1
+    for raw in _arrived(MARK if by_hand and sys.stderr.isatty() else ""):
+        try:
+            yield disk.lines(disk.text(INPUT, raw, number))
+        except ValueError as error:
+            if not by_hand:
+                raise
+            complain(error)
+        number += raw.count(b"\n")
+
+
+def _arrived(mark: str) -> Iterator[bytes]:
+    """Whole lines of standard input, as soon as they are there; all at once if it is a file."""
+    if sys.stdin is None:  # Whoever started this has closed it.
+        return
+    rest = b""
+    stdin: Any = sys.stdin.buffer
+    read = stdin.read if stat.S_ISREG(os.fstat(0).st_mode) else stdin.read1
+    while data := _awaited(read, "" if rest else mark):  # A long line comes in parts.
+        whole, end, rest = (rest + data).rpartition(b"\n")
+        if end:
+            yield whole + end
+    if rest:
+        yield rest
+
+
+def _awaited(read: Callable[[], bytes], mark: str) -> bytes:
+    """What comes next, empty at the end; what then follows the mark begins a line."""
+    data = b""
+    try:
+        print(mark, end="", file=sys.stderr, flush=True)
+        data = read()
+    finally:  # Ctrl-D and Ctrl-C.
+        if mark and not data:
+            print(file=sys.stderr)
+    return data
