@@ -2,16 +2,18 @@
 
 import io
 import pathlib
+from typing import Any
 from xml.etree import ElementTree
 
+import jax
 import numpy as np
 import pytest
 from rich.console import Console
 
 import speculative
-from speculative.decoding import reference
+from speculative.decoding import Output, reference
 from speculative.decoding.reference import Trace, TraceStep
-from speculative.pair import Result
+from speculative.pair import Pair, Result
 from speculative.reporting import traces
 from speculative.reporting.traces import Line, PromptTrace
 from speculative.rows.config import RowConfig
@@ -142,6 +144,27 @@ def test_a_trace_spells_the_fast_paths_output(
     assert "".join(x.accepted + x.corrected for x in found.lines) == spelled.replace("▁", " ")
     assert sum(x.count for x in found.lines) == expected.accepted > 0
     assert len(found.lines) == expected.target_calls
+
+
+def test_a_trace_among_texts_is_as_wide_as_they_are(
+    saved_pair: tuple[pathlib.Path, pathlib.Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """So that it runs the program that decoded them, and emits what it would alone."""
+    target, draft = map(str, saved_pair)
+    pair, run = speculative.load(target, draft), Pair.run
+    shapes: list[tuple[int, ...]] = []
+
+    def noted(self: Pair, sources: jax.Array, *rest: Any) -> Output:
+        shapes.append(sources.shape)
+        return run(self, sources, *rest)
+
+    monkeypatch.setattr(Pair, "run", noted)
+    text, longer = "A small editor.", "A small editor. " * 20
+    among = traces.trace(pair, text, ROW, 2, [longer])
+    assert among.same_tokens
+    assert among == traces.trace(pair, text, ROW, 2)
+    assert shapes == [pair.encode(longer).shape, pair.encode(text).shape]
+    assert shapes[0] > shapes[1]
 
 
 def test_a_trace_that_differs_says_so(
