@@ -27,6 +27,7 @@ TEXT = "translate English to German: This package contains a small editor."
 # Less of everything: what is measured does not matter here.
 SHORT = ["--limit=1", *("--gin=RowConfig." + field for field in ("rounds = 1", "max_length = 16"))]
 SHORT += ["--gin=RowConfig.alpha_tokens = 20"]
+KEPT = "results/run/rows/table2/debian_ende_t0/examples.jsonl"  # Which `run` leaves.
 
 
 class Case(NamedTuple):
@@ -65,6 +66,8 @@ CASES = [
         Case(["figure", str(number), *SHORT], rf"Written: results/figures/figure_{number}\.")
         for number in range(1, 6)
     ),
+    Case(["count", KEPT, "--columns=source,autoregressive", "--output=a.npz"], r"Written: a\.npz"),
+    Case(["generate", "--draft=a.npz", TEXT], "Editor"),
     Case(["bench", "--widths", "1", "2"], r"Written: results/bench/"),
     Case(["plan"], "fits on a TPU v4"),
     Case(["plan", "--gin_file=configs/runs/table2/ende_small_t0.gin"], "fits on a TPU v4"),

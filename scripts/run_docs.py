@@ -39,7 +39,8 @@ ABSENT = {
     "ablate_cpu|measure_|fuzz_formats|kill_runs": "a machine of its own, for many minutes",
     r"--checkpoints[= ](?!demo)|\bDIR\b": "checkpoints of your own",
     "--weights[= ]random": "the memory of an accelerator, or hours",
-    r"\btexts\.npz|scripts/(train|distil)|work/": "texts that training leaves",
+    r"\b(TARGET|DRAFT|FOLDER)\b": "a pair and texts of your own",
+    r"scripts/(train|distil)|work/": "texts that training leaves",
     "table ?9": "the table that the page would add",
 }
 

@@ -17,14 +17,11 @@ TASKS = {"debian_target": "debian_ende", "debian_lm": "debian_lm"}  # Of the shi
 OWN = "own"  # The task of texts of the user's.
 
 MODELS = ("--vocabulary", "--dtype")
-TEXTS = ("--task", "--prefix", "--metric", "--columns", "--module", "--limit")
+TEXTS = ("--task", "--prefix", "--metric", "--columns")
 DECODING = ("--gamma", "--temperature", "--top_k", "--top_p", "--verification", "--lenience")
-FIELDS = {
-    **{name: name for name in ("target", "draft", "vocabulary", "dtype", "task", "prefix")},
-    **{name: name for name in ("metric", "columns", "gamma", "temperature", "top_k", "top_p")},
-    **{name: name for name in ("verification", "lenience", "max_length", "seed")},
-    **{"limit": "num_examples", "weights": "checkpoints"},
-}
+OPTIONS = ("--target", "--draft", *MODELS, *TEXTS, *DECODING, "--max_length", "--seed")
+FIELDS = {option.removeprefix("--"): option.removeprefix("--") for option in OPTIONS}
+FIELDS |= {"limit": "num_examples", "weights": "checkpoints"}
 """Options by name, and the fields of `RowConfig` that they set."""
 
 
@@ -51,8 +48,8 @@ def add_row(parser: argparse.ArgumentParser) -> None:
     )
     add_options(parser, "--target", "--draft", *MODELS, target=None)
     _add_models(parser)
-    add_options(parser, "--data_file", *TEXTS, *DECODING, "--max_length", max_length=None)
-    add_options(parser, "--seed", "--gin")
+    add_options(parser, "--data_file", *TEXTS, "--module", "--limit", *DECODING)
+    add_options(parser, "--max_length", "--seed", "--gin", max_length=None)
 
 
 def _add_models(parser: argparse.ArgumentParser) -> None:
@@ -109,19 +106,20 @@ def changed(options: argparse.Namespace, address: str | None) -> "RowConfig":
     if options.checkpoints not in (None, DEMO):
         given["checkpoints"] = options.checkpoints
     config = read_row(address, options.gin, given)
+    more: dict[str, Any] = {}  # What depends on the row.
     files = [options.data_file] if isinstance(options.data_file, str) else options.data_file
     for file in files or ():
-        given |= _data_file(file, config.task)
+        more |= _data_file(file, config.task)
     if options.simulated_alpha is not None:
-        given["simulated_alpha"] = options.simulated_alpha
+        more["simulated_alpha"] = options.simulated_alpha
     if options.simulated_alpha == PAPER:
-        given["simulated_alpha"] = paper_numbers(dataclasses.replace(config, checkpoints=None))[0]
-        if given["simulated_alpha"] is None:
+        more["simulated_alpha"] = paper_numbers(dataclasses.replace(config, checkpoints=None))[0]
+        if more["simulated_alpha"] is None:
             raise ValueError(
                 f"The paper has no alpha for {config.task} with {config.draft}; give a number "
                 "(--simulated_alpha=A)."
             )
-    return read_row(address, options.gin, given)
+    return read_row(address, options.gin, given | more) if more else config
 
 
 def import_module(options: argparse.Namespace) -> None:

@@ -89,8 +89,11 @@ class RowConfig:
         own = {"data": self.data_file, "columns": self.columns}
         own |= {"prefix": self.prefix, "metric": self.metric}
         given = {name: value for name, value in own.items() if value is not None}
-        known = tasks.task(self.task) if self.prefix is None else None
-        return dataclasses.replace(known or tasks.TASKS.get(self.task, Task(self.task)), **given)
+        if self.prefix is None:
+            known = tasks.task(self.task)
+        else:
+            known = tasks.TASKS.get(self.task, Task(self.task))
+        return dataclasses.replace(known, **given)
 
     @property
     def sampling(self) -> Sampling:

@@ -3,14 +3,13 @@
 import dataclasses
 import importlib
 import os
-import pathlib
 import sys
 from typing import TYPE_CHECKING
 
+from speculative.checkpoints import ASSETS
+
 if TYPE_CHECKING:
     import seqio
-
-PROMPTS = pathlib.Path(__file__).parents[1] / "assets" / "prompts"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -33,7 +32,7 @@ _T5, _DEBIAN = f"{__name__}.t5", f"{__name__}.debian"
 
 
 def _shipped(name: str, prefix: str, metric: str | None, paper: str) -> Task:
-    file = str(PROMPTS / f"{name}.jsonl")
+    file = str(ASSETS / "prompts" / f"{name}.jsonl")
     return Task(name, prefix, metric, file, split="test", paper=paper, module=_DEBIAN)
 
 
