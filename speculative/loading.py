@@ -14,8 +14,8 @@ from speculative.backends.cpu.kernels import cache_folder
 from speculative.checkpoints import Checkpoint
 from speculative.checkpoints.checkpoint import DTYPES
 from speculative.decoding import Params
-from speculative.drafts import TransformerDraft
-from speculative.drafts.named import MODEL_FREE, kind, model_free, table
+from speculative.drafts import TransformerDraft, named
+from speculative.drafts.named import MODEL_FREE
 from speculative.models import SIZES, Config, model_of, random_params
 from speculative.pair import Pair
 from speculative.types import PyTree
@@ -81,7 +81,7 @@ class Resolved:
             small = model_of(self.draft.config)
             draft, params = TransformerDraft(small, small.config.source_dim > 0), ()
         else:
-            draft, params = model_free(name, model.decoder_only, self.table, self.vocabulary)
+            draft, params = named.model_free(name, model.decoder_only, self.table, self.vocabulary)
         target = self.target.load() if target is None else target
         if self.draft:
             # The target verifies every guess, so the draft's kernels may be quantized.
@@ -114,8 +114,8 @@ def resolve(
 
     Args:
         target: the name of a checkpoint of any format, see `checkpoints.open`.
-        draft: likewise, or as `drafts.named.kind` knows it; by default the shipped draft of that
-            target, see `default_draft`.
+        draft: likewise, or one of `MODEL_FREE`, or the path of a counted file, see `named`; by
+            default the shipped draft of that target, see `default_draft`.
         dtype: "float32" or "bfloat16"; by default that of the checkpoint, and for random weights
             bfloat16 on accelerators and float32 on CPU.
         vocabulary_file: for checkpoints that come without a vocabulary, as T5X's do, see
@@ -134,7 +134,7 @@ def resolve(
         raise ValueError(f"dtype must be {' or '.join(DTYPES)}, not {dtype!r}.")
     if random:
         dtype = dtype or ("float32" if jax.default_backend() == "cpu" else "bfloat16")
-    elif not (draft is None or kind(draft) or checkpoints.known(draft)):
+    elif not (draft is None or named.known(draft) or checkpoints.known(draft)):
         raise ValueError(
             f"There is no draft {draft!r}: it is neither a checkpoint nor one of "
             f"{', '.join([*checkpoints.SHIPPED, *MODEL_FREE])}, nor a table (FILE.npz)."
@@ -146,17 +146,14 @@ def resolve(
             "an encoder of its own."
         )
     draft = default_draft(target, random) if draft is None else draft
-    small = None if kind(draft) else _weights(draft, random, dtype, open_checkpoint)
-    path = table(draft, pathlib.Path(big.checkpoint.location) if big.checkpoint else None)
-    opened = [model.checkpoint for model in (big, small) if model and model.checkpoint]
-    if file is not None and opened and all(one.vocabulary for one in opened):
-        names = " and ".join(one.location for one in opened)
-        raise ValueError(
-            f"There is no use for the vocabulary {file}, because there is one with {names} "
-            "already; leave --vocabulary out."
-        )
+    small = None if named.known(draft) else _weights(draft, random, dtype, open_checkpoint)
+    _require_use(file, big, small)
     vocabulary = big.vocabulary(file)
-    if small:
+    path = None
+    if small is None:
+        folder = pathlib.Path(big.checkpoint.location) if big.checkpoint else None
+        path = named.table(draft, folder, vocabulary)
+    else:
         _require_of_a_kind(big, small)
         if random:
             vocabulary.require_room(small.config.vocab_size, small.name)
@@ -176,6 +173,16 @@ def load(
     return resolve(target, draft, dtype, vocabulary_file, random).load()
 
 
+def vocabulary(
+    target: str | os.PathLike[str], file: str | os.PathLike[str] | None = None
+) -> Vocabulary:
+    """A target's vocabulary, without its weights; arguments and errors are as of `resolve`."""
+    model = _weights(_path("target", target), False)
+    given = None if file is None else _path("vocabulary", file)
+    _require_use(given, model)
+    return model.vocabulary(given)
+
+
 def _weights(
     name: str,
     random: bool,
@@ -192,6 +199,16 @@ def _weights(
 def _path(what: str, given: Any) -> str:
     checks.instance(f"The name of a {what}", given, str, os.PathLike)
     return os.fspath(given)
+
+
+def _require_use(file: str | None, *models: Weights | None) -> None:
+    opened = [model.checkpoint for model in models if model and model.checkpoint]
+    if file is not None and opened and all(one.vocabulary for one in opened):
+        names = " and ".join(one.location for one in opened)
+        raise ValueError(
+            f"There is no use for the vocabulary {file}, because there is one with {names} "
+            "already; leave --vocabulary out."
+        )
 
 
 def _require_of_a_kind(target: Weights, draft: Weights) -> None:

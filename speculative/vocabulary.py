@@ -30,10 +30,12 @@ class Vocabulary:
         size: number of tokens V, the sentinels included.
         extra_ids: number of sentinels after its pieces.
         eos_id: the token that ends a text.
+        start_id: the token before a text.
         usual_extra_ids: the sentinels that such a vocabulary comes with.
     """
 
     eos_id: int = EOS_ID
+    start_id: int = PAD_ID
     usual_extra_ids: int = EXTRA_IDS
 
     def __init__(self, path: str | os.PathLike[str], extra_ids: int = 0):
@@ -152,7 +154,8 @@ class BytePairs(Vocabulary):
         end = self._tokenizer.token_to_id(END_OF_TEXT)
         if end is None:
             raise ValueError(f"{self.path} is not of GPT-2's kind: it has no piece {END_OF_TEXT}.")
-        self.eos_id, self.size = int(end), self._tokenizer.get_vocab_size()
+        self.eos_id = self.start_id = int(end)
+        self.size = self._tokenizer.get_vocab_size()
 
     @functools.cached_property
     def pieces(self) -> tuple[str, ...]:

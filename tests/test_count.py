@@ -5,12 +5,16 @@ import pathlib
 from collections import Counter
 from typing import Any
 
+import jax.numpy as jnp
 import numpy as np
 import pytest
+import tokenizers
 
 from speculative import cli
-from speculative.drafts import named
-from speculative.vocabulary import Vocabulary
+from speculative.checkpoints import Checkpoint
+from speculative.drafts import NgramDraft, SuffixDraft, count_ngrams, named, ngram, suffix
+from speculative.training import counting
+from speculative.vocabulary import END_OF_TEXT, BytePairs, Vocabulary
 from tests import saved
 from tests.saved import VOCABULARY
 
@@ -88,10 +92,18 @@ def test_what_a_name_means(folder: pathlib.Path) -> None:
     for kind in ("ngrams", "outputs"):
         command = ["count", "texts.txt", "--target=t5", f"--kind={kind}", f"--output={kind}.npz"]
         assert cli.main(command) == 0
-    names = {"ngrams.npz": "trigram", "outputs.npz": "suffix", "unigram:ngrams.npz": "unigram"}
-    names |= {"copy": "copy", "t5": None, "none.npz": None, "trigram": "trigram"}
-    assert {name: named.kind(name) for name in names} == names
-    assert named.table("bigram:ngrams.npz", None) == pathlib.Path("ngrams.npz")
+    command = ["count", "texts.txt", "--target=t5", "--order=4", "--output=four.npz"]
+    assert cli.main(command) == 0
+    known = {"ngrams.npz", "outputs.npz", "bigram:ngrams.npz", "copy", "my/none.npz"}
+    assert {name for name in (*known, "t5", "bigrams", "npz") if named.known(name)} == known
+    vocabulary = Vocabulary(VOCABULARY)
+    drafts = {"ngrams.npz": NgramDraft(3), "four.npz": NgramDraft(4), "outputs.npz": SuffixDraft()}
+    drafts |= {"unigram:four.npz": NgramDraft(1), "trigram:four.npz": NgramDraft(3)}
+    for name, draft in drafts.items():
+        path = named.table(name, folder, vocabulary)
+        assert path == pathlib.Path(name.rpartition(":")[2])
+        assert named.model_free(name, False, path, vocabulary)[0] == draft
+    assert named.table("copy", None, vocabulary) is None
 
 
 @pytest.mark.parametrize(
@@ -104,16 +116,31 @@ def test_what_a_name_means(folder: pathlib.Path) -> None:
         (["count", "texts.txt", "--target=t5", "--output=t5"], "must end in .npz"),
         (["count", "texts.doc", "--target=t5", "--output=a.npz"], "no known kind of data file"),
         (["generate", "a", "--target=t5"], "that speculative count makes"),
-        (["generate", "a", "--target=t5", "--draft=none.npz"], "no draft 'none.npz'"),
-        (["generate", "a", "--target=t5", "--draft=copy:ngrams.npz"], "'copy' reads no file"),
-        (["generate", "a", "--target=t5", "--draft=bigram:none.npz"], "no table none.npz"),
-        (["generate", "a", "--target=t5", "--draft=torn.npz"], "torn.npz is no .npz of n-gram"),
+        (["generate", "a", "--target=t5", "--draft=none.npz"], "none.npz does not exist; make it"),
+        (["generate", "a", "--target=t5", "--draft=my/none.npz"], "none.npz does not exist"),
+        (["count", "empty.txt", "--target=t5", "--output=a.npz"], "empty.txt is empty"),
+        (["count", "latin.txt", "--target=t5", "--output=a.npz"], "Line 2 of latin.txt is not"),
+        (["count", "texts.txt", "--target=t5", "--output=full.npz"], "full.npz: Is a directory"),
+        (
+            ["count", "texts.txt", "--target=t5", "--output=texts.txt/a.npz"],
+            "texts.txt: File exists; see that the path is right",
+        ),
+        (
+            ["count", "texts.txt", "--target=t5", "--output=a.npz", "--kind=outputs", "--order=3"],
+            "--order is for n-grams",
+        ),
+        (["generate", "a", "--target=t5", "--draft=copy:ngrams.npz"], "copy reads no file"),
+        (["generate", "a", "--target=t5", "--draft=bigram:none.npz"], "none.npz does not exist"),
+        (["generate", "a", "--target=t5", "--draft=torn.npz"], "torn.npz is no .npz of"),
         (["generate", "a", "--target=t5", "--draft=suffix:ngrams.npz"], "no .npz of past outputs"),
         (["generate", "a", "--target=t5", "--draft=other.npz"], "another vocabulary"),
     ],
 )
 def test_what_is_wrong_is_one_sentence(
-    arguments: list[str], said: str, capsys: pytest.CaptureFixture[str]
+    arguments: list[str],
+    said: str,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     command = ["count", "texts.txt", "--target=t5", "--output=ngrams.npz"]
     assert cli.main(command) == 0
@@ -121,8 +148,78 @@ def test_what_is_wrong_is_one_sentence(
     with np.load("ngrams.npz") as found:
         arrays: dict[str, Any] = {**found, "vocabulary": "0" * 64}
     np.savez("other.npz", **arrays)
+    pathlib.Path("empty.txt").write_text("\n \n")
+    pathlib.Path("latin.txt").write_bytes(b"an editor\ncaf\xe9\n")
+    pathlib.Path("full.npz").mkdir(exist_ok=True)
+    monkeypatch.setattr(Checkpoint, "read", lambda *_: pytest.fail("read a tensor first"))
     capsys.readouterr()
     assert cli.main(arguments) == 2
     out, err = capsys.readouterr()
     assert out == "" and err.count("\n") == 1
     assert said in err
+
+
+def test_counts_begin_as_texts_do(tmp_path: pathlib.Path) -> None:
+    """With the start token of T5, or with GPT-2's end of the text before."""
+    file = tmp_path / "tokenizer.json"
+    pieces = {END_OF_TEXT: 0, "a": 1, "b": 2, "c": 3}
+    tokenizer = tokenizers.Tokenizer(tokenizers.models.BPE(pieces, []))
+    tokenizer.add_special_tokens([END_OF_TEXT])
+    tokenizer.save(str(file))
+    for vocabulary in (BytePairs(file), Vocabulary(VOCABULARY)):
+        text = vocabulary.encode("ba")
+        start = vocabulary.start_id
+        assert [start] == vocabulary.prompt("").tolist()
+        counted = count_ngrams([text], 2, vocabulary.size, start=start)
+        q = ngram.distribution(ngram.ngram_params(counted, 2), jnp.array([[start]]))
+        assert q[0].argmax() == text[0]
+        kept = suffix.automaton([text], vocabulary.size, start)
+        assert kept["guesses"][kept["first"][start]] == text[0]
+
+
+def test_a_sample_is_even_in_bounded_memory() -> None:
+    """Each text holds its number; of 1,000 there is room for 100."""
+    texts = [np.full(1, i) for i in range(1000)]
+    assert [int(text[0]) for text in counting.sample(texts, 1000)] == list(range(1000))
+    for most in (10, 50, 60):
+        kept = np.concatenate(counting.sample(iter(texts), most, room=100))
+        assert most / 2 < len(kept) <= most
+        assert np.ptp(np.diff(kept)) <= 16
+    with pytest.raises(ValueError, match="No text has at most 2 tokens; raise --tokens"):
+        counting.sample([np.arange(5)], 2)
+
+
+@pytest.mark.parametrize(("order", "width", "min_count"), [(3, 99, 1), (4, 99, 1), (4, 2, 2)])
+def test_counts_in_parts_are_those_of_dictionaries(
+    order: int, width: int, min_count: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Texts are counted a few tokens at a time, so that every n-gram is met in several parts."""
+    rng = np.random.default_rng(0)
+    texts = [rng.integers(1, 6, rng.integers(1, 9)).astype(np.uint16) for _ in range(60)]
+    whole = count_ngrams(texts, order, 6, width, min_count, start=5)
+    monkeypatch.setattr(ngram, "SPAN", 7)
+    table = count_ngrams(texts, order, 6, width, min_count, start=5)
+    for name, values in whole.items():
+        np.testing.assert_array_equal(table[name], values)
+    followed: dict[tuple[int, ...], Counter[int]] = {}
+    for text in texts:
+        row = [5, *text.tolist()]
+        for i in range(1, len(row)):
+            for size in range(1, min(order - 1, i) + 1):
+                followed.setdefault(tuple(row[i - size : i]), Counter())[row[i]] += 1
+    kept = {
+        context: sorted(counts.items(), key=lambda pair: (-pair[1], pair[0]))[:width]
+        for context, counts in followed.items()
+    }
+    kept = {
+        context: sorted(pair for pair in pairs if pair[1] >= min_count)
+        for context, pairs in kept.items()
+    }
+    # A context is kept with those that are shorter, and numbered by its tokens from the right.
+    kept = {context: pairs for context, pairs in kept.items() if pairs}
+    contexts = sorted(kept, key=lambda context: (len(context), context[::-1]))
+    assert table["token"].tolist() == [context[0] for context in contexts]
+    assert table["total"].tolist() == [followed[context].total() for context in contexts]
+    assert table["distinct"].tolist() == [len(followed[context]) for context in contexts]
+    found = zip(table["follower"].tolist(), table["count"].tolist(), strict=True)
+    assert list(found) == [pair for context in contexts for pair in kept[context]]

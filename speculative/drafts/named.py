@@ -1,13 +1,16 @@
-"""Drafts without a model, by name; some read a table that lies beside their target's weights."""
+"""Drafts without a model, by name or by the file counted for them.
 
-import contextlib
+A name alone, as `bigram`, reads a file beside the target's weights if it reads one. The path of a
+file, as `my/ngrams.npz`, is a draft too, and with a name before it, `bigram:my/ngrams.npz`, the
+draft of that name.
+"""
+
 import functools
 import pathlib
-import zipfile
 from collections.abc import Callable
 from typing import NamedTuple
 
-from speculative.drafts import ngram, suffix
+from speculative.drafts import ngram, suffix, tables
 from speculative.drafts.base import Draft
 from speculative.drafts.copying import CopyDraft
 from speculative.drafts.ngram import NgramDraft
@@ -16,8 +19,6 @@ from speculative.drafts.tables import Table
 from speculative.drafts.uniform import UniformDraft
 from speculative.types import PyTree
 from speculative.vocabulary import Vocabulary
-
-SUFFIX = ".npz"  # Of the files of `tables`.
 
 
 class ModelFree(NamedTuple):
@@ -44,52 +45,59 @@ MODEL_FREE = {
 }
 
 
-def kind(name: str) -> str | None:
-    """The name in `MODEL_FREE` that a draft's name means; None if it means none.
-
-    That may be followed by a file: bigram:FILE.npz. A FILE.npz alone is read by the draft that it
-    was made for, n-grams by trigram.
-    """
-    first, colon, file = name.partition(":")
-    if not file.endswith(SUFFIX) and not name.endswith(SUFFIX):
-        return name if name in MODEL_FREE else None
-    if colon and first in MODEL_FREE:
-        return first
-    with contextlib.suppress(OSError, zipfile.BadZipFile), zipfile.ZipFile(name) as archive:
-        return "suffix" if f"{suffix.TABLE.arrays[0]}.npy" in archive.namelist() else "trigram"
-    return "trigram" if pathlib.Path(name).is_file() else None
+def known(name: str) -> bool:
+    """Whether a name is of `MODEL_FREE`, or a file's, which may not exist."""
+    return name in MODEL_FREE or name.endswith(tables.SUFFIX)
 
 
-def table(name: str, folder: pathlib.Path | None) -> pathlib.Path | None:
-    """The file that a draft reads: that of its name, or else one in its target's folder.
+def table(name: str, folder: pathlib.Path | None, vocabulary: Vocabulary) -> pathlib.Path | None:
+    """The file that a draft reads, its own or the one in its target's folder, if it reads one.
 
     Raises:
-        ValueError: there is no such file, or no folder (None), as for random weights.
+        ValueError: there is no such file, or it is of another kind or vocabulary; or there is no
+            folder (None), as for random weights.
     """
-    reads = MODEL_FREE[of].table if (of := kind(name)) else None
-    if name.endswith(SUFFIX):
-        path = pathlib.Path(name.removeprefix(f"{of}:"))
-        if reads is None:
-            raise ValueError(f"The draft {of!r} reads no file; leave {path} out.")
-        if not path.is_file():
-            raise ValueError(f"There is no table {path}; make it with {reads.command}.")
-        return path
-    if reads is None:
+    kind, path = _split(name)
+    if path is None and MODEL_FREE[kind].table is None:
         return None
     if folder is None:
         raise ValueError(f"Random weights have no text to count for {name}; take another draft.")
-    path = folder / reads.file
-    if not path.is_file():
+    reads = _entry(name).table
+    if reads is None:
+        raise ValueError(f"The draft {kind} reads no file; leave {path} out (--draft {kind}).")
+    beside = folder / reads.file
+    if path is None and not beside.is_file():
         raise ValueError(
-            f"The draft {name!r} needs {path}, which does not exist; make it with "
-            f"{reads.command}, in a local folder beside the target's weights."
+            f"The draft {name!r} needs {beside}, which does not exist; make it with "
+            f"{reads.command}, there or elsewhere, and say where (--draft {name}:FILE)."
         )
+    path = path or beside
+    reads.require(path, vocabulary)
     return path
 
 
 def model_free(
     name: str, decoder_only: bool, path: pathlib.Path | None, vocabulary: Vocabulary
 ) -> tuple[Draft, PyTree]:
-    """A draft of `MODEL_FREE` and its parameters, from the `table` at this path."""
-    make, _, load = MODEL_FREE[kind(name) or name]
+    """A draft that is `known` and its parameters, from the `table` at this path."""
+    make, _, load = _entry(name)
     return make(decoder_only), load(path, vocabulary) if load and path else ()
+
+
+def _split(name: str) -> tuple[str, pathlib.Path | None]:
+    """The name in `MODEL_FREE`, empty where a file alone is given, and the file."""
+    if name in MODEL_FREE:
+        return name, None
+    kind, _, file = name.partition(":")
+    return (kind, pathlib.Path(file)) if kind in MODEL_FREE else ("", pathlib.Path(name))
+
+
+def _entry(name: str) -> ModelFree:
+    """What a name stands for; of a file of n-grams, its highest order."""
+    kind, path = _split(name)
+    if path is None or kind:
+        return MODEL_FREE[kind]
+    with tables.opened(path) as file:
+        if all(array in file for array in suffix.TABLE.arrays):
+            return MODEL_FREE["suffix"]
+        return _ngram(int(file["order"]))

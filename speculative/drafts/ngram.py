@@ -11,14 +11,16 @@ from flax import struct
 from jax import Array, lax
 
 from speculative.drafts.base import Draft, Proposal, guess
-from speculative.drafts.tables import Table
+from speculative.drafts.tables import COMMAND, Table
+from speculative.progress import OnProgress
 from speculative.ragged import read_rows
 from speculative.types import PAD_ID, Rows
 from speculative.vocabulary import Vocabulary
 
 WIDTH = 64  # Followers that a context keeps.
+SPAN = 2**22  # Tokens that are sorted at a time.
 COLUMNS = ("unigram", "children", "token", "total", "distinct", "kept", "follower", "count")
-TABLE = Table("ngrams.npz", "n-gram counts", "speculative count", ("order", *COLUMNS))
+TABLE = Table("ngrams.npz", "n-gram counts", COMMAND, ("order", *COLUMNS))
 
 
 @struct.dataclass
@@ -129,12 +131,15 @@ def count_ngrams(
     vocab_size: int,
     width: int = WIDTH,
     min_count: int = 1,
+    start: int = PAD_ID,
+    on_progress: OnProgress = lambda what, share: None,
 ) -> dict[str, np.ndarray]:
     """Counts which tokens follow which contexts of up to `order` - 1 tokens.
 
     Contexts are numbered breadth first, children of a context by token; 0 is the empty one. A
     context keeps its `width` most frequent followers, if they followed it `min_count` times.
-    Sequences are arrays [length] of tokens, each ending with its end-of-sequence token.
+    Sequences are arrays [length] of tokens, each ending with its end-of-sequence token; the token
+    `start` is before each. Memory is for all tokens and different n-grams, in some copies.
 
     Returns:
         order []; unigram [V], the count of each token; children [M], the number of contexts that
@@ -149,30 +154,37 @@ def count_ngrams(
     """
     for name, value in (("order", order), ("width", width), ("min_count", min_count)):
         _require_positive(name, value)
-    # Each sequence follows the start token.
-    rows = [np.append(PAD_ID, sequence) for sequence in sequences if len(sequence)]
+    rows = [sequence for sequence in sequences if len(sequence)]
     if not rows:
         raise ValueError("Counting n-grams needs at least one sequence that is not empty.")
-    text = np.concatenate(rows).astype(np.int64)
-    for token in (text.min(), text.max()):
+    tokens = np.concatenate(rows)
+    for token in (tokens.min(), tokens.max()):
         if not 0 <= token < vocab_size:
             raise ValueError(
                 f"Token {token} is outside the vocabulary of {vocab_size} pieces; count tokens "
                 "that were made with this vocabulary."
             )
-    # The number of tokens before each one in its row; start tokens are not counted.
-    before = np.concatenate([np.arange(len(row)) for row in rows])
-    at = np.flatnonzero(before)
-    unigram = np.bincount(text[at], minlength=vocab_size)
+    unigram = np.bincount(tokens, minlength=vocab_size)
+    # Each sequence follows the start token, which is not counted.
+    lengths = np.fromiter(map(len, rows), np.int32) + 1
+    before = np.arange(lengths.sum(), dtype=np.int32)  # Tokens before each one in its row.
+    before -= np.repeat(np.cumsum(lengths, dtype=np.int32) - lengths, lengths)
+    text = np.full(len(before), start, np.int32)
+    text[before > 0] = tokens
 
-    children, node = [], np.zeros(len(at), np.int64)
-    contexts = 1
+    # The number of each token's context, one token longer in each round; -1 where there is none.
+    node = np.where(before > 0, np.int32(0), np.int32(-1))
+    children, contexts = [], 1
     levels = [[np.zeros(0, np.int64)] * 6]
     for size in range(1, order):
-        inside = before[at] >= size
-        at, node = at[inside], node[inside]
-        longer, node = np.unique(node * vocab_size + text[at - size], return_inverse=True)
-        pairs, count = np.unique(node * vocab_size + text[at], return_counts=True)
+        on_progress("counting n-grams", (size - 1) / (order - 1))
+        node[before < size] = -1
+        left = np.roll(text, size)
+        longer, total = _tally(node, left, vocab_size)
+        for span in _spans(node):
+            at = span.start + np.flatnonzero(node[span] >= 0)
+            node[at] = np.searchsorted(longer, _keys(node[at], left[at], vocab_size))
+        pairs, count = _tally(node, text, vocab_size)
         context, follower = np.divmod(pairs, vocab_size)
         by_count = np.lexsort((-count, context))
         rank = np.arange(len(count)) - np.searchsorted(context, context)
@@ -183,14 +195,40 @@ def count_ngrams(
         if size == 1 and not len(token):
             raise ValueError(f"No pair of tokens was seen {min_count} times; lower min_count.")
         children.append(np.bincount(parent, minlength=contexts))
-        total, distinct = np.bincount(node)[stays], np.bincount(context)[stays]
-        levels.append([token, total, distinct, kept[stays], follower[keep], count[keep]])
-        inside = stays[node]
-        at, node = at[inside], (np.cumsum(stays) - 1)[node[inside]]
+        distinct = np.bincount(context, minlength=len(longer))
+        columns = [token, total[stays], distinct[stays], kept[stays], follower[keep], count[keep]]
+        levels.append(columns)
         contexts = len(token)
+        numbers = np.where(stays, np.cumsum(stays) - 1, -1)
+        node = np.append(numbers, -1).astype(np.int32)[node]
     children = np.concatenate([*children, np.zeros(contexts, np.int64)])
     columns = map(np.concatenate, zip(*levels, strict=True))
     return dict(zip(TABLE.arrays, (np.array(order), unigram, children, *columns), strict=True))
+
+
+def _tally(node: np.ndarray, tokens: np.ndarray, vocab_size: int) -> tuple[np.ndarray, np.ndarray]:
+    """The different keys of contexts and tokens, ascending, and how often each occurs."""
+    keys = counts = np.zeros(0, np.int64)
+    for span in _spans(node):
+        inside = node[span] >= 0
+        found = _keys(node[span][inside], tokens[span][inside], vocab_size)
+        more, times = np.unique(found, return_counts=True)
+        keys, counts = np.append(keys, more), np.append(counts, times)
+        order = np.argsort(keys, kind="stable")  # Two ascending parts: a merge.
+        keys = keys[order]
+        first = np.flatnonzero(np.diff(keys, prepend=-1))
+        if len(keys):
+            keys, counts = keys[first], np.add.reduceat(counts[order], first)
+    return keys, counts
+
+
+def _spans(values: np.ndarray) -> list[slice]:
+    """Parts of an array that are counted at a time, which bounds memory."""
+    return [slice(i, i + SPAN) for i in range(0, len(values), SPAN)]
+
+
+def _keys(node: np.ndarray, tokens: np.ndarray, vocab_size: int) -> np.ndarray:
+    return node * np.int64(vocab_size) + tokens
 
 
 def ngram_params(table: dict[str, np.ndarray], order: int) -> NgramParams:
@@ -201,7 +239,7 @@ def ngram_params(table: dict[str, np.ndarray], order: int) -> NgramParams:
     """
     _require_positive("order", order)
     if not _consistent(table):
-        raise ValueError("The counts contradict each other; count again (speculative count).")
+        raise ValueError(f"The counts contradict each other; count again with {COMMAND}.")
     if order > (largest := int(table["order"])):
         raise ValueError(
             f"The table holds n-grams of up to {largest} tokens, not {order}: ask for order "
@@ -237,7 +275,7 @@ def load(path: str | pathlib.Path, vocabulary: Vocabulary, order: int) -> NgramP
         if (size := len(table["unigram"])) != vocabulary.size:
             raise ValueError(
                 f"The counts are of {size} pieces, but {vocabulary.path} has {vocabulary.size}; "
-                f"count again with it ({TABLE.command})."
+                f"count again with it ({COMMAND})."
             )
         return params
 

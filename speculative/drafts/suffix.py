@@ -16,12 +16,12 @@ from jax import Array, lax
 
 from speculative.drafts.base import Draft, Proposal
 from speculative.drafts.copying import CopyDraft, Text, append, rewind
-from speculative.drafts.tables import Table
+from speculative.drafts.tables import COMMAND, Table
 from speculative.types import PAD_ID, PyTree, Rows
 from speculative.vocabulary import Vocabulary
 
 TABLE = Table(
-    "past_outputs.npz", "past outputs", "speculative count --kind outputs", ("tokens", "offsets")
+    "past_outputs.npz", "past outputs", f"{COMMAND} --kind outputs", ("tokens", "offsets")
 )
 ROOT = 0  # The state of the empty text.
 
@@ -112,7 +112,7 @@ def follow(params: PyTree, states: Rows, tokens: Rows) -> Rows:
     return jnp.where(state == ROOT, params["first"][tokens], found)
 
 
-def automaton(sequences: Sequence[np.ndarray], vocab_size: int) -> PyTree:
+def automaton(sequences: Sequence[np.ndarray], vocab_size: int, start: int = PAD_ID) -> PyTree:
     """Parameters of a `SuffixDraft`: the suffix automaton of past outputs.
 
     A state stands for the texts that occur at the same positions of the sequences (Blumer et al.,
@@ -126,7 +126,7 @@ def automaton(sequences: Sequence[np.ndarray], vocab_size: int) -> PyTree:
         sure [M] bool: whether it followed at least twice more than all others together.
 
     A text that nothing ever follows has no state: transitions lead to the state of its longest
-    suffix that something follows. The start token is put before each sequence [length].
+    suffix that something follows. The token `start` is put before each sequence [length].
 
     Raises:
         ValueError: there are no sequences, or a token lies outside the vocabulary of V pieces.
@@ -141,7 +141,7 @@ def automaton(sequences: Sequence[np.ndarray], vocab_size: int) -> PyTree:
                     f"Past output {i} holds token {token}, outside a vocabulary of {vocab_size} "
                     "pieces; keep outputs again with this vocabulary."
                 )
-    transitions, links, counts = build([[PAD_ID, *row] for row in rows])
+    transitions, links, counts = build([[start, *row] for row in rows])
     degrees = np.fromiter(map(len, transitions), np.int64)
     states = np.repeat(np.arange(len(degrees)), degrees)
     pairs = itertools.chain.from_iterable(sorted(leads.items()) for leads in transitions)
@@ -240,6 +240,6 @@ def load(path: str | pathlib.Path, vocabulary: Vocabulary) -> PyTree:
             raise ValueError(
                 f"The offsets do not fit the tokens; make it again with {TABLE.command}."
             )
-        return automaton(np.split(tokens, offsets[1:-1]), vocabulary.size)
+        return automaton(np.split(tokens, offsets[1:-1]), vocabulary.size, vocabulary.start_id)
 
     return TABLE.load(path, vocabulary, make)

@@ -8,7 +8,7 @@ from typing import Any
 from rich.console import Console
 
 from speculative import disk, loading, progress
-from speculative.drafts.named import kind
+from speculative.drafts import named
 from speculative.reporting import tables, traces
 from speculative.reporting.traces import PromptTrace
 from speculative.rows import memory, records, weights
@@ -41,7 +41,7 @@ def run(output_dir: pathlib.Path, target: str, draft: str | None, **settings: An
         KeyboardInterrupt: says how many rows are finished, and where they are.
     """
     paper_draft = "small"
-    if draft and kind(draft):
+    if draft and named.known(draft):
         paper_draft = draft if draft in ("unigram", "bigram") else None
     settings |= {
         "target": target,

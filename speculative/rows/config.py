@@ -32,7 +32,7 @@ class RowConfig:
 
     task: str  # A name that `tasks.task` knows, or any name if the row gives its `prefix`.
     target: str  # A model's name, which `weights` resolves.
-    draft: str  # Likewise, or as `drafts.named.kind` knows it.
+    draft: str  # Likewise, or one that `drafts.named` knows.
     temperature: float  # 0 is argmax.
     top_k: int = 0  # The likeliest tokens that are kept; 0 is all.
     top_p: float = 1.0  # Their mass, in (0, 1].

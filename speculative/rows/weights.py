@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 from speculative import checkpoints, loading
 from speculative.checkpoints import Checkpoint
-from speculative.drafts.named import kind
+from speculative.drafts import named
 from speculative.loading import Resolved, Weights
 from speculative.models import SIZES, Config
 from speculative.pair import Pair
@@ -54,7 +54,7 @@ def find(
     config: RowConfig, name: str, open_checkpoint: Callable[[str], Checkpoint] = checkpoints.open
 ) -> str:
     """The path or name by which a row's model is opened; raises ValueError if there is none."""
-    if kind(name) or name in checkpoints.SHIPPED:
+    if named.known(name) or name in checkpoints.SHIPPED:
         return name
     if config.checkpoints is None:
         if name in SIZES and not checkpoints.known(name):
@@ -87,6 +87,6 @@ def sizes(config: RowConfig) -> list[Config]:
     for name in (config.target, config.draft):
         if name in SIZES and (random or config.checkpoints is None and not checkpoints.known(name)):
             found.append(SIZES[name])
-        elif not kind(name):
+        elif not named.known(name):
             found.append(checkpoints.open(find(config, name)).config)
     return [size.replace(dtype=config.dtype or size.dtype) for size in found]

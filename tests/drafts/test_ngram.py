@@ -34,7 +34,7 @@ DEBIAN = checkpoints.ASSETS / "debian.model"
 
 
 @functools.cache
-def params(order: int, **cuts: int) -> NgramParams:
+def params(order: int, **cuts: Any) -> NgramParams:
     return ngram_params(count_ngrams(TEXTS, order, PIECES, **cuts), order)
 
 
@@ -181,7 +181,7 @@ def test_the_device_loop_is_the_reference_loop(sampling: Sampling) -> None:
         ([[2, 1]], {"min_count": 2}, "2 times; lower min_count"),
     ],
 )
-def test_what_cannot_be_counted(sequences: list[Any], arguments: dict[str, int], said: str) -> None:
+def test_what_cannot_be_counted(sequences: list[Any], arguments: dict[str, Any], said: str) -> None:
     settings = {"order": 2, **arguments}
     with pytest.raises(ValueError, match=said):
         count_ngrams([np.array(s, int) for s in sequences], vocab_size=PIECES, **settings)

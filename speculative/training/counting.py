@@ -1,0 +1,144 @@
+"""Drafts that need no training: text like a model's own, counted or kept in one file."""
+
+import os
+import pathlib
+from collections.abc import Iterable, Iterator, Sequence
+
+import numpy as np
+
+from speculative.drafts import count_ngrams, ngram, suffix
+from speculative.drafts.tables import SUFFIX
+from speculative.progress import OnProgress
+from speculative.tasks.prompts import KINDS, read_pairs
+from speculative.training import examples
+from speculative.vocabulary import Vocabulary
+
+MOST = {"ngrams": 50_000_000, "outputs": 300_000}
+"""Tokens from which each kind of file is made at most, unless told."""
+
+
+def require(files: Sequence[str]) -> None:
+    """Raises ValueError, before long work, if a file is missing or of no known kind."""
+    for file in files:
+        alone = os.path.isfile(file) or "," not in file
+        if alone and pathlib.Path(file).suffix not in (".tsv", ".jsonl", ".txt", SUFFIX):
+            raise ValueError(f"{file!r} is no known kind of data file; give {KINDS}.")
+        for part in [file] if alone else file.split(","):
+            if not os.path.isfile(part):
+                raise ValueError(f"There is no file {part!r}; give {KINDS}.")
+
+
+def tokens(
+    files: Sequence[str],
+    vocabulary: Vocabulary,
+    columns: str | None = None,
+    sources: bool = False,
+    on_progress: OnProgress = lambda what, share: None,
+) -> Iterator[np.ndarray]:
+    """The tokens [length] of each text that is not empty, with the end of sequence.
+
+    Args:
+        files: .txt, a text a line, which is read as it is needed; or what `read_pairs` takes; or
+            tokenised `examples` (.npz) of this vocabulary.
+        vocabulary: the target's.
+        columns: as of `read_pairs`.
+        sources: whether to take sources, as where there are no references, or references.
+        on_progress: called with what is being done and the share of it that is done.
+
+    Raises:
+        ValueError: a file is missing, empty or malformed.
+    """
+    small = np.uint16 if vocabulary.size <= 2**16 else np.int32
+    for file in files:
+        if file.endswith(SUFFIX):
+            yield from (source if sources else target for source, target in examples.load(file))
+            continue
+        shown = 0.0
+        on_progress(f"reading {file}", shown)
+        if file.endswith(".txt") and os.path.isfile(file):
+            texts = _lines(file)
+        else:
+            texts = _column(read_pairs(file, columns), sources)
+        empty = True
+        for text, share in texts:
+            if share >= shown + 0.01:
+                on_progress(f"reading {file}", shown := share)
+            if text.strip():
+                empty = False
+                yield vocabulary.encode(text).astype(small)
+        if empty:
+            raise ValueError(f"{file} is empty; give texts like those that the target writes.")
+
+
+def sample(texts: Iterable[np.ndarray], most: int, room: int = MOST["ngrams"]) -> list[np.ndarray]:
+    """Whole texts, evenly spread, of so many tokens at most; all of them, if they are no more.
+
+    Every second text is dropped whenever more than `room` tokens, or `most`, have been read, which
+    bounds memory. Raises ValueError if no text is left.
+    """
+    held: list[np.ndarray] = []
+    size, stride = 0, 1
+    for number, text in enumerate(texts):
+        if number % stride == 0:
+            held.append(text)
+            size += len(text)
+        if size > max(room, most) and len(held) > 1:
+            held, stride = held[::2], 2 * stride
+            size = sum(map(len, held))
+    share = min(1.0, most / max(1, size))
+    kept, due = [], 0.0
+    for text in held:
+        due += share * len(text)
+        if len(text) <= due:
+            due -= len(text)
+            kept.append(text)
+    if not kept:
+        raise ValueError(f"No text has at most {most} tokens; raise --tokens.")
+    return kept
+
+
+def count(
+    output: str | pathlib.Path,
+    texts: Sequence[np.ndarray],
+    vocabulary: Vocabulary,
+    on_progress: OnProgress = lambda what, share: None,
+    order: int = 3,
+    width: int = 256,
+    min_count: int = 1,
+) -> str:
+    """Writes the n-grams of texts as of `count_ngrams`; returns what was written, in words."""
+    size, start = vocabulary.size, vocabulary.start_id
+    table = count_ngrams(texts, order, size, width, min_count, start, on_progress)
+    ngram.TABLE.save(output, vocabulary, table)
+    made = f"{len(table['count']):,} n-grams of {len(table['total']):,} contexts"
+    return f"{made}, from {_size(output, texts)}"
+
+
+def keep(output: str | pathlib.Path, texts: Sequence[np.ndarray], vocabulary: Vocabulary) -> str:
+    """Writes texts as past outputs of a `SuffixDraft`; returns what was written, in words."""
+    suffix.save(output, texts, vocabulary)
+    return f"past outputs: {_size(output, texts)}"
+
+
+def _size(output: str | pathlib.Path, texts: Sequence[np.ndarray]) -> str:
+    size = os.path.getsize(output) / 1e6
+    return f"{sum(map(len, texts)):,} tokens of {len(texts):,} texts; {size:.2f} MB"
+
+
+def _column(pairs: Sequence[tuple[str, str]], sources: bool) -> Iterator[tuple[str, float]]:
+    """The sources or references, each with the share that is read."""
+    column = int(not sources and any(reference for _, reference in pairs))
+    return ((pair[column], number / len(pairs)) for number, pair in enumerate(pairs, 1))
+
+
+def _lines(file: str) -> Iterator[tuple[str, float]]:
+    """The lines of a file, one in memory at a time, each with the share that is read."""
+    size, done = os.path.getsize(file), 0
+    with open(file, "rb") as opened:
+        for number, line in enumerate(opened, 1):
+            done += len(line)
+            try:
+                text = line.decode("utf-8-sig" if number == 1 else "utf-8")
+            except UnicodeDecodeError:
+                raise ValueError(f"Line {number} of {file} is not UTF-8; convert it.") from None
+            yield text.rstrip("\r\n"), done / max(size, 1)
