@@ -18,7 +18,7 @@ GPT_DRAFT = DecoderOnlyConfig(8200, 8, 1, 8, 16, 1, max_positions=80)
 
 
 def save(folder: pathlib.Path, config: Config, seed: int, logits_scale: float = 1.0) -> None:
-    params = jax.tree.map(np.array, jax.jit(model_of(config).init)(jax.random.key(seed)))
+    params = jax.tree.map(np.array, model_of(config).init(jax.random.key(seed)))
     if "logits_dense" in params["decoder"]:
         params["decoder"]["logits_dense"]["kernel"] *= logits_scale
     native.save(folder, config, params, VOCABULARY)

@@ -21,7 +21,7 @@ READER = T5(T5Config(56, 8, 1, 8, 16, 0, 1, source_dim=16))
 @functools.cache
 def stored_params() -> PyTree:
     """The target's parameters as a checkpoint stores them."""
-    return jax.jit(TARGET.init)(jax.random.key(0))
+    return TARGET.init(jax.random.key(0))
 
 
 @functools.cache
@@ -31,12 +31,12 @@ def target_params() -> PyTree:
 
 @functools.cache
 def draft_params() -> PyTree:
-    return prepack(jax.jit(DRAFT.init)(jax.random.key(1)), quantized=True)
+    return prepack(DRAFT.init(jax.random.key(1)), quantized=True)
 
 
 @functools.cache
 def reader_params() -> PyTree:
-    return prepack(jax.jit(READER.init)(jax.random.key(2)))
+    return prepack(READER.init(jax.random.key(2)))
 
 
 @functools.cache

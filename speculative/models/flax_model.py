@@ -6,6 +6,7 @@ import functools
 from typing import Any, ClassVar
 
 import flax.linen as nn
+import jax
 import jax.numpy as jnp
 from jax import Array
 
@@ -36,6 +37,7 @@ class FlaxModel(abc.ABC):
     def first(self, inputs: Inputs) -> Rows:
         """As of the interface."""
 
+    @functools.partial(jax.jit, static_argnums=0)
     def init(self, key: Array) -> PyTree:
         """Random parameters to train: a tree with T5X's names, float32."""
         tokens, size = jnp.ones((1, 1), jnp.int32), self.config.source_dim

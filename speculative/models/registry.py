@@ -61,8 +61,17 @@ def model_of(config: Config) -> FlaxModel:
 
 @functools.cache
 def abstract_params(config: Config) -> PyTree:
-    """Shapes of a configuration's parameters, with nothing allocated."""
-    return jax.eval_shape(model_of(config).init, jax.random.key(0))
+    """Shapes of a configuration's parameters, with nothing allocated.
+
+    The layers of a stack are alike, so one is traced for all: hundreds would take seconds.
+    """
+    depths = {field: getattr(config, field) for field in config.depths}
+    one = config.replace(**{field: min(depth, 1) for field, depth in depths.items()})
+    params = jax.eval_shape(model_of(one).init, jax.random.key(0))
+    for stack, depth in zip(("decoder", "encoder"), reversed(depths.values()), strict=False):
+        for layer in range(1, depth):
+            params[stack][f"layers_{layer}"] = params[stack]["layers_0"]
+    return params
 
 
 def random_params(config: Config, seed: int = 0) -> PyTree:

@@ -178,8 +178,8 @@ def _probabilities(work: Workload, number: int, text: list[int]) -> NDArray[np.f
     """The target's distribution [length, V] at each token of a text."""
     pair, row = work.pair, teacher_forced.padded(text, work.config.max_length)
     logits = teacher_forced.logits(pair.target, pair.params.target, work.source(number), row)
-    p = standardise(logits[0, : len(text), : pair.vocabulary.size], work.config.sampling)
-    p = np.asarray(p, np.float64)
+    p = standardise(logits[0, :, : pair.vocabulary.size], work.config.sampling)
+    p = np.asarray(p, np.float64)[: len(text)]  # Cut here: each length would be compiled for.
     return p / p.sum(axis=1, keepdims=True)
 
 

@@ -70,9 +70,8 @@ def initial(model: FlaxModel, seed: int, init_from: str | pathlib.Path | None) -
     and the deeper model first computes the same function (Chen et al., arXiv 1511.05641). Raises
     ValueError if the checkpoint cannot be opened, or has other sizes or more layers.
     """
-    init = jax.jit(model.init)
     if init_from is None:
-        return init(jax.random.key(seed))
+        return model.init(jax.random.key(seed))
     checkpoint = checkpoints.open(init_from)
     sizes, wanted = checkpoint.config, model.config
     free = {name: getattr(wanted, name) for name in ("dropout_rate", "dtype", *wanted.depths)}
@@ -89,7 +88,7 @@ def initial(model: FlaxModel, seed: int, init_from: str | pathlib.Path | None) -
     def identity(path: tuple[Any, ...], leaf: Array) -> Array:
         return jnp.zeros_like(leaf) if {"out", "wo"} & {key.key for key in path} else leaf
 
-    for name, stack in init(jax.random.key(seed)).items():
+    for name, stack in model.init(jax.random.key(seed)).items():
         added = {layer: stack[layer] for layer in stack.keys() - params[name].keys()}
         params[name] |= jax.tree_util.tree_map_with_path(identity, added)
     return params

@@ -40,7 +40,7 @@ def compiled(
     model: FlaxModel, gamma: int, temperature: float, adaptive: Adaptive | None = None
 ) -> str:
     """Decoding by a model that is its own draft."""
-    params = prepack(jax.jit(model.init)(jax.random.key(0)))
+    params = prepack(model.init(jax.random.key(0)))
     config = Decoding(50, Sampling(temperature), gamma, CACHE - gamma - 2, adaptive=adaptive)
     assert config.cache_lengths() == [CACHE]
     source, draws = jnp.asarray(tiny.sources(1)), random_draws(0, jnp.zeros(1, int), CACHE)

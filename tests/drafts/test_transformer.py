@@ -107,7 +107,7 @@ def test_a_draft_may_read_the_encoder_of_its_target() -> None:
         VOCABULARY,
     )  # fmt: skip
     assert proposal.q is not None
-    stored = jax.jit(tiny.READER.init)(jax.random.key(2))
+    stored = tiny.READER.init(jax.random.key(2))
     for row, source in enumerate(tiny.sources(2)):
         source = source[source != 0]
         encoded = numpy_t5.encode(tiny.stored_params(), tiny.TARGET.config, source)

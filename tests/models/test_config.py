@@ -5,10 +5,19 @@ import json
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from speculative.models import SIZES, Config, DecoderOnlyConfig, T5Config, abstract_params, named
+from speculative.models import (
+    SIZES,
+    Config,
+    DecoderOnlyConfig,
+    T5Config,
+    abstract_params,
+    model_of,
+    named,
+)
 from speculative.models.gpt import LAMDA
 
 TINY = T5Config(100, 16, 2, 8, 32, 1, 1)
@@ -94,6 +103,20 @@ def test_json_and_back() -> None:
 def test_public_sizes_have_their_number_of_parameters(size: str, millions: float) -> None:
     shapes = jax.tree.leaves(abstract_params(SIZES[size]))
     assert sum(np.prod(x.shape) for x in shapes) / 1e6 == pytest.approx(millions, rel=0.01)
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        T5Config(100, 16, 2, 8, 32, 2, 3),
+        T5Config(100, 16, 2, 8, 32, 3, 2, shared_positions=False),
+        T5Config(100, 16, 2, 8, 32, 0, 3, source_dim=24),
+        DecoderOnlyConfig(100, 16, 2, 8, 32, 3, max_positions=48),
+    ],
+)
+def test_shapes_are_those_of_a_random_model(config: Config) -> None:
+    params = model_of(config).init(jax.random.key(0))
+    assert jax.tree.map(jnp.shape, params) == jax.tree.map(jnp.shape, abstract_params(config))
 
 
 @pytest.mark.parametrize(

@@ -45,7 +45,7 @@ def lamda() -> tuple[DecoderOnly, PyTree]:
     """A random model whose norms are not at their initial 1."""
     model = DecoderOnly(LAMDA)
     rng = np.random.default_rng(10)
-    fresh = jax.jit(model.init)(jax.random.key(0))
+    fresh = model.init(jax.random.key(0))
     return model, jax.tree.map(
         lambda x: x * rng.uniform(0.5, 1.5, x.shape).astype(np.float32), fresh
     )

@@ -71,7 +71,7 @@ def random(config: T5Config) -> tuple[T5, PyTree]:
             return leaf * jnp.asarray(rng.uniform(0.5, 1.5, leaf.shape), leaf.dtype)
         return leaf
 
-    return model, jax.tree_util.tree_map_with_path(unsettle, jax.jit(model.init)(jax.random.key(0)))
+    return model, jax.tree_util.tree_map_with_path(unsettle, model.init(jax.random.key(0)))
 
 
 v1_0 = functools.partial(random, V1_0)

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from speculative.decoding import Output, rules
+from speculative.decoding import Output, loop, rules
 from speculative.measurement.exactness import Difference
 from speculative.pair import Pair
 from speculative.rows.config import RowConfig
@@ -75,9 +75,9 @@ def never_reject(guesses, p, q, accept_uniform, correct_uniform, lenience):
 @pytest.fixture
 def nothing_compiled() -> Iterator[None]:
     """What is compiled holds the functions that it was compiled with."""
-    jax.clear_caches()
+    loop.decode.clear_cache()  # pyright: ignore[reportAttributeAccessIssue]
     yield
-    jax.clear_caches()
+    loop.decode.clear_cache()  # pyright: ignore[reportAttributeAccessIssue]
 
 
 @pytest.mark.usefixtures("nothing_compiled")

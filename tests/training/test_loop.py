@@ -21,7 +21,7 @@ OBJECTIVE = CrossEntropy(tiny.MODEL)
 
 
 def initial() -> dict:
-    return tiny.init(jax.random.key(0))
+    return tiny.MODEL.init(jax.random.key(0))
 
 
 def log(folder: pathlib.Path) -> list[dict]:

@@ -20,12 +20,12 @@ DRAFT = T5(tiny.MODEL.config.replace(emb_dim=16, dropout_rate=0.0))
 
 @pytest.fixture(scope="module")
 def params() -> dict:
-    return tiny.init(jax.random.key(1))
+    return tiny.MODEL.init(jax.random.key(1))
 
 
 @pytest.fixture(scope="module")
 def draft_params() -> dict:
-    return jax.jit(DRAFT.init)(jax.random.key(2))
+    return DRAFT.init(jax.random.key(2))
 
 
 @pytest.fixture(scope="module")
@@ -123,7 +123,7 @@ def test_a_decoder_only_model_learns_its_texts(positions: int, batch: tiny.Batch
         updates, state = optimiser.update(gradient, state)
         return optax.apply_updates(params, updates), state, loss, gradient
 
-    params = jax.jit(model.init)(jax.random.key(0))
+    params = model.init(jax.random.key(0))
     state, losses = optimiser.init(params), []
     for _ in range(60):
         params, state, loss, gradient = step(params, state)

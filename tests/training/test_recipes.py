@@ -37,7 +37,7 @@ def clean_slate():
 
 
 def test_the_greedy_outputs_are_the_argmax_of_the_model_on_them() -> None:
-    params = tiny.init(jax.random.key(4))
+    params = tiny.MODEL.init(jax.random.key(4))
     examples = tiny.examples(7, 3)
     decoding = Decoding(tiny.VOCABULARY, Sampling(0.0), max_length=9)
     written = outputs.write(tiny.MODEL, params, examples, decoding, batch_size=4)
@@ -55,7 +55,7 @@ def test_the_greedy_outputs_are_the_argmax_of_the_model_on_them() -> None:
 
 
 def test_sampled_outputs_do_not_depend_on_the_batch() -> None:
-    params = tiny.init(jax.random.key(4))
+    params = tiny.MODEL.init(jax.random.key(4))
     examples = tiny.examples(7, 3)
     decoding = Decoding(tiny.VOCABULARY, Sampling(1.0), max_length=9)
     one, other = (
@@ -79,7 +79,7 @@ READS = OWN.replace(num_encoder_layers=0, source_dim=tiny.MODEL.config.emb_dim)
 @pytest.mark.parametrize("model", [OWN, READS], ids=["own encoder", "target's encoder"])
 def test_a_draft_learns_from_a_target(tmp_path: pathlib.Path, model: T5Config) -> None:
     """Target saved in int8 -> its text -> draft: acceptance rises, and stages are not redone."""
-    params = tiny.init(jax.random.key(4))
+    params = tiny.MODEL.init(jax.random.key(4))
     native.save(tmp_path / "target", tiny.MODEL.config, params, VOCABULARY, "int8")
     for name, count in (("train", 150), ("held", 30)):
         tiny.examples(count, count).save(tmp_path / f"{name}.npz")
@@ -125,7 +125,7 @@ def test_a_draft_learns_from_a_target(tmp_path: pathlib.Path, model: T5Config) -
 def test_target_and_draft_must_fit(
     tmp_path: pathlib.Path, change: dict[str, int], said: str
 ) -> None:
-    params = tiny.init(jax.random.key(4))
+    params = tiny.MODEL.init(jax.random.key(4))
     native.save(tmp_path / "target", tiny.MODEL.config, params)
     with pytest.raises(ValueError, match=said):
         distil.distil(
@@ -293,7 +293,7 @@ TINY_FINETUNING = {
 def begun(tmp_path_factory: pytest.TempPathFactory) -> checkpoints.Checkpoint:
     """The checkpoint from which fine-tuning starts."""
     folder = tmp_path_factory.mktemp("begun") / "made"
-    native.save(folder, TINY, jax.jit(T5(TINY).init)(jax.random.key(5)), VOCABULARY, extra_ids=100)
+    native.save(folder, TINY, T5(TINY).init(jax.random.key(5)), VOCABULARY, extra_ids=100)
     return checkpoints.open(folder)
 
 
@@ -388,7 +388,7 @@ def test_a_run_without_a_vocabulary_is_refused(
 
 
 def test_a_run_may_start_from_a_checkpoint_of_its_sizes(tmp_path: pathlib.Path) -> None:
-    params = jax.tree.map(np.asarray, tiny.init(jax.random.key(5)))
+    params = jax.tree.map(np.asarray, tiny.MODEL.init(jax.random.key(5)))
     native.save(tmp_path / "start", tiny.MODEL.config, params)
     found = train_lib.initial(tiny.MODEL, 0, tmp_path / "start")
     jax.tree.map(np.testing.assert_array_equal, found, params)
@@ -398,7 +398,7 @@ def test_a_run_may_start_from_a_checkpoint_of_its_sizes(tmp_path: pathlib.Path) 
 
 
 def test_layers_that_a_checkpoint_lacks_begin_as_identities(tmp_path: pathlib.Path) -> None:
-    params = tiny.init(jax.random.key(5))
+    params = tiny.MODEL.init(jax.random.key(5))
     native.save(tmp_path / "start", tiny.MODEL.config, params)
     deeper = T5(tiny.MODEL.config.replace(num_encoder_layers=2, num_decoder_layers=3))
     found = train_lib.initial(deeper, 0, tmp_path / "start")

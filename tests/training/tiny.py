@@ -13,7 +13,6 @@ Batch = dict[str, jax.Array]
 
 VOCABULARY, SOURCE, TARGET = 24, 24, 24
 MODEL = T5(T5Config(VOCABULARY, 32, 2, 16, 48, 1, 1, dropout_rate=0.1))
-init = jax.jit(MODEL.init)
 CONFIG = TrainConfig(
     steps=12,
     batch_size=8,
