@@ -113,12 +113,7 @@ def prepack(params: PyTree, quantized: bool = False) -> PyTree:
 
     With `quantized`, kernels become int8 with a scale for each output where `kernels` serves.
     """
-    lay_out = functools.partial(_laid_out, quantized=quantized)
-    rest, prepacked = jax.jit(functools.partial(_prepack, lay_out=lay_out))(params)
-    if "logits_dense" not in params["decoder"]:
-        embedding = params["token_embedder"]["embedding"]
-        prepacked["logits"] = jax.jit(lambda kernel: lay_out((), kernel))(embedding.T)
-    return {"params": rest, PREPACKED: prepacked}
+    return _prepack(params, quantized, kernels.native())
 
 
 def for_decoding(params: PyTree, quantized: bool = False) -> PyTree:
@@ -126,7 +121,17 @@ def for_decoding(params: PyTree, quantized: bool = False) -> PyTree:
     return prepack(params, quantized) if jax.default_backend() == "cpu" else params
 
 
-def _prepack(tree: dict[str, Any], lay_out: Callable[..., Any], name: str = "") -> Any:
+@functools.partial(jax.jit, static_argnames=("quantized", "native"))
+def _prepack(params: PyTree, quantized: bool, native: bool) -> PyTree:
+    """As `prepack`; compiled once for models of the same sizes."""
+    lay_out = functools.partial(_laid_out, quantized=quantized, native=native)
+    rest, prepacked = _split(params, lay_out)
+    if "logits_dense" not in params["decoder"]:
+        prepacked["logits"] = lay_out((), params["token_embedder"]["embedding"].T)
+    return {"params": rest, PREPACKED: prepacked}
+
+
+def _split(tree: dict[str, Any], lay_out: Callable[..., Any], name: str = "") -> Any:
     """What stays of a tree of parameters, and its kernels laid out."""
     rest: dict[str, Any] = {}
     prepacked: dict[str, Any] = {}
@@ -144,7 +149,7 @@ def _prepack(tree: dict[str, Any], lay_out: Callable[..., Any], name: str = "") 
                 prepacked[part] = {"kernel": lay_out((), value["kernel"])}
                 rest |= {part: {"bias": value["bias"]}} if "bias" in value else {}
         elif isinstance(value, dict):
-            inner_rest, inner_prepacked = _prepack(value, lay_out, part)
+            inner_rest, inner_prepacked = _split(value, lay_out, part)
             rest |= {part: inner_rest} if inner_rest else {}
             prepacked |= {part: inner_prepacked} if inner_prepacked else {}
         else:
@@ -152,9 +157,9 @@ def _prepack(tree: dict[str, Any], lay_out: Callable[..., Any], name: str = "") 
     return rest, prepacked
 
 
-def _laid_out(fused: tuple[str, ...], *group: Array, quantized: bool) -> Any:
+def _laid_out(fused: tuple[str, ...], *group: Array, quantized: bool, native: bool) -> Any:
     """Kernels [in, out] as panels for `kernels`, or as one [out, in] for XLA's products."""
-    if kernels.native() and fused == GATED:
+    if native and fused == GATED:
         return kernels.gated_panels(*group, quantized=quantized)
     kernel = jnp.concatenate(group, axis=1)
-    return kernels.panels(kernel, quantized) if kernels.native() else kernel.T
+    return kernels.panels(kernel, quantized) if native else kernel.T
