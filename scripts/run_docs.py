@@ -40,6 +40,7 @@ ABSENT = {
     r"--checkpoints[= ](?!demo)|\bDIR\b": "checkpoints of your own",
     "--weights[= ]random": "the memory of an accelerator, or hours",
     r"\b(TARGET|DRAFT|FOLDER)\b": "a pair and texts of your own",
+    "--module my_tasks": "a module of your own (tests/test_own_rows.py has one)",
     r"scripts/(train|distil)|work/": "texts that training leaves",
     "table ?9": "the table that the page would add",
 }
