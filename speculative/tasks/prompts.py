@@ -126,6 +126,23 @@ def _split(task: tasks.Task, known: Collection[str]) -> str:
     )
 
 
+def named_files(data: str, kinds: Collection[str] = (".tsv", ".jsonl", ".txt")) -> list[str]:
+    """The file that data means, of one of these kinds, or the two parallel ones; see `KINDS`.
+
+    Raises ValueError, without reading, if one is missing or the kind is none of these.
+    """
+    first, comma, second = data.partition(",")
+    known = pathlib.Path(data).suffix in kinds
+    parallel = comma and not (known and pathlib.Path(data).is_file())
+    if not parallel and not known:
+        raise ValueError(f"{data!r} is no known kind of data file; give {KINDS}.")
+    files = [first, second] if parallel else [data]
+    for file in files:
+        if not pathlib.Path(file).is_file():
+            raise ValueError(f"There is no file {file!r}; give {KINDS}.")
+    return files
+
+
 def read_pairs(files: str, columns: str | None = None) -> list[tuple[str, str]]:
     """Source and reference of every line of a file, or of two parallel files; see `KINDS`.
 
@@ -133,10 +150,9 @@ def read_pairs(files: str, columns: str | None = None) -> list[tuple[str, str]]:
     the first line of a .tsv file names. A reference that there is none of is empty. Raises
     ValueError if a file is missing, empty or malformed; the message says in which line.
     """
-    first, comma, second = files.partition(",")
-    kind = pathlib.Path(files).suffix
-    known = kind in (".tsv", ".jsonl", ".txt")
-    if comma and not (known and pathlib.Path(files).is_file()):
+    first, *parallel = named_files(files)
+    if parallel:
+        [second] = parallel
         sources, references = _lines(first), _lines(second)
         if len(sources) != len(references):
             shorter = first if len(sources) < len(references) else second
@@ -145,8 +161,7 @@ def read_pairs(files: str, columns: str | None = None) -> list[tuple[str, str]]:
                 f"must be parallel; {shorter} lacks line {min(len(sources), len(references)) + 1}."
             )
         return list(zip(sources, references, strict=True))
-    if not known:
-        raise ValueError(f"{files!r} is no known kind of data file; give {KINDS}.")
+    kind = pathlib.Path(files).suffix
     lines = [(f"Line {n} of {files}", line) for n, line in enumerate(_lines(files), 1)]
     if kind == ".jsonl":
         return [_fields(line, where, columns) for where, line in lines]
@@ -214,8 +229,6 @@ def _pair(record: Mapping[str, Any], names: Sequence[str], where: str) -> tuple[
 
 def _lines(file: str) -> list[str]:
     """The lines of a text file, without their ends."""
-    if not pathlib.Path(file).is_file():
-        raise ValueError(f"There is no file {file!r}; give {KINDS}.")
     text = disk.text(file)
     if not text.strip():
         raise ValueError(f"{file} is empty; give a prompt a line.")

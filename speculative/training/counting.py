@@ -9,7 +9,7 @@ import numpy as np
 from speculative.drafts import count_ngrams, ngram, suffix
 from speculative.drafts.tables import SUFFIX
 from speculative.progress import OnProgress
-from speculative.tasks.prompts import KINDS, read_pairs
+from speculative.tasks.prompts import named_files, read_pairs
 from speculative.training import examples
 from speculative.vocabulary import Vocabulary
 
@@ -20,12 +20,7 @@ MOST = {"ngrams": 50_000_000, "outputs": 300_000}
 def require(files: Sequence[str]) -> None:
     """Raises ValueError, before long work, if a file is missing or of no known kind."""
     for file in files:
-        alone = os.path.isfile(file) or "," not in file
-        if alone and pathlib.Path(file).suffix not in (".tsv", ".jsonl", ".txt", SUFFIX):
-            raise ValueError(f"{file!r} is no known kind of data file; give {KINDS}.")
-        for part in [file] if alone else file.split(","):
-            if not os.path.isfile(part):
-                raise ValueError(f"There is no file {part!r}; give {KINDS}.")
+        named_files(file, (".tsv", ".jsonl", ".txt", SUFFIX))
 
 
 def tokens(
