@@ -7,6 +7,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
+from collections.abc import Iterator
 
 import pytest
 
@@ -38,6 +39,7 @@ if "XLA_FLAGS" not in os.environ:
     if subprocess.run(TRY, env=os.environ | FLAGS, capture_output=True).returncode == 0:
         os.environ |= FLAGS
 
+from speculative.decoding import loop  # noqa: E402
 from tests import saved  # noqa: E402
 
 
@@ -48,3 +50,11 @@ def saved_pair(tmp_path_factory: pytest.TempPathFactory) -> tuple[pathlib.Path, 
     saved.save(folder / "target", saved.TARGET, 0)
     saved.save(folder / "draft", saved.DRAFT, 1)
     return folder / "target", folder / "draft"
+
+
+@pytest.fixture
+def recompiled() -> Iterator[None]:
+    """No program compiled with a planted fault is used by another test, nor the reverse."""
+    loop.decode.clear_cache()  # pyright: ignore[reportAttributeAccessIssue]
+    yield
+    loop.decode.clear_cache()  # pyright: ignore[reportAttributeAccessIssue]

@@ -11,7 +11,7 @@ Seeds are fixed; a correct program would fail any check here with probability 1e
 import dataclasses
 import functools
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
@@ -187,14 +187,6 @@ def verify_by_q_only(
 
 
 TRUE_VERIFY = rules.verify
-
-
-@pytest.fixture
-def recompiled() -> Iterator[None]:
-    """No program compiled with a planted fault is used by another test, nor the reverse."""
-    fast.decode.clear_cache()  # pyright: ignore[reportAttributeAccessIssue]
-    yield
-    fast.decode.clear_cache()  # pyright: ignore[reportAttributeAccessIssue]
 
 
 @pytest.mark.usefixtures("recompiled")

@@ -20,10 +20,8 @@ from speculative.decoding import loop as fast
 from speculative.drafts import Draft
 from speculative.sampling import Sampling
 from tests import toy
-from tests.decoding.test_exactness import MODEL_DRAFT, decode, outputs, recompiled
+from tests.decoding.test_exactness import MODEL_DRAFT, decode, outputs
 from tests.decoding.test_reference import ROWS, TOY, TOY_DRAFT, check_same_tokens
-
-__all__ = ["recompiled"]
 
 THRESHOLD = 1e-4 / 50
 """A share of the family's 1e-4, for more checks than there are here."""

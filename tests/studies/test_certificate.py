@@ -3,7 +3,6 @@
 import json
 import math
 import pathlib
-from collections.abc import Iterator
 from typing import Any
 
 import jax
@@ -11,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from speculative.decoding import Output, loop, rules
+from speculative.decoding import Output, rules
 from speculative.measurement.exactness import Difference
 from speculative.pair import Pair
 from speculative.rows.config import RowConfig
@@ -72,15 +71,7 @@ def never_reject(guesses, p, q, accept_uniform, correct_uniform, lenience):
     return accepted, rules.categorical(p[:, -1], correct_uniform[:, -1])
 
 
-@pytest.fixture
-def nothing_compiled() -> Iterator[None]:
-    """What is compiled holds the functions that it was compiled with."""
-    loop.decode.clear_cache()  # pyright: ignore[reportAttributeAccessIssue]
-    yield
-    loop.decode.clear_cache()  # pyright: ignore[reportAttributeAccessIssue]
-
-
-@pytest.mark.usefixtures("nothing_compiled")
+@pytest.mark.usefixtures("recompiled")
 @pytest.mark.parametrize("fault", ["correction from p", "every guess stands"])
 def test_a_wrong_decoder_is_refused(fault: str, monkeypatch: pytest.MonkeyPatch) -> None:
     if fault == "correction from p":
