@@ -51,11 +51,11 @@ def _xla() -> None:
 
 def _as_stored() -> None:
     _xla()
-    loading.for_decoding = lambda params, quantized=False: params
+    loading.for_decoding = lambda params, draft=False: params
 
 
 def _float32_draft() -> None:
-    loading.for_decoding = lambda params, quantized=False: for_decoding(params)
+    loading.for_decoding = lambda params, draft=False: for_decoding(params)
 
 
 VARIANTS: dict[str, Callable[[], None]] = {

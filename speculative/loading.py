@@ -48,11 +48,11 @@ class Weights:
         found.require_room(self.config.vocab_size, self.name)
         return found
 
-    def load(self, quantized: bool = False) -> PyTree:
+    def load(self, draft: bool = False) -> PyTree:
         """Its parameters in the layout for decoding; raises ValueError if a file is damaged."""
         if self.checkpoint is None:
-            return for_decoding(random_params(self.config), quantized)
-        return for_decoding(self.checkpoint.load(self.config.dtype), quantized)
+            return for_decoding(random_params(self.config), draft)
+        return for_decoding(self.checkpoint.load(self.config.dtype), draft)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -84,8 +84,7 @@ class Resolved:
             draft, params = named.model_free(name, model.decoder_only, self.table, self.vocabulary)
         target = self.target.load() if target is None else target
         if self.draft:
-            # The target verifies every guess, so the draft's kernels may be quantized.
-            params = self.draft.load(quantized=True)
+            params = self.draft.load(draft=True)
         return Pair(model, draft, Params(target, params), self.vocabulary, self.names)
 
 

@@ -6,6 +6,7 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import Array, lax
 
 from speculative.ragged import write_rows
@@ -29,8 +30,8 @@ Norm = Any
 Denses = Sequence[Any]
 # What training does to a layer's output before it is added to the layer's input.
 Dropout = Callable[[Array], Array] | None
-# Keys and values [B * N, T, H], and the positions [B] at which new ones enter.
-Cache = tuple[Array, Array, Rows]
+# Keys and values [B * N, T, H], the positions [B] at which new ones enter, and how many do.
+Cache = tuple[Array, Array, Rows, int]
 # What `Xla.project` gives: queries, keys and values as the backend has them.
 Parts = tuple[Array, ...]
 
@@ -49,10 +50,10 @@ def precision(x: Array) -> lax.Precision | None:
 
 def look_up(table: Array, index: Array) -> Array:
     """Rows [..., D] of an embedding [V, D], for index [...]."""
-    if index.size > FEW or jax.default_backend() != "cpu":
+    if index.size > FEW:
         return jnp.take(table, index, axis=0)
-    # XLA assumes that a gather reads the whole table and splits it among threads; all that follows
-    # would then run on another thread, which must wake first.
+    # On CPU, XLA assumes that a gather reads the whole table and splits it among threads; all that
+    # follows would then run on another thread, which must wake first.
     rows = [lax.dynamic_slice_in_dim(table, i, 1) for i in index.reshape(-1)]
     return jnp.concatenate(rows).reshape(*index.shape, -1)
 
@@ -89,10 +90,25 @@ class Xla:
         """The bare product of x [..., I] with a kernel as this backend has it."""
         return jnp.matmul(x, kernel, precision=precision(x), preferred_element_type=out_dtype)
 
-    def project(self, fused: Any, denses: Denses, x: Array, norm: Norm) -> Parts:
-        """The projections of normed x [B, L, D] by several kernels."""
-        x = norm(x)
-        return tuple(dense(x) for dense in denses)
+    def width(self, batch: int, length: int) -> int:
+        """Positions of a chunk with the padding that makes it fastest: at least `length`."""
+        return length
+
+    def cache_shape(self, batch: int, heads: int, length: int, size: int) -> tuple[int, int, int]:
+        """Of keys or values: [B * N, T, H], for heads of a size H."""
+        return batch * heads, length, size
+
+    def project(self, fused: Fused | None, denses: Denses, x: Array, norm: Norm) -> Parts:
+        """The projections of normed x [B, L, D] by several kernels, or by one product of all."""
+        if fused is None:
+            x = norm(x)
+            return tuple(dense(x) for dense in denses)
+        ends = np.cumsum([dense.features for dense in denses])
+        return tuple(jnp.split(self._fused(fused, denses, x, norm), ends[:-1], axis=-1))
+
+    def _fused(self, fused: Fused, denses: Denses, x: Array, norm: Norm) -> Array:
+        width = sum(dense.features for dense in denses)
+        return self.product(fused.kernel, x, width, denses[0].dtype, None, norm, bias=fused.bias)
 
     def gated(
         self, fused: Any, denses: Denses, x: Array, norm: Norm, activations: Sequence[str]
@@ -112,7 +128,7 @@ class Xla:
 
     def heads(self, denses: Denses, x: Array, heads: int) -> list[Array]:
         """The projections of x [B, S, D] as keys and values, [B * N, S, H] each."""
-        return [_split(dense(x), heads) for dense in denses]
+        return [split_heads(dense(x), heads) for dense in denses]
 
     def attend(
         self, query: Array, keys: Array, values: Array, bias: Array, heads: int, scale: float
@@ -137,14 +153,15 @@ class Xla:
         These are the positions' own, or a cache that they entered.
         """
         query, *new = projected
-        keys, values = (_split(x, heads) for x in new)
+        keys, values = (split_heads(x, heads) for x in new)
         if cache is not None:
-            keys = write_rows(cache[0], keys, cache[2], axis=1)
-            values = write_rows(cache[1], values, cache[2], axis=1)
+            *caches, starts, count = cache
+            new = zip(caches, (keys, values), strict=True)
+            keys, values = (write_rows(old, x[:, :count], starts, axis=1) for old, x in new)
         return self.attend(query, keys, values, bias, heads, scale), keys, values
 
 
-def _split(x: Array, heads: int) -> Array:
+def split_heads(x: Array, heads: int) -> Array:
     """[B, L, N * H] -> [B * N, L, H]."""
     batch, length, width = x.shape
     x = x.reshape(batch, length, heads, width // heads).transpose(0, 2, 1, 3)

@@ -24,6 +24,8 @@ from speculative.ragged import grow, write_rows
 from speculative.sampling import first, greatest
 from speculative.types import PAD_ID, Flags, Inputs, PyTree, Rows
 
+PROPOSING = "propose"  # The name of the draft's part of a step, in profiles and compiled programs.
+
 
 class Models(NamedTuple):
     """Target and draft, a static argument; the draft is None for autoregressive decoding."""
@@ -131,9 +133,9 @@ def step(
     if gamma:
         assert models.draft is not None, "gamma > 0 needs a draft"
         numbers = uniforms[:, :gamma, DRAFT]
-        proposal = models.draft.propose(
-            params.draft, progress.draft, progress.last, numbers, config.sampling, vocab_size
-        )
+        given = progress.draft, progress.last, numbers, config.sampling, vocab_size
+        with jax.named_scope(PROPOSING):
+            proposal = models.draft.propose(params.draft, *given)
         require_shapes(proposal, batch, gamma, vocab_size)
         chunk = jnp.concatenate([chunk, proposal.guesses], axis=1)
         guesses, q = proposal.guesses, proposal.q

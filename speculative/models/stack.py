@@ -12,7 +12,7 @@ import jax.numpy as jnp
 from flax import struct
 from jax import Array, lax
 
-from speculative.backends import PREPACKED, Cache, Dropout, backend_of, look_up
+from speculative.backends import PREPACKED, Cache, Dropout, Xla, backend_of, look_up
 from speculative.models.config import Config
 from speculative.models.layers import MASKED, Attention, Dense, LayerNorm, Mlp, RelativeBias, Source
 from speculative.ragged import read_rows
@@ -137,6 +137,11 @@ class Stack(nn.Module):
             x = outputs[-1][0]
         return tuple(zip(*outputs, strict=True))
 
+    @property
+    def backend(self) -> Xla:
+        """What computes the layers."""
+        return self.layers[0].attend.out.backend
+
     def _biases(self, length: int, mask: Any, caches: Sequence[Cache]) -> list[Array]:
         """What each layer's self-attention adds to its scores: relative positions and the mask."""
         if self.config.shared_positions:
@@ -177,14 +182,22 @@ class Transformer(nn.Module):
         """A chunk; see `interface.Model.extend`."""
         length = tokens.shape[1]
         starts = state.lengths if state.prompt is None else state.prompt + state.lengths
-        x = self.embed(tokens, starts[:, None] + jnp.arange(length))
+        x = self._filled(self.embed(tokens, starts[:, None] + jnp.arange(length)))
         sources = [(keys, values, state.source_bias) for keys, values in state.cross]
-        caches = [(*cache, starts) for cache in zip(state.keys, state.values, strict=True)]
+        caches = [(*cache, starts, length) for cache in zip(state.keys, state.values, strict=True)]
         after, keys, values = self.decoder(x, sources=sources, caches=caches)
         lengths = state.lengths + length
         state = dataclasses.replace(state, lengths=lengths, keys=keys, values=values)
-        x = after[-1] if at is None else read_rows(after[-1], at, 1)
-        return self.logits(x, self.decoder.norm), state, self.decoder.hidden(after, layers)
+        x = after[-1] if at is None else self._filled(read_rows(after[-1], at, 1))
+        logits = self.logits(x, self.decoder.norm)[:, : length if at is None else 1]
+        after = [x[:, :length] for x in after]
+        return logits, state, self.decoder.hidden(after, layers)
+
+    def _filled(self, x: Array) -> Array:
+        """A chunk [B, L, D] with as many positions, the others 0, as the backend computes best."""
+        batch, length, _ = x.shape
+        width = self.decoder.backend.width(batch, length)
+        return jnp.pad(x, ((0, 0), (0, width - length), (0, 0))) if width > length else x
 
     def embed(self, tokens: Tokens, positions: Array | None = None) -> Array:
         """Tokens [B, L], with learned positions [B or 1, L] if there are such: [B, L, D]."""

@@ -17,6 +17,7 @@ from speculative.models.gpt import LAMDA as FIELDS
 from speculative.ragged import grow
 from speculative.types import PyTree
 from tests import numpy_decoder_only
+from tests.layouts import LAYOUTS, Layout
 
 FIXTURE = pathlib.Path(__file__).parents[1] / "data" / "transformers_gpt2"
 CACHE = 48
@@ -110,24 +111,24 @@ def in_chunks(
     ]
 
 
-@pytest.fixture(params=["as stored", "prepacked"])
-def prepacked(request: pytest.FixtureRequest) -> bool:
-    return request.param == "prepacked"
+@pytest.fixture(params=LAYOUTS)
+def laid_out(request: pytest.FixtureRequest) -> Layout:
+    return LAYOUTS[request.param]
 
 
-def test_forward_is_that_of_transformers(prepacked: bool) -> None:
+def test_forward_is_that_of_transformers(laid_out: Layout) -> None:
     model, params = gpt()
     texts = expected()["texts"]
-    logits = forward(model, prepacked_params("GPT") if prepacked else params, texts, texts)
+    logits = forward(model, laid_out(params), texts, texts)
     assert logits.dtype == jnp.float32
     assert np.abs(logits - expected()["logits"]).max() < NEAR
 
 
 @pytest.mark.parametrize("width", [1, 3, 8])
-def test_ragged_prompts_go_on_as_in_transformers(width: int, prepacked: bool) -> None:
+def test_ragged_prompts_go_on_as_in_transformers(width: int, laid_out: Layout) -> None:
     """In chunks with rewinds; the greedy tokens too."""
     model, params = gpt()
-    params = prepacked_params("GPT") if prepacked else params
+    params = laid_out(params)
     want = expected()
     lengths = np.array([5, 14, 1])
     for row, got in enumerate(in_chunks(model, params, want["texts"], lengths, width)):
@@ -142,20 +143,20 @@ def test_ragged_prompts_go_on_as_in_transformers(width: int, prepacked: bool) ->
 
 
 @pytest.mark.parametrize("make", [gpt, lamda, untied])
-def test_forward_is_float64_numpy(make: Callable[[], Any], prepacked: bool) -> None:
+def test_forward_is_float64_numpy(make: Callable[[], Any], laid_out: Layout) -> None:
     """On more positions than XLA takes on its left; LaMDA's beyond the last bucket."""
     model, params = make()
     texts = np.random.default_rng(6).integers(0, 96, (2, model.config.max_positions or 150))
-    got = forward(model, prepack(params) if prepacked else params, texts, texts)
+    got = forward(model, laid_out(params), texts, texts)
     assert np.abs(got - numpy_logits(model, params, texts)).max() < NEAR
 
 
-def test_chunks_of_a_lamda_are_float64_numpy(prepacked: bool) -> None:
+def test_chunks_of_a_lamda_are_float64_numpy(laid_out: Layout) -> None:
     model, params = lamda()
     texts = np.random.default_rng(7).integers(0, 96, (3, 30))
     lengths = np.array([9, 2, 14])
     want = numpy_logits(model, params, texts)
-    params = prepacked_params("LaMDA") if prepacked else params
+    params = laid_out(params)
     for row, got in enumerate(in_chunks(model, params, texts, lengths, 3)):
         assert np.abs(got - want[row, lengths[row] - 1 :]).max() < NEAR
 
@@ -196,12 +197,12 @@ def test_beyond_the_last_position_logits_stay_finite() -> None:
     assert np.abs(logits[:, :7] - want[:, 57:]).max() < NEAR
 
 
-@pytest.mark.parametrize(("name", "prepacked"), [("GPT", True), ("LaMDA", False)])
-def test_bfloat16_stays_near_and_gives_float32_logits(name: str, prepacked: bool) -> None:
+@pytest.mark.parametrize(("name", "laid_out"), [("GPT", prepack), ("LaMDA", LAYOUTS["as stored"])])
+def test_bfloat16_stays_near_and_gives_float32_logits(name: str, laid_out: Layout) -> None:
     model, params = MODELS[name]()
     texts = expected()["texts"][:, :9]
     want = numpy_logits(model, params, texts)
-    params = prepacked_params(name) if prepacked else params
+    params = laid_out(params)
     half = DecoderOnly(model.config.replace(dtype="bfloat16"))
     logits = forward(half, params, texts, texts)
     state = start(half, params, texts[:, :1], CACHE)
@@ -214,10 +215,10 @@ def test_bfloat16_stays_near_and_gives_float32_logits(name: str, prepacked: bool
 
 
 @pytest.mark.parametrize("name", MODELS)
-def test_hidden_states_are_float64_numpy(name: str, prepacked: bool) -> None:
+def test_hidden_states_are_float64_numpy(name: str, laid_out: Layout) -> None:
     """Those of `start` for whole prompts, those of chunks from the last token of each on."""
     model, params = MODELS[name]()
-    given = prepacked_params(name) if prepacked else params
+    given = laid_out(params)
     texts, lengths = expected()["texts"][:, :20], np.array([5, 14, 1])
     begin = jax.jit(model.start, static_argnames=("cache_length", "layers"))
     state, prompted = begin(given, ragged(texts, lengths), CACHE, layers=model.extend_layers)

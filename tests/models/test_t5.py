@@ -21,6 +21,7 @@ from speculative.models.stack import DecoderState
 from speculative.ragged import grow
 from speculative.types import PyTree
 from tests import numpy_t5
+from tests.layouts import LAYOUTS, Layout
 
 FIXTURE = pathlib.Path(__file__).parents[1] / "data" / "t5x_v1_1"
 CACHE = 48
@@ -120,9 +121,9 @@ def in_chunks(
     return np.concatenate(logits, axis=1)
 
 
-@pytest.fixture(params=["as stored", "prepacked"])
-def prepacked(request: pytest.FixtureRequest) -> bool:
-    return request.param == "prepacked"
+@pytest.fixture(params=LAYOUTS)
+def laid_out(request: pytest.FixtureRequest) -> Layout:
+    return LAYOUTS[request.param]
 
 
 def test_the_fixture_has_the_tree_that_init_gives() -> None:
@@ -131,12 +132,12 @@ def test_the_fixture_has_the_tree_that_init_gives() -> None:
     assert jax.tree.map(jnp.shape, params) == jax.tree.map(jnp.shape, fresh)
 
 
-def test_logits_are_those_of_t5x(prepacked: bool) -> None:
+def test_logits_are_those_of_t5x(laid_out: Layout) -> None:
     model, params = v1_1()
     want = expected()
     logits = forward(
         model,
-        prepack(params) if prepacked else params,
+        laid_out(params),
         want["encoder_input_tokens"],
         want["decoder_input_tokens"],
     )
@@ -145,9 +146,9 @@ def test_logits_are_those_of_t5x(prepacked: bool) -> None:
 
 
 @pytest.mark.parametrize("width", [1, 3, 8])
-def test_decoding_is_that_of_t5x_in_chunks_with_rewinds(width: int, prepacked: bool) -> None:
+def test_decoding_is_that_of_t5x_in_chunks_with_rewinds(width: int, laid_out: Layout) -> None:
     model, params = v1_1()
-    params = prepack(params) if prepacked else params
+    params = laid_out(params)
     want = expected()
     source = want["encoder_input_tokens"]
     logits = in_chunks(model, params, source, want["decoder_input_tokens"], width)
@@ -168,12 +169,12 @@ def test_decoding_in_chunks_is_float64_t5(width: int, name: str) -> None:
 
 
 @pytest.mark.parametrize("name", MODELS)
-def test_forward_is_float64_t5(name: str, prepacked: bool) -> None:
+def test_forward_is_float64_t5(name: str, laid_out: Layout) -> None:
     """On more positions than a prepacked product takes on its left, beyond the last bucket."""
     model, params = MODELS[name]()
     tokens = decoder_inputs(150)
     want = numpy_logits(model, params, sources(), tokens)
-    got = forward(model, prepack(params) if prepacked else params, sources(), tokens)
+    got = forward(model, laid_out(params), sources(), tokens)
     assert np.abs(got - want).max() < NEAR
 
 
@@ -263,11 +264,11 @@ def test_packed_segments_are_separate_examples(name: str) -> None:
     assert np.isfinite(logits).all()
 
 
-@pytest.mark.parametrize(("name", "prepacked"), [("v1.1", False), ("v1.0", True)])
-def test_bfloat16_stays_near_and_gives_float32_logits(name: str, prepacked: bool) -> None:
+@pytest.mark.parametrize(("name", "laid_out"), [("v1.1", LAYOUTS["as stored"]), ("v1.0", prepack)])
+def test_bfloat16_stays_near_and_gives_float32_logits(name: str, laid_out: Layout) -> None:
     model, params = MODELS[name]()
     want = numpy_logits(model, params, sources(), decoder_inputs(9))
-    params = prepack(params) if prepacked else params
+    params = laid_out(params)
     half = T5(model.config.replace(dtype="bfloat16"))
     logits = forward(half, params, sources(), decoder_inputs(9))
     state = start(half, params, sources(), CACHE)
@@ -323,10 +324,10 @@ def test_without_an_encoder_it_reads_another_ones() -> None:
 
 
 @pytest.mark.parametrize("name", MODELS)
-def test_hidden_states_are_float64_t5(name: str, prepacked: bool) -> None:
+def test_hidden_states_are_float64_t5(name: str, laid_out: Layout) -> None:
     """The encoder's of `start`, and every decoder layer's of chunks, put together."""
     model, params = MODELS[name]()
-    given, tokens = prepack(params) if prepacked else params, decoder_inputs(11)
+    given, tokens = laid_out(params), decoder_inputs(11)
     begin = jax.jit(model.start, static_argnames=("cache_length", "layers"))
     state, begun = begin(given, sources(), CACHE, layers=("encoder",))
     encoded = begun["encoder"]

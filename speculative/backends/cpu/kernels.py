@@ -218,7 +218,7 @@ def attend_self(
     else:
         in_place = {1: 1, 2: 2}
         call = jax.ffi.ffi_call("speculative_attend_cached", results, input_output_aliases=in_place)
-        keys, values, starts = cache
+        keys, values, starts, _ = cache
         arguments = [arguments[0], keys, values, arguments[1], starts]
     mixed, keys, values = call(*arguments, scale=np.float32(scale))
     return mixed, keys, values

@@ -5,22 +5,17 @@ query, key and value, and the two inputs of a gated feed-forward layer.
 """
 
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from jax import Array, lax
 
 from speculative.backends.cpu import kernels
+from speculative.backends.prepacked import FUSED, GATED, split
 from speculative.backends.xla import FEW, Cache, Denses, Dropout, Fused, Norm, Parts, Xla, precision
 from speculative.types import PyTree
-
-PREPACKED = "prepacked"  # The collection of prepacked weights beside a model's parameters.
-GATED = ("wi_0", "wi_1")
-FUSED = (("query", "key", "value"), GATED)
-"""Kernels that share their input, and so become one product; the first match wins."""
 
 
 class Transposed(Xla):
@@ -39,15 +34,6 @@ class Transposed(Xla):
         else:
             y = contract(rows, kernel)
         return y.reshape(*x.shape[:-1], kernel.shape[0])
-
-    def project(self, fused: Fused, denses: Denses, x: Array, norm: Norm) -> Parts:
-        """One product, which is split."""
-        ends = np.cumsum([dense.features for dense in denses])
-        return tuple(jnp.split(self._fused(fused, denses, x, norm), ends[:-1], axis=-1))
-
-    def _fused(self, fused: Fused, denses: Denses, x: Array, norm: Norm) -> Array:
-        width = sum(dense.features for dense in denses)
-        return self.product(fused.kernel, x, width, denses[0].dtype, None, norm, bias=fused.bias)
 
     def tied(self, kernel: Any, embedding: Array, x: Array, norm: Norm) -> Array:
         """With a prepacked copy of the embedding."""
@@ -116,45 +102,11 @@ def prepack(params: PyTree, quantized: bool = False) -> PyTree:
     return _prepack(params, quantized, kernels.native())
 
 
-def for_decoding(params: PyTree, quantized: bool = False) -> PyTree:
-    """Prepacks on CPU; GPUs and TPUs take kernels as they are."""
-    return prepack(params, quantized) if jax.default_backend() == "cpu" else params
-
-
 @functools.partial(jax.jit, static_argnames=("quantized", "native"))
 def _prepack(params: PyTree, quantized: bool, native: bool) -> PyTree:
     """As `prepack`; compiled once for models of the same sizes."""
     lay_out = functools.partial(_laid_out, quantized=quantized, native=native)
-    rest, prepacked = _split(params, lay_out)
-    if "logits_dense" not in params["decoder"]:
-        prepacked["logits"] = lay_out((), params["token_embedder"]["embedding"].T)
-    return {"params": rest, PREPACKED: prepacked}
-
-
-def _split(tree: dict[str, Any], lay_out: Callable[..., Any], name: str = "") -> Any:
-    """What stays of a tree of parameters, and its kernels laid out."""
-    rest: dict[str, Any] = {}
-    prepacked: dict[str, Any] = {}
-    denses = {part for part, value in tree.items() if isinstance(value, dict) and "kernel" in value}
-    # A cross-attention's query sees the target, its key and value the source.
-    groups = FUSED if name != "encoder_decoder_attention" else ()
-    fused = next((group for group in groups if denses.issuperset(group)), ())
-    if fused:
-        kernel = lay_out(fused, *(tree[part]["kernel"] for part in fused))
-        biases = [tree[part]["bias"] for part in fused if "bias" in tree[part]]
-        prepacked["_".join(fused)] = Fused(kernel, jnp.concatenate(biases) if biases else None)
-    for part, value in tree.items():
-        if part in denses:
-            if part not in fused:
-                prepacked[part] = {"kernel": lay_out((), value["kernel"])}
-                rest |= {part: {"bias": value["bias"]}} if "bias" in value else {}
-        elif isinstance(value, dict):
-            inner_rest, inner_prepacked = _split(value, lay_out, part)
-            rest |= {part: inner_rest} if inner_rest else {}
-            prepacked |= {part: inner_prepacked} if inner_prepacked else {}
-        else:
-            rest[part] = value
-    return rest, prepacked
+    return split(params, lay_out, FUSED, lambda embedding: lay_out((), embedding.T))
 
 
 def _laid_out(fused: tuple[str, ...], *group: Array, quantized: bool, native: bool) -> Any:

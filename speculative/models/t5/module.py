@@ -48,7 +48,8 @@ class EncoderDecoder(Transformer):
         """Encodes inputs [B, S] (0 = padding) and projects keys and values of the source once."""
         config = self.config
         encoded = self.encode(inputs) if encoded is None else encoded
-        shape = (inputs.shape[0] * config.num_heads, cache_length, config.head_dim)
+        sizes = inputs.shape[0], config.num_heads, cache_length, config.head_dim
+        shape = self.decoder.backend.cache_shape(*sizes)
         empty = tuple(jnp.zeros(shape, config.dtype) for _ in range(config.decoder_layers))
         lengths, cross = jnp.zeros(inputs.shape[0], jnp.int32), self._project(encoded)
         state = DecoderState(lengths, empty, empty, cross=cross, source_bias=_padding(inputs))

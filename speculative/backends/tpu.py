@@ -1,0 +1,129 @@
+"""Weights laid out for decoding on a TPU, and what computes with them.
+
+The rest is left to XLA: what is here keeps it from layouts and products that cost more than a step
+may. `speculative compile` shows what its compiler makes of it.
+"""
+
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import Array, lax
+
+from speculative.backends.prepacked import FUSED, split
+from speculative.backends.xla import FEW, Cache, Denses, Parts, Xla, precision, split_heads
+from speculative.ragged import write_rows
+from speculative.types import PyTree
+
+ROWS = 8
+"""Rows of the smallest tile of a TPU's registers: a product of fewer takes no less time."""
+
+
+class Kernel(NamedTuple):
+    """A target's kernel [in, out]; None where logits are tied to the embedding."""
+
+    array: Array | None
+
+
+class DraftKernel(NamedTuple):
+    """The same of a draft, which may be several kernels side by side."""
+
+    array: Array | None
+
+
+class Tpu(Xla):
+    """Products of chunks that fill the rows of a tile: for models bound by reading weights."""
+
+    def width(self, batch: int, length: int) -> int:
+        """The least number of positions that fills whole tiles.
+
+        XLA takes a product with one row for one with a vector, on the vector unit, which takes 3 to
+        7 times as long as reading the kernel; and it changes one-row layouts to others and back.
+        """
+        return next(width for width in range(length, length + ROWS) if batch * width % ROWS == 0)
+
+    def product(self, kernel: Kernel | DraftKernel, *given, **after) -> Array:
+        """As of `Xla`."""
+        return super().product(kernel.array, *given, **after)
+
+    def heads(self, denses: Denses, x: Array, heads: int) -> list[Array]:
+        """As of `Xla`."""
+        return [split_heads(_apart(dense(x)), heads) for dense in denses]
+
+    def attend(self, query: Array, *given) -> Array:
+        """As of `Xla`."""
+        return super().attend(_apart(query), *given)
+
+    def attend_self(self, projected: Parts, *given) -> tuple[Array, Array, Array]:
+        """As of `Xla`."""
+        return super().attend_self(tuple(map(_apart, projected)), *given)
+
+
+def _apart(x: Array) -> Array:
+    """A projection that is not to be merged with its split into heads.
+
+    XLA would merge them, and for that copy the kernel into another layout: T5 v1.1 XXL would copy
+    all kernels of attention at every streamed step, and before every generation.
+    """
+    return lax.optimization_barrier(x)
+
+
+class TpuDraft(Tpu):
+    """For models bound by the number of operations: heads are never taken apart.
+
+    Keys and values are [B, T, N * H]. All heads' scores are one product, of a query for each head
+    that is 0 outside it. That is N times the arithmetic, of which there is little, and a third of
+    the operations: nothing is transposed.
+    """
+
+    def cache_shape(self, batch: int, heads: int, length: int, size: int) -> tuple[int, int, int]:
+        """[B, T, N * H]."""
+        return batch, length, heads * size
+
+    def heads(self, denses: Denses, x: Array, heads: int) -> list[Array]:
+        """The projections as they are, [B, S, N * H]."""
+        return [dense(x) for dense in denses]
+
+    def attend(
+        self, query: Array, keys: Array, values: Array, bias: Array, heads: int, scale: float
+    ) -> Array:
+        """As of `Xla`, with keys and values [B, K, N * H]."""
+        if query.shape[1] > FEW:  # A whole text, whose arithmetic counts.
+            split_up = (split_heads(x, heads) for x in (keys, values))
+            return super().attend(query, *split_up, bias, heads, scale)
+        width = query.shape[-1]
+        of_head = np.arange(width) // (width // heads) == np.arange(heads)[:, None]
+        own = jnp.asarray(of_head, query.dtype)[None, :, None, :]
+        scores = jnp.einsum(
+            "BNLD,BKD->BNLK", (query * scale)[:, None] * own, keys,
+            precision=precision(query), preferred_element_type=jnp.float32,
+        )  # fmt: skip
+        weights = jax.nn.softmax(scores + bias, axis=-1).astype(query.dtype)
+        mixed = jnp.einsum("BNLK,BKD->BNLD", weights, values, precision=precision(query))
+        return (mixed * own).sum(axis=1)
+
+    def attend_self(
+        self, projected: Parts, bias: Array, heads: int, scale: float, cache: Cache | None = None
+    ) -> tuple[Array, Array, Array]:
+        """As of `Xla`, with keys and values [B, L or T, N * H]."""
+        query, keys, values = projected
+        if cache is not None:
+            *caches, starts, count = cache
+            new = zip(caches, (keys, values), strict=True)
+            keys, values = (write_rows(old, x[:, :count], starts, axis=1) for old, x in new)
+        return self.attend(query, keys, values, bias, heads, scale), keys, values
+
+
+def lay_out(params: PyTree, draft: bool) -> PyTree:
+    """Parameters for decoding on a TPU: what `backends.prepack` is on CPU.
+
+    A draft's kernels that share their input become one. A large target would be slower so, and
+    its kernels are those given, not copies.
+    """
+    kind = DraftKernel if draft else Kernel
+
+    def kernel(_: tuple[str, ...], *group: Array) -> Kernel | DraftKernel:
+        return kind(jnp.concatenate(group, axis=1) if len(group) > 1 else group[0])
+
+    return split(params, kernel, FUSED if draft else (), lambda embedding: kind(None))

@@ -1,0 +1,87 @@
+"""Decoding with parameters laid out for a TPU, on any device: the tokens of stored parameters.
+
+That logits are right is tested with the models (`tests.layouts`), and in `tests/tpu` what the TPU's
+compiler makes of the programs.
+"""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from speculative.backends import backend_of, for_decoding
+from speculative.backends.tpu import ROWS, DraftKernel, Kernel, Tpu, lay_out
+from speculative.decoding import Decoding, Params
+from speculative.decoding.loop import Models, begin, generate, put_row, stream
+from speculative.drafts import TransformerDraft
+from speculative.sampling import Sampling
+from tests import tiny
+
+DRAFTS = {
+    "draft": (tiny.DRAFT, lambda: tiny.DRAFT.init(jax.random.key(1))),
+    "reader": (tiny.READER, lambda: tiny.READER.init(jax.random.key(2))),
+}
+
+
+def settings(gamma: int, temperature: float, max_length: int = 70) -> Decoding:
+    """Long enough for the caches to grow once."""
+    return Decoding(tiny.VOCABULARY, Sampling(temperature), gamma, max_length, eos_id=-1)
+
+
+@pytest.mark.parametrize("batch", [1, 3])
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+@pytest.mark.parametrize("gamma", [0, 4])
+@pytest.mark.parametrize("name", DRAFTS)
+def test_tokens_are_those_of_stored_parameters(
+    name: str, gamma: int, temperature: float, batch: int
+) -> None:
+    model, make = DRAFTS[name]
+    draft = TransformerDraft(model, model.config.source_dim > 0)
+    config, inputs = settings(gamma, temperature), tiny.sources(batch)
+    assert len(config.cache_lengths()) == 2
+    draws = config.draws(5, np.arange(batch))
+    stored = Params(tiny.stored_params(), make())
+    laid_out = Params(lay_out(stored.target, draft=False), lay_out(stored.draft, draft=True))
+    want = generate(tiny.TARGET, draft, stored, inputs, draws, config)
+    got = generate(tiny.TARGET, draft, laid_out, inputs, draws, config)
+    for left, right in zip(jax.tree.leaves(want), jax.tree.leaves(got), strict=True):
+        np.testing.assert_array_equal(left, right)
+    steps = list(stream(tiny.TARGET, draft, laid_out, inputs, draws, config))
+    streamed = np.concatenate([step.tokens[0, : step.count[0]] for step in steps])
+    np.testing.assert_array_equal(streamed[: config.max_length], want.tokens[0])
+
+
+def test_a_row_of_a_batch_is_replaced() -> None:
+    """The drafts' caches have rows and heads in other places than the targets'."""
+    config, draft = settings(3, 0.0, 20), TransformerDraft(tiny.DRAFT)
+    params = Params(
+        lay_out(tiny.stored_params(), draft=False),
+        lay_out(tiny.DRAFT.init(jax.random.key(1)), draft=True),
+    )
+    models, sources = Models(tiny.TARGET, draft), jnp.asarray(tiny.sources(3))
+    whole = begin(models, params, sources, config, config.capacity)
+    one = begin(models, params, sources[1:2], config, config.capacity)
+    for left, right in zip(
+        jax.tree.leaves(put_row(whole, 1, one)), jax.tree.leaves(whole), strict=True
+    ):
+        np.testing.assert_allclose(left, right, atol=1e-5)
+
+
+def test_chunks_fill_tiles() -> None:
+    widths = {(1, 1): 8, (1, 8): 8, (1, 9): 16, (2, 1): 4, (3, 1): 8, (4, 3): 4, (8, 1): 1}
+    assert {given: Tpu().width(*given) for given in widths} == widths
+    assert all(batch * width % ROWS == 0 for (batch, _), width in widths.items())
+
+
+def test_a_targets_kernels_are_those_given_and_a_drafts_are_fused() -> None:
+    params = tiny.stored_params()
+    stored = {id(leaf) for leaf in jax.tree.leaves(params)}
+    target, draft = (for_decoding(params, draft, "tpu") for draft in (False, True))
+    assert {id(leaf) for leaf in jax.tree.leaves(target)} == stored
+    layer = draft["prepacked"]["decoder"]["layers_0"]
+    fused = layer["self_attention"]["query_key_value"].kernel
+    names = ("query", "key", "value")
+    kernels = [params["decoder"]["layers_0"]["self_attention"][name]["kernel"] for name in names]
+    np.testing.assert_array_equal(fused.array, np.concatenate(kernels, axis=1))
+    assert isinstance(fused, DraftKernel)
+    assert type(backend_of(Kernel(None))) is not type(backend_of(DraftKernel(None)))
