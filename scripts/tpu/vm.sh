@@ -164,7 +164,7 @@ described() {
 
 # The exit code of the run, which is in the bucket once all its results are.
 ended() {
-  gcloud storage cat "$FOLDER/exit_code" 2>/dev/null
+  gcloud storage cat "$FOLDER/exit_code" 2>/dev/null | grep .
 }
 
 # Makes a VM, which may be lost meanwhile.
