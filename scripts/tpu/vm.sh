@@ -52,10 +52,10 @@ for word in "$@"; do
     "table --queued" | "create --queued" | "delete --queued") QUEUED=1 ;;
     "table --keep") KEEP=1 ;;
     "table --results="*) RESULTS=${word#*=} RESULTS=${RESULTS%/} ;;
-    "table --output_dir="*) fail "--output_dir is not for a VM; say where results go by --results." ;;
+    "table --output_dir="*) fail "--output_dir is that of the VM; give --results alone." ;;
     "table --"*=*) OPTIONS+=("$word") ;;
     "table "[!-]*) TABLE+="${TABLE:+ }$word" ;;
-    *) fail "'$word' is no option of $VERB; --help lists them, and values follow as --name=value." ;;
+    *) fail "'$word' is no option of $VERB; write --name=value, and see --help." ;;
   esac
 done
 if [[ $VERB == table ]]; then
@@ -141,7 +141,7 @@ reason() {
 
 # Says something on the terminal, unless it has just been said.
 say() {
-  [[ $1 == "$SAID" ]] || printf '%(%H:%M)T  %s\n' -1 "$1"
+  [[ $1 == "$SAID" ]] || printf '%s  %s\n' "$(date +%H:%M)" "$1"
   SAID=$1
 }
 
@@ -206,7 +206,8 @@ tail -n 1 speculative.log 2>/dev/null | sed "s/^/log: /"' 2>"$NOTES" </dev/null)
   sed -n 's/^log: //p' <<<"$found" >"$NOTES"
   if [[ $job == "$WORK" ]]; then
     FAILURES=0 STARTED=1
-    say "$NAME: $(reason)"
+    found=$(reason)
+    [[ -z $found ]] || say "$NAME: $found"
     sleep "$INTERVAL"
   elif [[ -n $job ]]; then
     fail "$NAME is busy with other work ($job); wait for its end, or choose another NAME."
@@ -234,7 +235,7 @@ advance() {
     READY) attend ;;
     NONE) make ;;
     PREEMPTED | TERMINATED | STOPPED | HIDDEN | SUSPENDED | UNKNOWN)
-      say "$NAME is lost ($found); a new VM will go on with what is in $FOLDER."
+      say "$NAME is lost ($found); a new VM will go on with $FOLDER."
       FAILURES=0 STARTED=
       quietly delete || again "$NAME cannot be deleted"
       ;;
@@ -242,7 +243,10 @@ advance() {
       quietly delete || true
       again "The request for $NAME failed"
       ;;
-    "") again "gcloud does not tell the state of $NAME" ;;
+    "") # The run goes on without this connection.
+      say "gcloud does not tell the state of $NAME and is asked again: $(reason)"
+      sleep "$INTERVAL"
+      ;;
     *)
       say "Waiting for $NAME ($found)."
       sleep "$INTERVAL"
@@ -263,14 +267,15 @@ fetch() {
 
 # Fetches the results, shows the prediction or the error, deletes the VM, ends with an exit code.
 finish() {
-  local folder=results/table$TABLE shown=compared.txt
+  local folder=results/table$TABLE
   if quietly fetch; then
     say "The results are in $folder."
-    if [[ $1 != 0 ]]; then
-      shown=log.txt
-      printf 'error: the run ended with exit code %s; the end of %s:\n' "$1" "$folder/$shown" >&2
+    if [[ $1 == 0 ]]; then
+      cat "$ROOT/$folder/compared.txt"
+    elif [[ -e $ROOT/$folder/log.txt ]]; then
+      printf 'error: exit code %s; the end of %s:\n' "$1" "$folder/log.txt" >&2
+      tail -n 20 "$ROOT/$folder/log.txt" >&2
     fi
-    [[ ! -e $ROOT/$folder/$shown ]] || tail -n 20 "$ROOT/$folder/$shown"
   else
     say "The results stay in $FOLDER, for they could not be fetched: $(reason)"
   fi
@@ -287,7 +292,8 @@ finish() {
 measure() {
   local code
   FOLDER=$RESULTS/table$TABLE COMMIT=$(git -C "$ROOT" describe --always)
-  printf -v JOB '%q ' speculative/scripts/tpu/measure.sh "$RESULTS" "$TABLE" "${OPTIONS[@]}"
+  printf -v JOB '%q ' speculative/scripts/tpu/measure.sh "$RESULTS" "$TABLE" \
+    ${OPTIONS[@]+"${OPTIONS[@]}"} # For bash 3, which a Mac has, an empty list is not set.
   WORK="commit $COMMIT: $JOB" SAID='' FAILURES=0 STARTED='' NOTES=$(mktemp)
   trap 'rm -f "$NOTES"' EXIT
   # What an earlier run left of its end must go anyway, which shows whether the bucket can be used.

@@ -53,6 +53,7 @@ case "$1 $2 $3 ${4:-}" in
     fi
     ;;
   "compute tpus tpu-vm describe")
+    if happens silence; then error "The network is down."; fi
     cat "$WORLD/vm" 2>/dev/null || error "NOT_FOUND: there is no VM."
     ;;
   "compute tpus "*" delete")
@@ -367,7 +368,7 @@ def test_a_table_undisturbed(world: pathlib.Path, checkout: pathlib.Path) -> Non
     [
         ("capacity\ncreation", []),
         ("creation", ["--queued"]),
-        ("installation", []),
+        ("silence\ninstallation", []),
         ("row", ["--queued"]),
         ("upload", []),
     ],
@@ -428,8 +429,8 @@ def test_a_failing_program_is_reported(world: pathlib.Path, checkout: pathlib.Pa
     (world / "failure").touch()
     done = table(checkout)
     assert done.returncode == 2
-    assert "error: the run ended with exit code 2" in done.stderr
-    assert "error: a sentence." in done.stdout
+    assert "error: exit code 2; the end of results/table2/log.txt:" in done.stderr
+    assert done.stderr.splitlines()[-1] == "error: a sentence."
     assert calls(world, " create ") == 1
     assert not (world / "vm").exists()
 
@@ -501,7 +502,7 @@ def test_the_installed_commit_is_the_one_that_is_checked_out(
         (["table", "2", "--results=/tmp"], {}, "'/tmp' is no folder of a bucket"),
         (["table", "2", "--results=gs://b/"], {}, "'gs://b' is no folder of a bucket"),
         (["table", "2", "--checkpoints", "x"], {}, "'--checkpoints' is no option of table"),
-        (["table", "2", "--output_dir=x"], {}, "--output_dir is not for a VM"),
+        (["table", "2", "--output_dir=x"], {}, "--output_dir is that of the VM; give"),
         (["create"], {"PATH": "/usr/bin/nowhere:/bin/nowhere"}, "gcloud is not installed"),
     ],
 )
