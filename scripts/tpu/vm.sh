@@ -1,26 +1,28 @@
 #!/usr/bin/env bash
-# A table of the paper on a Cloud TPU VM: makes the VM, installs this checkout, measures, fetches.
+# Measures a table of the paper on a Cloud TPU VM, and goes on with it when the VM is pre-empted.
 #   export PROJECT=my-project ZONE=us-central2-b NAME=my-tpu
-#   scripts/tpu/vm.sh create
-#   scripts/tpu/vm.sh install
-#   scripts/tpu/vm.sh ssh gcloud storage cp \
-#       gs://t5-data/vocabs/cc_all.32000.100extra/sentencepiece.model speculative
-#   scripts/tpu/vm.sh run 2 --checkpoints=gs://bucket/folder --vocabulary=sentencepiece.model
-#   scripts/tpu/vm.sh ssh tail -f speculative/results/table2/log.txt
-#   scripts/tpu/vm.sh fetch 2
-#   scripts/tpu/vm.sh delete
-# create   a VM of ACCELERATOR (v4-8) with the software RUNTIME (tpu-ubuntu2204-base)
-# install  copies the commit that is checked out, which every record then names, and installs it
-#          with the extras tpu and tasks; again after every commit
-# ssh      runs any command there, in the home folder; without one, opens a shell
-# run      measures table 2, 3, 4 or 5 with whatever else `speculative table` takes, in the
-#          background: the connection may break. The log's last line is the exit code; the same
-#          command goes on where a run stopped
-# fetch    copies a table's results to results/
-# delete   deletes the VM, which is paid for until then; gcloud asks first
-# With --dry_run before the verb, the commands are printed, quoted for a shell, and not run.
+#   scripts/tpu/vm.sh table 2 --results=gs://bucket/folder --spot --checkpoints=gs://bucket/weights
+# table     makes a VM, installs the commit that is checked out, measures table 2, 3, 4 or 5 there
+#           with whatever else `speculative table` takes, fetches the results to results/ and
+#           deletes the VM. The exit code is that of the program. Results and compiled programs
+#           are copied to the folder of --results every 20 seconds (INTERVAL), so that a new VM
+#           goes on when one is pre-empted. A file or folder gs://… of an option is copied to the
+#           VM first. The same command again watches a run that is under way, or goes on with one
+#           that stopped
+# create    makes a VM of ACCELERATOR (v4-8) with the software RUNTIME (tpu-ubuntu2204-base)
+# install   copies the commit that is checked out, which every record then names, and installs it
+#           with the extras tpu and tasks; again after every commit
+# ssh       runs any command there, in the home folder; without one, opens a shell
+# delete    deletes the VM, which is paid for until then; gcloud asks first
+# --spot    of table and create: a spot VM, which costs less and may be pre-empted
+# --queued  of table, create and delete: the VM is that of a queued resource of the same name
+# --keep    of table: the VM is not deleted at the end
+# With --dry_run before the verb, the commands are printed, quoted for a shell, and not run; of
+# table, those of a run that nothing disturbs.
 set -euo pipefail
 ROOT=$(cd "$(dirname "${BASH_SOURCE[0]}")/../.." && pwd)
+ACCELERATOR=${ACCELERATOR:-v4-8} RUNTIME=${RUNTIME:-tpu-ubuntu2204-base} INTERVAL=${INTERVAL:-20}
+TRIES=5 # How often in a row a step may fail on a VM that is there.
 
 fail() {
   printf 'error: %s\n' "$1" >&2
@@ -34,13 +36,33 @@ if [[ ${1:-} == --dry_run ]]; then
 fi
 VERB=${1:-}
 case $VERB in
-  create | install | ssh | run | fetch | delete) shift ;;
+  table | create | install | ssh | delete) shift ;;
   -h | --help)
     sed -n '2,/^[^#]/s/^# \{0,1\}//p' "${BASH_SOURCE[0]}"
     exit
     ;;
-  *) fail "'$VERB' is none of create, install, ssh, run, fetch and delete; --help explains them." ;;
+  *) fail "'$VERB' is none of table, create, install, ssh and delete; --help explains them." ;;
 esac
+
+TABLE='' RESULTS='' SPOT='' QUEUED='' KEEP='' OPTIONS=()
+for word in "$@"; do
+  case "$VERB $word" in
+    "ssh "*) ;;
+    "table --spot" | "create --spot") SPOT=1 ;;
+    "table --queued" | "create --queued" | "delete --queued") QUEUED=1 ;;
+    "table --keep") KEEP=1 ;;
+    "table --results="*) RESULTS=${word#*=} RESULTS=${RESULTS%/} ;;
+    "table --output_dir="*) fail "--output_dir is that of the VM; give --results alone." ;;
+    "table --"*=*) OPTIONS+=("$word") ;;
+    "table "[!-]*) TABLE+="${TABLE:+ }$word" ;;
+    *) fail "'$word' is no option of $VERB; write --name=value, and see --help." ;;
+  esac
+done
+if [[ $VERB == table ]]; then
+  [[ $TABLE =~ ^[2-5]$ ]] || fail "'$TABLE' is no table to measure; give 2, 3, 4 or 5."
+  [[ $RESULTS =~ ^gs://[^/]+/. ]] ||
+    fail "'$RESULTS' is no folder of a bucket; give --results=gs://BUCKET/FOLDER."
+fi
 
 MISSING=
 for setting in PROJECT ZONE NAME; do
@@ -58,56 +80,251 @@ call() {
   if [[ -n $DRY_RUN ]]; then printf '%s\n' "${line% }"; else "$@"; fi
 }
 
-# A verb of gcloud on the VM's project and zone.
-tpu() {
-  call gcloud compute tpus tpu-vm "$@" --project="$PROJECT" --zone="$ZONE"
+# A verb of gcloud on TPUs in the project and zone. Nobody is there to answer what table would ask.
+tpus() {
+  [[ $VERB != table ]] || set -- "$@" --quiet
+  call gcloud compute tpus "$@" --project="$PROJECT" --zone="$ZONE"
 }
 
-# The table that was asked for, checked here because it will be used in the background.
-table() {
-  [[ ${1:-} =~ ^[2-5]$ ]] || fail "'${1:-}' is no table to $VERB; give 2, 3, 4 or 5."
-  printf '%s' "$1"
+create() {
+  local software=--version kind=tpu-vm node=
+  [[ -z $QUEUED ]] || software=--runtime-version kind=queued-resources node=--node-id=$NAME
+  tpus "$kind" create "$NAME" ${node:+"$node"} --accelerator-type="$ACCELERATOR" \
+    "$software=$RUNTIME" ${SPOT:+--spot}
+}
+
+delete() {
+  if [[ -z $QUEUED ]]; then
+    tpus tpu-vm delete "$NAME"
+  else
+    tpus queued-resources delete "$NAME" --force # With its VM.
+  fi
+}
+
+# Runs a command on the VM, in the home folder.
+remote() {
+  tpus tpu-vm ssh "$NAME" --command="$1"
+}
+
+# `table` tries it again if it fails, so every command says whether to go on.
+install() {
+  # A bundle carries the commit's name, which a copy of the files would lose.
+  local bundle=${TMPDIR:-/tmp}/speculative-$NAME.bundle
+  call git -C "$ROOT" bundle create --quiet "$bundle" HEAD || return
+  tpus tpu-vm scp "$bundle" "$NAME:speculative.bundle" || return
+  call rm "$bundle"
+  remote "git init --quiet speculative && cd speculative \
+&& git fetch --quiet ../speculative.bundle HEAD && git checkout --quiet --force FETCH_HEAD" ||
+    return
+  # Ubuntu 22.04 has Python 3.10, which is too old; uv brings a newer one.
+  remote "cd speculative && python3 -m pip install --quiet --user uv \
+&& python3 -m uv venv --quiet --allow-existing --python=3.12 \
+&& python3 -m uv pip install --quiet --constraints=constraints.txt --editable='.[tpu,tasks]'"
+}
+
+# Starts measure.sh on the VM. ssh waits for whatever holds its streams: the job holds none.
+start() {
+  local work
+  printf -v work '%q' "$WORK"
+  remote "printf '%s\n' $work >speculative.job && { \
+nohup flock --nonblock speculative.job $JOB >speculative.log 2>&1 </dev/null & }"
+}
+
+# Runs a command without its output, of which `reason` tells.
+quietly() {
+  if [[ -n $DRY_RUN ]]; then "$@"; else "$@" >"$NOTES" 2>&1 </dev/null; fi
+}
+
+reason() {
+  grep -m 1 ERROR "$NOTES" || grep . "$NOTES" | tail -n 1 || true
+}
+
+# Says something on the terminal, unless it has just been said.
+say() {
+  [[ $1 == "$SAID" ]] || printf '%s  %s\n' "$(date +%H:%M)" "$1"
+  SAID=$1
+}
+
+# The state of the VM as gcloud names it, NONE if there is no VM, nothing if gcloud does not answer.
+state() {
+  local found=ACTIVE
+  [[ -z $QUEUED ]] || found=$(described queued-resources state.state)
+  if [[ $found == ACTIVE ]]; then
+    found=$(described tpu-vm state)
+    [[ -z $QUEUED || $found != NONE ]] || found=SUSPENDED # The queued resource is there yet.
+  fi
+  printf '%s' "$found"
+}
+
+described() {
+  if ! tpus "$1" describe "$NAME" --format="value($2)" 2>"$NOTES"; then
+    ! grep -qiE 'not.found' "$NOTES" || echo NONE
+  fi
+}
+
+# The exit code of the run, which is in the bucket once all its results are.
+ended() {
+  gcloud storage cat "$FOLDER/exit_code" 2>/dev/null | grep .
+}
+
+# Makes a VM, which may be lost meanwhile.
+make() {
+  local why
+  say "Asking for the ${SPOT:+spot }VM $NAME ($ACCELERATOR in $ZONE)${QUEUED:+ in the queue}."
+  until quietly create; do
+    why=$(reason)
+    [[ $(state) == NONE ]] || return 0
+    grep -qiE 'capacity|unavailable|internal error|deadline' <<<"$why" ||
+      fail "$NAME cannot be made; gcloud says: $why"
+    say "$ZONE has no capacity for it now; it is asked for until there is."
+    sleep "$INTERVAL"
+  done
+}
+
+# Tries again later what has failed on a VM that is there; after TRIES times in a row, gives up.
+again() {
+  local why
+  why=$(reason)
+  FAILURES=$((FAILURES + 1))
+  if ((FAILURES == TRIES)); then
+    printf 'error: %s, %s times in a row: %s\n' "$1" "$TRIES" "$why" >&2
+    finish 1
+  fi
+  say "$1${why:+: $why}"
+  sleep "$INTERVAL"
+}
+
+# What is to be done on a VM that is ready: nothing while the run is under way, or else to start it.
+attend() {
+  local found job
+  if ! found=$(remote 'flock --nonblock speculative.job true || sed "s/^/job: /" speculative.job
+tail -n 1 speculative.log 2>/dev/null | sed "s/^/log: /"' 2>"$NOTES" </dev/null); then
+    again "$NAME cannot be reached"
+    return
+  fi
+  job=$(sed -n 's/^job: //p' <<<"$found")
+  sed -n 's/^log: //p' <<<"$found" >"$NOTES"
+  if [[ $job == "$WORK" ]]; then
+    FAILURES=0 STARTED=1
+    found=$(reason)
+    [[ -z $found ]] || say "$NAME: $found"
+    sleep "$INTERVAL"
+  elif [[ -n $job ]]; then
+    fail "$NAME is busy with other work ($job); wait for its end, or choose another NAME."
+  elif [[ -n $STARTED ]]; then
+    STARTED=
+    ended >/dev/null || again "The run on $NAME stopped without an exit code"
+  else
+    say "$NAME is ready; installing $COMMIT there."
+    if ! quietly install; then
+      again "The installation on $NAME failed"
+    elif ! quietly start; then
+      again "The run on $NAME could not be started"
+    else
+      say "The run is under way; its results go to $FOLDER."
+      STARTED=1
+    fi
+  fi
+}
+
+# One step towards the end of the run, whatever the VM's state.
+advance() {
+  local found
+  found=$(state)
+  case $found in
+    READY) attend ;;
+    NONE) make ;;
+    PREEMPTED | TERMINATED | STOPPED | HIDDEN | SUSPENDED | UNKNOWN)
+      say "$NAME is lost ($found); a new VM will go on with $FOLDER."
+      FAILURES=0 STARTED=
+      quietly delete || again "$NAME cannot be deleted"
+      ;;
+    FAILED)
+      quietly delete || true
+      again "The request for $NAME failed"
+      ;;
+    "") # The run goes on without this connection.
+      say "gcloud does not tell the state of $NAME and is asked again: $(reason)"
+      sleep "$INTERVAL"
+      ;;
+    *)
+      say "Waiting for $NAME ($found)."
+      sleep "$INTERVAL"
+      ;;
+  esac
+}
+
+# Whether the run has failed because its VM is lost.
+lost() {
+  sleep "$INTERVAL" # The state may lag behind.
+  [[ $(state) != READY ]]
+}
+
+fetch() {
+  call mkdir -p "$ROOT/results/table$TABLE"
+  call gcloud storage rsync --recursive "$FOLDER" "$ROOT/results/table$TABLE"
+}
+
+# Fetches the results, shows the prediction or the error, deletes the VM, ends with an exit code.
+finish() {
+  local folder=results/table$TABLE
+  if quietly fetch; then
+    say "The results are in $folder."
+    if [[ $1 == 0 ]]; then
+      cat "$ROOT/$folder/compared.txt"
+    elif [[ -e $ROOT/$folder/log.txt ]]; then
+      printf 'error: exit code %s; the end of %s:\n' "$1" "$folder/log.txt" >&2
+      tail -n 20 "$ROOT/$folder/log.txt" >&2
+    fi
+  else
+    say "The results stay in $FOLDER, for they could not be fetched: $(reason)"
+  fi
+  if [[ -n $KEEP ]]; then
+    say "$NAME is kept and paid for until you delete it: vm.sh delete${QUEUED:+ --queued}."
+  elif quietly delete; then
+    say "$NAME is deleted."
+  else
+    say "$NAME could not be deleted and is paid for until it is: $(reason)"
+  fi
+  exit "$1"
+}
+
+measure() {
+  local code
+  FOLDER=$RESULTS/table$TABLE COMMIT=$(git -C "$ROOT" describe --always)
+  printf -v JOB '%q ' speculative/scripts/tpu/measure.sh "$RESULTS" "$TABLE" \
+    ${OPTIONS[@]+"${OPTIONS[@]}"} # For bash 3, which a Mac has, an empty list is not set.
+  WORK="commit $COMMIT: $JOB" SAID='' FAILURES=0 STARTED='' NOTES=$(mktemp)
+  trap 'rm -f "$NOTES"' EXIT
+  # What an earlier run left of its end must go anyway, which shows whether the bucket can be used.
+  if ! quietly call gcloud storage cp - "$FOLDER/exit_code" ||
+    ! quietly call gcloud storage rm "$FOLDER/exit_code"; then
+    fail "$RESULTS cannot be written ($(reason)); make the bucket or ask its owner for the role \
+roles/storage.objectUser."
+  fi
+  if [[ -n $DRY_RUN ]]; then
+    create && install && start && fetch && { [[ -n $KEEP ]] || delete; }
+    return
+  fi
+  trap 'printf "\nA run on %s goes on; the same command watches it.\n" "$NAME"; exit 130' INT
+  while true; do
+    if ! code=$(ended); then
+      advance
+    elif [[ $code != 0 ]] && lost; then
+      quietly gcloud storage rm "$FOLDER/exit_code" || true
+    else
+      finish "$code"
+    fi
+  done
 }
 
 case $VERB in
-  create)
-    tpu create "$NAME" --accelerator-type="${ACCELERATOR:-v4-8}" \
-      --version="${RUNTIME:-tpu-ubuntu2204-base}"
-    ;;
-  install)
-    # A bundle carries the commit's name, which a copy of the files would lose.
-    BUNDLE=${TMPDIR:-/tmp}/speculative-$NAME.bundle
-    call git -C "$ROOT" bundle create --quiet "$BUNDLE" HEAD
-    tpu scp "$BUNDLE" "$NAME:speculative.bundle"
-    call rm "$BUNDLE"
-    tpu ssh "$NAME" --command="git init --quiet speculative && cd speculative \
-&& git fetch --quiet ../speculative.bundle HEAD && git checkout --quiet --force FETCH_HEAD"
-    # Ubuntu 22.04 has Python 3.10, which is too old; uv brings a newer one.
-    tpu ssh "$NAME" --command="cd speculative && python3 -m pip install --quiet --user uv \
-&& python3 -m uv venv --quiet --allow-existing --python=3.12 \
-&& python3 -m uv pip install --quiet --constraints=constraints.txt --editable='.[tpu,tasks]'"
-    ;;
+  table) measure ;;
+  create) create ;;
+  install) install ;;
   ssh)
     printf -v COMMAND '%q ' "$@"
-    if [[ $# == 0 ]]; then tpu ssh "$NAME"; else tpu ssh "$NAME" --command="${COMMAND% }"; fi
+    if [[ $# == 0 ]]; then tpus tpu-vm ssh "$NAME"; else remote "${COMMAND% }"; fi
     ;;
-  run)
-    TABLE=$(table "$@")
-    shift
-    OUTPUT=results/table$TABLE
-    printf -v MEASURE '%q ' .venv/bin/speculative table "$TABLE" --output_dir="$OUTPUT" "$@"
-    # shellcheck disable=SC2016  # It is the VM's shell that knows the exit code.
-    printf -v JOB '%q' "$MEASURE"'; echo "exit code $?"'
-    # ssh waits for whatever holds its streams: the job holds none.
-    tpu ssh "$NAME" --command="cd speculative && mkdir -p $OUTPUT || exit; \
-nohup bash -c $JOB >>$OUTPUT/log.txt 2>&1 </dev/null &"
-    ;;
-  fetch)
-    TABLE=$(table "$@")
-    call mkdir -p "$ROOT/results"
-    tpu scp --recurse "$NAME:speculative/results/table$TABLE" "$ROOT/results"
-    ;;
-  delete)
-    tpu delete "$NAME"
-    ;;
+  delete) delete ;;
 esac

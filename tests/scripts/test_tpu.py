@@ -1,37 +1,175 @@
 """The launcher of TPU VMs: what it would run, and what that does where gcloud is a stand-in."""
 
+import json
 import os
 import pathlib
 import shlex
 import shutil
 import subprocess
-import time
+import sys
 
 import pytest
 
 ROOT = pathlib.Path(__file__).parents[2]
-SCRIPT = ROOT / "scripts" / "tpu" / "vm.sh"
+SCRIPTS = ROOT / "scripts" / "tpu"
+SCRIPT = SCRIPTS / "vm.sh"
 SETTINGS = {"PROJECT": "my project", "ZONE": "us-central2-b", "NAME": "my 'tpu'"}
 VM = ["--project=my project", "--zone=us-central2-b"]
+QUIET = ["--quiet", *VM]
 TPU = ["gcloud", "compute", "tpus", "tpu-vm"]
+QUEUE = ["gcloud", "compute", "tpus", "queued-resources"]
+RESULTS = "gs://my-bucket/some folder"
+TABLE = ("table", "2", f"--results={RESULTS}")
 
-GCLOUD = """#!/usr/bin/env bash
-# Stands in for a VM: its home is a folder, ssh is bash, scp is cp.
-cd "$VM_HOME"
-for argument; do
-  case $argument in
-    --command=*) HOME=$VM_HOME exec bash -c "${argument#--command=}" ;;
-  esac
+# Stands in for Google Cloud. In the folder $WORLD, `vm` and `queue` hold states; the VM is the
+# folder `home` and the processes of `sessions`, a bucket a folder of `bucket`. the lines of
+# `disturbance` say what happens, one after the other.
+GCLOUD = r"""#!/usr/bin/env bash
+set -euo pipefail
+echo "$*" >>"$WORLD/calls"
+error() { echo "ERROR: (gcloud) $1" >&2; exit 1; }
+place() { if [[ $1 == gs://* ]]; then echo "$WORLD/bucket/${1#gs://}"; else realpath -m "$1"; fi; }
+needs() {
+  [[ $1 != gs://* || -d $WORLD/bucket/$(cut -d / -f 3 <<<"$1") ]] || error "$1 not found: 404."
+  [[ $1 != gs://* || -z ${ON_VM:-} || ! -e $WORLD/closed ]] || error "HTTPError 403: $1 denied."
+}
+boot() { mkdir "$WORLD/home" && echo READY >"$WORLD/vm"; }
+case "$1 $2 $3 ${4:-}" in
+  "compute tpus tpu-vm create")
+    if happens capacity; then error "There is no more capacity in the zone."; fi
+    if happens quota; then error "Quota limit has been exceeded."; fi
+    boot
+    if happens creation; then preempt; error "The VM was pre-empted."; fi
+    ;;
+  "compute tpus queued-resources create") echo WAITING_FOR_RESOURCES >"$WORLD/queue" ;;
+  "compute tpus queued-resources describe")
+    cat "$WORLD/queue" 2>/dev/null || error "NOT_FOUND: there is no queued resource."
+    if [[ $(<"$WORLD/queue") == WAITING* ]]; then
+      if happens creation; then
+        echo SUSPENDED >"$WORLD/queue"
+      else
+        boot && echo ACTIVE >"$WORLD/queue"
+      fi
+    fi
+    ;;
+  "compute tpus tpu-vm describe")
+    if happens silence; then error "The network is down."; fi
+    cat "$WORLD/vm" 2>/dev/null || error "NOT_FOUND: there is no VM."
+    ;;
+  "compute tpus "*" delete")
+    [[ -e $WORLD/vm || -e $WORLD/queue ]] || error "NOT_FOUND: there is nothing to delete."
+    preempt
+    rm -rf "$WORLD/vm" "$WORLD/queue" "$WORLD/home"
+    ;;
+  "compute tpus tpu-vm "*)
+    [[ $(cat "$WORLD/vm") == READY ]] || error "The VM does not answer."
+    [[ $4 != scp ]] || exec cp "$5" "$WORLD/home/${6#*:}"
+    for argument; do
+      [[ $argument != --command=* ]] || exec setsid --wait bash -c '
+        touch "$WORLD/sessions/$$" && export ON_VM=1 HOME=$WORLD/home && cd && exec bash -c "$0"
+      ' "${argument#*=}"
+    done
+    ;;
+  "storage cat "*) cat "$(place "$3")" ;;
+  "storage rm "*) needs "$3" && rm "$(place "$3")" ;;
+  "storage cp "*)
+    needs "$3" && needs "$4"
+    to=$(place "$4")
+    mkdir -p "$(dirname "$to")"
+    if [[ $3 == - ]]; then cat >"$to"; else cp "$(place "$3")" "$to"; fi
+    if [[ -n ${ON_VM:-} && $to == */exit_code ]] && happens loss; then
+      rm "$WORLD/failure"
+      preempt
+    fi
+    ;;
+  "storage rsync "*)
+    exclude='^$'
+    for argument; do
+      [[ $argument != --exclude=* ]] || exclude="^${argument#*=}"
+    done
+    needs "${@: -2:1}" && needs "${@: -1}"
+    from=$(place "${@: -2:1}") to=$(place "${@: -1}")
+    cd "$from"
+    find . -type f -printf '%P\n' | sort | while IFS= read -r file; do
+      [[ ! $file =~ $exclude && $file -nt $to/$file ]] || continue
+      mkdir -p "$(dirname "$to/$file")" && cp -p "$file" "$to/.part" && mv "$to/.part" "$to/$file"
+      if [[ -n ${ON_VM:-} && $to == "$WORLD"/bucket/* && $file == */examples.jsonl ]] &&
+        happens upload; then preempt; fi
+    done
+    ;;
+esac
+"""
+
+# Whether something that is asked for happens now.
+HAPPENS = r"""#!/usr/bin/env bash
+[[ $(head -n 1 "$WORLD/disturbance" 2>/dev/null) == "$1" ]] && sed -i 1d "$WORLD/disturbance"
+"""
+
+# Takes the VM away: all its processes end, last of all the one that asked for it. What the bucket
+# holds then is copied to `kept`.
+PREEMPT = r"""#!/usr/bin/env bash
+[[ -e $WORLD/kept ]] || cp -r "$WORLD/bucket" "$WORLD/kept"
+[[ ! -e $WORLD/vm ]] || echo PREEMPTED >"$WORLD/vm"
+[[ ! -e $WORLD/queue ]] || echo SUSPENDED >"$WORLD/queue"
+read -r _ _ _ _ mine _ </proc/self/stat
+for session in "$WORLD"/sessions/*; do
+  session=${session##*/}
+  [[ $session == "$mine" ]] || kill -KILL -- "-$session" 2>/dev/null
 done
-[[ $4 == scp ]] && exec cp "$5" "${6#*:}"
-"""
-SPECULATIVE = """#!/usr/bin/env bash
-printf '<%s>' "$@"
-printf '\\n'
-until [[ -e go ]]; do sleep 0.02; done
-exit 3
+[[ ! -e $WORLD/sessions/$mine ]] || kill -KILL -- "-$mine"
+exit 0
 """
 
+# The VM's own python3: its last call installs the program, where the VM may be lost.
+PYTHON = r"""#!/usr/bin/env bash
+[[ "$*" != *--constraints* ]] || {
+  ! happens installation || preempt
+  mkdir -p .venv/bin && cp "$WORLD/programs/measure" .venv/bin/speculative
+  ln -sf "$WORLD/programs/python" .venv/bin/python
+}
+"""
+
+# Stands in for the package's commands: a table of two rows of three examples, of which a row keeps
+# those that it has; each program that is compiled and each example that is measured is told.
+MEASURE = r"""#!/usr/bin/env bash
+set -euo pipefail
+printf '<%s>' "$@" >>"$WORLD/programs/said"
+echo >>"$WORLD/programs/said"
+if [[ $1 == compile ]]; then
+  mkdir -p "$JAX_COMPILATION_CACHE_DIR"
+  [[ -e $JAX_COMPILATION_CACHE_DIR/program ]] || echo compiled >>"$WORLD/told"
+  echo x >"$JAX_COMPILATION_CACHE_DIR/program"
+  for draft in a b; do
+    echo "{\"target\": \"t\", \"draft\": \"$draft\", \"gamma\": 5, \"ms_target_step\": 20.0}"
+  done
+  exit
+fi
+if [[ -e $WORLD/failure ]]; then
+  echo "error: a sentence." >&2
+  exit 2
+fi
+out=results/table2
+for row in a b; do
+  while [[ $row == b && -e $WORLD/hold ]]; do sleep 0.02; done
+  kept=$out/rows/table2/$row/examples.jsonl
+  mkdir -p "$(dirname "$kept")" && touch "$kept"
+  for number in 1 2 3; do
+    ! grep -q "$number" "$kept" || continue
+    echo "$row$number" >>"$WORLD/told"
+    echo "{\"number\": $number}" >>"$kept"
+    if [[ $row$number == b2 ]] && happens row; then
+      until grep -q 2 "$WORLD/bucket/my-bucket/some folder/table2/rows/table2/b/examples.jsonl"; do
+        sleep 0.02
+      done
+      preempt
+    fi
+  done
+  grep -qs "\"$row\"" "$out/records.jsonl" || echo "{\"task\": \"x\", \"target\": \"t\",
+    \"draft\": \"$row\", \"temperature\": 0.0, \"gamma\": 5, \"ms_target_step\": 25.0}" |
+    tr -d '\n' | sed 's/$/\n/' >>"$out/records.jsonl"
+done
+"""
+EVERYTHING = ["compiled", "a1", "a2", "a3", "b1", "b2", "b3"]
 
 Changes = dict[str, str | None]
 
@@ -45,7 +183,12 @@ def vm(
         key: value for key, value in (SETTINGS | (changes or {})).items() if value is not None
     }
     return subprocess.run(
-        [str(script), *arguments], env=kept | settings, capture_output=True, text=True, check=False
+        [str(script), *arguments],
+        env=kept | {"INTERVAL": "0.05"} | settings,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=60,
     )
 
 
@@ -56,34 +199,93 @@ def dry(*arguments: str, **changes: str) -> list[list[str]]:
     return [shlex.split(line) for line in done.stdout.splitlines()]
 
 
-def ssh(command: str) -> list[str]:
-    return [*TPU, "ssh", "my 'tpu'", f"--command={command}", *VM]
+def git(folder: pathlib.Path, *arguments: str) -> str:
+    """What git says, in a folder and as somebody."""
+    somebody = ["-c", "user.name=a", "-c", "user.email=a@b", "-c", "init.defaultBranch=main"]
+    command = ["git", "-C", str(folder), *somebody, *arguments]
+    dated = os.environ | dict.fromkeys(("GIT_AUTHOR_DATE", "GIT_COMMITTER_DATE"), "@0 +0000")
+    done = subprocess.run(command, env=dated, capture_output=True, text=True, check=True)
+    return done.stdout
 
 
-@pytest.fixture
-def home(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> pathlib.Path:
-    """The home folder of a VM that gcloud reaches, where python3 does nothing."""
-    made = tmp_path / "home of the vm"
-    programs = tmp_path / "programs"
-    for folder in (made, programs):
-        folder.mkdir()
-    for name, text in (("gcloud", GCLOUD), ("python3", "#!/bin/sh\n")):
-        (programs / name).write_text(text)
-        (programs / name).chmod(0o755)
-    monkeypatch.setenv("PATH", f"{programs}:{os.environ['PATH']}")
-    monkeypatch.setenv("VM_HOME", str(made))
-    monkeypatch.setenv("TMPDIR", str(tmp_path))
+def made_world(folder: pathlib.Path, patch: pytest.MonkeyPatch) -> pathlib.Path:
+    """A folder in which gcloud finds a bucket and makes VMs."""
+    made = folder / "the world"
+    for part in ("programs", "sessions", "bucket/my-bucket"):
+        (made / part).mkdir(parents=True)
+    programs = {"gcloud": GCLOUD, "happens": HAPPENS, "preempt": PREEMPT, "python3": PYTHON}
+    programs |= {"measure": MEASURE, "python": f'#!/bin/sh\nexec {sys.executable} "$@"\n'}
+    for name, program in programs.items():
+        (made / "programs" / name).write_text(program)
+        (made / "programs" / name).chmod(0o755)
+    patch.setenv("PATH", f"{made / 'programs'}:{os.environ['PATH']}")
+    patch.setenv("WORLD", str(made))
+    patch.setenv("TMPDIR", str(folder))
     return made
 
 
+def made_checkout(folder: pathlib.Path) -> pathlib.Path:
+    """A repository that holds the scripts and nothing else; its commit is always the same."""
+    made = folder / "check out"
+    shutil.copytree(SCRIPTS, made / "scripts" / "tpu", ignore=shutil.ignore_patterns("__pycache__"))
+    git(made, "init", "--quiet")
+    git(made, "add", ".")
+    git(made, "commit", "--quiet", "--message", "first")
+    return made
+
+
+@pytest.fixture
+def world(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> pathlib.Path:
+    return made_world(tmp_path, monkeypatch)
+
+
+@pytest.fixture
+def checkout(tmp_path: pathlib.Path) -> pathlib.Path:
+    return made_checkout(tmp_path)
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    """The results of a table that nothing disturbs."""
+    folder = tmp_path_factory.mktemp("undisturbed")
+    with pytest.MonkeyPatch.context() as patch:
+        made_world(folder, patch)
+        checkout = made_checkout(folder)
+        assert table(checkout).returncode == 0
+    return files(checkout / "results" / "table2")
+
+
+def table(checkout: pathlib.Path, *options: str) -> subprocess.CompletedProcess[str]:
+    return vm(*TABLE, *options, script=checkout / "scripts" / "tpu" / "vm.sh")
+
+
+def files(folder: pathlib.Path) -> dict[str, str]:
+    """What a folder holds, but for the log, which tells of the last VM alone."""
+    found = {str(file.relative_to(folder)): file for file in folder.rglob("*") if file.is_file()}
+    return {name: file.read_text() for name, file in found.items() if name != "log.txt"}
+
+
+def calls(world: pathlib.Path, what: str) -> int:
+    """How often gcloud was called for something."""
+    return sum(what in line for line in (world / "calls").read_text().splitlines())
+
+
 def test_create() -> None:
-    assert dry("create") == [
-        [*TPU, "create", "my 'tpu'", "--accelerator-type=v4-8", "--version=tpu-ubuntu2204-base"]
-        + VM
-    ]
+    plain = ["--accelerator-type=v4-8", "--version=tpu-ubuntu2204-base"]
+    assert dry("create") == [[*TPU, "create", "my 'tpu'", *plain, *VM]]
+    assert dry("create", "--spot") == [[*TPU, "create", "my 'tpu'", *plain, "--spot", *VM]]
     assert dry("create", ACCELERATOR="v5p-8", RUNTIME="v2-alpha-tpuv5") == [
         [*TPU, "create", "my 'tpu'", "--accelerator-type=v5p-8", "--version=v2-alpha-tpuv5", *VM]
     ]
+    queued = ["--accelerator-type=v4-8", "--runtime-version=tpu-ubuntu2204-base"]
+    assert dry("create", "--queued", "--spot") == [
+        [*QUEUE, "create", "my 'tpu'", "--node-id=my 'tpu'", *queued, "--spot", *VM]
+    ]
+
+
+def test_delete() -> None:
+    assert dry("delete") == [[*TPU, "delete", "my 'tpu'", *VM]]
+    assert dry("delete", "--queued") == [[*QUEUE, "delete", "my 'tpu'", "--force", *VM]]
 
 
 def test_install() -> None:
@@ -100,76 +302,176 @@ def test_install() -> None:
 def test_ssh() -> None:
     assert dry("ssh") == [[*TPU, "ssh", "my 'tpu'", *VM]]
     (found,) = dry("ssh", "ls", "-l", "two words", "$HOME")
-    assert found == ssh(found[-3].removeprefix("--command="))
-    words = shlex.split(found[-3].removeprefix("--command="))
-    assert words == ["ls", "-l", "two words", "$HOME"]
-
-
-def test_run() -> None:
-    (found,) = dry("run", "3", "--checkpoints=gs://bucket/a folder", "--limit=5")
     command = found[-3].removeprefix("--command=")
-    assert found == ssh(command)
-    words = shlex.split(command)
-    place, job = words.index("nohup"), words[words.index("-c") + 1]
-    assert words[:place] == [
-        *("cd", "speculative", "&&", "mkdir", "-p", "results/table3", "||", "exit;")
-    ]
-    assert words[-4:] == [">>results/table3/log.txt", "2>&1", "</dev/null", "&"]
-    assert shlex.split(job) == [
-        *(".venv/bin/speculative", "table", "3", "--output_dir=results/table3"),
-        *("--checkpoints=gs://bucket/a folder", "--limit=5"),
-        *(";", "echo", "exit code $?"),
-    ]
+    assert found == [*TPU, "ssh", "my 'tpu'", f"--command={command}", *VM]
+    assert shlex.split(command) == ["ls", "-l", "two words", "$HOME"]
 
 
-def test_fetch_and_delete() -> None:
-    assert dry("fetch", "2") == [
-        ["mkdir", "-p", str(ROOT / "results")],
-        [*TPU, "scp", "--recurse", "my 'tpu':speculative/results/table2", str(ROOT / "results")]
-        + VM,
-    ]
-    assert dry("delete") == [[*TPU, "delete", "my 'tpu'", *VM]]
+def test_a_dry_table() -> None:
+    option = "--checkpoints=gs://my-bucket/a folder"
+    write, remove, create, *install, start, make, fetch, delete = dry(*TABLE, option, "--spot")
+    place = f"{RESULTS}/table2/exit_code"
+    assert write == ["gcloud", "storage", "cp", "-", place]
+    assert remove == ["gcloud", "storage", "rm", place]
+    assert create == [*dry("create", "--spot")[0][: -len(VM)], *QUIET]
+    assert [line[:5] for line in install] == [line[:5] for line in dry("install")]
+    work = shlex.split(start[-4].removeprefix("--command="))
+    place = work.index("speculative/scripts/tpu/measure.sh")
+    assert work[place + 1 : place + 4] == [RESULTS, "2", option]
+    assert work[place + 4 :] == [">speculative.log", "2>&1", "</dev/null", "&", "}"]
+    local = str(ROOT / "results" / "table2")
+    assert make == ["mkdir", "-p", local]
+    assert fetch == ["gcloud", "storage", "rsync", "--recursive", f"{RESULTS}/table2", local]
+    assert delete == [*TPU, "delete", "my 'tpu'", *QUIET]
+    assert dry(*TABLE, "--keep")[-1] == fetch
 
 
-def test_a_dry_run_runs_nothing(home: pathlib.Path, tmp_path: pathlib.Path) -> None:
+def test_a_dry_run_runs_nothing(world: pathlib.Path, tmp_path: pathlib.Path) -> None:
     before = sorted(tmp_path.rglob("*"))
-    for verb in (["create"], ["install"], ["ssh", "touch", "x"], ["run", "2"], ["delete"]):
+    for verb in (["create"], ["install"], ["ssh", "touch", "x"], TABLE, ["delete"]):
         dry(*verb)
     assert sorted(tmp_path.rglob("*")) == before
 
 
-def test_a_run_outlives_its_connection_and_logs_its_end(home: pathlib.Path) -> None:
-    program = home / "speculative" / ".venv" / "bin" / "speculative"
-    program.parent.mkdir(parents=True)
-    program.write_text(SPECULATIVE)
-    program.chmod(0o755)
-    log = home / "speculative" / "results" / "table2" / "log.txt"
-    # `vm` reads its pipes to their end, which would not come if the job had kept them.
-    assert vm("run", "2", "--data_file=a 'b' $c.tsv").returncode == 0
-    (home / "speculative" / "go").touch()
-    deadline = time.monotonic() + 60
-    while not (log.exists() and "exit code" in log.read_text()):
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
-    said = "<table><2><--output_dir=results/table2><--data_file=a 'b' $c.tsv>"
-    assert log.read_text().splitlines() == [said, "exit code 3"]
+def test_a_table_undisturbed(world: pathlib.Path, checkout: pathlib.Path) -> None:
+    weights = world / "bucket" / "my-bucket" / "weights" / "t"
+    weights.mkdir(parents=True)
+    (weights / "config.json").write_text("{}")
+    (weights.parents[1] / "x y.tsv").write_text("text")
+    options = ("--checkpoints=gs://my-bucket/weights/", "--data_file=x=gs://my-bucket/x y.tsv")
+    done = table(checkout, *options, "--keep")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert (world / "told").read_text().split() == EVERYTHING
+    found = files(checkout / "results" / "table2")
+    assert found["exit_code"] == "0\n"
+    assert found["commit.txt"] == git(checkout, "describe", "--always")
+    assert len(found["records.jsonl"].splitlines()) == 2
+    assert found["rows/table2/b/examples.jsonl"].count("number") == 3
+    # The prediction stands beside what was measured, in the results and on the terminal.
+    assert "20 / 25" in found["compared.txt"]
+    assert found["compared.txt"] in done.stdout
+    compiled, measured = (world / "programs" / "said").read_text().splitlines()
+    assert compiled == (
+        "<compile><--table=2><--topology=present><--checkpoints=inputs/my-bucket/weights><--json>"
+    )
+    assert measured == (
+        "<table><2><--output_dir=results/table2><--checkpoints=inputs/my-bucket/weights>"
+        "<--data_file=x=inputs/my-bucket/x y.tsv>"
+    )
+    there = world / "home" / "speculative" / "inputs" / "my-bucket"
+    assert (there / "weights" / "t" / "config.json").read_text() == "{}"
+    assert (there / "x y.tsv").read_text() == "text"
 
 
-def test_a_run_without_an_installation_fails(home: pathlib.Path) -> None:
-    done = vm("run", "2")
+@pytest.mark.parametrize(
+    ("disturbance", "kind"),
+    [
+        ("capacity\ncreation", []),
+        ("creation", ["--queued"]),
+        ("silence\ninstallation", []),
+        ("row", ["--queued"]),
+        ("upload", []),
+    ],
+)
+def test_a_disturbed_table_is_that_of_an_undisturbed_run(
+    disturbance: str,
+    kind: list[str],
+    world: pathlib.Path,
+    checkout: pathlib.Path,
+    undisturbed: dict[str, str],
+) -> None:
+    (world / "disturbance").write_text(disturbance)
+    done = table(checkout, "--spot", *kind)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert (world / "disturbance").read_text() == ""
+    assert done.stdout.count("is lost") == 1
+    assert calls(world, " delete ") == 2
+    assert not any((world / name).exists() for name in ("vm", "queue"))
+    assert files(checkout / "results" / "table2") == undisturbed
+    # What was in the bucket when the VM was lost has not been measured or compiled again.
+    told = (world / "told").read_text().split()
+    assert sorted({*told}) == sorted(EVERYTHING)
+    kept = {"compiled"} if list(world.glob("kept/*/*/compiled/program")) else set()
+    for examples in world.glob("kept/*/*/table2/rows/table2/*/examples.jsonl"):
+        lines = examples.read_text().splitlines()
+        kept |= {f"{examples.parent.name}{json.loads(line)['number']}" for line in lines}
+    assert [name for name in kept if told.count(name) > 1] == []
+    if disturbance == "row":
+        assert kept == {"compiled", "a1", "a2", "a3", "b1", "b2"}
+    if disturbance == "upload":
+        assert "a1" in kept
+        assert not list(world.glob("kept/*/*/table2/records.jsonl"))
+
+
+def test_a_run_that_is_under_way_is_watched(world: pathlib.Path, checkout: pathlib.Path) -> None:
+    (world / "hold").touch()
+    command = [str(checkout / "scripts" / "tpu" / "vm.sh"), *TABLE]
+    environment = os.environ | SETTINGS | {"INTERVAL": "0.05"}
+    for ends in (False, True):  # The first launcher is killed, the second one sees the run's end.
+        with subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True) as run:
+            assert run.stdout
+            while "examples: 3" not in (line := run.stdout.readline()):
+                assert line  # It has not ended.
+            if ends:
+                other = table(checkout, "--limit=1")
+                assert other.returncode == 2
+                assert "is busy with other work (commit" in other.stderr
+                (world / "hold").unlink()
+                assert "the results are in" in run.stdout.read().lower()
+            else:
+                run.kill()
+    assert run.returncode == 0
+    assert (world / "told").read_text().split() == EVERYTHING
+    assert calls(world, " create ") == 1
+
+
+def test_a_failing_program_is_reported(world: pathlib.Path, checkout: pathlib.Path) -> None:
+    (world / "failure").touch()
+    done = table(checkout)
+    assert done.returncode == 2
+    assert "error: exit code 2; the end of results/table2/log.txt:" in done.stderr
+    assert done.stderr.splitlines()[-1] == "error: a sentence."
+    assert calls(world, " create ") == 1
+    assert not (world / "vm").exists()
+
+
+def test_a_failure_of_a_lost_machine_is_none(world: pathlib.Path, checkout: pathlib.Path) -> None:
+    (world / "failure").touch()
+    (world / "disturbance").write_text("loss")
+    done = table(checkout)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert calls(world, " create ") == 2
+
+
+def test_a_bucket_is_tried_before_a_vm_is_made(world: pathlib.Path, checkout: pathlib.Path) -> None:
+    (world / "bucket" / "my-bucket").rmdir()
+    done = table(checkout)
+    assert done.returncode == 2
+    assert done.stderr.startswith(f"error: {RESULTS} cannot be written (ERROR: (gcloud) ")
+    assert done.stderr.endswith("for the role roles/storage.objectUser.\n")
+    assert calls(world, "compute") == 0
+
+
+def test_a_bucket_that_is_closed_to_the_vm(world: pathlib.Path, checkout: pathlib.Path) -> None:
+    (world / "closed").touch()
+    done = table(checkout)
     assert done.returncode == 1
-    assert "speculative" in done.stderr
+    assert "stopped without an exit code, 5 times in a row: ERROR: (gcloud) HTTPE" in done.stderr
+    assert not (world / "vm").exists()
+
+
+def test_a_vm_that_google_refuses(world: pathlib.Path, checkout: pathlib.Path) -> None:
+    (world / "disturbance").write_text("quota")
+    done = table(checkout)
+    assert done.returncode == 2
+    assert "cannot be made; gcloud says: ERROR: (gcloud) Quota limit" in done.stderr
 
 
 def test_the_installed_commit_is_the_one_that_is_checked_out(
-    home: pathlib.Path, tmp_path: pathlib.Path
+    world: pathlib.Path, checkout: pathlib.Path, tmp_path: pathlib.Path
 ) -> None:
-    checkout, there = tmp_path / "check out", home / "speculative"
-    script = checkout / "scripts" / "tpu" / "vm.sh"
-    script.parent.mkdir(parents=True)
-    shutil.copy(SCRIPT, script)
-    log = there / "results" / "table2" / "log.txt"
-    git(checkout, "init", "--quiet")
+    script, there = checkout / "scripts" / "tpu" / "vm.sh", world / "home" / "speculative"
+    assert vm("create", script=script).returncode == 0
     for text in ("first", "second"):  # The second time, what was measured must stay.
         (checkout / "file").write_text(text)
         git(checkout, "add", "file")
@@ -178,17 +480,11 @@ def test_the_installed_commit_is_the_one_that_is_checked_out(
         assert (done.returncode, done.stderr) == (0, "")
         assert git(there, "describe", "--always") == git(checkout, "describe", "--always")
         assert (there / "file").read_text() == text
-        log.parent.mkdir(parents=True, exist_ok=True)
+        log = there / "results" / "log.txt"
+        log.parent.mkdir(exist_ok=True)
         log.write_text(log.read_text() + text if log.exists() else text)
     assert log.read_text() == "firstsecond"
     assert not list(tmp_path.glob("*.bundle"))
-
-
-def git(folder: pathlib.Path, *arguments: str) -> str:
-    """What git says, in a folder and as somebody."""
-    somebody = ["-c", "user.name=a", "-c", "user.email=a@b", "-c", "init.defaultBranch=main"]
-    command = ["git", "-C", str(folder), *somebody, *arguments]
-    return subprocess.run(command, capture_output=True, text=True, check=True).stdout
 
 
 @pytest.mark.parametrize(
@@ -196,19 +492,26 @@ def git(folder: pathlib.Path, *arguments: str) -> str:
     [
         (["create"], {"PROJECT": None}, "PROJECT not set; export PROJECT, ZONE and NAME"),
         (["delete"], {"ZONE": "", "NAME": None}, "ZONE, NAME not set"),
-        ([], {}, "'' is none of create, install, ssh, run, fetch and delete"),
+        ([], {}, "'' is none of table, create, install, ssh and delete"),
         (["destroy"], {}, "'destroy' is none of"),
-        (["run"], {}, "'' is no table to run; give 2, 3, 4 or 5"),
-        (["fetch", "1"], {}, "'1' is no table to fetch"),
+        (["create", "--keep"], {}, "'--keep' is no option of create"),
+        (["table", "2", "3", "--results=gs://b/f"], {}, "'2 3' is no table to measure; give 2, 3"),
+        (["table", "1", "--results=gs://b/f"], {}, "'1' is no table to measure"),
+        (["table", "--results=gs://b/f"], {}, "'' is no table to measure"),
+        (["table", "2"], {}, "'' is no folder of a bucket; give --results=gs://BUCKET/FOLDER."),
+        (["table", "2", "--results=/tmp"], {}, "'/tmp' is no folder of a bucket"),
+        (["table", "2", "--results=gs://b/"], {}, "'gs://b' is no folder of a bucket"),
+        (["table", "2", "--checkpoints", "x"], {}, "'--checkpoints' is no option of table"),
+        (["table", "2", "--output_dir=x"], {}, "--output_dir is that of the VM; give"),
         (["create"], {"PATH": "/usr/bin/nowhere:/bin/nowhere"}, "gcloud is not installed"),
     ],
 )
 def test_wrong_input_is_one_sentence_and_exit_code_2(
-    arguments: list[str], changes: Changes, said: str, home: pathlib.Path
+    arguments: list[str], changes: Changes, said: str, world: pathlib.Path
 ) -> None:
     if "PATH" in changes:
         # What the script itself needs, and nothing else.
-        programs = home / "few"
+        programs = world / "few"
         programs.mkdir()
         for name in ("bash", "env", "dirname"):
             (programs / name).symlink_to(str(shutil.which(name)))
@@ -222,15 +525,60 @@ def test_wrong_input_is_one_sentence_and_exit_code_2(
 def test_help_is_the_header() -> None:
     done = vm("--help", changes={"PROJECT": None})
     assert done.returncode == 0
-    assert "scripts/tpu/vm.sh create" in done.stdout
+    assert "scripts/tpu/vm.sh table 2" in done.stdout
     assert "set -euo" not in done.stdout
 
 
-def test_bash_reads_it() -> None:
-    subprocess.run(["bash", "-n", str(SCRIPT)], check=True)
+SHELL = sorted(SCRIPTS.glob("*.sh"))
+
+
+def test_bash_reads_them() -> None:
+    for script in SHELL:
+        subprocess.run(["bash", "-n", str(script)], check=True)
 
 
 @pytest.mark.skipif(shutil.which("shellcheck") is None, reason="shellcheck is not installed")
 def test_shellcheck_has_nothing_to_say() -> None:
-    done = subprocess.run(["shellcheck", str(SCRIPT)], capture_output=True, text=True, check=False)
+    done = subprocess.run(["shellcheck", *SHELL], capture_output=True, text=True, check=False)
     assert done.stdout == ""
+
+
+def compared(folder: pathlib.Path) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, str(SCRIPTS / "compare.py"), str(folder)]
+    return subprocess.run(command, capture_output=True, text=True, check=False)
+
+
+def test_predictions_stand_beside_measurements(tmp_path: pathlib.Path) -> None:
+    names = ("ms_target_step", "ms_verify", "ms_draft_step", "c", "verify_cost")
+    row = {"target": "t5_11b", "gamma": 7}
+    predictions = [
+        {
+            **row,
+            "draft": draft,
+            "task": task,
+            "speedup_predicted": 3.0,
+            **dict.fromkeys(names, time),
+        }
+        for draft, task, time in (("t5_small", "x", 1.0), ("t5_small", "y", 2.0))
+    ]
+    # The second draft has no prediction.
+    records = [
+        {**row, "draft": draft, "task": "y", "temperature": 1.0, "speedup": 2.5}
+        | dict.fromkeys(names, 4.125)
+        for draft in ("t5_small", "t5_base")
+    ]
+    for name, rows in (("predicted", predictions), ("records", records)):
+        (tmp_path / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    done = compared(tmp_path)
+    assert (done.returncode, done.stderr) == (0, "")
+    lines = [line.split("│")[1:-1] for line in done.stdout.splitlines() if "t5_" in line]
+    assert [[cell.strip() for cell in line] for line in lines] == [
+        ["y", "t5_small", "1", "7", *["2 / 4.12"] * 5, "3 / 2.5"],
+        ["y", "t5_base", "1", "7", *["– / 4.12"] * 5, "– / 2.5"],
+    ]
+
+
+def test_a_comparison_without_predictions(tmp_path: pathlib.Path) -> None:
+    done = compared(tmp_path)
+    assert done.returncode == 2
+    assert done.stderr.startswith("error: ") and "predicted.jsonl: No such file" in done.stderr
