@@ -35,7 +35,7 @@ NUMBER = r"\d+\.\d+"
 
 
 class Runner:
-    """A notebook and its kernel."""
+    """The notebook, and a kernel whose working folder is `folder`."""
 
     def __init__(self, folder: pathlib.Path) -> None:
         text = NOTEBOOK.read_text(encoding="utf-8")
@@ -44,6 +44,7 @@ class Runner:
             text = text.replace(whole, less)
         self.cells: list[NotebookNode] = nbformat.reads(text, as_version=4).cells
         self.book = nbformat.v4.new_notebook(cells=[])
+        self.folder = folder
         where = {"metadata": {"path": str(folder)}}
         self.client = NotebookClient(self.book, timeout=120, resources=where)
 
@@ -67,9 +68,6 @@ def runner() -> Iterator[Runner]:
     # Names of sockets may be no longer than about 100 characters, which pytest's folders exceed.
     with tempfile.TemporaryDirectory() as name, pytest.MonkeyPatch.context() as patch:
         folder = pathlib.Path(name)
-        command = folder / "speculative"
-        command.write_text(f"#!/bin/sh\necho $@ > asked\necho '{json.dumps(ESTIMATE)}'\n")
-        command.chmod(0o755)
         patch.setenv("PATH", f"{folder}:{os.environ['PATH']}")
         for variable in ("IPYTHONDIR", "JUPYTER_CONFIG_DIR", "JUPYTER_RUNTIME_DIR"):
             patch.setenv(variable, name)
@@ -149,14 +147,20 @@ def test_on_a_tpu_prediction_stands_beside_measurement(
     runner: Runner, cells: dict[str, NotebookNode]
 ) -> None:
     """As if this were a TPU, the command gave `ESTIMATE`, and the hub the shipped pair."""
+    command = runner.folder / "speculative"
+    command.write_text(f"#!/bin/sh\necho $@ > asked\necho '{json.dumps(ESTIMATE)}'\n")
+    command.chmod(0o755)
     runner.run("TPU, load = True, speculative.load")
     runner.run("speculative.load = lambda *names, dtype: pair")
     ids = list(cells)[list(cells).index("compile") :]
-    again = {cell.id: runner.run(cell) for cell in runner.cells if cell.id in ids}
+    again = {name: runner.run(cells[name]) for name in ids}
+    command.write_text("#!/bin/sh\necho No compiler. >&2\nexit 2\n")
+    failed = {name: runner.run(cells[name]) for name in ("compile", "beside")}
     runner.run("TPU, speculative.load = False, load")
-    require_clean(*again.values())
-    folder = pathlib.Path(runner.client.resources["metadata"]["path"])
-    assert (folder / "asked").read_text().split() == [
+    require_clean(*again.values(), *failed.values())
+    assert said(failed["compile"]) == "There is no estimate: No compiler.\n\n"
+    assert re.search(rf"^ms_verify +– +{NUMBER}$", said(failed["beside"]), re.MULTILINE)
+    assert (runner.folder / "asked").read_text().split() == [
         "compile",
         "--target=t5_3b",
         "--draft=t5_small",
@@ -180,8 +184,8 @@ def test_on_a_tpu_prediction_stands_beside_measurement(
     [
         (None, "REPOSITORY is still the placeholder https://HOST/OWNER/speculative;"),
         (
-            "file:///nowhere",
-            "pip could not install REPOSITORY = file:///nowhere, as it says above;",
+            "file://localhost/nowhere",
+            "pip could not install REPOSITORY = file://localhost/nowhere, as it says above;",
         ),
     ],
 )
