@@ -33,6 +33,9 @@ TASKS = ["importlib_resources>=6", "seqio==0.0.20.*"]
 TOKENIZERS = "tokenizers>=0.20"
 
 DEV = [
+    "ipykernel>=6.29",
+    "nbclient>=0.10",
+    "nbformat>=5.10",
     "pyright[nodejs]>=1.1.400",
     "pytest>=8.3",
     "pytest-timeout>=2.3",
