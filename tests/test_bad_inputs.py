@@ -39,6 +39,7 @@ COMMANDS = {
     "report": ["report", "TMP/none"],
     "convert": ["convert", "debian_draft", "TMP/made", "--to", "native"],
     "inspect": ["inspect", "debian_draft"],
+    "compile": ["compile", "--target=t5_1_1_base", "--draft=t5_1_1_small"],
 }
 OF_PAIRS = ("demo", "generate", "bench")
 OF_ROWS = ("run", "table", "tune", "verify", "figure", "plan")
@@ -128,7 +129,13 @@ def of_choices() -> Iterator[Case]:
     for name in OF_ROWS:
         both = ["--checkpoints", "demo", "--weights", "random"]
         yield command(name, *both), ["--weights", "not allowed with", "--checkpoints"]
-    yield command("plan", "--device", "gpu"), ["--device", "'gpu'", "tpu_v4", "present"]
+    for name in ("plan", "compile"):
+        yield command(name, "--topology", "v9"), ["'v9'", "v4-8, v5e-1, v5p-8, v6e-1, present"]
+    there = [*COMMANDS["compile"], "--topology"]
+    yield [*there, "present"], ["no TPU here", "cpu", "TPU v4 (v4-8)"]
+    yield [*there, "v5e-1"], ["The TPU's compiler is not installed", "pip install libtpu"]
+    yield ["table", "2", "--family=v9"], ["no family 'v9' of table 2", "v1_0", "v1_0_3b"]
+    yield ["table", "3", "--family=v1_0"], ["no family 'v1_0' of table 3", "it has none"]
     yield [*COMMANDS["convert"][:-1], "onnx"], ["--to", "'onnx'", "native", "huggingface"]
     yield command("generate", "--verification", "any"), ["no verification 'any'", "are token"]
     yield command("generate", "--task", "wmt"), ["'wmt'", "debian_ende", "debian_synopsis"]

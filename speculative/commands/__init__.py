@@ -87,7 +87,19 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "--source_length": {
         "type": whole(1, checks.MAX_TOKENS),
         "metavar": "S",
-        "help": "tokens of a source (those of the texts given, or else 64 in bench, 512 in plan)",
+        "help": "tokens of a source (those of the texts given, or 64 in bench, 512 in plan, as "
+        "configured or 128 in compile)",
+    },
+    "--topology": {
+        "default": "v4-8",
+        "metavar": "NAME",
+        "help": "a TPU, of which one chip is used: v4-8, v5e-1, v5p-8, v6e-1, or present, this "
+        "machine's device (v4-8)",
+    },
+    "--family": {
+        "metavar": "NAME",
+        "help": "other models for a table: T5 v1.0 of 11B parameters (v1_0) or 3B (v1_0_3b), whose "
+        "public weights know the paper's tasks",
     },
     "--weights": {"choices": ["random"], "help": "true sizes, no checkpoints"},
     "--seed": {"type": whole(0, 2**32 - 1), "help": "of all random numbers (0, or as configured)"},

@@ -122,6 +122,39 @@ def changed(options: argparse.Namespace, address: str | None) -> "RowConfig":
     return read_row(address, options.gin, given | more) if more else config
 
 
+def table_name(options: argparse.Namespace) -> str:
+    """The name of a table's file and results: its number, 4 being 2, and its family."""
+    number = "2" if options.table == "4" else options.table
+    return number if options.family is None else f"{number}_{options.family}"
+
+
+def of_table(options: argparse.Namespace) -> dict[str, "RowConfig"]:
+    """The rows of a table by their names in records, as the options have them."""
+    from speculative.rows.config import experiment, read_row
+    from speculative.studies import sweep
+
+    import_module(options)
+    demo = options.checkpoints == DEMO
+    chosen = [
+        row for row in sweep.rows(table_name(options)) if sweep.shipped(read_row(row)) == demo
+    ]
+    tasks = sorted({read_row(row, options.gin).task for row in chosen})
+    files = [options.data_file] if isinstance(options.data_file, str) else options.data_file
+    for given in files or ():
+        if len(tasks) > 1 and given.partition("=")[0] not in tasks:
+            raise ValueError(
+                f"--data_file {given} does not say of which task it is; put one of "
+                f"{', '.join(tasks)} and = before the file."
+            )
+    configs = {experiment(row): changed(options, row) for row in chosen}
+    if not configs:
+        raise ValueError(
+            f"Table {options.table} has no row for these checkpoints; give a folder of "
+            "checkpoints, or demo for the pair that ships (--checkpoints)."
+        )
+    return configs
+
+
 def import_module(options: argparse.Namespace) -> None:
     """Imports the module that the command line names, if it names one."""
     from speculative import tasks

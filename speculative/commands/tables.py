@@ -1,6 +1,7 @@
 """The paper's tables and figures, rerun from configurations."""
 
 import argparse
+import dataclasses
 import pathlib
 from typing import TYPE_CHECKING
 
@@ -47,36 +48,18 @@ def _measure(configs: dict[str, "RowConfig"], folder: pathlib.Path) -> None:
 def _add_table(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("table", help="of the paper: 1, 2, 3 or 5; 4 has the rows of 2")
     rows.add_rows(parser)
+    add_options(parser, "--family")
     parser.add_argument("--output_dir", metavar="DIR", help="(results/tableN)")
 
 
 def _table(options: argparse.Namespace) -> None:
     from speculative.reporting import tables
-    from speculative.rows.config import experiment, read_row
-    from speculative.studies import sweep
 
     if options.table == "1":
         tables.show_theory()
         return
-    table = "2" if options.table == "4" else options.table
-    rows.import_module(options)
-    demo = options.checkpoints == rows.DEMO
-    chosen = [row for row in sweep.rows(table) if sweep.shipped(read_row(row)) == demo]
-    tasks = sorted({read_row(row, options.gin).task for row in chosen})
-    for given in options.data_file:
-        if len(tasks) > 1 and given.partition("=")[0] not in tasks:
-            raise ValueError(
-                f"--data_file {given} does not say of which task it is; put one of "
-                f"{', '.join(tasks)} and = before the file."
-            )
-    configs = {experiment(row): rows.changed(options, row) for row in chosen}
-    if not configs:
-        raise ValueError(
-            f"Table {table} has no row for these checkpoints; give a folder of checkpoints, or "
-            "demo for the pair that ships (--checkpoints)."
-        )
-    folder = pathlib.Path(options.output_dir or f"results/table{options.table}")
-    _measure(configs, folder)
+    folder = options.output_dir or f"results/table{rows.table_name(options)}"
+    _measure(rows.of_table(options), pathlib.Path(folder))
 
 
 def _tune(options: argparse.Namespace) -> None:
@@ -109,22 +92,32 @@ def _verify(options: argparse.Namespace) -> int:
 
 def _add_plan(parser: argparse.ArgumentParser) -> None:
     rows.add_row(parser)
-    add = parser.add_argument
-    add(
-        "--device",
-        choices=["tpu_v4", "present"],
-        default="tpu_v4",
-        help="whose memory (tpu_v4, which has 32 GiB)",
-    )
-    add_options(parser, "--source_length")
+    add_options(parser, "--source_length", "--topology")
 
 
 def _plan(options: argparse.Namespace) -> int:
+    from speculative.measurement import chips
+
+    if options.topology == chips.PRESENT:
+        chip = None
+    else:
+        chip = chips.chip(options.topology)
+        chips.prepare()
+    from speculative import progress
     from speculative.reporting import tables
+    from speculative.rows import weights
 
     config = rows.row(options)[1]
     length = rows.source_length(options, config, 512)
-    return int(not tables.show_memory(config, options.device == "present", length))
+    compiled = None
+    if chip and chips.compiler_version() and len(weights.sizes(config)) == 2:
+        from speculative.studies.compiled import Compiler
+
+        with progress.bar(options.topology) as on_progress:
+            on_progress("compiling", 0)
+            given = dataclasses.replace(config, source_length=length)
+            compiled = Compiler(options.topology).memory(given)
+    return int(not tables.show_memory(config, chip, length, compiled))
 
 
 def _add_figure(parser: argparse.ArgumentParser) -> None:

@@ -319,7 +319,7 @@ def generate(
 
 
 begin = jax.jit(start, static_argnames=("models", "config", "cache_length"))
-_step = jax.jit(step, static_argnames=("models", "config", "gamma"), donate_argnames="progress")
+one_step = jax.jit(step, static_argnames=("models", "config", "gamma"), donate_argnames="progress")
 _grow = jax.jit(_grown, static_argnames=("models", "config", "size"))
 
 
@@ -336,10 +336,10 @@ def compile_stream(
     inputs = jnp.asarray(inputs)
     size, *larger = config.cache_lengths()
     progress = begin(models, params, inputs, config, size)
-    progress, _ = _step(models, params, progress, draws, config)
+    progress, _ = one_step(models, params, progress, draws, config)
     for size in larger:
         progress = _grow(models, params, inputs, progress, config, size)
-        progress, _ = _step(models, params, progress, draws, config)
+        progress, _ = one_step(models, params, progress, draws, config)
     jax.block_until_ready(progress.last)
 
 
@@ -371,7 +371,7 @@ def stream(
             if longest + config.room + (config.gamma + 1) > size and larger:
                 size, *larger = larger
                 progress = _grow(models, params, inputs, progress, config, size)
-            progress, dispatched = _step(models, params, progress, draws, config)
+            progress, dispatched = one_step(models, params, progress, draws, config)
             if running is not None:
                 done: Step = jax.tree.map(np.asarray, running)
                 longest += int(done.count.max())

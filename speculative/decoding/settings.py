@@ -29,6 +29,8 @@ class Decoding:
         eos_id: the token that ends a row; it is the row's last token.
         rule: how guesses are verified.
         adaptive: picks gamma step by step; `gamma` is then the largest that it may pick.
+        growing: whether caches grow with the text. On a TPU they do not: they are a few percent of
+            what a step reads, and its compiler schedules the loop with larger ones worse.
     """
 
     vocab_size: int
@@ -38,6 +40,7 @@ class Decoding:
     eos_id: int = EOS_ID
     rule: Rule = EXACT
     adaptive: Adaptive | None = None
+    growing: bool = dataclasses.field(default_factory=lambda: jax.default_backend() != "tpu")
 
     def __post_init__(self) -> None:
         for name, low, high in (
@@ -50,6 +53,7 @@ class Decoding:
         checks.instance("sampling", self.sampling, Sampling)
         checks.instance("rule", self.rule, Rule)
         checks.instance("adaptive", self.adaptive, Adaptive, type(None))
+        checks.instance("growing", self.growing, bool)
         if self.adaptive and self.gamma != max(self.adaptive.gammas):
             raise ValueError(
                 f"gamma must be the most that Adaptive.gammas {self.adaptive.gammas} may pick, not "
@@ -74,6 +78,8 @@ class Decoding:
     def cache_lengths(self) -> list[int]:
         """Cache sizes, ascending: a generation starts with the first and grows to the next."""
         last = -(-self.capacity // 16) * 16
+        if not self.growing:
+            return [last]
         return [size for size in (64, 256, 1024) if self.room <= size < last] + [last]
 
     def draws(self, seed: int, examples: Array | np.ndarray) -> Array:

@@ -41,7 +41,7 @@ def alpha_on_target_text(
     betas = []
     for source, text in zip(sources, tokens, strict=True):
         row = teacher_forced.padded(text, max_length)
-        beta = _betas(models, pair.params, source, row, sampling, vocab_size, rule)
+        beta = acceptances(models, pair.params, source, row, sampling, vocab_size, rule)
         betas.append(np.asarray(beta)[0, : len(text)])
         if not np.isfinite(betas[-1]).all():
             raise ValueError(
@@ -52,7 +52,7 @@ def alpha_on_target_text(
 
 
 @functools.partial(jax.jit, static_argnames=("models", "sampling", "vocab_size", "rule"))
-def _betas(
+def acceptances(
     models: Models,
     params: Params,
     source: Inputs,

@@ -8,6 +8,7 @@ from rich.console import Console
 from rich.table import Table
 
 from speculative import paper, theory
+from speculative.measurement.chips import Chip
 from speculative.measurement.independence import Independence
 from speculative.rows import memory, weights
 from speculative.rows.config import RowConfig
@@ -230,10 +231,17 @@ def show_tuning(tuning: Tuning, steps: Independence, console: Console = CONSOLE)
 
 
 def show_memory(
-    config: RowConfig, present: bool, source_length: int, console: Console = CONSOLE
+    config: RowConfig,
+    chip: Chip | None,
+    source_length: int,
+    compiled: int | None = None,
+    console: Console = CONSOLE,
 ) -> bool:
-    """Prints what a row needs, and tells whether a TPU v4, or the present device, has it."""
-    cpu = present and jax.default_backend() == "cpu"
+    """Prints what a row needs, and tells whether a chip has it, or without one the present device.
+
+    `compiled` are the bytes that the TPU's compiler says are needed, where it was asked.
+    """
+    cpu = chip is None and jax.default_backend() == "cpu"
     needs = memory.needs(config, weights.sizes(config), source_length, cpu)
     lines = (
         Column("parameters", field("parameters", ",")),
@@ -247,10 +255,12 @@ def show_memory(
     console.print(f"Memory at batch size 1, sources of {source_length} tokens:")
     heads = ["", *(need.name for need in needs)]
     console.print(grid(heads, ([line.head, *map(line.cell, needs)] for line in lines)))
-    total = sum(need.total for need in needs)
-    name, there = memory.device_bytes() if present else ("a TPU v4", memory.TPU_V4)
+    total = sum(need.total for need in needs) if compiled is None else compiled
+    by = "" if compiled is None else ", as estimated by the TPU's compiler,"
+    name, there = (f"a {chip.kind}", chip.hbm) if chip else memory.device_bytes()
     word = "fits on" if total <= there else "does NOT fit on"
-    console.print(f"{_amount(total)} {word} {name}, which has {_amount(there)}.")
+    has = "has" if chip is None else "gives a program"
+    console.print(f"{_amount(total)}{by} {word} {name}, which {has} {_amount(there)}.")
     return total <= there
 
 

@@ -10,8 +10,6 @@ import jax.numpy as jnp
 from speculative.models import Config, abstract_params
 from speculative.rows.config import RowConfig
 
-TPU_V4 = 32 * 2**30  # Bytes of memory of a TPU v4 chip.
-
 
 @dataclasses.dataclass(frozen=True)
 class Need:

@@ -33,9 +33,15 @@ def rows(table: str) -> list[str]:
     file = gin_files.find(f"{RUNS}/table{table}.gin")
     if not file.is_file():
         known = [path.stem.removeprefix("table") for path in gin_files.listed(RUNS, "table*.gin")]
-        raise ValueError(
-            f"There is no table {table!r} in {RUNS}; the tables are 1, {', '.join(known)}."
-        )
+        number, _, family = table.partition("_")
+        if family and number in known:
+            families = [name.partition("_")[2] for name in known if name.startswith(f"{number}_")]
+            raise ValueError(
+                f"There is no family {family!r} of table {number} in {RUNS}; "
+                f"{'known are ' + ', '.join(families) if families else 'it has none'} (--family)."
+            )
+        numbers = ", ".join(name for name in known if "_" not in name)
+        raise ValueError(f"There is no table {table!r} in {RUNS}; the tables are 1, {numbers}.")
     own = [str(path) for path in gin_files.listed(f"{RUNS}/table{table}", "*.gin")]
     return [*sorted(own, key=_place_in_paper), *addresses(file)]
 

@@ -8,6 +8,7 @@ from rich.console import Console
 
 from speculative import checkpoints
 from speculative.gin_files import CONFIGS
+from speculative.measurement.chips import CHIPS
 from speculative.reporting import tables
 from speculative.rows import memory, weights
 from speculative.rows.config import RowConfig, read_row
@@ -49,14 +50,18 @@ def test_a_table_needs_nothing_and_a_checkpoint_tells_its_own_sizes() -> None:
 
 
 def test_what_fits_is_said(capsys: pytest.CaptureFixture[str]) -> None:
-    assert tables.show_memory(XXL, False, 512, Console(width=120))
+    v4 = CHIPS["v4-8"]
+    assert tables.show_memory(XXL, v4, 512, console=Console(width=120))
     said = capsys.readouterr().out
-    assert "fits on a TPU v4, which has 32.00 GiB" in said
+    assert "fits on a TPU v4, which gives a program 30.75 GiB" in said
     assert f"{t5_1_1(4096, 10240, 64, 24):,}" in said
     assert not tables.show_memory(
-        dataclasses.replace(XXL, dtype="float32"), False, 512, Console(width=120)
+        dataclasses.replace(XXL, dtype="float32"), v4, 512, console=Console(width=120)
     )
     assert "does NOT fit on a TPU v4" in capsys.readouterr().out
+    assert not tables.show_memory(XXL, v4, 512, 31 * 2**30, Console(width=120))
+    said = capsys.readouterr().out
+    assert "31.00 GiB, as estimated by the TPU's compiler, does NOT fit" in said
 
 
 def test_a_run_that_does_not_fit_ends_before_it_loads(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,0 +1,78 @@
+"""`compile`: what the TPU's compiler makes of a row's programs, on a machine without a TPU."""
+
+import argparse
+import dataclasses
+import json
+import sys
+
+from speculative import disk
+from speculative.commands import Command, add_options, rows
+
+ASSUMED = 128  # Tokens of a source, where a row of the command line does not say.
+
+
+def _add_compile(parser: argparse.ArgumentParser) -> None:
+    rows.add_row(parser)
+    add = parser.add_argument
+    add("--table", metavar="N", help="all rows of a table of the paper, instead of one row")
+    add_options(parser, "--family", "--source_length", "--topology")
+    add("--json", action="store_true", help="one object a row")
+    add("--output", metavar="FILE", help="write the objects there too, one a line")
+
+
+def _compile(options: argparse.Namespace) -> int:
+    from speculative.measurement import chips
+
+    chips.chip(options.topology)
+    if options.topology != chips.PRESENT:
+        chips.require_compiler()
+        chips.prepare()
+    output = disk.writable(options.output) if options.output else None
+
+    import jax
+
+    from speculative import loading, progress
+    from speculative.reporting import compiled as reporting
+    from speculative.studies import compiled as study
+
+    if options.topology == chips.PRESENT:
+        loading.enable_compilation_cache()
+    else:  # Programs for a TPU that is not there could be written, but not read again.
+        jax.config.update("jax_enable_compilation_cache", False)
+    configs = _rows(options)
+    found, lines = [], []
+    with progress.bar(options.topology) as on_progress:
+        for one in study.estimates(configs, options.topology, on_progress):
+            found.append(one)
+            lines.append(json.dumps(dataclasses.asdict(one)))
+            if options.json:
+                print(lines[-1], flush=True)
+            if output:
+                disk.write(output, "".join(f"{line}\n" for line in lines))
+    if not options.json:
+        reporting.show(found)
+    faults = [one.fault for one in found if one.fault]
+    for fault in faults:
+        print("error:", fault, file=sys.stderr)
+    return 2 if faults else 0
+
+
+def _rows(options: argparse.Namespace) -> dict:
+    """The rows to compile, by name."""
+    if options.table is None:
+        name, config = rows.row(options)
+        assumed = config.source_length if options.gin_file else ASSUMED
+        chosen = {name: config}
+    else:
+        assumed, chosen = None, rows.of_table(options)
+    return {
+        name: dataclasses.replace(
+            config, source_length=options.source_length or assumed or config.source_length
+        )
+        for name, config in chosen.items()
+    }
+
+
+COMMANDS = {
+    "compile": Command("compile a row for a TPU that need not be there", _add_compile, _compile)
+}

@@ -1,0 +1,228 @@
+"""Reads the text of a program that XLA compiled: instructions in the order in which they run."""
+
+import functools
+import math
+import re
+from collections.abc import Iterator
+from typing import NamedTuple
+
+HBM = 0  # The memory space of what names none; others lie on the chip.
+
+_SIZES = {"pred": 1, "s4": 0.5, "u4": 0.5}  # Bytes of an element; other names end in their bits.
+_SHAPE = re.compile(r"\b([a-z]\w*)\[([\d,]*)\](?:\{([^{}]*)\})?")
+_HEAD = re.compile(r"^(?:ENTRY )?%(\S+) \(.*\{$")
+_LINE = re.compile(r"^ +(?:ROOT )?%(\S+) = (.*)$")
+_CALLED = re.compile(
+    r"\b(?:calls|body|condition|true_computation|false_computation|branch_computations)="
+    r"(?:%([\w.-]+)|\{([^{}]*)\})"
+)
+
+
+class Shape(NamedTuple):
+    """An array: its element type and dimensions, and how it lies in memory."""
+
+    dtype: str
+    dims: tuple[int, ...]
+    order: tuple[int, ...] = ()  # Dimensions from the one that varies fastest on.
+    tile: tuple[int, ...] = ()  # What the last dimensions in memory are padded to multiples of.
+    space: int = HBM
+
+    @property
+    def elements(self) -> int:
+        """Numbers in it."""
+        return math.prod(self.dims)
+
+    @property
+    def bytes(self) -> int:
+        """With the padding of its tiles."""
+        bits = re.search(r"\d+", self.dtype)
+        size = _SIZES.get(self.dtype, int(bits[0]) / 8 if bits else 0)
+        dims = [self.dims[axis] for axis in self.order] or list(self.dims[::-1])
+        for place, multiple in enumerate(self.tile[::-1]):
+            if place < len(dims):
+                dims[place] = -(-dims[place] // multiple) * multiple
+        return math.ceil(size * math.prod(dims))
+
+
+class Instruction(NamedTuple):
+    """An instruction: the arrays that it gives, what it reads, and the compiler's estimate."""
+
+    name: str
+    opcode: str
+    shapes: tuple[Shape, ...]
+    operands: tuple[str, ...]  # Names of instructions.
+    given: str  # What stands in its parentheses, such as the value of a constant.
+    attributes: str
+    called: tuple[str, ...]  # Names of computations; a loop's are its condition and its body.
+    cycles: int | None  # Estimated by the TPU's compiler, where it does so.
+    scope: str  # The names of the functions and loops that it comes from, as in "jit(f)/while".
+
+
+class Program:
+    """A compiled program, as `compiled.as_text()` gives it."""
+
+    def __init__(self, text: str) -> None:
+        """Parses the text; ValueError if it has no entry computation."""
+        self.computations: dict[str, list[Instruction]] = {}
+        entry, lines = "", []
+        for line in text.splitlines():
+            if line.startswith(" "):
+                if found := _LINE.match(line):
+                    lines.append(_instruction(*found.groups()))
+            elif found := _HEAD.match(line):
+                lines = self.computations[found[1]] = []
+                entry = found[1] if line.startswith("ENTRY") else entry
+        if not entry:
+            raise ValueError("The text of a compiled program has no ENTRY computation.")
+        self.entry = entry
+
+    @functools.cached_property
+    def instructions(self) -> dict[str, Instruction]:
+        """All instructions, by name."""
+        return {one.name: one for lines in self.computations.values() for one in lines}
+
+    def root(self, computation: str) -> Instruction:
+        """The instruction whose result is the computation's."""
+        return self.computations[computation][-1]
+
+    def loops(self) -> Iterator[Instruction]:
+        """The loops whose trips depend on data, in the order of the text: those of decoding."""
+        for one in self.instructions.values():
+            if one.opcode == "while" and self.trips(one) is None:
+                yield one
+
+    def trips(self, loop: Instruction) -> int | None:
+        """How often the body of a loop runs; None where that depends on data."""
+        condition = self.computations[_attribute(loop, "condition")]
+        root = condition[-1]
+        by_name = {one.name: one for one in condition}
+        if root.opcode != "compare" or "direction=LT" not in root.attributes:
+            return None
+        bound = by_name.get(root.operands[-1])
+        if bound is None or bound.opcode != "constant" or bound.shapes[0].dims:
+            return None
+        return int(bound.given)
+
+    def body(self, loop: Instruction) -> str:
+        """The name of the computation that a loop repeats."""
+        return _attribute(loop, "body")
+
+    def traffic(self, one: Instruction) -> int:
+        """Bytes of HBM that an instruction reads and writes.
+
+        Of an array of which it takes or replaces a slice, the slice counts alone.
+        """
+        read = (
+            min(shape.bytes, self._read(one, number, shape.bytes))
+            for number, name in enumerate(one.operands)
+            for shape in self.instructions[name].shapes
+            if shape.space == HBM
+        )
+        return sum(read) + self._written(one)
+
+    def _read(self, user: Instruction, number: int, whole: int) -> int:
+        """Bytes that an instruction reads of one of its operands, which has `whole` bytes."""
+        if user.opcode in ("dynamic-slice", "gather", "slice") and number == 0:
+            return sum(shape.bytes for shape in user.shapes)
+        if user.opcode == "dynamic-update-slice" and number == 0:
+            return 0
+        if user.opcode != "fusion":
+            return whole
+        lines = self.computations[user.called[0]]
+        of = next(x for x in lines if x.opcode == "parameter" and x.given == str(number))
+        return self._read_by_users(lines, of, whole)
+
+    def _read_by_users(self, lines: list[Instruction], one: Instruction, whole: int) -> int:
+        """Bytes that the instructions of a fusion read of one of them."""
+        if one is lines[-1]:
+            return whole
+        total = 0
+        for user in lines:
+            if one.name in user.operands:
+                if user.opcode == "bitcast" or self._renames(user):
+                    total += self._read_by_users(lines, user, whole)
+                else:
+                    total += self._read(user, user.operands.index(one.name), whole)
+        return total
+
+    def _renames(self, one: Instruction) -> bool:
+        """Whether a fusion gives what it reads in another shape."""
+        if one.opcode != "fusion":
+            return False
+        return {x.opcode for x in self.computations[one.called[0]]} <= {"parameter", "bitcast"}
+
+    def _written(self, one: Instruction) -> int:
+        """Bytes of HBM that an instruction writes."""
+        if one.opcode != "fusion":
+            sizes = [self._size_written(one)] * len(one.shapes)
+        else:
+            root = self.root(one.called[0])
+            parts = root.operands if root.opcode == "tuple" else (root.name,)
+            sizes = [self._size_written(self.instructions[part]) for part in parts]
+        found = zip(one.shapes, sizes, strict=False)
+        return sum(min(shape.bytes, size) for shape, size in found if shape.space == HBM)
+
+    def _size_written(self, one: Instruction) -> int:
+        while one.opcode == "bitcast":
+            one = self.instructions[one.operands[0]]
+        if one.opcode == "fusion":
+            return self._size_written(self.root(one.called[0]))
+        if one.opcode == "dynamic-update-slice":
+            one = self.instructions[one.operands[1]]
+        return sum(shape.bytes for shape in one.shapes)
+
+
+def _instruction(name: str, rest: str) -> Instruction:
+    end = _closing(rest) if rest.startswith("(") else rest.index(" ") - 1
+    shapes, rest = rest[: end + 1], rest[end + 2 :]
+    opcode, _, rest = rest.partition("(")
+    end = _closing("(" + rest) - 1
+    given, attributes = rest[:end], rest[end + 1 :]
+    cycles = re.search(r'"estimated_cycles":"?(\d+)', attributes)
+    scope = re.search(r'op_name="([^"]*)"', attributes)
+    called = [one or several for one, several in _CALLED.findall(attributes)]
+    return Instruction(
+        name,
+        opcode,
+        tuple(map(_shape, _SHAPE.findall(shapes))),
+        () if opcode in ("constant", "parameter") else tuple(re.findall(r"%([\w.-]+)", given)),
+        given,
+        attributes,
+        tuple(part.strip(" %") for names in called for part in names.split(",")),
+        int(cycles[1]) if cycles else None,
+        scope[1] if scope else "",
+    )
+
+
+def _closing(text: str) -> int:
+    """The place of the parenthesis that closes the first one."""
+    depth = 0
+    for place in re.finditer(r"[()]", text):
+        depth += 1 if place[0] == "(" else -1
+        if depth == 0:
+            return place.start()
+    raise ValueError(f"The text of a compiled program has an open parenthesis: {text[:80]}")
+
+
+def _shape(found: tuple[str, str, str]) -> Shape:
+    dtype, dims, layout = found
+    space, tile = re.search(r"S\((\d+)\)", layout), re.search(r"T\(([\d,]+)\)", layout)
+    order = layout.partition(":")[0]
+    return Shape(
+        dtype,
+        _numbers(dims),
+        _numbers(order),
+        _numbers(tile[1]) if tile else (),
+        int(space[1]) if space else HBM,
+    )
+
+
+def _numbers(text: str) -> tuple[int, ...]:
+    return tuple(int(number) for number in text.split(",") if number)
+
+
+def _attribute(one: Instruction, name: str) -> str:
+    found = re.search(rf"\b{name}=%([\w.-]+)", one.attributes)
+    if found is None:
+        raise ValueError(f"The instruction {one.name} of a compiled program has no {name}.")
+    return found[1]

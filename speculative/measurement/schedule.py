@@ -1,0 +1,152 @@
+"""The time of a TPU program by its compiler's own estimates, along its schedule.
+
+The compiler estimates the cycles of most instructions, but not how long what it copies in the
+background takes. So instructions run one after the other here, as they are scheduled; copies in the
+background take the bandwidth that instructions leave, and may have to be awaited.
+"""
+
+import collections
+from typing import NamedTuple
+
+from speculative.measurement.chips import Chip
+from speculative.measurement.hlo import HBM, Instruction, Program
+
+# What only gives an array another place or layout.
+_MOVES = {"parameter", "copy", "transpose", "bitcast", "reshape", "convert", "tuple"}
+_FREE = {"parameter", "constant", "tuple", "get-tuple-element", "bitcast", "after-all"}
+
+
+class Cost(NamedTuple):
+    """What a run of a computation takes."""
+
+    seconds: float
+    bytes: int  # Of HBM, read and written.
+    named: float = 0.0  # Seconds of the scope that was asked for.
+
+
+class Schedule:
+    """Prices computations of a program on a chip.
+
+    Attributes:
+        scope: a name of `jax.named_scope` whose part of the time is wanted.
+    """
+
+    def __init__(self, program: Program, chip: Chip, scope: str = "") -> None:
+        self.program, self.chip, self.scope = program, chip, scope
+        self._costs: dict[str, Cost] = {}
+
+    def cost(self, computation: str) -> Cost:
+        """The cost of one run; a loop whose trips depend on data counts as one trip.
+
+        It is at least the time of all bytes at the chip's bandwidth, and at least that of all
+        estimated cycles.
+        """
+        if computation not in self._costs:
+            self._costs[computation] = self._run(self.program.computations[computation])
+        return self._costs[computation]
+
+    def _run(self, lines: list[Instruction]) -> Cost:
+        bandwidth = self.chip.bandwidth
+        now = named = waited = 0.0
+        total = 0
+        background: collections.deque[list] = collections.deque()  # Names and bytes left, by age.
+
+        def advance(seconds: float, rate: float) -> None:
+            nonlocal now
+            now, left = now + seconds, seconds * rate
+            while background and left > 0:
+                moved = min(left, background[0][1])
+                left -= moved
+                background[0][1] -= moved
+                # Bytes that are a rounding error do not keep a copy in the queue.
+                if background[0][1] < 1:
+                    background.popleft()
+
+        def wait(name: str | None) -> float:
+            """Seconds until a copy, and those before it, are done; all of them without a name."""
+            names = [copy[0] for copy in background]
+            if name is not None and name not in names:
+                return 0.0
+            last = len(names) if name is None else names.index(name) + 1
+            seconds = sum(copy[1] for copy in list(background)[:last]) / bandwidth
+            advance(seconds, bandwidth)
+            return seconds
+
+        for one in lines:
+            if one.opcode in _FREE:
+                continue
+            if one.opcode.endswith("-start"):
+                size = self._copied(one)
+                total += size
+                background.append([one.name, float(size)])
+            elif one.opcode.endswith("-done"):
+                waited += wait(one.operands[0])
+            else:
+                cost = self._priced(one)
+                total += cost.bytes
+                seconds = max(cost.seconds, cost.bytes / bandwidth)
+                if not seconds:
+                    continue
+                advance(seconds, bandwidth - cost.bytes / seconds)
+                inside = self.scope and self.scope in one.scope.split("/")
+                # What waited for a copy is the next instruction.
+                named += seconds + waited if inside else cost.named
+                waited = 0.0
+        wait(None)
+        return Cost(now, total, named)
+
+    def _priced(self, one: Instruction) -> Cost:
+        """The cost of an instruction that runs in the foreground."""
+        if one.opcode == "while":
+            trips, body = self.program.trips(one) or 1, self.cost(self.program.body(one))
+            return Cost(trips * body.seconds, trips * body.bytes, trips * body.named)
+        if one.opcode in ("conditional", "call"):
+            return max(map(self.cost, one.called))
+        return Cost((one.cycles or 0) / self.chip.clock, self.program.traffic(one))
+
+    def _copied(self, start: Instruction) -> int:
+        """Bytes of HBM that a copy in the background, or a collective, reads and writes."""
+        if start.opcode not in ("copy-start", "slice-start"):
+            return self.program.traffic(start)
+        # The result names a copy's two ends, or a slice's whole array and the slice.
+        size = start.shapes[1].bytes
+        return sum(size for shape in start.shapes[:2] if shape.space == HBM)
+
+    def copies(self, kernels: set[tuple[str, int]]) -> tuple[list[str], list[str]]:
+        """Instructions that do no more than copy a kernel in HBM: in decoding loops, and elsewhere.
+
+        `kernels` are element types and numbers of elements, for a copy may have other dimensions. A
+        prefetch in the background, from HBM into a memory on the chip, does not count: it is the
+        read that a step cannot do without.
+        """
+        bodies = [self.program.body(loop) for loop in self.program.loops()]
+        inside = set().union(*map(self._reached, bodies)) if bodies else set()
+        found: tuple[list[str], list[str]] = [], []
+        for name in sorted(self._reached(self.program.entry)):
+            for one in self.program.computations[name]:
+                if one.shapes and self._moves(one):
+                    given = one.shapes[0]
+                    if (given.dtype, given.elements) in kernels:
+                        found[name not in inside].append(one.name)
+        return found
+
+    def _reached(self, computation: str) -> set[str]:
+        """A computation, and those that its loops and branches run."""
+        reached = {computation}
+        for one in self.program.computations[computation]:
+            if one.opcode in ("while", "conditional", "call"):
+                reached = reached.union(*map(self._reached, one.called))
+        return reached
+
+    def _moves(self, one: Instruction) -> bool:
+        """Whether an instruction only gives an array of HBM another place or layout."""
+        read = [shape for name in one.operands for shape in self.program.instructions[name].shapes]
+        if all(shape.space != HBM for shape in read):
+            return False
+        if one.opcode == "fusion":
+            inside = self.program.computations[one.called[0]]
+            moved = {"copy", "transpose", "convert"} & {x.opcode for x in inside}
+            return bool(moved) and all(x.opcode in _MOVES for x in inside)
+        if one.opcode == "copy-start":
+            return all(shape.space == HBM for shape in one.shapes[:2])
+        return one.opcode in ("copy", "transpose", "convert")

@@ -1,0 +1,97 @@
+"""What the TPU's compiler made of rows, printed."""
+
+from collections.abc import Callable, Sequence
+
+from rich.console import Console
+
+from speculative.measurement.chips import GIB
+from speculative.reporting.tables import CONSOLE, Column, field, meanings, table
+from speculative.studies.compiled import Estimate
+
+_Cell = Callable[[Estimate], str]
+
+
+def _ratio(name: str, over: str) -> _Cell:
+    """A time, and how many times another it is."""
+
+    def cell(one: Estimate) -> str:
+        value, other = getattr(one, name), getattr(one, over)
+        return "–" if value is None else f"{value:.2f} ({value / other:.2f})"
+
+    return cell
+
+
+def _name(one: Estimate) -> str:
+    return one.experiment.rpartition("/")[2]
+
+
+def _best(one: Estimate) -> str:
+    if one.best_speedup_predicted is None:
+        return "–"
+    return f"{one.best_speedup_predicted:.2f} ({one.best_gamma})"
+
+
+MEMORY = (
+    Column("row", _name),
+    Column("needs", lambda one: f"{one.hbm_bytes / GIB:.1f} GiB", "of the chip's memory"),
+    Column(
+        "beside weights",
+        lambda one: f"{(one.hbm_bytes - one.hbm_weights) / GIB:.2f} GiB",
+        "of that, what the most demanding program adds: caches, activations, code",
+    ),
+    Column("may use", lambda one: f"{one.hbm_limit / GIB:.1f} GiB", "the chip's memory"),
+    Column("fits", lambda one: "yes" if one.fits else "NO"),
+    Column("copies", field("weight_copies"), "of kernels in decoding loops and streamed steps"),
+    Column("elsewhere", field("weight_copies_elsewhere"), "copies of kernels elsewhere, each once"),
+    Column("compiled", field("seconds_to_compile", ".0f"), "seconds of all programs"),
+)
+STEPS = (
+    Column("row", _name),
+    Column("γ", field("gamma"), "guesses a step"),
+    Column(
+        "step",
+        _ratio("ms_target_step", "ms_target_step_floor"),
+        "ms of an autoregressive step in its loop (times the reading of weights and caches)",
+    ),
+    Column(
+        "verify",
+        _ratio("ms_verify", "ms_target_step"),
+        "ms of a pass over γ + 1 positions and of verification (v, times an autoregressive step)",
+    ),
+    Column(
+        "guess",
+        _ratio("ms_draft_step", "ms_draft_step_floor"),
+        "ms of a guess of the draft (times the reading of its weights and caches)",
+    ),
+    Column("c", field("c", ".4f"), "time of a guess over that of an autoregressive step"),
+    Column(
+        "streamed", _ratio("ms_streamed_step", "ms_step"), "ms of a streamed step (over the loop's)"
+    ),
+    Column("prefill", field("ms_prefill", ".1f"), "ms of reading the source, by both models"),
+)
+SPEED = (
+    Column("row", _name),
+    Column("α", field("alpha", ".2f"), "assumed: the paper's, or the one given"),
+    Column("predicted", field("speedup_predicted", ".2f"), "speed-up from these costs, at γ"),
+    Column("best", _best, "speed-up at the γ in parentheses, the best"),
+    Column("paper", field("paper_speedup", ".1f"), "measured by the paper"),
+)
+
+
+def show(found: Sequence[Estimate], console: Console = CONSOLE) -> None:
+    """Prints rows as tables."""
+    first = found[0]
+    console.print(
+        f"Estimated by the TPU's compiler (libtpu {first.libtpu_version}, JAX "
+        f"{first.jax_version}) for one chip of {first.topology}, a {first.device_kind}, "
+        f"{first.dtype}, batch size 1:"
+    )
+    parts = [MEMORY, STEPS]
+    if any(one.alpha is not None for one in found):
+        parts.append(SPEED)
+    for columns in parts:
+        console.print(table(columns, found))
+        console.print()
+    for columns in parts:
+        if said := meanings([column for column in columns if column.meaning]):
+            console.print(said, style="dim")

@@ -1,0 +1,417 @@
+"""A row's programs, compiled for a TPU that need not be there: memory, copies, times by estimate.
+
+The programs are the very ones that a run dispatches. Times are from the TPU compiler's estimates of
+cycles (`measurement.schedule`); only a chip can tell how long they take.
+"""
+
+import dataclasses
+import math
+import re
+import time
+from collections.abc import Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import Array
+from jax.sharding import SingleDeviceSharding
+
+from speculative import theory
+from speculative.backends import for_decoding
+from speculative.decoding import Decoding, Params, loop, rules
+from speculative.decoding.loop import Models
+from speculative.drafts import TransformerDraft
+from speculative.measurement import alpha, chips
+from speculative.measurement.chips import GIB, Chip
+from speculative.measurement.hlo import Program
+from speculative.measurement.schedule import Cost, Schedule
+from speculative.models import Config, abstract_params, model_of, read_by_step
+from speculative.progress import OnProgress
+from speculative.rows import weights
+from speculative.rows.config import RowConfig
+from speculative.rows.run import gamma_of, paper_numbers
+from speculative.types import PyTree
+
+PIECES = {32_128: 32_100}  # Of T5's vocabulary, by the rows of embeddings that hold it.
+GAMMAS = range(1, 16)  # Numbers of guesses among which the best is looked for.
+WORKERS = 2  # Programs that are compiled at once; each takes one core.
+
+# The programs of a row. The loops decode a text in one dispatch, the steps are streamed.
+PREFILL, LOOP, STEP = "prefill", "autoregressive loop", "autoregressive step"
+SPECULATIVE_LOOP, SPECULATIVE_STEP, SCORING = "speculative loop", "speculative step", "scoring"
+
+
+@dataclasses.dataclass(frozen=True)
+class Compiled:
+    """One program.
+
+    Attributes:
+        seconds: to compile it.
+        hbm: bytes that it needs beside the weights.
+        step: the cost of a trip of its decoding loop, with the longest caches; None without one.
+        once: the cost of all of it, one trip of each decoding loop included.
+        copies: instructions that copy an array as large as a kernel, in decoding loops and outside.
+    """
+
+    seconds: float
+    hbm: int
+    step: Cost | None
+    once: Cost
+    copies: tuple[list[str], list[str]]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Estimate:
+    """A row by the estimate of the TPU's compiler, as `speculative compile --json` prints it.
+
+    Times are milliseconds, of steps inside the decoding loop unless said, with the longest caches
+    of the row. A floor is the time of reading the weights and caches of a step once. None is what
+    was not compiled, because the models do not fit.
+    """
+
+    experiment: str
+    task: str
+    target: str
+    draft: str
+    topology: str
+    device_kind: str
+    dtype: str
+    temperature: float
+    gamma: int
+    source_length: int
+    max_length: int
+    fits: bool
+    hbm_bytes: int  # That the weights and the most demanding program need.
+    hbm_limit: int
+    hbm_weights: int
+    weight_copies: int | None = None  # In decoding loops and streamed steps.
+    weight_copies_elsewhere: int | None = None  # Before a loop, in prefill and in scoring.
+    ms_target_step: float | None = None
+    ms_target_step_floor: float | None = None
+    ms_verify: float | None = None
+    ms_verify_floor: float | None = None
+    ms_draft_step: float | None = None
+    ms_draft_step_floor: float | None = None
+    ms_streamed_target_step: float | None = None
+    ms_streamed_step: float | None = None
+    ms_step: float | None = None  # Guesses and verification.
+    ms_prefill: float | None = None  # Of target and draft.
+    ms_scoring: float | None = None  # Of a whole text, for alpha.
+    c: float | None = None
+    verify_cost: float | None = None
+    alpha: float | None = None  # Which the speed-ups assume: the paper's, or a simulated one.
+    speedup_predicted: float | None = None  # With verify_cost, at `gamma`.
+    best_gamma: int | None = None
+    best_speedup_predicted: float | None = None
+    paper_alpha: float | None = None
+    paper_speedup: float | None = None
+    seconds_to_compile: float | None = None
+    jax_version: str = jax.__version__
+    libtpu_version: str | None = None
+    fault: str | None = None  # Why it does not fit, and what would.
+
+
+class DoesNotFit(ValueError):
+    """The models, or a program of theirs, need more memory than the chip has."""
+
+    def __init__(self, need: int, chip: Chip, what: str) -> None:
+        self.need = need
+        over = need - chip.hbm
+        fitting = [name for name, other in chips.CHIPS.items() if other.hbm >= need]
+        where = f"it fits {', '.join(fitting)}" if fitting else "it fits none of the known chips"
+        super().__init__(
+            f"{what} needs {need / GIB:.1f} GiB, but a program may use {chip.hbm / GIB:.1f} GiB of "
+            f"a {chip.kind}, {over / GIB:.1f} GiB less; {where}, or take smaller models or a "
+            "narrower dtype."
+        )
+
+
+@dataclasses.dataclass(frozen=True)
+class _Setting:
+    """A row's models and settings, as shapes on a device; what programs are compiled from."""
+
+    models: Models
+    params: Params
+    config: Decoding
+    source: Any  # int32 [1, S]
+    chip: Chip
+    device: Any
+
+    @property
+    def alone(self) -> tuple[Models, Params, Decoding]:
+        """For autoregressive decoding."""
+        config = dataclasses.replace(self.config, gamma=0, rule=rules.EXACT)
+        return Models(self.models.target, None), Params(self.params.target), config
+
+    @property
+    def both(self) -> tuple[Models, Params, Decoding]:
+        """For speculative decoding."""
+        return self.models, self.params, self.config
+
+    def placed(self, tree: PyTree) -> PyTree:
+        """Shapes as those of arrays on the device."""
+        on = SingleDeviceSharding(self.device)
+        return jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=on), tree)
+
+    def draws(self, config: Decoding) -> Any:
+        """The random numbers of a generation."""
+        return self.placed(jax.eval_shape(lambda: config.draws(0, np.arange(1))))
+
+    def lowered(self, program: str) -> Any:
+        """One of the row's programs, as it is dispatched."""
+        speculative = program in (SPECULATIVE_LOOP, SPECULATIVE_STEP, PREFILL)
+        models, params, config = self.both if speculative else self.alone
+        size = config.cache_lengths()[-1]
+        if program == PREFILL:
+            return loop.begin.lower(models, params, self.source, config, size)
+        if program in (LOOP, SPECULATIVE_LOOP):
+            draws = self.draws(config)
+            return loop.decode.lower(models, params, self.source, draws, config, None, ())
+        if program in (STEP, SPECULATIVE_STEP):
+            begun = jax.eval_shape(
+                lambda params, source: loop.start(models, params, source, config, size),
+                params, self.source,
+            )  # fmt: skip
+            return loop.one_step.lower(
+                models, params, self.placed(begun), self.draws(config), config
+            )
+        tokens = self.placed(jax.ShapeDtypeStruct((1, config.max_length), jnp.int32))
+        given = self.config.sampling, self.config.vocab_size, self.config.rule
+        return alpha.acceptances.lower(self.models, self.params, self.source, tokens, *given)
+
+
+class Compiler:
+    """Compiles rows for a chip; a program that several rows share is compiled once."""
+
+    def __init__(self, topology: str) -> None:
+        """Describes the topology; ValueError if it is unknown or its compiler is missing."""
+        self.topology, self.chip = topology, chips.chip(topology)
+        self._device = chips.device(topology)
+        self._done: dict[Any, Compiled] = {}
+
+    def estimate(
+        self, experiment: str, config: RowConfig, on_progress: OnProgress = lambda what, share: None
+    ) -> Estimate:
+        """A row's programs, compiled; `fits` is False where they need too much memory."""
+        gamma, rule = gamma_of(config, experiment), config.rule
+        setting = self._setting(config, gamma)
+        size = _bytes(setting.params)
+        known = self._known(experiment, config, gamma, setting.models)
+        try:
+            if size > self.chip.hbm:
+                raise DoesNotFit(size, self.chip, _named(config))
+            began = time.perf_counter()
+            found = self._programs(setting, config, on_progress)
+        except DoesNotFit as error:
+            return Estimate(
+                **known, fits=False, hbm_bytes=error.need, hbm_weights=size, fault=str(error)
+            )
+        seconds = time.perf_counter() - began
+        need = size + max(one.hbm for one in found.values())
+        inside = [len(found[name].copies[0]) for name in (LOOP, SPECULATIVE_LOOP)]
+        inside += [sum(map(len, found[name].copies)) for name in (STEP, SPECULATIVE_STEP)]
+        elsewhere = [len(found[name].copies[1]) for name in (LOOP, SPECULATIVE_LOOP)]
+        others = [name for name in (PREFILL, SCORING) if name in found]
+        elsewhere += [sum(map(len, found[name].copies)) for name in others]
+        alone, both = (found[name].step for name in (LOOP, SPECULATIVE_LOOP))
+        assert alone is not None and both is not None
+        floors = self._floors(setting)
+        step, draft = 1e3 * alone.seconds, 1e3 * both.named / gamma
+        verify = 1e3 * both.seconds - gamma * draft
+        c, v = draft / step, verify / step
+        rate = known["paper_alpha"] if config.simulated_alpha is None else config.simulated_alpha
+        speedups = {} if rate is None else {g: theory.speedup(rate, g, c, v) for g in GAMMAS}
+        best = max(speedups, key=speedups.__getitem__, default=None)
+        return Estimate(
+            **known,
+            fits=need <= self.chip.hbm,
+            hbm_bytes=need,
+            hbm_weights=size,
+            weight_copies=sum(inside),
+            weight_copies_elsewhere=sum(elsewhere),
+            ms_target_step=step,
+            ms_target_step_floor=floors[0],
+            ms_verify=verify,
+            ms_verify_floor=floors[0],
+            ms_draft_step=draft,
+            ms_draft_step_floor=floors[1],
+            ms_streamed_target_step=1e3 * found[STEP].once.seconds,
+            ms_streamed_step=1e3 * found[SPECULATIVE_STEP].once.seconds,
+            ms_step=1e3 * both.seconds,
+            ms_prefill=1e3 * found[PREFILL].once.seconds,
+            ms_scoring=1e3 * found[SCORING].once.seconds if SCORING in found else None,
+            c=c,
+            verify_cost=v,
+            alpha=rate,
+            speedup_predicted=None if rate is None else rule.speedup(rate, gamma, c, v),
+            best_gamma=best,
+            best_speedup_predicted=speedups[best] if best else None,
+            seconds_to_compile=seconds,
+        )
+
+    def memory(self, config: RowConfig) -> int:
+        """Bytes that a row's speculative loop needs, its models' weights included."""
+        setting = self._setting(config, config.gamma or 7)
+        size = _bytes(setting.params)
+        if size > self.chip.hbm:
+            return size
+        try:
+            return size + self._program(setting, SPECULATIVE_LOOP, _named(config)).hbm
+        except DoesNotFit as error:
+            return error.need
+
+    def _known(
+        self, experiment: str, config: RowConfig, gamma: int, models: Models
+    ) -> dict[str, Any]:
+        """What is known of a row before anything is compiled."""
+        paper_alpha, paper_speedup = paper_numbers(config, experiment)
+        names = ("task", "target", "draft", "source_length", "max_length")
+        return {name: getattr(config, name) for name in names} | {
+            "experiment": experiment,
+            "topology": self.topology,
+            "device_kind": self.chip.kind,
+            "dtype": models.target.config.dtype,
+            "temperature": float(config.temperature),
+            "gamma": gamma,
+            "hbm_limit": self.chip.hbm,
+            "paper_alpha": paper_alpha,
+            "paper_speedup": paper_speedup,
+            "libtpu_version": chips.compiler_version(),
+        }
+
+    def _setting(self, config: RowConfig, gamma: int) -> _Setting:
+        sizes = weights.sizes(config)
+        if len(sizes) < 2:
+            raise ValueError(
+                f"The draft {config.draft} is no model; this command compiles pairs of models."
+            )
+        sizes = [size.replace(dtype=config.dtype or "bfloat16") for size in sizes]
+        target, small = map(model_of, sizes)
+        models = Models(target, TransformerDraft(small, small.config.source_dim > 0))
+        rows = target.config.vocab_size
+        decoding = config.decoding(PIECES.get(rows, rows), gamma)
+        decoding = dataclasses.replace(decoding, growing=False)
+        source = jax.ShapeDtypeStruct((1, config.source_length), jnp.int32)
+        setting = _Setting(models, Params(()), decoding, source, self.chip, self._device)
+        params = Params(*map(_laid_out, sizes, (False, True)))
+        placed, source = setting.placed(params), setting.placed(source)
+        return dataclasses.replace(setting, params=placed, source=source)
+
+    def _programs(
+        self, setting: _Setting, config: RowConfig, on_progress: OnProgress
+    ) -> dict[str, Compiled]:
+        names = [SPECULATIVE_LOOP, LOOP, SPECULATIVE_STEP, STEP, PREFILL]
+        if config.simulated_alpha is None:  # Otherwise there is nothing to score.
+            names.append(SCORING)
+        found = {}
+        with ThreadPoolExecutor(WORKERS) as pool:
+            futures = {
+                name: pool.submit(self._program, setting, name, _named(config)) for name in names
+            }
+            for number, (name, future) in enumerate(futures.items()):
+                on_progress("compiling", number / len(names))
+                found[name] = future.result()
+        return found
+
+    def _program(self, setting: _Setting, name: str, what: str) -> Compiled:
+        models, _, config = setting.alone if name in (LOOP, STEP) else setting.both
+        key = name, models, config, setting.source.shape
+        if key not in self._done:
+            began = time.perf_counter()
+            lowered = setting.lowered(name)
+            try:
+                compiled = lowered.compile()
+            except jax.errors.JaxRuntimeError as error:
+                raise _explained(error, setting, f"{what} ({name})") from error
+            seconds = time.perf_counter() - began
+            given = setting.params.target if name in (LOOP, STEP) else setting.params
+            others = _bytes(lowered.args_info) - _bytes(given)
+            self._done[key] = self._read(compiled, setting, name, seconds, others)
+        return self._done[key]
+
+    def _read(
+        self, compiled: Any, setting: _Setting, name: str, seconds: float, given: int
+    ) -> Compiled:
+        """What a compiled program tells; it was given so many bytes beside the weights."""
+        program = Program(compiled.as_text())
+        if not any(one.cycles for one in program.instructions.values()):
+            raise ValueError(
+                f"libtpu {chips.compiler_version()} gives no estimate of cycles; take another "
+                "release of it."
+            )
+        schedule = Schedule(program, self.chip, loop.PROPOSING)
+        loops = [schedule.cost(program.body(one)) for one in program.loops()]
+        found = compiled.memory_analysis()
+        own = found.temp_size_in_bytes + found.generated_code_size_in_bytes
+        own += found.output_size_in_bytes - found.alias_size_in_bytes
+        copies = schedule.copies(_kernels(setting.params))
+        step = max(loops) if name in (LOOP, SPECULATIVE_LOOP) else None
+        once = schedule.cost(program.entry)
+        return Compiled(seconds, given + own, step, once, copies)
+
+    def _floors(self, setting: _Setting) -> tuple[float, float]:
+        """Milliseconds of reading the target's weights and caches once, and the draft's."""
+        models, params, config = setting.both
+        size = config.cache_lengths()[-1]
+        begun = jax.eval_shape(
+            lambda params, source: loop.start(models, params, source, config, size),
+            params, setting.source,
+        )  # fmt: skip
+        states = begun.target, begun.draft.model
+        found = []
+        for weights_of, state in zip(params, states, strict=True):
+            caches = state.keys, state.values, state.cross
+            found.append(_bytes(read_by_step(weights_of)) + _bytes(caches))
+        target, draft = (1e3 * size / self.chip.bandwidth for size in found)
+        return target, draft
+
+
+def estimates(
+    configs: Mapping[str, RowConfig], topology: str, on_progress: OnProgress
+) -> Iterator[Estimate]:
+    """Rows by name, one after the other."""
+    compiler = Compiler(topology)
+    for number, (name, config) in enumerate(configs.items()):
+        row = f"{name.rpartition('/')[2]}, {number + 1} of {len(configs)}"
+        yield compiler.estimate(
+            name, config, lambda what, share, row=row: on_progress(f"{what} {row}", share)
+        )
+
+
+def _laid_out(size: Config, draft: bool) -> PyTree:
+    """The shapes of a model's parameters as they lie on a TPU."""
+    shapes = jax.tree.map(
+        lambda x: jax.ShapeDtypeStruct(x.shape, size.dtype), abstract_params(size)
+    )
+    return jax.eval_shape(lambda params: for_decoding(params, draft, "tpu"), shapes)
+
+
+def _bytes(tree: PyTree) -> int:
+    leaves = jax.tree.leaves(tree)
+    return sum(math.prod(leaf.shape) * jnp.dtype(leaf.dtype).itemsize for leaf in leaves)
+
+
+def _kernels(params: Params) -> set[tuple[str, int]]:
+    """The element types, as programs name them, and numbers of elements of all matrices."""
+    leaves: list[Array] = [leaf for leaf in jax.tree.leaves(params) if leaf.ndim == 2]
+    names = {"bfloat16": "bf16", "float32": "f32"}
+    # Relative positions have 32 buckets; a copy of them costs nothing.
+    return {(names[str(leaf.dtype)], leaf.size) for leaf in leaves if min(leaf.shape) > 32}
+
+
+def _named(config: RowConfig) -> str:
+    return f"{config.target} with {config.draft}"
+
+
+def _explained(error: Exception, setting: _Setting, what: str) -> Exception:
+    """The error of a program that needs too much memory, or as it is."""
+    said = str(error)
+    found = re.search(
+        r"(?:required for HLO temporaries \(|Used )([\d.]+)([KMGT]).*?exceed", said, re.S
+    )
+    if "RESOURCE_EXHAUSTED" not in said or found is None:
+        return error
+    need = int(float(found[1]) * 2 ** {"K": 10, "M": 20, "G": 30, "T": 40}[found[2]])
+    return DoesNotFit(max(need, setting.chip.hbm + 1), setting.chip, what)
