@@ -1,14 +1,18 @@
 # Everything runs in .venv, which the first target that needs it makes and fills.
 
 PYTHON ?= python3
+# The TPU's compiler that the estimates are made with. It is not among the constraints, because
+# jax[tpu], for a machine that has a TPU, asks for one release of it.
+LIBTPU ?= 0.0.52
 BIN := .venv/bin
 INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 
-.PHONY: help demo test test-peers check clean
+.PHONY: help demo test test-tpu test-peers check clean
 
 help:
 	@echo "make demo    decode with the shipped T5 pair and print the paper's Tables 2 and 4 for it"
 	@echo "make test    run the whole test suite"
+	@echo "make test-tpu    compile for TPUs, with the TPU's compiler in .venv-tpu; no TPU is needed"
 	@echo "make test-peers  compare with the installed transformers and CTranslate2 (brings torch)"
 	@echo "make check   lint, formatting and types"
 	@echo "make clean   remove .venv and what building and testing left behind"
@@ -22,6 +26,11 @@ demo: .venv/core.stamp
 test: .venv/dev.stamp
 	$(BIN)/python -m pytest -n auto --dist worksteal
 
+# libtpu is loaded by each worker; no TPU is looked for.
+test-tpu: .venv-tpu/tpu.stamp
+	JAX_PLATFORMS=cpu ALLOW_MULTIPLE_LIBTPU_LOAD=true \
+		.venv-tpu/bin/python -m pytest -n 2 --dist worksteal tests/tpu
+
 test-peers: .venv/peers.stamp
 	$(BIN)/python -m pytest tests/benchmarks
 
@@ -31,7 +40,7 @@ check: .venv/dev.stamp
 	$(BIN)/pyright --pythonpath $(BIN)/python
 
 clean:
-	rm -rf .venv build dist *.egg-info .pytest_cache .ruff_cache
+	rm -rf .venv .venv-tpu build dist *.egg-info .pytest_cache .ruff_cache
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # The stamps name what is installed; a change of the ranges or the pins installs again.
@@ -51,4 +60,12 @@ clean:
 .venv/dev.stamp: .venv/core.stamp
 	@echo "Installing the development tools and seqio into .venv (once; a few minutes) ..."
 	@$(INSTALL) -e '.[dev,tasks]'
+	@touch $@
+
+# An environment of its own: with libtpu beside it, JAX would look for a TPU in every other test.
+.venv-tpu/tpu.stamp: setup.py constraints.txt
+	@echo "Installing speculative and the TPU's compiler into .venv-tpu (once; a few minutes) ..."
+	@$(PYTHON) -m venv .venv-tpu
+	@.venv-tpu/bin/python -m pip install --quiet --disable-pip-version-check -c constraints.txt \
+		-e '.[dev]' libtpu==$(LIBTPU)
 	@touch $@

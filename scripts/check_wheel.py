@@ -71,6 +71,7 @@ CASES = [
     Case(["bench", "--widths", "1", "2"], r"Written: results/bench/"),
     Case(["plan"], "fits on a TPU v4"),
     Case(["plan", "--gin_file=configs/runs/table2/ende_small_t0.gin"], "fits on a TPU v4"),
+    Case(["compile", "--target=t5_base", "--draft=t5_small"], "pip install libtpu", 2),
     Case(["report", "results/table2", "lm", "--output=all.html"], r"Written: all\.html"),
     Case(["inspect", "debian_target"], "32,2"),
     Case(["convert", "debian_target", "hf", "--to=huggingface"], "Written: hf"),

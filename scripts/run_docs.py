@@ -33,9 +33,10 @@ ABSENT = {
     "google/|hf://": "the network",
     "…|[.][.][.]": "the rest of it, for it is cut short",
     "^pip install": "packages to install (scripts/check_wheel.py installs)",
-    r"^make (test|check|clean)|pytest": "nothing, but it is for those who change the code",
+    r"^make (test|test-tpu|check|clean)|pytest": "nothing, but it is for those who change the code",
     "compare_peers": "the extra `peers`",
     "bench_accelerator": "an accelerator",
+    "speculative compile": "the TPU's compiler (make test-tpu installs it)",
     "ablate_cpu|measure_|fuzz_formats|kill_runs": "a machine of its own, for many minutes",
     r"--checkpoints[= ](?!demo)|\bDIR\b": "checkpoints of your own",
     "--weights[= ]random": "the memory of an accelerator, or hours",
@@ -46,7 +47,7 @@ ABSENT = {
 }
 
 # What stands for something in a command that is run, by a pattern.
-MEANT = {r"^\.venv/bin/": "", r"\bDIR…": "results/demo", r"\bfigure N\b": "figure 2"}
+MEANT = {r"^\.venv(-tpu)?/bin/": "", r"\bDIR…": "results/demo", r"\bfigure N\b": "figure 2"}
 
 # What output matches, by a pattern of the command; each command of the package is here.
 SAYS = {
@@ -57,6 +58,7 @@ SAYS = {
     "speculative verify": "EXACT: ",
     "speculative (bench|figure|report|convert|count)": "Written: ",
     "speculative plan": "fits on",
+    "speculative compile": "Estimated by the TPU's compiler",
     "speculative inspect": "parameters",
 }
 

@@ -48,8 +48,9 @@ def test_the_package_holds_the_configurations_and_finds_them(
         capture_output=True,
         text=True,
     ).stdout.split()
-    names = ("base.gin", "table2.gin", "table3.gin", "table5.gin")
-    assert found == [str(package / "configs" / "runs" / name) for name in names]
+    names = [f"table{name}.gin" for name in ("2", "2_v1_0", "2_v1_0_3b", "3", "5")]
+    folder = package / "configs" / "runs"
+    assert found == [str(folder / name) for name in ["base.gin", *names]]
 
 
 def test_an_archive_of_the_source_holds_them_too(

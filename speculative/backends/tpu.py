@@ -4,7 +4,7 @@ The rest is left to XLA: what is here keeps it from layouts and products that co
 may. `speculative compile` shows what its compiler makes of it.
 """
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -54,13 +54,17 @@ class Tpu(Xla):
         """As of `Xla`."""
         return [split_heads(_apart(dense(x)), heads) for dense in denses]
 
-    def attend(self, query: Array, *given) -> Array:
+    def attend(
+        self, query: Array, keys: Array, values: Array, bias: Array, heads: int, scale: float
+    ) -> Array:
         """As of `Xla`."""
-        return super().attend(_apart(query), *given)
+        return super().attend(_apart(query), keys, values, bias, heads, scale)
 
-    def attend_self(self, projected: Parts, *given) -> tuple[Array, Array, Array]:
+    def attend_self(
+        self, projected: Parts, bias: Array, heads: int, scale: float, cache: Cache | None = None
+    ) -> tuple[Array, Array, Array]:
         """As of `Xla`."""
-        return super().attend_self(tuple(map(_apart, projected)), *given)
+        return super().attend_self(tuple(map(_apart, projected)), bias, heads, scale, cache)
 
 
 def _apart(x: Array) -> Array:
@@ -93,8 +97,8 @@ class TpuDraft(Tpu):
     ) -> Array:
         """As of `Xla`, with keys and values [B, K, N * H]."""
         if query.shape[1] > FEW:  # A whole text, whose arithmetic counts.
-            split_up = (split_heads(x, heads) for x in (keys, values))
-            return super().attend(query, *split_up, bias, heads, scale)
+            keys, values = split_heads(keys, heads), split_heads(values, heads)
+            return super().attend(query, keys, values, bias, heads, scale)
         width = query.shape[-1]
         of_head = np.arange(width) // (width // heads) == np.arange(heads)[:, None]
         own = jnp.asarray(of_head, query.dtype)[None, :, None, :]
@@ -126,7 +130,7 @@ def lay_out(params: PyTree, draft: bool) -> PyTree:
     """
     kind = DraftKernel if draft else Kernel
 
-    def kernel(_: tuple[str, ...], *group: Array) -> Kernel | DraftKernel:
-        return kind(jnp.concatenate(group, axis=1) if len(group) > 1 else group[0])
+    def kernel(_: tuple[str, ...], *group: Any) -> Kernel | DraftKernel:
+        return kind(group[0] if len(group) == 1 else jnp.concatenate(group, axis=1))
 
     return split(params, kernel, FUSED if draft else (), lambda embedding: kind(None))

@@ -62,14 +62,11 @@ def chip(name: str) -> Chip:
 
 
 def device(name: str) -> Any:
-    """A device to compile for; ValueError if there is no compiler for it here."""
+    """A described device to compile for; ValueError if there is no compiler for it here."""
     found = chip(name)
-    import jax
+    require_compiler()
     from jax.experimental import topologies
 
-    if name == PRESENT:
-        return jax.devices()[0]
-    require_compiler()
     try:
         with _quiet():
             described = topologies.get_topology_desc(

@@ -86,7 +86,7 @@ def show(found: Sequence[Estimate], console: Console = CONSOLE) -> None:
         f"{first.jax_version}) for one chip of {first.topology}, a {first.device_kind}, "
         f"{first.dtype}, batch size 1:"
     )
-    parts = [MEMORY, STEPS]
+    parts: list[Sequence[Column]] = [MEMORY, STEPS]
     if any(one.alpha is not None for one in found):
         parts.append(SPEED)
     for columns in parts:

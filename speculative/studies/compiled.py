@@ -35,6 +35,7 @@ from speculative.rows.run import gamma_of, paper_numbers
 from speculative.types import PyTree
 
 PIECES = {32_128: 32_100}  # Of T5's vocabulary, by the rows of embeddings that hold it.
+DTYPE = "bfloat16"  # Of a row that names none.
 GAMMAS = range(1, 16)  # Numbers of guesses among which the best is looked for.
 WORKERS = 2  # Programs that are compiled at once; each takes one core.
 
@@ -137,7 +138,7 @@ class _Setting:
     config: Decoding
     source: Any  # int32 [1, S]
     chip: Chip
-    device: Any
+    device: Any  # Described; None is the present one.
 
     @property
     def alone(self) -> tuple[Models, Params, Decoding]:
@@ -151,8 +152,11 @@ class _Setting:
         return self.models, self.params, self.config
 
     def placed(self, tree: PyTree) -> PyTree:
-        """Shapes as those of arrays on the device."""
-        on = SingleDeviceSharding(self.device)
+        """Shapes as those of arrays on the device; the present one is where arrays lie anyway.
+
+        There a sharding would make another program of it for the cache of compiled programs.
+        """
+        on = SingleDeviceSharding(self.device) if self.device else None
         return jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=on), tree)
 
     def draws(self, config: Decoding) -> Any:
@@ -188,7 +192,7 @@ class Compiler:
     def __init__(self, topology: str) -> None:
         """Describes the topology; ValueError if it is unknown or its compiler is missing."""
         self.topology, self.chip = topology, chips.chip(topology)
-        self._device = chips.device(topology)
+        self._device = None if topology == chips.PRESENT else chips.device(topology)
         self._done: dict[Any, Compiled] = {}
 
     def estimate(
@@ -198,7 +202,7 @@ class Compiler:
         gamma, rule = gamma_of(config, experiment), config.rule
         setting = self._setting(config, gamma)
         size = _bytes(setting.params)
-        known = self._known(experiment, config, gamma, setting.models)
+        known = self._known(experiment, config, gamma)
         try:
             if size > self.chip.hbm:
                 raise DoesNotFit(size, self.chip, _named(config))
@@ -262,9 +266,7 @@ class Compiler:
         except DoesNotFit as error:
             return error.need
 
-    def _known(
-        self, experiment: str, config: RowConfig, gamma: int, models: Models
-    ) -> dict[str, Any]:
+    def _known(self, experiment: str, config: RowConfig, gamma: int) -> dict[str, Any]:
         """What is known of a row before anything is compiled."""
         paper_alpha, paper_speedup = paper_numbers(config, experiment)
         names = ("task", "target", "draft", "source_length", "max_length")
@@ -272,7 +274,7 @@ class Compiler:
             "experiment": experiment,
             "topology": self.topology,
             "device_kind": self.chip.kind,
-            "dtype": models.target.config.dtype,
+            "dtype": config.dtype or DTYPE,
             "temperature": float(config.temperature),
             "gamma": gamma,
             "hbm_limit": self.chip.hbm,
@@ -287,7 +289,7 @@ class Compiler:
             raise ValueError(
                 f"The draft {config.draft} is no model; this command compiles pairs of models."
             )
-        sizes = [size.replace(dtype=config.dtype or "bfloat16") for size in sizes]
+        sizes = [size.replace(dtype=config.dtype or DTYPE) for size in sizes]
         target, small = map(model_of, sizes)
         models = Models(target, TransformerDraft(small, small.config.source_dim > 0))
         rows = target.config.vocab_size

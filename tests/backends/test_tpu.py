@@ -37,7 +37,7 @@ def test_tokens_are_those_of_stored_parameters(
 ) -> None:
     model, make = DRAFTS[name]
     draft = TransformerDraft(model, model.config.source_dim > 0)
-    config, inputs = settings(gamma, temperature), tiny.sources(batch)
+    config, inputs = settings(gamma, temperature), jnp.asarray(tiny.sources(batch))
     assert len(config.cache_lengths()) == 2
     draws = config.draws(5, np.arange(batch))
     stored = Params(tiny.stored_params(), make())
@@ -85,3 +85,16 @@ def test_a_targets_kernels_are_those_given_and_a_drafts_are_fused() -> None:
     np.testing.assert_array_equal(fused.array, np.concatenate(kernels, axis=1))
     assert isinstance(fused, DraftKernel)
     assert type(backend_of(Kernel(None))) is not type(backend_of(DraftKernel(None)))
+
+
+@pytest.mark.parametrize("draft", [False, True])
+def test_logits_do_not_depend_on_a_chunks_other_positions(draft: bool) -> None:
+    """A verify pass and autoregressive steps have one width, so they agree to the last bit."""
+    params, source = lay_out(tiny.stored_params(), draft), jnp.asarray(tiny.sources(1))
+    tokens = np.random.default_rng(4).integers(2, tiny.VOCABULARY, (1, 8)).astype(np.int32)
+    extend = jax.jit(tiny.TARGET.extend)
+    state = tiny.TARGET.start(params, source, 32).state
+    whole, _, _ = extend(params, state, tokens)
+    for position in range(8):
+        one, state, _ = extend(params, state, tokens[:, position : position + 1])
+        np.testing.assert_array_equal(one[:, 0], whole[:, position])

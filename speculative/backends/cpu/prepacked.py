@@ -59,8 +59,9 @@ class Compiled(Transposed):
         y = kernels.product(kernel, x, features, norm.numbers if norm else None, **after)
         return y.astype(out_dtype or dtype)
 
-    def project(self, fused: Fused, denses: Denses, x: Array, norm: Norm) -> Parts:
+    def project(self, fused: Fused | None, denses: Denses, x: Array, norm: Norm) -> Parts:
         """One product, which attention reads whole."""
+        assert fused is not None, "prepacked kernels are fused"
         return (self._fused(fused, denses, x, norm),)
 
     def gated(

@@ -1,0 +1,113 @@
+"""What the TPU's compiler makes of the programs: T5 v1.1 XXL cut to a few layers, on a v4 chip.
+
+Its estimates are deterministic, so bounds are near what was found (libtpu 0.0.52, JAX 0.10.2).
+`make test-tpu` runs this file, in an environment with libtpu.
+"""
+
+import dataclasses
+from collections.abc import Iterator
+from typing import Any
+
+import jax
+import pytest
+
+from speculative.backends import Xla
+from speculative.backends import tpu as backend
+from speculative.decoding import loop
+from speculative.measurement import alpha, chips
+from speculative.models import SIZES
+from speculative.rows.config import RowConfig
+from speculative.studies import compiled
+from speculative.studies.compiled import Compiler, Estimate
+
+pytest.importorskip("libtpu")
+
+ROW = RowConfig(
+    task="cut", prefix="", target="t5_1_1_xxl", draft="t5_1_1_small", temperature=0.0, gamma=7,
+    simulated_alpha=0.75, source_length=128,
+)  # fmt: skip
+
+
+def cut(config: RowConfig) -> list[Any]:
+    """Both models with two layers a stack."""
+    two = {"num_encoder_layers": 2, "num_decoder_layers": 2}
+    return [SIZES[name].replace(**two) for name in (config.target, config.draft)]
+
+
+@pytest.fixture(autouse=True)
+def cut_models(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Programs with a planted fault are no other test's, and none is read from a cache of files."""
+    chips.prepare()
+    monkeypatch.setattr(compiled.weights, "sizes", cut)
+    jax.config.update("jax_enable_compilation_cache", False)
+    yield
+    jax.config.update("jax_enable_compilation_cache", True)
+    programs: list[Any] = [loop.decode, loop.one_step, loop.begin, alpha.acceptances]
+    for program in programs:
+        program.clear_cache()
+
+
+def estimate(topology: str = "v4-8", **changes: Any) -> Estimate:
+    return Compiler(topology).estimate("cut", dataclasses.replace(ROW, **changes))
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_a_pair_is_at_the_floor_of_its_memory(temperature: float) -> None:
+    found = estimate(temperature=temperature)
+    assert found.fits
+    assert found.weight_copies == 0
+    assert found.weight_copies_elsewhere == 0
+    # Two layers of XXL and its logits; what is not weights weighs more than among 24 layers.
+    step, floor = found.ms_target_step, found.ms_target_step_floor
+    assert step is not None and floor is not None
+    assert 0.99 <= step / floor <= 1.25
+    assert found.verify_cost is not None and found.verify_cost <= 1.08
+    assert found.ms_streamed_step is not None and found.ms_step is not None
+    assert found.ms_streamed_step / found.ms_step <= 1.08
+    assert found.ms_draft_step is not None and found.ms_draft_step <= 0.09
+    assert found.hbm_bytes - found.hbm_weights <= 2**28
+    # One of these parts alone is not the whole.
+    assert found.ms_step == pytest.approx(7 * found.ms_draft_step + (found.ms_verify or 0))
+
+
+def test_kernels_are_copied_where_projections_are_merged_with_their_split(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(backend, "_apart", lambda x: x)
+    assert (estimate().weight_copies or 0) > 0
+
+
+def test_a_single_row_costs_more_than_a_tile_of_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    filled = estimate().ms_target_step
+    monkeypatch.setattr(backend.Tpu, "width", Xla.width)
+    alone = estimate().ms_target_step
+    assert filled is not None and alone is not None
+    assert alone > 1.5 * filled
+
+
+@pytest.mark.parametrize("topology", ["v5e-1", "v5p-8", "v6e-1"])
+def test_it_compiles_for_other_chips(topology: str) -> None:
+    found = estimate(topology)
+    assert found.fits
+    assert found.weight_copies == 0
+    assert found.ms_target_step is not None and found.ms_target_step_floor is not None
+    assert 0.99 <= found.ms_target_step / found.ms_target_step_floor <= 1.6
+
+
+def test_a_v1_0_target_is_at_its_floor() -> None:
+    """Tied logits, and a feed-forward layer without gate."""
+    found = estimate(target="t5_11b", draft="t5_small")
+    assert found.weight_copies == 0
+    assert found.ms_target_step is not None and found.ms_target_step_floor is not None
+    assert 0.99 <= found.ms_target_step / found.ms_target_step_floor <= 1.3
+    assert found.verify_cost is not None and found.verify_cost <= 1.1
+
+
+def test_what_does_not_fit_says_by_how_much_and_what_would(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(compiled.weights, "sizes", lambda c: [SIZES[c.target], SIZES[c.draft]])
+    found = estimate("v5e-1")
+    assert not found.fits
+    assert found.ms_target_step is None
+    assert found.fault is not None
+    assert "t5_1_1_xxl with t5_1_1_small needs 20.9 GiB" in found.fault
+    assert "15.8 GiB of a TPU v5 lite, 5.1 GiB less; it fits v4-8, v5p-8, v6e-1" in found.fault
