@@ -2,6 +2,7 @@
 
 import contextlib
 import operator
+import re
 import typing
 from collections.abc import Callable
 from types import NoneType
@@ -65,3 +66,12 @@ def fields(settings: Any) -> None:
         if not fits:
             known = " or ".join(words[kind] for kind in kinds)
             raise ValueError(f"{type(settings).__name__}.{name} must be {known}, not {value!r}.")
+
+
+def no_device(error: RuntimeError) -> str | None:
+    """What to do about JAX's error of a platform that is not here; None of other errors."""
+    found = re.match("Unable to initialize backend '(.*?)'", str(error))
+    return found and (
+        f"There is no device of the platform {found[1]!r} here, which JAX_PLATFORMS asks for; "
+        "leave it unset to take what there is, or run this on such a machine."
+    )

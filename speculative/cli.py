@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from types import FrameType
 from typing import NoReturn
 
-from speculative import disk
+from speculative import checks, disk
 from speculative.commands import bench, compile, convert, count, generate, tables
 
 USAGE_ERROR, INTERRUPTED, CLOSED_PIPE = 2, 130, 141
@@ -59,6 +59,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return INTERRUPTED
     except (ValueError, OSError) as error:
         print("error:", disk.sentence(error), file=sys.stderr)
+        return USAGE_ERROR
+    except RuntimeError as error:
+        if (said := checks.no_device(error)) is None:
+            raise
+        print("error:", said, file=sys.stderr)
         return USAGE_ERROR
 
 

@@ -124,8 +124,9 @@ def resolve(
 
     Raises:
         ValueError: a checkpoint, table or vocabulary is missing, damaged or not needed, a name is
-            unknown, or target and draft do not fit each other.
+            unknown, target and draft do not fit each other, or there is no device.
     """
+    _require_device()
     target = _path("target", target)
     draft = None if draft is None else _path("draft", draft)
     file = None if vocabulary_file is None else _path("vocabulary", vocabulary_file)
@@ -227,6 +228,14 @@ def _require_of_a_kind(target: Weights, draft: Weights) -> None:
             f"{target.name} has {target.config.emb_dim}; load it with the target that it was made "
             "for."
         )
+
+
+def _require_device() -> None:
+    """Raises ValueError where JAX is asked for a platform that is not here, a TPU for example."""
+    try:
+        jax.default_backend()
+    except RuntimeError as error:
+        raise ValueError(checks.no_device(error) or str(error)) from error
 
 
 def enable_compilation_cache() -> None:

@@ -320,6 +320,20 @@ def test_help_and_version(option: str, capsys) -> None:
         assert word in out
 
 
+@pytest.mark.parametrize("command", [["generate", TEXT], ["run", "--limit=1"]])
+def test_a_platform_that_is_not_here(command: list[str], tmp_path: pathlib.Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "speculative.cli", *command],
+        env=os.environ | {"JAX_PLATFORMS": "tpu", "PYTHONPATH": str(ROOT)},
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 2
+    (line,) = done.stderr.splitlines()
+    assert line.startswith("error: There is no device of the platform 'tpu' here")
+
+
 RUN = """
 import signal, sys, time
 from speculative import cli, commands
