@@ -456,7 +456,7 @@ def test_attention_on_caches(heads: int, size: int, length: int) -> None:
     bias = np.where(after[:, None], np.float32(-1e10), bias)
     call = jax.jit(kernels.attend_self, static_argnums=(2, 3))
     y, new_keys, new_values = jax.block_until_ready(
-        call(projected, bias, heads, 0.3, (keys, values, starts))
+        call(projected, bias, heads, 0.3, (keys, values, starts, length))
     )
     query, *written = projected.reshape(2, length, 3, heads, size).transpose(2, 0, 1, 3, 4)
     for b, start in enumerate(starts):

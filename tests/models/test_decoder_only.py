@@ -116,10 +116,16 @@ def laid_out(request: pytest.FixtureRequest) -> Layout:
     return LAYOUTS[request.param]
 
 
-def test_forward_is_that_of_transformers(laid_out: Layout) -> None:
+@pytest.fixture(params=["as stored", "prepacked"])
+def prepacked_or_not(request: pytest.FixtureRequest) -> Layout:
+    """For whole texts, which nothing fills up: a TPU's layouts are XLA's there."""
+    return LAYOUTS[request.param]
+
+
+def test_forward_is_that_of_transformers(prepacked_or_not: Layout) -> None:
     model, params = gpt()
     texts = expected()["texts"]
-    logits = forward(model, laid_out(params), texts, texts)
+    logits = forward(model, prepacked_or_not(params), texts, texts)
     assert logits.dtype == jnp.float32
     assert np.abs(logits - expected()["logits"]).max() < NEAR
 
@@ -143,11 +149,11 @@ def test_ragged_prompts_go_on_as_in_transformers(width: int, laid_out: Layout) -
 
 
 @pytest.mark.parametrize("make", [gpt, lamda, untied])
-def test_forward_is_float64_numpy(make: Callable[[], Any], laid_out: Layout) -> None:
+def test_forward_is_float64_numpy(make: Callable[[], Any], prepacked_or_not: Layout) -> None:
     """On more positions than XLA takes on its left; LaMDA's beyond the last bucket."""
     model, params = make()
     texts = np.random.default_rng(6).integers(0, 96, (2, model.config.max_positions or 150))
-    got = forward(model, laid_out(params), texts, texts)
+    got = forward(model, prepacked_or_not(params), texts, texts)
     assert np.abs(got - numpy_logits(model, params, texts)).max() < NEAR
 
 
@@ -215,10 +221,10 @@ def test_bfloat16_stays_near_and_gives_float32_logits(name: str, laid_out: Layou
 
 
 @pytest.mark.parametrize("name", MODELS)
-def test_hidden_states_are_float64_numpy(name: str, laid_out: Layout) -> None:
+def test_hidden_states_are_float64_numpy(name: str, prepacked_or_not: Layout) -> None:
     """Those of `start` for whole prompts, those of chunks from the last token of each on."""
     model, params = MODELS[name]()
-    given = laid_out(params)
+    given = prepacked_or_not(params)
     texts, lengths = expected()["texts"][:, :20], np.array([5, 14, 1])
     begin = jax.jit(model.start, static_argnames=("cache_length", "layers"))
     state, prompted = begin(given, ragged(texts, lengths), CACHE, layers=model.extend_layers)

@@ -16,7 +16,8 @@ from speculative.studies import sweep
 from speculative.tasks import TASKS
 
 RUNS = CONFIGS / "runs"
-ROWS = {experiment(row): row for table in "235" for row in sweep.rows(table)}
+TABLES = ("2", "2_v1_0", "2_v1_0_3b", "3", "5")
+ROWS = {experiment(row): row for table in TABLES for row in sweep.rows(table)}
 
 
 def comment(address: str) -> str:
@@ -71,6 +72,23 @@ def test_every_row_of_the_checkout(name: str) -> None:
         else:
             assert stated == [timed.alpha, timed.c, timed.speedup_expected, timed.speedup]
             assert config.gamma == timed.gamma
+
+
+def test_rows_of_public_weights_are_the_papers_with_other_models() -> None:
+    """The same tasks, temperatures and gammas as the paper's rows; and no numbers of the paper."""
+
+    def settings(table: str) -> list[tuple]:
+        configs = map(read_row, (row for row in sweep.rows(table) if "debian" not in row))
+        return [
+            (c.task, c.draft.rpartition("_")[2], c.temperature, c.gamma, c.source_length)
+            for c in configs
+        ]
+
+    assert settings("2_v1_0") == settings("2")
+    assert settings("2_v1_0_3b") == [row for row in settings("2") if row[1] == "small"]
+    for table, target in (("2_v1_0", "t5_11b"), ("2_v1_0_3b", "t5_3b")):
+        configs = [read_row(row) for row in sweep.rows(table)]
+        assert {(c.target, c.dtype, c.paper_draft) for c in configs} == {(target, "bfloat16", None)}
 
 
 @pytest.mark.parametrize("file", sorted(RUNS.rglob("*.gin")), ids=lambda file: file.stem)
