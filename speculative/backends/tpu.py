@@ -80,8 +80,8 @@ class TpuDraft(Tpu):
     """For models bound by the number of operations: heads are never taken apart.
 
     Keys and values are [B, T, N * H]. All heads' scores are one product, of a query for each head
-    that is 0 outside it. That is N times the arithmetic, of which there is little, and a third of
-    the operations: nothing is transposed.
+    that is 0 outside it. That is N times the arithmetic, of which there is little, and half of the
+    operations: nothing is transposed.
     """
 
     def cache_shape(self, batch: int, heads: int, length: int, size: int) -> tuple[int, int, int]:

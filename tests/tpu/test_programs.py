@@ -5,17 +5,23 @@ Its estimates are deterministic, so bounds are near what was found (libtpu 0.0.5
 """
 
 import dataclasses
+import json
+import pathlib
 from collections.abc import Iterator
 from typing import Any
 
 import jax
 import pytest
+from rich.console import Console
 
+from speculative import cli
 from speculative.backends import Xla
 from speculative.backends import tpu as backend
 from speculative.decoding import loop
+from speculative.gin_files import CONFIGS
 from speculative.measurement import alpha, chips
 from speculative.models import SIZES
+from speculative.reporting import compiled as reporting
 from speculative.rows.config import RowConfig
 from speculative.studies import compiled
 from speculative.studies.compiled import Compiler, Estimate
@@ -101,6 +107,31 @@ def test_a_v1_0_target_is_at_its_floor() -> None:
     assert found.ms_target_step is not None and found.ms_target_step_floor is not None
     assert 0.99 <= found.ms_target_step / found.ms_target_step_floor <= 1.3
     assert found.verify_cost is not None and found.verify_cost <= 1.1
+
+
+FIELDS = """target draft topology device_kind dtype gamma fits hbm_bytes hbm_limit hbm_weights
+weight_copies ms_target_step ms_target_step_floor ms_verify ms_verify_floor ms_draft_step
+ms_draft_step_floor c verify_cost speedup_predicted paper_alpha seconds_to_compile jax_version
+libtpu_version""".split()
+
+
+def test_the_command_prints_an_object_or_tables(
+    capsys: pytest.CaptureFixture[str], tmp_path: pathlib.Path
+) -> None:
+    row = str(CONFIGS / "runs" / "table2" / "ende_small_t0.gin")
+    file = tmp_path / "estimates.jsonl"
+    assert cli.main(["compile", "--gin_file", row, "--json", "--output", str(file)]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert set(FIELDS) <= set(found)
+    assert json.loads(file.read_text()) == found
+    assert (found["gamma"], found["paper_alpha"], found["source_length"]) == (7, 0.75, 64)
+    c, v = found["c"], found["verify_cost"]
+    assert found["speedup_predicted"] == pytest.approx((1 - 0.75**8) / 0.25 / (7 * c + v))
+    one = Estimate(**found)
+    reporting.show([one], Console(width=120))
+    said = capsys.readouterr().out
+    assert "Estimated by the TPU's compiler" in said
+    assert "ende_small_t0" in said
 
 
 def test_what_does_not_fit_says_by_how_much_and_what_would(monkeypatch: pytest.MonkeyPatch) -> None:
