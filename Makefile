@@ -26,9 +26,10 @@ demo: .venv/core.stamp
 test: .venv/dev.stamp
 	$(BIN)/python -m pytest -n auto --dist worksteal
 
-# libtpu is loaded by each worker; no TPU is looked for.
+# libtpu is loaded by each worker, and would not take the flags with which other tests compile; no TPU
+# is looked for.
 test-tpu: .venv-tpu/tpu.stamp
-	JAX_PLATFORMS=cpu ALLOW_MULTIPLE_LIBTPU_LOAD=true \
+	JAX_PLATFORMS=cpu ALLOW_MULTIPLE_LIBTPU_LOAD=true XLA_FLAGS= \
 		.venv-tpu/bin/python -m pytest -n 2 --dist worksteal tests/tpu
 
 test-peers: .venv/peers.stamp

@@ -253,6 +253,9 @@ class Compiler:
             best_gamma=best,
             best_speedup_predicted=speedups[best] if best else None,
             seconds_to_compile=seconds,
+            fault=str(DoesNotFit(need, self.chip, _named(config)))
+            if need > self.chip.hbm
+            else None,
         )
 
     def memory(self, config: RowConfig) -> int:
