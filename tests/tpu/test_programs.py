@@ -81,20 +81,27 @@ def test_a_pair_is_at_the_floor_of_its_memory(temperature: float) -> None:
     assert found.ms_step == pytest.approx(7 * found.ms_draft_step + (found.ms_verify or 0))
 
 
+def program(name: str) -> compiled.Compiled:
+    """One of the cut row's programs, traced anew."""
+    forget()
+    compiler = Compiler("v4-8")
+    return compiler._program(compiler._setting(ROW, 7), name, "cut")
+
+
 def test_kernels_are_copied_where_projections_are_merged_with_their_split(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    assert program(compiled.STEP).copies == ([], [])
     monkeypatch.setattr(backend, "_apart", lambda x: x)
-    assert (estimate().weight_copies or 0) > 0
+    assert sum(map(len, program(compiled.STEP).copies)) > 0
 
 
 def test_a_single_row_costs_more_than_a_tile_of_them(monkeypatch: pytest.MonkeyPatch) -> None:
-    filled = estimate().ms_target_step
-    forget()
+    filled = program(compiled.LOOP).step
     monkeypatch.setattr(backend.Tpu, "width", Xla.width)
-    alone = estimate().ms_target_step
+    alone = program(compiled.LOOP).step
     assert filled is not None and alone is not None
-    assert alone > 1.5 * filled
+    assert alone.seconds > 1.5 * filled.seconds
 
 
 def test_it_is_near_the_floor_of_a_v5e() -> None:
