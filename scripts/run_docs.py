@@ -33,7 +33,7 @@ ABSENT = {
     "google/|hf://": "the network",
     "…|[.][.][.]": "the rest of it, for it is cut short",
     "^pip install": "packages to install (scripts/check_wheel.py installs)",
-    r"^make (test|test-tpu|check|clean)|pytest": "nothing, but it is for those who change the code",
+    r"^make (test|check|clean)|pytest": "nothing, but it is for those who change the code",
     "compare_peers": "the extra `peers`",
     "bench_accelerator": "an accelerator",
     "speculative compile": "the TPU's compiler (make test-tpu installs it)",

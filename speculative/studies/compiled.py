@@ -163,24 +163,27 @@ class _Setting:
         """The random numbers of a generation."""
         return self.placed(jax.eval_shape(lambda: config.draws(0, np.arange(1))))
 
+    def begun(self, models: Models, params: Params, config: Decoding) -> loop.Progress:
+        """The shapes of a generation's progress, with the longest caches."""
+        size = config.cache_lengths()[-1]
+        return jax.eval_shape(
+            lambda params, source: loop.start(models, params, source, config, size),
+            params, self.source,
+        )  # fmt: skip
+
     def lowered(self, program: str) -> Any:
         """One of the row's programs, as it is dispatched."""
         speculative = program in (SPECULATIVE_LOOP, SPECULATIVE_STEP, PREFILL)
         models, params, config = self.both if speculative else self.alone
-        size = config.cache_lengths()[-1]
         if program == PREFILL:
+            size = config.cache_lengths()[-1]
             return loop.begin.lower(models, params, self.source, config, size)
         if program in (LOOP, SPECULATIVE_LOOP):
             draws = self.draws(config)
             return loop.decode.lower(models, params, self.source, draws, config, None, ())
         if program in (STEP, SPECULATIVE_STEP):
-            begun = jax.eval_shape(
-                lambda params, source: loop.start(models, params, source, config, size),
-                params, self.source,
-            )  # fmt: skip
-            return loop.one_step.lower(
-                models, params, self.placed(begun), self.draws(config), config
-            )
+            begun = self.placed(self.begun(models, params, config))
+            return loop.one_step.lower(models, params, begun, self.draws(config), config)
         tokens = self.placed(jax.ShapeDtypeStruct((1, config.max_length), jnp.int32))
         given = self.config.sampling, self.config.vocab_size, self.config.rule
         return alpha.acceptances.lower(self.models, self.params, self.source, tokens, *given)
@@ -358,15 +361,10 @@ class Compiler:
 
     def _floors(self, setting: _Setting) -> tuple[float, float]:
         """Milliseconds of reading the target's weights and caches once, and the draft's."""
-        models, params, config = setting.both
-        size = config.cache_lengths()[-1]
-        begun = jax.eval_shape(
-            lambda params, source: loop.start(models, params, source, config, size),
-            params, setting.source,
-        )  # fmt: skip
+        begun = setting.begun(*setting.both)
         states = begun.target, begun.draft.model
         found = []
-        for weights_of, state in zip(params, states, strict=True):
+        for weights_of, state in zip(setting.params, states, strict=True):
             caches = state.keys, state.values, state.cross
             found.append(_bytes(read_by_step(weights_of)) + _bytes(caches))
         target, draft = (1e3 * size / self.chip.bandwidth for size in found)
