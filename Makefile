@@ -1,9 +1,6 @@
 # Everything runs in .venv, which the first target that needs it makes and fills.
 
 PYTHON ?= python3
-# The TPU's compiler that the estimates are made with. It is not among the constraints, because
-# jax[tpu], for a machine that has a TPU, asks for one release of it.
-LIBTPU ?= 0.0.52
 BIN := .venv/bin
 INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 
@@ -68,5 +65,5 @@ clean:
 	@echo "Installing speculative and the TPU's compiler into .venv-tpu (once; a few minutes) ..."
 	@$(PYTHON) -m venv .venv-tpu
 	@.venv-tpu/bin/python -m pip install --quiet --disable-pip-version-check -c constraints.txt \
-		-e '.[dev]' libtpu==$(LIBTPU)
+		-e '.[dev,tpu]'
 	@touch $@

@@ -55,6 +55,6 @@ def saved_pair(tmp_path_factory: pytest.TempPathFactory) -> tuple[pathlib.Path, 
 @pytest.fixture
 def recompiled() -> Iterator[None]:
     """No program compiled with a planted fault is used by another test, nor the reverse."""
-    loop.decode.clear_cache()  # pyright: ignore[reportAttributeAccessIssue]
+    loop.decode.clear_cache()
     yield
-    loop.decode.clear_cache()  # pyright: ignore[reportAttributeAccessIssue]
+    loop.decode.clear_cache()

@@ -173,7 +173,8 @@ def test_streaming_gives_the_same_result_and_compiles_before(folder: pathlib.Pat
     pair = load(str(folder / "t5"), str(folder / "t5"))
     asked: dict[str, Any] = {"gamma": 3, "temperature": 1.0, "max_length": 70}
     pair.compile(TEXT, **asked)
-    programs: list[Any] = [loop.begin, loop.one_step, loop._grow]
+    step = loop.one_step.on(loop.Models(pair.target, pair.draft))
+    programs: list[Any] = [loop.begin, step, loop._grow]
     sizes = [program._cache_size() for program in programs]
     found = pair.collect(pair.stream(TEXT, seed=3, **asked))
     assert [program._cache_size() for program in programs] == sizes

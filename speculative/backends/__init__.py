@@ -4,23 +4,23 @@ from typing import Any
 
 import jax
 
+from speculative.backends import tpu
 from speculative.backends.cpu import kernels
 from speculative.backends.cpu.prepacked import Compiled, Transposed, prepack
 from speculative.backends.prepacked import PREPACKED
-from speculative.backends.tpu import DraftKernel, Kernel, Tpu, TpuDraft, lay_out
 from speculative.backends.xla import Cache, Dropout, Xla, look_up
 from speculative.types import PyTree
 
 STORED, TRANSPOSED, COMPILED = Xla(), Transposed(), Compiled()
-TPU, TPU_DRAFT = Tpu(), TpuDraft()
+TPU, TPU_DRAFT = tpu.Tpu(), tpu.TpuDraft()
 
 
 def backend_of(prepacked: Any) -> Xla:
     """What computes with a prepacked kernel, or with a stored one where there is none."""
     if prepacked is None:
         return STORED
-    if isinstance(prepacked, Kernel | DraftKernel):
-        return TPU if isinstance(prepacked, Kernel) else TPU_DRAFT
+    if isinstance(prepacked, tpu.Kernel | tpu.DraftKernel):
+        return TPU if isinstance(prepacked, tpu.Kernel) else TPU_DRAFT
     return COMPILED if isinstance(prepacked, kernels.Panels) else TRANSPOSED
 
 
@@ -31,10 +31,20 @@ def for_decoding(params: PyTree, draft: bool = False, platform: str | None = Non
     """
     platform = platform or jax.default_backend()
     if platform == "tpu":
-        return lay_out(params, draft)
+        return tpu.lay_out(params, draft)
     return prepack(params, quantized=draft) if platform == "cpu" else params
 
 
+def compiler_options(device: Any = None) -> tuple[tuple[str, str], ...]:
+    """Options of the compiler for programs with a draft, on a device; by default the present one.
+
+    There are some for TPU alone.
+    """
+    platform = device.platform if device else jax.default_backend()
+    return tpu.compiler_options(device) if platform == "tpu" else ()
+
+
 __all__ = [
-    "PREPACKED", "Cache", "Dropout", "Xla", "backend_of", "for_decoding", "look_up", "prepack",
+    "PREPACKED", "Cache", "Dropout", "Xla", "backend_of", "compiler_options", "for_decoding",
+    "look_up", "prepack",
 ]  # fmt: skip

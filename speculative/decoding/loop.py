@@ -16,6 +16,7 @@ from flax import struct
 from jax import Array, lax
 from jax.typing import ArrayLike
 
+from speculative.decoding.programs import Program
 from speculative.decoding.rules import DRAFT
 from speculative.decoding.settings import Decoding, Output
 from speculative.drafts.base import Draft, layers_read, require_shapes
@@ -239,7 +240,7 @@ def _steps(
     return stride
 
 
-@functools.partial(jax.jit, static_argnames=("models", "config"))
+@functools.partial(Program, static_argnames=("models", "config"))
 def decode(
     models: Models,
     params: Params,
@@ -319,7 +320,7 @@ def generate(
 
 
 begin = jax.jit(start, static_argnames=("models", "config", "cache_length"))
-one_step = jax.jit(step, static_argnames=("models", "config", "gamma"), donate_argnames="progress")
+one_step = Program(step, static_argnames=("models", "config", "gamma"), donate_argnames="progress")
 _grow = jax.jit(_grown, static_argnames=("models", "config", "size"))
 
 

@@ -19,6 +19,7 @@ from jax import Array, lax
 
 from speculative.decoding import Decoding, Params, Rule
 from speculative.decoding.loop import Models, Progress, begin, step
+from speculative.decoding.programs import Program
 from speculative.decoding.reference import start_draft, start_target
 from speculative.decoding.rules import EXACT
 from speculative.drafts import Draft, Proposal, UniformDraft
@@ -202,7 +203,7 @@ def timed_calls(
     return kinds
 
 
-@functools.partial(jax.jit, static_argnums=(0, 3))
+@functools.partial(Program, static_argnums=(0, 3))
 def _steps(models: Models, params: Params, progress: Progress, config: Decoding) -> Progress:
     """Decoding steps, each at the loop's first position, with the token of the step before."""
     numbers = jax.eval_shape(lambda: config.draws(0, jnp.arange(len(progress.last))))

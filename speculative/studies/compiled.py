@@ -180,10 +180,12 @@ class _Setting:
             return loop.begin.lower(models, params, self.source, config, size)
         if program in (LOOP, SPECULATIVE_LOOP):
             draws = self.draws(config)
-            return loop.decode.lower(models, params, self.source, draws, config, None, ())
+            given = models, params, self.source, draws, config, None, ()
+            return loop.decode.lower(*given, device=self.device)
         if program in (STEP, SPECULATIVE_STEP):
             begun = self.placed(self.begun(models, params, config))
-            return loop.one_step.lower(models, params, begun, self.draws(config), config)
+            given = models, params, begun, self.draws(config), config
+            return loop.one_step.lower(*given, device=self.device)
         tokens = self.placed(jax.ShapeDtypeStruct((1, config.max_length), jnp.int32))
         given = self.config.sampling, self.config.vocab_size, self.config.rule
         return alpha.acceptances.lower(self.models, self.params, self.source, tokens, *given)

@@ -209,12 +209,13 @@ def test_rules_of_other_costs_share_a_program() -> None:
 
     want = [decode(None, gamma) for gamma in RULE.gammas]
     decode(RULE)
-    programs = fast.decode._cache_size()  # pyright: ignore[reportAttributeAccessIssue]
+    decoding = fast.decode.on(fast.Models(TARGET, DRAFT))
+    programs = decoding._cache_size()
     for gamma, fixed in zip(RULE.gammas, want, strict=True):
         costs = tuple(1.0 if other == gamma else math.inf for other in RULE.gammas)
         for kept, wanted in zip(decode(dataclasses.replace(RULE, costs=costs)), fixed, strict=True):
             np.testing.assert_array_equal(kept, wanted)
-    assert fast.decode._cache_size() == programs  # pyright: ignore[reportAttributeAccessIssue]
+    assert decoding._cache_size() == programs
 
 
 def test_counts_of_another_batch_are_refused() -> None:

@@ -15,9 +15,9 @@ import pytest
 from rich.console import Console
 
 from speculative import cli
-from speculative.backends import Xla
+from speculative.backends import Xla, compiler_options
 from speculative.backends import tpu as backend
-from speculative.decoding import loop
+from speculative.decoding import loop, programs
 from speculative.gin_files import CONFIGS
 from speculative.measurement import alpha, chips
 from speculative.models import SIZES, abstract_params
@@ -53,9 +53,9 @@ def cut_models(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 def forget() -> None:
     """No program that was traced is used again."""
-    programs: list[Any] = [loop.decode, loop.one_step, loop.begin, alpha.acceptances]
-    for program in programs:
-        program.clear_cache()
+    traced: list[Any] = [loop.decode, loop.one_step, loop.begin, alpha.acceptances]
+    for one in traced:
+        one.clear_cache()
 
 
 def estimate(topology: str = "v4-8", **changes: Any) -> Estimate:
@@ -75,7 +75,7 @@ def test_a_pair_is_at_the_floor_of_its_memory(temperature: float) -> None:
     assert found.verify_cost is not None and found.verify_cost <= 1.08
     assert found.ms_streamed_step is not None and found.ms_step is not None
     assert found.ms_streamed_step / found.ms_step <= 1.08
-    assert found.ms_draft_step is not None and found.ms_draft_step <= 0.09
+    assert found.ms_draft_step is not None and found.ms_draft_step <= 0.125
     assert found.hbm_bytes - found.hbm_weights <= 2**28
     # One of these parts alone is not the whole.
     assert found.ms_step == pytest.approx(7 * found.ms_draft_step + (found.ms_verify or 0))
@@ -102,6 +102,34 @@ def test_a_single_row_costs_more_than_a_tile_of_them(monkeypatch: pytest.MonkeyP
     alone = program(compiled.LOOP).step
     assert filled is not None and alone is not None
     assert alone.seconds > 1.5 * filled.seconds
+
+
+def large_draft(config: RowConfig) -> list[Any]:
+    """Three layers of XXL and twelve of T5 v1.1 large, whose kernels the chip's memory lacks."""
+    target, draft = SIZES[config.target], SIZES["t5_1_1_large"]
+    fewer = target.replace(num_encoder_layers=2, num_decoder_layers=3)
+    return [fewer, draft.replace(num_encoder_layers=2, num_decoder_layers=12)]
+
+
+def test_a_draft_is_read_ahead_if_no_kernel_stays_on_the_chip(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(compiled.weights, "sizes", large_draft)
+    ahead = program(compiled.SPECULATIVE_LOOP).step
+    monkeypatch.setattr(programs, "compiler_options", lambda device: ())
+    stayed = program(compiled.SPECULATIVE_LOOP).step
+    assert ahead is not None and stayed is not None
+    assert ahead.named < 0.65 * stayed.named
+    assert ahead.seconds < 0.75 * stayed.seconds
+
+
+def test_a_compiler_without_the_option_does_without(monkeypatch: pytest.MonkeyPatch) -> None:
+    device = chips.device("v4-8")
+    assert compiler_options(device) == tuple(backend.READ_AHEAD.items())
+    monkeypatch.setattr(backend, "READ_AHEAD", {"xla_tpu_of_a_later_release": "true"})
+    backend.compiler_options.cache_clear()
+    assert compiler_options(device) == ()
+    backend.compiler_options.cache_clear()
 
 
 def test_it_is_near_the_floor_of_a_v5e() -> None:

@@ -1,0 +1,44 @@
+"""Programs of a pair, compiled with what the compiler of the device needs to be told."""
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import jax
+
+from speculative.backends import compiler_options
+
+
+class Program:
+    """A jitted function of a pair's models, a static argument and the first one.
+
+    It is `jax.jit` of the function but for the compiler's options, which are those of
+    `backends.compiler_options` where the pair has a draft.
+    """
+
+    def __init__(self, function: Callable[..., Any], **given: Any) -> None:
+        """A program of the function; `given` is what `jax.jit` is given."""
+        functools.update_wrapper(self, function)
+        self._function, self._given = function, given
+        self._jitted: dict[Any, Any] = {}
+
+    def on(self, models: Any, device: Any = None) -> Any:
+        """The jitted function for a pair on a device, by default the present one."""
+        options = () if models.draft is None else compiler_options(device)
+        if options not in self._jitted:
+            told = {"compiler_options": dict(options)} if options else {}
+            self._jitted[options] = jax.jit(self._function, **told, **self._given)
+        return self._jitted[options]
+
+    def __call__(self, models: Any, *given: Any) -> Any:
+        """Runs the function on the present device."""
+        return self.on(models)(models, *given)
+
+    def lower(self, models: Any, *given: Any, device: Any = None) -> Any:
+        """What `jax.jit`'s `lower` gives, for a device that may be described only."""
+        return self.on(models, device).lower(models, *given)
+
+    def clear_cache(self) -> None:
+        """Forgets what was traced and compiled."""
+        for jitted in self._jitted.values():
+            jitted.clear_cache()
