@@ -134,10 +134,7 @@ def generate(
             target, params.target, target_state, chunk, layers=layers
         )
         rows = np.asarray(logits)[0, :, :vocab_size]
-        if proposal.q is None:
-            q = one_hot(np.array(guesses), vocab_size)
-        else:
-            q = np.asarray(proposal.q[0], np.float64)
+        q = None if proposal.q is None else np.asarray(proposal.q[0], np.float64)
         n, next_token = config.rule.verify_reference(guesses, rows, q, config.sampling, here)
         block = [*guesses[:n], next_token][: config.max_length - len(output)]
         if config.eos_id in block:
@@ -147,5 +144,6 @@ def generate(
         target_state = target.rewind(target_state, jnp.array([len(output)], jnp.int32))
         draft_state = draft.commit(proposal, jnp.array([n], jnp.int32), hidden)
         p = standardise(rows, config.sampling)
+        q = one_hot(np.array(guesses), vocab_size) if q is None else q
         steps.append(TraceStep(guesses, p, q, n, next_token, block))
     return Trace(steps)

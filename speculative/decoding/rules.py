@@ -1,7 +1,8 @@
 """Verification rules: which guesses of a step are accepted, and which token follows them.
 
 Leviathan et al., arXiv 2211.17192, section 2.3; appendix A.5 for lenience l in (0, 1], where l q
-takes the place of q: more guesses are accepted, and no token is more probable than p / l.
+takes the place of q: more guesses are accepted, and no token is more probable than p / l. Block verification is by
+Sun et al., arXiv 2403.10444.
 """
 
 import abc
@@ -15,7 +16,7 @@ import numpy as np
 from jax import Array
 
 from speculative import checks, theory
-from speculative.decoding import algorithm_1
+from speculative.decoding import algorithm_1, block
 from speculative.sampling import Sampling, argmax, categorical, first, standardise
 
 # The uses of a position's three random numbers: to guess, to test the guess, to correct it.
@@ -35,8 +36,11 @@ class Rule(abc.ABC):
             a later step uses again. With "step", it is the position where the step began and the
             offset in it.
         numbers: random numbers of a position or an offset; the first one draws the guess.
+        by_guess: whether each guess is accepted by itself, so that Eq. 1 tells the tokens of a
+            call; if not, they are predicted from blocks of gamma guesses (`chances`).
     """
 
+    by_guess: ClassVar[bool] = True
     keyed_by: ClassVar[Literal["position", "step"]] = "position"
     numbers: ClassVar[int] = 3
 
@@ -68,15 +72,25 @@ class Rule(abc.ABC):
         self,
         guesses: list[int],
         logits: np.ndarray,
-        q: np.ndarray,
+        q: np.ndarray | None,
         sampling: Sampling,
         uniforms: np.ndarray,
     ) -> tuple[int, int]:
-        """The same for one row, in float64: [G], [G + 1, V], [G, V], [G + 1, numbers]."""
+        """The same for one row, in float64: [G], [G + 1, V], [G, V] or None, [G + 1, numbers]."""
 
     @abc.abstractmethod
     def acceptance(self, logits: Array, q: Array, sampling: Sampling) -> Array:
         """beta, the probability that a guess from q is accepted: [..., V], [..., V] -> [...]."""
+
+    def chances(
+        self, guesses: Array, logits: Array, q: Array | None, sampling: Sampling
+    ) -> Array:
+        """The probabilities [B, G + 1] that 0 to G of these guesses are accepted.
+
+        The arguments are those of `verify`, whose random numbers they are over. Rules that are not
+        `by_guess` must have it.
+        """
+        raise NotImplementedError(f"{type(self).__name__} does not tell the chances of guesses.")
 
     def expected_tokens(self, alpha: float, gamma: int) -> float:
         """The expected tokens of a target call at this acceptance rate (Eq. 1)."""
@@ -133,8 +147,19 @@ class Token(Rule):
             own = algorithm_1.standardise(logits, Sampling())
             return algorithm_1.verify_lenient_argmax(guesses, own, self.lenience)
         p = algorithm_1.standardise(logits, sampling)
+        q = algorithm_1.one_hot(np.array(guesses, int), p.shape[-1]) if q is None else q
         r, correct = uniforms[:-1, ACCEPT], uniforms[:, CORRECT]
         return algorithm_1.verify(guesses, p, q, r, correct, self.lenience)
+
+    def chances(self, guesses, logits, q, sampling) -> Array:
+        """See `Rule.chances`; of an exact rule only."""
+        assert self.exact
+        p = standardise(logits, sampling)[:, :-1]
+        q = jax.nn.one_hot(guesses, p.shape[-1]) if q is None else q
+        of_guesses = [jnp.take_along_axis(x, guesses[..., None], axis=-1)[..., 0] for x in (p, q)]
+        passes = jnp.where(guesses < 0, 0.0, jnp.minimum(1.0, of_guesses[0] / of_guesses[1]))
+        ends = jnp.pad(1 - passes, ((0, 0), (0, 1)), constant_values=1.0)
+        return ends * jnp.cumprod(jnp.pad(passes, ((0, 0), (1, 0)), constant_values=1.0), axis=1)
 
     def acceptance(self, logits, q, sampling) -> Array:
         """Sum of min(p / l, q) over V (Definition 3.1, equations 3.2 to 3.5, appendix A.5).
@@ -144,6 +169,59 @@ class Token(Rule):
         if sampling.greedy and not self.exact:
             return jnp.where(near_best(logits, self.lenience), q, 0.0).sum(axis=-1)
         return jnp.minimum(standardise(logits, sampling) / self.lenience, q).sum(axis=-1)
+
+
+@dataclasses.dataclass(frozen=True)
+class Block(Rule):
+    """Verifies the guesses of a step together, which accepts no fewer in the mean; exact.
+
+    Whether i guesses are accepted depends on guesses and numbers beyond them, so that each step has
+    random numbers of its own. Of greedy decoding and deterministic proposals, where nothing is
+    gained, it is token verification. See `decoding.block`.
+    """
+
+    by_guess: ClassVar[bool] = False
+    keyed_by: ClassVar[Literal["position", "step"]] = "step"
+
+    @property
+    def exact(self) -> bool:
+        """Always."""
+        return True
+
+    def verify(self, guesses, logits, q, sampling, uniforms) -> tuple[Array, Array]:
+        """See `Rule.verify`."""
+        if sampling.greedy or q is None:
+            return EXACT.verify(guesses, logits, q, sampling, uniforms)
+        p, q = standardise(logits, sampling), jnp.pad(q, ((0, 0), (0, 1), (0, 0)))
+        kept, passes = block.kept(guesses, p, q)
+        accepted = block.largest(uniforms[:, :-1, ACCEPT] < passes[:, 1:])
+        at = accepted[:, None]
+        own, p_next, q_next = (jnp.take_along_axis(x, at[..., None], axis=1)[:, 0]
+                               for x in (kept[..., None], p, q))  # fmt: skip
+        uniform = jnp.take_along_axis(uniforms[..., CORRECT], at, axis=1)[:, 0]
+        return accepted, categorical(residual(own * p_next, q_next), uniform)
+
+    def verify_reference(self, guesses, logits, q, sampling, uniforms) -> tuple[int, int]:
+        """See `Rule.verify_reference`."""
+        if sampling.greedy or q is None:
+            return EXACT.verify_reference(guesses, logits, q, sampling, uniforms)
+        p = algorithm_1.standardise(logits, sampling)
+        r, correct = uniforms[:-1, ACCEPT], uniforms[:, CORRECT]
+        return block.verify_reference(guesses, p, q, r, correct)
+
+    def chances(self, guesses, logits, q, sampling) -> Array:
+        """See `Rule.chances`."""
+        if sampling.greedy or q is None:
+            return EXACT.chances(guesses, logits, q, sampling)
+        p, q = standardise(logits, sampling), jnp.pad(q, ((0, 0), (0, 1), (0, 0)))
+        passes = block.kept(guesses, p, q)[1].at[:, 0].set(1.0)
+        # The largest that passes: it passes, and none that is larger.
+        larger = jnp.cumprod(1 - passes[:, :0:-1], axis=1)[:, ::-1]
+        return passes * jnp.pad(larger, ((0, 0), (0, 1)), constant_values=1.0)
+
+    def acceptance(self, logits, q, sampling) -> Array:
+        """Of a single guess, for which it is token verification: sum of min(p, q) over V."""
+        return EXACT.acceptance(logits, q, sampling)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -185,7 +263,7 @@ class Simulated(Rule):
 EXACT = Token()
 
 # The rules by name (`RowConfig.verification`), made without arguments; a new one is added here.
-RULES: dict[str, type[Rule]] = {"token": Token}
+RULES: dict[str, type[Rule]] = {"token": Token, "block": Block}
 
 
 def select(

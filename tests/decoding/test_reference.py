@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from speculative.decoding import Decoding, Params, random_draws, reference
+from speculative.decoding import Decoding, Params, random_draws, reference, rules
 from speculative.decoding import loop as fast
 from speculative.decoding.loop import Model
 from speculative.drafts import Draft, TransformerDraft
@@ -28,11 +28,12 @@ def check_same_tokens(
     config: Decoding,
     seed: int,
 ) -> list[reference.Trace]:
-    draws = random_draws(seed, np.arange(ROWS), config.capacity)
+    rows = len(inputs)
+    draws = config.draws(seed, np.arange(rows))
     output = fast.generate(target, draft, params, jnp.asarray(inputs), draws, config)
     output = jax.tree.map(np.asarray, output)
     traces = []
-    for row in range(ROWS):
+    for row in range(rows):
         draws_row = np.asarray(draws[row])
         trace = reference.generate(target, draft, params, inputs[row], draws_row, config)
         assert trace.tokens == output.tokens[row, : output.lengths[row]].tolist()
@@ -69,6 +70,18 @@ def test_on_t5() -> None:
     traces = check_same_tokens(tiny.TARGET, draft, params, tiny.sources(ROWS), config, seed=0)
     steps = [step for trace in traces for step in trace.steps]
     assert 0 < sum(step.accepted for step in steps) < 4 * len(steps)
+
+
+def test_blocks_on_t5() -> None:
+    """200 texts, by a sampled draft that is close to the target and by one that is not."""
+    config = Decoding(tiny.VOCABULARY, Sampling(1.0), 4, 24, eos_id=7, rule=rules.Block())
+    draft = TransformerDraft(tiny.TARGET)
+    for number, drafting in enumerate((tiny.near_params(), tiny.target_params())):
+        params = Params(tiny.target_params(), drafting)
+        sources = tiny.sources(100)
+        traces = check_same_tokens(tiny.TARGET, draft, params, sources, config, seed=number)
+        accepted = {step.accepted for trace in traces for step in trace.steps}
+        assert 4 in accepted and (number or accepted == set(range(5)))
 
 
 def test_a_trace_holds_the_distributions_that_algorithm_1_used() -> None:

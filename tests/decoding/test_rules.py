@@ -10,6 +10,7 @@ from jax import Array
 
 from speculative.decoding.rules import (
     EXACT,
+    Block,
     Rule,
     Simulated,
     Token,
@@ -233,7 +234,7 @@ SAMPLINGS = [Sampling(0.0), Sampling(1.0), Sampling(0.7, top_k=3), Sampling(1.3,
 
 @pytest.mark.parametrize("deterministic", [False, True])
 @pytest.mark.parametrize("sampling", SAMPLINGS, ids=str)
-@pytest.mark.parametrize("rule", [Token(), Token(0.3), Simulated(0.6), Simulated(0.6, Token(0.3))])
+@pytest.mark.parametrize("rule", [Token(), Token(0.3), Block(), Simulated(0.6), Simulated(0.6, Block())])
 def test_a_rule_is_its_float64_reference(
     rule: Rule, sampling: Sampling, deterministic: bool
 ) -> None:
@@ -242,7 +243,7 @@ def test_a_rule_is_its_float64_reference(
     uniforms = jnp.asarray(np.random.default_rng(0).random((400, 5, 3)), jnp.float32)
     given = None if deterministic else jnp.asarray(q)
     got = rule.verify(jnp.asarray(guesses), jnp.asarray(logits), given, sampling, uniforms)
-    q64 = np.eye(VOCABULARY)[guesses] if deterministic else q.astype(np.float64)
+    q64 = [None] * len(guesses) if deterministic else q.astype(np.float64)
     wide = logits.astype(np.float64), q64, np.asarray(uniforms, np.float64)
     want = [
         rule.verify_reference(row[0].tolist(), row[1], row[2], sampling, row[3])
@@ -252,7 +253,7 @@ def test_a_rule_is_its_float64_reference(
 
 
 @pytest.mark.parametrize("sampling", SAMPLINGS, ids=str)
-@pytest.mark.parametrize("rule", [Token(), Token(0.3), Simulated(0.9)])
+@pytest.mark.parametrize("rule", [Token(), Token(0.3), Block(), Simulated(0.9)])
 def test_fewer_guesses_are_a_shorter_step(rule: Rule, sampling: Sampling) -> None:
     """With -1 in place of the last guesses, the result is the reference's without them."""
     guesses, p, q, _, _ = random_case(9, 600, 4)
@@ -275,7 +276,7 @@ def test_fewer_guesses_are_a_shorter_step(rule: Rule, sampling: Sampling) -> Non
 @pytest.mark.parametrize("sampling", SAMPLINGS, ids=str)
 def test_a_rules_acceptance_is_the_share_of_guesses_that_it_accepts(sampling: Sampling) -> None:
     """40,000 guesses from q at one position; within five standard errors (2e-6 by chance)."""
-    for rule in (Token(), Token(0.4), Simulated(0.35)):
+    for rule in (Token(), Token(0.4), Block(), Simulated(0.35)):
         rng = np.random.default_rng(4)
         logits = rng.normal(size=(2, VOCABULARY)).astype(np.float32)
         q = rng.dirichlet(np.ones(VOCABULARY)).astype(np.float32)
@@ -299,8 +300,11 @@ def test_a_lenience_out_of_range_is_named(lenience: Any) -> None:
 def test_a_rule_is_chosen_by_name() -> None:
     assert select() == Token() == EXACT
     assert select("token", 0.5, 0.3) == Simulated(0.3, Token(0.5))
-    assert [rule.exact for rule in (EXACT, Token(0.5), Simulated(0.3))] == [True, False, False]
-    with pytest.raises(ValueError, match="no verification 'blocks'; known are token"):
+    assert [rule.exact for rule in (EXACT, Block(), Token(0.5), Simulated(0.3))] == [True] * 2 + [False] * 2
+    with pytest.raises(ValueError, match="no verification 'blocks'; known are token, block"):
         select("blocks")
+    assert select("block") == Block()
+    with pytest.raises(ValueError, match="lenience = 0.5 is for token verification, not for block"):
+        select("block", 0.5)
     with pytest.raises(ValueError, match=r"simulated_alpha must lie in \[0, 1\], not 1.5"):
         select(simulated_alpha=1.5)
