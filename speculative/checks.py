@@ -57,12 +57,15 @@ def fields(settings: Any) -> None:
     A whole number will do for a float, no truth value for a number, and no number is infinite.
     """
     words = {int: "a whole number", float: "a finite number", str: "a text", NoneType: "None"}
+    words[list] = "whole numbers"
     for name, kind in typing.get_type_hints(type(settings)).items():
         value, kinds = getattr(settings, name), typing.get_args(kind) or (kind,)
+        kinds = tuple(typing.get_origin(kind) or kind for kind in kinds)
         if float in kinds and isinstance(value, int | float) and abs(value) < 1e300:
             fits = not isinstance(value, bool)
         else:
             fits = isinstance(value, kinds) and not isinstance(value, bool | float)
+            fits &= not isinstance(value, list) or all(type(number) is int for number in value)
         if not fits:
             known = " or ".join(words[kind] for kind in kinds)
             raise ValueError(f"{type(settings).__name__}.{name} must be {known}, not {value!r}.")

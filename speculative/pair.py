@@ -2,7 +2,7 @@
 
 import dataclasses
 import itertools
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, TypeVar, overload
 
 import jax
@@ -30,20 +30,50 @@ SOURCE_LENGTHS = (32, 64, 128, 256, 512)
 class Result:
     """A decoded text: its tokens with the end of sequence, and counts as of `Output`.
 
-    `finish_reason` is "stop" if the end of sequence ended it, and "length" if `max_length` did.
+    Attributes:
+        text: what the tokens say.
+        tokens: with the end of sequence.
+        target_calls: passes of the target.
+        draft_tokens: guesses proposed.
+        tested_by_position: guesses tested at positions 1 to gamma of a step: the accepted ones and
+            the first that was rejected.
+        accepted_by_position: guesses accepted there, before the text's end.
+        finish_reason: "stop" if the end of sequence ended it, "length" if `max_length` did.
     """
 
     text: str
     tokens: list[int]
     target_calls: int
-    tested: int
-    accepted: int
+    draft_tokens: int
+    tested_by_position: list[int]
+    accepted_by_position: list[int]
     finish_reason: str = "stop"
+
+    @property
+    def tested(self) -> int:
+        """Guesses tested."""
+        return sum(self.tested_by_position)
+
+    @property
+    def accepted(self) -> int:
+        """Guesses accepted."""
+        return sum(self.accepted_by_position)
+
+    @property
+    def accepted_lengths(self) -> list[int]:
+        """The steps in which 0 to gamma guesses were accepted."""
+        return lengths_accepted(self.target_calls, self.accepted_by_position)
 
     @property
     def tokens_per_call(self) -> float:
         """The mean, which Equation 1 of the paper predicts."""
         return len(self.tokens) / self.target_calls
+
+
+def lengths_accepted(target_calls: int, accepted_by_position: Sequence[int]) -> list[int]:
+    """The steps in which 0 to gamma guesses were accepted, from how many reached each position."""
+    reached = [target_calls, *accepted_by_position, 0]
+    return [more - fewer for more, fewer in itertools.pairwise(reached)]
 
 
 def padded(tokens: int) -> int:
@@ -189,15 +219,19 @@ class Pair:
     def results(self, output: Output) -> list[Result]:
         """The rows of an output as texts; raises ValueError if logits were not finite."""
         output = self._finite(jax.device_get(output))
-        counts = (output.target_calls, output.tested, output.accepted)
+        tested, accepted = np.moveaxis(np.asarray(output.by_position), -1, 0).tolist()
+        counts = output.target_calls.tolist(), output.drafted.tolist(), tested, accepted
         return [
-            self._result(tokens[:n].tolist(), *map(int, row))
+            self._result(tokens[:n].tolist(), *row)
             for tokens, n, *row in zip(output.tokens, output.lengths, *counts, strict=True)
         ]
 
-    def _result(self, tokens: list[int], calls: int, tested: int, accepted: int) -> Result:
+    def _result(
+        self, tokens: list[int], calls: int, drafted: int, tested: list[int], accepted: list[int]
+    ) -> Result:
         reason = "stop" if tokens[-1] == self.vocabulary.eos_id else "length"
-        return Result(self.vocabulary.decode(tokens), tokens, calls, tested, accepted, reason)
+        text = self.vocabulary.decode(tokens)
+        return Result(text, tokens, calls, drafted, tested, accepted, reason)
 
     def _require_positions(self, sources: Array, config: Decoding) -> None:
         models = [self.target, getattr(self.draft, "model", None)]
@@ -253,11 +287,15 @@ class Pair:
     def collect(self, steps: Iterable[Step]) -> Result:
         """The result of streaming one text, which is that of `generate`."""
         tokens: list[int] = []
-        calls = tested = accepted = 0
+        counts = np.zeros((2, 0), int)
+        calls = drafted = 0
         for step in steps:
-            count, guessed = int(step.count[0]), int(step.accepted[0])
+            count, gamma = int(step.count[0]), step.guesses.shape[1]
             tokens += step.tokens[0, :count].tolist()
             calls += 1
-            tested += min(guessed + 1, step.guesses.shape[1], count)
-            accepted += min(guessed, count)
-        return self._result(tokens, calls, tested, accepted)
+            drafted += gamma
+            reached = np.minimum([step.accepted[0] + 1, step.accepted[0]], count)
+            of_step = np.arange(gamma) < reached[:, None]
+            counts = counts + of_step if counts.size else of_step.astype(int)
+        tested, accepted = counts.tolist()
+        return self._result(tokens, calls, drafted, tested, accepted)

@@ -25,6 +25,23 @@ def expected_tokens(alpha: float, gamma: int) -> float:
     return float(np.sum(np.float64(alpha) ** np.arange(gamma + 1)))
 
 
+def acceptance_rate(tokens: float, gamma: int) -> float:
+    """The alpha at which Eq. 1 gives so many tokens, from 1 to gamma + 1: its inverse, by halving.
+
+    At gamma = 0, where any alpha would do, it is 0.
+    """
+    _check_whole("gamma", gamma, "guesses")
+    if not 1 <= tokens <= gamma + 1:
+        raise ValueError(
+            f"A pass with {gamma} guesses yields 1 to {gamma + 1} tokens, not {tokens}."
+        )
+    low, high = 0.0, 1.0
+    for _ in range(60 if gamma else 0):
+        middle = (low + high) / 2
+        low, high = (middle, high) if expected_tokens(middle, gamma) < tokens else (low, middle)
+    return low if tokens < gamma + 1 or not gamma else 1.0
+
+
 def oracle_tokens(alpha: float) -> float:
     """Tokens a target pass would yield if gamma always were the number acceptable (section 3.5).
 

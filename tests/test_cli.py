@@ -1,6 +1,5 @@
 """The command line: what it prints is what the library decodes, and wrong input is one line."""
 
-import dataclasses
 import io
 import json
 import os
@@ -67,11 +66,15 @@ def test_a_line_of_json_for_each_line_of_a_file(
     assert generate(pair, "--file", str(file), "--json", "--temperature", "1") == 0
     lines = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
     for example, line in enumerate(lines):
-        result = dataclasses.asdict(expected(pair, TEXT, temperature=1.0, example=example))
+        result = expected(pair, TEXT, temperature=1.0, example=example)
         seconds = line.pop("seconds")
         assert 0 < seconds < 600
-        counted = {key: result[key] for key in ("text", "tokens", "target_calls", "accepted")}
-        ended = "stop" if result["tokens"][-1] == 1 else "length"
+        names = (
+            "text", "tokens", "target_calls", "accepted", "tokens_per_call", "draft_tokens",
+            "tested_by_position", "accepted_by_position", "accepted_lengths",
+        )  # fmt: skip
+        counted = {key: getattr(result, key) for key in names}
+        ended = "stop" if result.tokens[-1] == 1 else "length"
         more = {"prompt": TEXT, "finish_reason": ended, "seed": 0}
         assert line == counted | more
         assert list(line) == [*counted, "prompt", "finish_reason", "seed"]

@@ -30,6 +30,16 @@ def test_expected_tokens_is_equation_1(alpha: float, gamma: int) -> None:
     assert theory.expected_tokens(alpha, gamma) == pytest.approx(printed, rel=1e-12)
 
 
+@pytest.mark.parametrize("gamma", [1, 4, 16])
+@pytest.mark.parametrize("alpha", [0.0, 0.3, 0.99, 1.0])
+def test_the_acceptance_rate_of_expected_tokens(alpha: float, gamma: int) -> None:
+    tokens = theory.expected_tokens(alpha, gamma)
+    assert theory.acceptance_rate(tokens, gamma) == pytest.approx(alpha, abs=1e-12)
+    for wrong in (0.9, gamma + 1.1):
+        with pytest.raises(ValueError, match=f"yields 1 to {gamma + 1} tokens, not {wrong}"):
+            theory.acceptance_rate(wrong, gamma)
+
+
 def test_expected_tokens_is_continuous_at_one() -> None:
     assert theory.expected_tokens(1.0, 7) == 8.0
     assert theory.expected_tokens(1 - 1e-15, 7) == pytest.approx(8.0, rel=1e-12)

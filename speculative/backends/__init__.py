@@ -35,7 +35,7 @@ def for_decoding(params: PyTree, draft: bool = False, platform: str | None = Non
     return prepack(params, quantized=draft) if platform == "cpu" else params
 
 
-def compiler_options(device: Any = None) -> tuple[tuple[str, str], ...]:
+def compiler_options(device: Any = None) -> tuple[tuple[str, str | bool], ...]:
     """Options of the compiler for programs with a draft, on a device; by default the present one.
 
     There are some for TPU alone.

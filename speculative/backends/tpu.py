@@ -18,7 +18,7 @@ from speculative.backends.xla import FEW, Cache, Denses, Parts, Xla, precision, 
 from speculative.ragged import write_rows
 from speculative.types import PyTree
 
-READ_AHEAD = {
+READ_AHEAD: dict[str, str | bool] = {
     "xla_tpu_msa_tensor_overrides": "overrides { hlo_operand_filter { "
     'instruction_name_regex: "while.*" size_gte: 1000000 } keep_in_default_memory { } }'
 }
@@ -150,7 +150,7 @@ def lay_out(params: PyTree, draft: bool) -> PyTree:
 
 
 @functools.cache
-def compiler_options(device: Any = None) -> tuple[tuple[str, str], ...]:
+def compiler_options(device: Any = None) -> tuple[tuple[str, str | bool], ...]:
     """`READ_AHEAD` if the compiler of the device knows it: libtpu 0.0.52 does, 0.0.42 does not."""
     on = SingleDeviceSharding(device or jax.devices()[0])
     tile = jax.ShapeDtypeStruct((ROWS, 128), np.float32, sharding=on)

@@ -22,7 +22,8 @@ if TYPE_CHECKING:
 AUTO = "auto"  # The number of guesses is picked by measured costs.
 DEFAULTS = {"temperature": 0.0, "top_k": 0, "top_p": 1.0, "verification": "token", "lenience": 1.0}
 FOREIGN = 0.1  # The share of characters in no piece from which a warning is given.
-FIELDS = ("text", "tokens", "target_calls", "accepted")
+COUNTS = ("draft_tokens", "tested_by_position", "accepted_by_position", "accepted_lengths")
+FIELDS = ("text", "tokens", "target_calls", "accepted", "tokens_per_call", *COUNTS)
 
 
 def _add_generate(parser: argparse.ArgumentParser) -> None:
@@ -54,7 +55,7 @@ def _add_generate(parser: argparse.ArgumentParser) -> None:
     add(
         "--json",
         action="store_true",
-        help="a line {text, tokens, target_calls, accepted, prompt, finish_reason, seconds, seed} "
+        help=f"a line {{{', '.join(FIELDS)}, prompt, finish_reason, seconds, seed}} "
         "each, with --compare also {tokens_autoregressive, seconds_autoregressive}",
     )
 

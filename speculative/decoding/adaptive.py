@@ -8,7 +8,6 @@ import jax.numpy as jnp
 from jax import Array
 
 from speculative import checks
-from speculative.types import Rows
 
 
 @dataclasses.dataclass(frozen=True)
@@ -84,7 +83,6 @@ class Adaptive:
         gammas = jnp.array(self.gammas)
         return gammas[jnp.argmax(tokens[:, gammas - 1] / costs, axis=1)]
 
-    def count(self, counts: Array, tested: Rows, accepted: Rows) -> Array:
-        """The counts [B, max(gammas), 2] after a step with `tested` and `accepted` [B] guesses."""
-        positions = jnp.arange(counts.shape[1])[:, None]
-        return self.memory * counts + (positions < jnp.stack([tested, accepted], axis=1)[:, None])
+    def count(self, counts: Array, of_step: Array) -> Array:
+        """The counts [B, max(gammas), 2] after a step, of the same shape."""
+        return self.memory * counts + of_step

@@ -1,9 +1,9 @@
 """Block verification: the guesses of a step are verified together (Sun et al., arXiv 2403.10444).
 
-Algorithm 2 there. With p_0 = 1, p_i = min(1, p_(i-1) p(x_i) / q(x_i)) is the probability with which
-the first i guesses are kept as a block, and Z_i = sum over x of max(0, p_i p(x) - q(x)), both given
-the guesses up to x_i, what is left of the target there. i guesses pass with probability
-h_i = Z_i / (Z_i + 1 - p_i), or 1 where that is 0/0, and the largest i that passes is accepted. After
+Algorithm 2 there. With p_0 = 1, p_i = min(1, p_(i-1) p(x_i) / q(x_i)) is the probability with
+which the first i guesses are kept as a block, and Z_i = sum over x of max(0, p_i p(x) - q(x)),
+given these guesses, is what is left of the target after them. i guesses pass with probability
+h_i = Z_i / (Z_i + 1 - p_i), or 1 where that is 0/0; the largest i that passes is accepted. After
 the last guess q is 0, so that h is p_i there.
 """
 

@@ -86,8 +86,8 @@ def start(
         lengths=zeros,
         finished=jnp.zeros(batch, bool),
         target_calls=zeros,
-        tested=zeros,
-        accepted=zeros,
+        drafted=zeros,
+        by_position=jnp.zeros((batch, config.gamma, 2), jnp.int32),
         finite=jnp.ones(batch, bool),
         counts=jnp.zeros((batch, config.gamma, 2)) if counts is None else counts,
         limits=jnp.full(batch, config.gamma, jnp.int32),
@@ -170,9 +170,11 @@ def step(
     finite = progress.finite & (finite | progress.finished)
     tested = jnp.minimum(jnp.minimum(accepted + 1, limits), count)
     emitted_guesses = jnp.minimum(accepted, count)
+    positions = jnp.arange(config.gamma)[:, None]
+    by_position = positions < jnp.stack([tested, emitted_guesses], axis=1)[:, None]
     counts = progress.counts
     if config.adaptive:
-        counted = config.adaptive.count(counts, tested, emitted_guesses)
+        counted = config.adaptive.count(counts, by_position)
         counts = jnp.where(live[:, None, None], counted, counts)
     progress = dataclasses.replace(
         progress,
@@ -183,8 +185,8 @@ def step(
         lengths=lengths,
         finished=finished,
         target_calls=progress.target_calls + live,
-        tested=progress.tested + tested,
-        accepted=progress.accepted + emitted_guesses,
+        drafted=progress.drafted + live * limits,
+        by_position=progress.by_position + by_position,
         finite=finite,
         counts=counts,
     )

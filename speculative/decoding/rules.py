@@ -1,21 +1,21 @@
 """Verification rules: which guesses of a step are accepted, and which token follows them.
 
 Leviathan et al., arXiv 2211.17192, section 2.3; appendix A.5 for lenience l in (0, 1], where l q
-takes the place of q: more guesses are accepted, and no token is more probable than p / l. Block verification is by
-Sun et al., arXiv 2403.10444.
+takes the place of q: more guesses are accepted, and no token is more probable than p / l. Block
+verification is by Sun et al., arXiv 2403.10444.
 """
 
 import abc
 import dataclasses
 import math
-from typing import Any, ClassVar, Literal
+from typing import ClassVar, Literal
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
-from speculative import checks, theory
+from speculative import checks
 from speculative.decoding import algorithm_1, block
 from speculative.sampling import Sampling, argmax, categorical, first, standardise
 
@@ -36,8 +36,8 @@ class Rule(abc.ABC):
             a later step uses again. With "step", it is the position where the step began and the
             offset in it.
         numbers: random numbers of a position or an offset; the first one draws the guess.
-        by_guess: whether each guess is accepted by itself, so that Eq. 1 tells the tokens of a
-            call; if not, they are predicted from blocks of gamma guesses (`chances`).
+        by_guess: whether each guess is tested by itself, so that alpha and Eq. 1 predict the tokens
+            of a call; if not, `chances` of blocks of gamma guesses do (`measurement.blocks`).
     """
 
     by_guess: ClassVar[bool] = True
@@ -82,27 +82,13 @@ class Rule(abc.ABC):
     def acceptance(self, logits: Array, q: Array, sampling: Sampling) -> Array:
         """beta, the probability that a guess from q is accepted: [..., V], [..., V] -> [...]."""
 
-    def chances(
-        self, guesses: Array, logits: Array, q: Array | None, sampling: Sampling
-    ) -> Array:
+    def chances(self, guesses: Array, logits: Array, q: Array | None, sampling: Sampling) -> Array:
         """The probabilities [B, G + 1] that 0 to G of these guesses are accepted.
 
         The arguments are those of `verify`, whose random numbers they are over. Rules that are not
         `by_guess` must have it.
         """
         raise NotImplementedError(f"{type(self).__name__} does not tell the chances of guesses.")
-
-    def expected_tokens(self, alpha: float, gamma: int) -> float:
-        """The expected tokens of a target call at this acceptance rate (Eq. 1)."""
-        return theory.expected_tokens(alpha, gamma)
-
-    def predicted_speedup(self, *given: Any) -> float:
-        """`speedup` for texts of given lengths, prefill included: `theory.predicted_speedup`."""
-        return theory.predicted_speedup(*given)
-
-    def speedup(self, alpha: float, gamma: int, c: float, verify_cost: float = 1.0) -> float:
-        """The expected improvement in wall time (Theorem 3.8, `theory.speedup`)."""
-        return theory.speedup(alpha, gamma, c, verify_cost)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -149,7 +149,17 @@ class Output:
     tokens: Tokens  # [B, max_length] int32, zeros after the row's end.
     lengths: Rows  # Tokens emitted, the end-of-sequence token included.
     target_calls: Rows  # Passes of the target while the row was unfinished.
-    tested: Rows  # Guesses tested: the accepted ones and each step's first rejected one.
-    accepted: Rows  # Guesses accepted, before the row's end.
+    drafted: Rows  # Guesses proposed.
+    by_position: Array  # [B, gamma, 2] int32, of `tested` and `accepted`, by position in a step.
     finite: Flags  # Whether the target's logits were finite.
     counts: Array  # [B, gamma, 2] of `Adaptive`, for the next text; zeros without it.
+
+    @property
+    def tested(self) -> Rows:
+        """Guesses tested: the accepted ones and each step's first rejected one."""
+        return self.by_position[..., 0].sum(axis=-1)
+
+    @property
+    def accepted(self) -> Rows:
+        """Guesses accepted, before the row's end."""
+        return self.by_position[..., 1].sum(axis=-1)

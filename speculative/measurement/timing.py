@@ -17,6 +17,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array, lax
 
+from speculative import theory
 from speculative.decoding import Decoding, Params, Rule
 from speculative.decoding.loop import Models, Progress, begin, step
 from speculative.decoding.programs import Program
@@ -63,11 +64,11 @@ class Costs:
         """v: the time of a target pass over gamma + 1 positions over that of a target step."""
         return self.ms_verify[gamma] / self.ms_target_step
 
-    def speedup(self, rule: Rule, alpha: float, gamma: int, lengths: Sequence[int]) -> float:
-        """The speed-up that a rule predicts by these costs for texts of given lengths."""
+    def speedup(self, alpha: float, gamma: int, lengths: Sequence[int]) -> float:
+        """The speed-up predicted by these costs for texts of given lengths."""
         c, v, step = self.c(gamma), self.verify_cost(gamma), self.ms_target_step
         prefill = self.ms_prefill_target / step, self.ms_prefill_draft / step
-        return rule.predicted_speedup(alpha, gamma, c, v, lengths, *prefill)
+        return theory.predicted_speedup(alpha, gamma, c, v, lengths, *prefill)
 
 
 class _Given(UniformDraft):
@@ -179,13 +180,13 @@ def timed_calls(
     autoregressive = Decoding(vocab_size, sampling, 0, cache_length - 2, eos_id=-1)
     models = Models(pair.target, _Rejected(pair.draft))
     begun = begin(models, params, source, autoregressive, autoregressive.capacity)
-    alone = dataclasses.replace(begun, draft=())
     prefill_target = functools.partial(
         start_target, pair.target, params.target, source, cache_length, layers_read(pair.draft)
     )
     prefill_draft = functools.partial(
         start_draft, pair.draft, params.draft, source, cache_length, prefill_target()
     )
+    alone = dataclasses.replace(begun, draft=())
     target = Models(pair.target, None), Params(params.target)
     kinds: dict[tuple[str, int], Callable[[], Any]] = {
         ("prefill target", 0): prefill_target,
@@ -198,8 +199,10 @@ def timed_calls(
         guesses = jnp.full((batch, gamma), vocab_size - 1, jnp.int32)
         q = None if sampling.greedy else jnp.full((batch, gamma, vocab_size), 1 / vocab_size)
         given = Models(pair.target, _Given()), Params(params.target, (guesses, q))
-        kinds["verify", gamma] = functools.partial(_steps, *given, alone, config)
-        kinds["step", gamma] = functools.partial(_steps, models, params, begun, config)
+        counted = {"by_position": jnp.zeros((batch, gamma, 2), jnp.int32)}
+        without, whole = (dataclasses.replace(one, **counted) for one in (alone, begun))
+        kinds["verify", gamma] = functools.partial(_steps, *given, without, config)
+        kinds["step", gamma] = functools.partial(_steps, models, params, whole, config)
     return kinds
 
 

@@ -32,6 +32,12 @@ class Example:
     betas: list[float]
     difference: Difference | None  # Where the outputs part; None too where they need not be equal.
     prefix: str = ""  # What of the source the task, and not the text's author, said.
+    draft_tokens: int = 0  # Guesses proposed.
+    # Of `tested` and `accepted`, by position in a step.
+    tested_by_position: list[int] = dataclasses.field(default_factory=list)
+    accepted_by_position: list[int] = dataclasses.field(default_factory=list)
+    # The tokens expected of a step that begins at each token, where not alpha predicts them.
+    step_tokens: list[float] = dataclasses.field(default_factory=list)
 
 
 class KeptExamples:

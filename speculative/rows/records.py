@@ -3,8 +3,7 @@
 import dataclasses
 import pathlib
 
-from speculative import checks, disk
-from speculative.decoding import rules
+from speculative import checks, disk, theory
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -14,7 +13,7 @@ class Record:
     Symbols are those of `theory`; times are milliseconds at batch size 1. `alpha` is the mean
     of the sum of min(p / l, q) over the target's own text, `alpha_accepted` the share accepted of
     the guesses tested; `speedup` is autoregressive over speculative time a token,
-    `speedup_expected` is what the rule of `verification` promises (Theorem 3.8),
+    `speedup_expected` is Theorem 3.8 with the tokens a call that the rule predicts,
     `speedup_predicted` the measured cost model with prefill and the examples' lengths, and
     `speedup_long` its limit for long outputs, Eq. 1 / (gamma c + v). Where `simulated_alpha` is a
     number, guesses were accepted with that probability whatever the models said: only the times are
@@ -76,6 +75,15 @@ class Record:
     alpha_accepted_low: float | None = None
     alpha_accepted_high: float | None = None
     verification: str = "token"
+    # What the rule predicts: Eq. 1's for token verification.
+    tokens_per_call_predicted: float | None = None
+    tokens_per_call_predicted_low: float | None = None
+    tokens_per_call_predicted_high: float | None = None
+    draft_tokens: int | None = None  # Guesses proposed.
+    # Guesses tested and accepted at each position of a step, and steps that accepted 0 to gamma.
+    tested_by_position: list[int] | None = None
+    accepted_by_position: list[int] | None = None
+    accepted_lengths: list[int] | None = None
     # Speculative less autoregressive quality, and its interval over the examples.
     quality_difference: float | None = None
     quality_difference_low: float | None = None
@@ -95,8 +103,10 @@ class Record:
 
         Then the baseline is slower than speculation's target step, as in three rows of the paper.
         """
-        rule = rules.RULES.get(self.verification, rules.Token)()
-        return self.speedup_low > rule.expected_tokens(self.alpha_high, self.gamma)
+        ceiling = self.tokens_per_call_predicted_high
+        if ceiling is None:  # Of a record that was written before rules predicted.
+            ceiling = theory.expected_tokens(self.alpha_high, self.gamma)
+        return self.speedup_low > ceiling
 
 
 def append(path: str | pathlib.Path, record: Record) -> None:

@@ -12,10 +12,11 @@ from numpy.typing import NDArray
 from speculative import paper, theory
 from speculative.measurement import quality
 from speculative.measurement.alpha import alpha_on_target_text
+from speculative.measurement.blocks import tokens_on_target_text
 from speculative.measurement.bootstrap import interval
 from speculative.measurement.exactness import compare_greedy
 from speculative.measurement.timing import TURNS, CostMeter, Costs
-from speculative.pair import Pair
+from speculative.pair import Pair, lengths_accepted
 from speculative.progress import OnProgress
 from speculative.rows import environment
 from speculative.rows.config import RowConfig
@@ -98,11 +99,14 @@ def _measure(
             results[way] = pair.results(output)[0]
     meter.tick()
     alone, guessed = results[0], results[1]
-    betas = []
+    betas: list[float] = []
+    blocks: list[float] = []
     if with_alpha and config.simulated_alpha is None:
-        betas = alpha_on_target_text(
-            pair, [source], [alone.tokens], config.sampling, config.max_length, rule
-        )[0].tolist()
+        scored = config.sampling, config.max_length
+        betas = alpha_on_target_text(pair, [source], [alone.tokens], *scored, rule)[0].tolist()
+        if not rule.by_guess:
+            given = pair, source, alone.tokens, *scored, (gamma,), rule, config.seed + number
+            blocks = tokens_on_target_text(*given)[:, 0].tolist()
     difference = None
     if config.sampling.greedy and rule.exact:
         difference = compare_greedy(pair, source, alone.tokens, guessed.tokens, work.dtype)
@@ -120,6 +124,10 @@ def _measure(
         betas=betas,
         difference=difference,
         prefix=prompt.prefix,
+        draft_tokens=guessed.draft_tokens,
+        tested_by_position=guessed.tested_by_position,
+        accepted_by_position=guessed.accepted_by_position,
+        step_tokens=blocks,
     )
 
 
@@ -146,8 +154,18 @@ def _record(
         accepted, tested = guesses[:, chosen].sum(axis=1)
         return float(accepted / tested)
 
+    def tokens_per_call_predicted(chosen: NDArray[np.intp]) -> float:
+        if rule.by_guess:
+            return theory.expected_tokens(alpha(chosen), gamma)
+        blocks = [np.array(example.step_tokens) for example in examples if example.step_tokens]
+        return float(np.concatenate([blocks[i] for i in chosen]).mean())
+
     found: dict[str, Any] = {}  # Each function's value for all examples, and its 95% interval.
-    for of, size in ((speedup, count), (alpha, len(betas)), (alpha_accepted, count)):
+    statistics = (
+        (speedup, count), (alpha, len(betas)), (alpha_accepted, count),
+        (tokens_per_call_predicted, len(betas)),
+    )  # fmt: skip
+    for of, size in statistics:
         low, high = interval(of, size, config.seed)
         name = of.__name__
         found |= {name: of(np.arange(size)), f"{name}_low": low, f"{name}_high": high}
@@ -156,6 +174,11 @@ def _record(
     found |= _qualities(config, examples) | environment.here()
     ms = 1e3 * seconds.sum(axis=1) / tokens.sum(axis=1)
     calls = sum(example.target_calls for example in examples)
+    tested, accepted = (
+        np.sum([getattr(example, name) for example in examples], axis=0, dtype=int).tolist()
+        for name in ("tested_by_position", "accepted_by_position")
+    )
+    rate = theory.acceptance_rate(found["tokens_per_call_predicted"], gamma)
     c, v = costs.c(gamma), costs.verify_cost(gamma)
     compared = config.sampling.greedy and rule.exact
     differences = [example.difference for example in examples]
@@ -183,9 +206,9 @@ def _record(
         ms_prefill_draft=costs.ms_prefill_draft,
         ms_per_token_autoregressive=float(ms[0]),
         ms_per_token_speculative=float(ms[1]),
-        speedup_expected=rule.speedup(found["alpha"], gamma, c),
-        speedup_predicted=costs.speedup(rule, found["alpha"], gamma, tokens[0].tolist()),
-        speedup_long=rule.speedup(found["alpha"], gamma, c, v),
+        speedup_expected=theory.speedup(rate, gamma, c),
+        speedup_predicted=costs.speedup(rate, gamma, tokens[0].tolist()),
+        speedup_long=theory.speedup(rate, gamma, c, v),
         outputs_identical=differences.count(None) if compared else None,
         near_ties=sum(d is not None and d.near_tie for d in differences) if compared else None,
         paper_alpha=paper_alpha,
@@ -194,6 +217,10 @@ def _record(
         started_at=began,
         tested=int(guesses[1].sum()),
         accepted=int(guesses[0].sum()),
+        draft_tokens=sum(example.draft_tokens for example in examples),
+        tested_by_position=tested,
+        accepted_by_position=accepted,
+        accepted_lengths=lengths_accepted(calls, accepted),
         **found,
     )
 

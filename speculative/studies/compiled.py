@@ -204,7 +204,7 @@ class Compiler:
         self, experiment: str, config: RowConfig, on_progress: OnProgress = lambda what, share: None
     ) -> Estimate:
         """A row's programs, compiled; `fits` is False where they need too much memory."""
-        gamma, rule = gamma_of(config, experiment), config.rule
+        gamma = gamma_of(config, experiment)
         setting = self._setting(config, gamma)
         size = _bytes(setting.params)
         known = self._known(experiment, config, gamma)
@@ -254,7 +254,7 @@ class Compiler:
             c=c,
             verify_cost=v,
             alpha=rate,
-            speedup_predicted=None if rate is None else rule.speedup(rate, gamma, c, v),
+            speedup_predicted=None if rate is None else theory.speedup(rate, gamma, c, v),
             best_gamma=best,
             best_speedup_predicted=speedups[best] if best else None,
             seconds_to_compile=seconds,

@@ -7,9 +7,9 @@ from typing import Any
 import numpy as np
 
 from speculative import theory
-from speculative.decoding import Rule, rules
 from speculative.drafts import TransformerDraft
 from speculative.measurement.alpha import alpha_on_target_text
+from speculative.measurement.blocks import tokens_on_target_text
 from speculative.measurement.timing import TURNS, Costs
 from speculative.models import abstract_params, read_by_step
 from speculative.pair import Pair
@@ -26,14 +26,21 @@ class Tuning:
         lengths: tokens of the outputs.
         costs: of every kind of step, for the gammas that were timed.
         c_hat: operations a token of the draft over those of the target.
-        rule: predicts the speed-up from alpha and costs.
+        tokens: those that a target call is expected to yield, by gamma; by default Eq. 1's.
     """
 
     alpha: float
     lengths: list[int]
     costs: Costs
     c_hat: float
-    rule: Rule = rules.EXACT
+    tokens: dict[int, float] | None = None
+
+    def tokens_per_call(self, gamma: int) -> float:
+        """The expected tokens of a target call."""
+        return self.tokens[gamma] if self.tokens else theory.expected_tokens(self.alpha, gamma)
+
+    def _rate(self, gamma: int) -> float:
+        return theory.acceptance_rate(self.tokens_per_call(gamma), gamma)
 
     @property
     def gammas(self) -> list[int]:
@@ -42,11 +49,11 @@ class Tuning:
 
     def expected(self, gamma: int) -> float:
         """The speed-up by Theorem 3.8, for which a wide pass costs what a narrow one does."""
-        return self.rule.speedup(self.alpha, gamma, self.costs.c(gamma))
+        return theory.speedup(self._rate(gamma), gamma, self.costs.c(gamma))
 
     def predicted(self, gamma: int) -> float:
         """The speed-up that all measured costs promise for texts of these lengths."""
-        return self.costs.speedup(self.rule, self.alpha, gamma, self.lengths)
+        return self.costs.speedup(self._rate(gamma), gamma, self.lengths)
 
     @property
     def gamma(self) -> int:
@@ -56,7 +63,7 @@ class Tuning:
     @property
     def operations(self) -> float:
         """The factor by which operations grow at the best gamma (Theorem 3.11)."""
-        return theory.operations(self.alpha, self.gamma, self.c_hat)
+        return theory.operations(self._rate(self.gamma), self.gamma, self.c_hat)
 
     def why_not(self) -> str | None:
         """Why speculation will not be faster, by two digits, in a sentence; None where it will."""
@@ -69,7 +76,7 @@ class Tuning:
                 f"The draft is too slow or too weak: a guess costs c = {c:.2f} of a target step "
                 f"and is accepted with probability alpha = {self.alpha:.2f} only (Corollary 3.9)."
             )
-        if round(self.rule.speedup(self.alpha, gamma, c, v), 2) > 1:
+        if round(theory.speedup(self._rate(gamma), gamma, c, v), 2) > 1:
             prefill = costs.ms_prefill_target + costs.ms_prefill_draft
             return (
                 f"The outputs are too short: {np.mean(self.lengths):.0f} tokens do not win back "
@@ -79,7 +86,7 @@ class Tuning:
         if round(self.expected(gamma), 2) > 1:
             return (
                 f"The wide pass costs too much: verifying {gamma} guesses costs v = {v:.2f} target "
-                f"steps, and yields {self.rule.expected_tokens(self.alpha, gamma):.2f} tokens."
+                f"steps, and yields {self.tokens_per_call(gamma):.2f} tokens."
             )
         return (
             f"Too few guesses are accepted for what they cost: alpha = {self.alpha:.2f}, "
@@ -106,13 +113,15 @@ def tune(work: Workload, gammas: Sequence[int], on_progress: OnProgress) -> Tuni
     for number in range(count):
         on_progress("decoding", number / count)
         texts.append(work.pair.results(work.decode(number, 0)[0])[0].tokens)
-    betas = []
+    betas, blocks = [], []
+    scored = config.sampling, config.max_length
     for number, text in enumerate(texts):
         on_progress("scoring", number / count)
-        betas += alpha_on_target_text(
-            *(work.pair, [work.source(number)], [text]),
-            *(config.sampling, config.max_length, config.rule),
-        )
+        source = work.source(number)
+        betas += alpha_on_target_text(work.pair, [source], [text], *scored, config.rule)
+        if not config.rule.by_guess:
+            given = work.pair, source, text, *scored, gammas, config.rule, config.seed + number
+            blocks.append(tokens_on_target_text(*given))
     lengths = [len(text) for text in texts]
     on_progress("compiling", 0)
     meter = work.meter(gammas, lengths)
@@ -120,4 +129,5 @@ def tune(work: Workload, gammas: Sequence[int], on_progress: OnProgress) -> Tuni
         on_progress("timing", turn / TURNS)
         meter.turn()
     alpha = float(np.concatenate(betas).mean(dtype=np.float64))
-    return Tuning(alpha, lengths, meter.costs(), operations_ratio(work.pair), config.rule)
+    tokens = dict(zip(gammas, np.concatenate(blocks).mean(axis=0), strict=True)) if blocks else None
+    return Tuning(alpha, lengths, meter.costs(), operations_ratio(work.pair), tokens)

@@ -100,7 +100,7 @@ def test_a_row_of_a_batch_decodes_as_it_would_alone(stride: int, temperature: fl
     for row in range(ROWS):
         one = slice(row, row + 1)
         alone = fast.generate(TARGET, DRAFT, PARAMS, INPUTS[one], draws[one], config, counts[one])
-        for name in ("tokens", "lengths", "target_calls", "tested", "accepted"):
+        for name in ("tokens", "lengths", "target_calls", "drafted", "by_position"):
             np.testing.assert_array_equal(getattr(together, name)[one], getattr(alone, name))
         np.testing.assert_allclose(together.counts[one], alone.counts, rtol=1e-6)
     assert len(set(together.target_calls.tolist())) > 1
@@ -109,7 +109,7 @@ def test_a_row_of_a_batch_decodes_as_it_would_alone(stride: int, temperature: fl
 def test_counts_fade() -> None:
     """A step that tests three guesses and accepts two."""
     counts = jnp.array([[[10.0, 5.0], [5.0, 4.0], [4.0, 1.0], [1.0, 1.0]]])
-    got = RULE.count(counts, jnp.array([3]), jnp.array([2]))
+    got = RULE.count(counts, jnp.array([[[1, 1], [1, 1], [1, 0], [0, 0]]]))
     want = [[[9.0, 5.0], [5.0, 4.2], [4.2, 0.8], [0.8, 0.8]]]
     np.testing.assert_allclose(got, want, rtol=1e-6)
 

@@ -61,9 +61,7 @@ def decode(
     offsets = config.gamma + 1 if config.rule.keyed_by == "step" else None
     sources, draws = jnp.ones((rows, 1), jnp.int32), numbers(rows, config.capacity, offsets)
     params = Params(toy.params(toy.target_table() if table is None else table), draft_params)
-    return jax.tree.map(
-        np.asarray, fast.generate(TARGET, draft, params, sources, draws, config)
-    )
+    return jax.tree.map(np.asarray, fast.generate(TARGET, draft, params, sources, draws, config))
 
 
 def p_value(output: Output, config: Decoding, table: np.ndarray | None = None) -> float:
@@ -171,11 +169,11 @@ def test_chances_are_the_share_of_random_numbers(rule: rules.Rule, deterministic
     q = rng.dirichlet(np.ones(6), (rows, 4)).astype(np.float32)
     guesses = rng.integers(0, 6, (rows, 4)).astype(np.int32)
     guesses[0, 2:], q[0, 2:] = -1, 0
-    given = None if deterministic else jnp.asarray(q)
-    chances = np.asarray(rule.chances(jnp.asarray(guesses), jnp.asarray(logits), given, Sampling()))
+    block = jnp.asarray(guesses), jnp.asarray(logits), None if deterministic else jnp.asarray(q)
+    chances = np.asarray(rule.chances(*block, Sampling()))
 
     def verified(uniforms: Array) -> Array:
-        return rule.verify(guesses, logits, given, Sampling(), uniforms)[0]
+        return rule.verify(*block, Sampling(), uniforms)[0]
 
     uniforms = jnp.asarray(rng.random((count, rows, 5, 3)), jnp.float32)
     accepted = np.asarray(jax.jit(jax.vmap(verified))(uniforms))

@@ -234,7 +234,9 @@ SAMPLINGS = [Sampling(0.0), Sampling(1.0), Sampling(0.7, top_k=3), Sampling(1.3,
 
 @pytest.mark.parametrize("deterministic", [False, True])
 @pytest.mark.parametrize("sampling", SAMPLINGS, ids=str)
-@pytest.mark.parametrize("rule", [Token(), Token(0.3), Block(), Simulated(0.6), Simulated(0.6, Block())])
+@pytest.mark.parametrize(
+    "rule", [Token(), Token(0.3), Block(), Simulated(0.6), Simulated(0.6, Block())]
+)
 def test_a_rule_is_its_float64_reference(
     rule: Rule, sampling: Sampling, deterministic: bool
 ) -> None:
@@ -300,7 +302,9 @@ def test_a_lenience_out_of_range_is_named(lenience: Any) -> None:
 def test_a_rule_is_chosen_by_name() -> None:
     assert select() == Token() == EXACT
     assert select("token", 0.5, 0.3) == Simulated(0.3, Token(0.5))
-    assert [rule.exact for rule in (EXACT, Block(), Token(0.5), Simulated(0.3))] == [True] * 2 + [False] * 2
+    assert [rule.exact for rule in (EXACT, Block(), Token(0.5), Simulated(0.3))] == [True] * 2 + [
+        False
+    ] * 2
     with pytest.raises(ValueError, match="no verification 'blocks'; known are token, block"):
         select("blocks")
     assert select("block") == Block()

@@ -45,7 +45,9 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
         call = next(call for call in calls if call["config"] == config)
         assert [source, *among[1:]] == [prompt.source for prompt in call["prompts"]]
         assert gamma == config.gamma
-        return PromptTrace(source, [Line(" a", "", " b", 1)], Result("a b", [7, 8], 1, 1, 1), True)
+        return PromptTrace(
+            source, [Line(" a", "", " b", 1)], Result("a b", [7, 8], 1, 1, [1], [1]), True
+        )
 
     monkeypatch.setattr(sweep, "run_row", run_row)
     monkeypatch.setattr(traces, "trace", trace)
@@ -120,7 +122,9 @@ def test_its_rows_are_those_of_the_shipped_pairs_table() -> None:
 
 
 def test_loops_that_differ_are_admitted() -> None:
-    differs = PromptTrace("a [bold] text", [Line(" a", "", "", 1)], Result("", [], 1, 1, 1), False)
+    differs = PromptTrace(
+        "a [bold] text", [Line(" a", "", "", 1)], Result("", [], 1, 1, [1], [1]), False
+    )
     console = Console(file=io.StringIO(), width=200)
     same = dataclasses.replace(differs, same_tokens=True)
     demo.show([made.record(), made.record()], [differs, same], console)

@@ -409,7 +409,7 @@ def sizes(path: pathlib.Path, text: str) -> list[dict[str, float]]:
 
 
 TRACE = traces.PromptTrace(
-    "a text", [traces.Line(" a" * 99, "b" * 999, " c", 2)], Result("", [], 1, 0, 0), True
+    "a text", [traces.Line(" a" * 99, "b" * 999, " c", 2)], Result("", [], 1, 0, [], []), True
 )
 
 

@@ -89,7 +89,7 @@ def test_colours_are_the_papers() -> None:
 
 def page(lines: list[Line], source: str = "a text") -> ElementTree.Element:
     """The fragment, read by a parser that accepts no stray or open element."""
-    trace = PromptTrace(source, lines, Result("", [], 1, 0, 0), same_tokens=True)
+    trace = PromptTrace(source, lines, Result("", [], 1, 0, [], []), same_tokens=True)
     return ElementTree.fromstring(traces.html(trace, 3))
 
 

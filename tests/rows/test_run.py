@@ -16,7 +16,9 @@ import pytest
 import speculative
 from speculative import Pair
 from speculative.decoding import Output, Params, Token
+from speculative.decoding.rules import Block
 from speculative.measurement.alpha import alpha_on_target_text
+from speculative.measurement.blocks import tokens_on_target_text
 from speculative.measurement.exactness import Difference
 from speculative.measurement.timing import Costs
 from speculative.models import model_of
@@ -72,6 +74,7 @@ def check_consistent(row: Row) -> None:
     equation_1 = (1 - a ** (g + 1)) / (1 - a) if a < 1 else g + 1
     assert r.tokens_per_call == pytest.approx(r.num_tokens / r.num_target_calls)
     assert r.tokens_per_call_expected == pytest.approx(equation_1)
+    assert r.tokens_per_call_predicted == pytest.approx(equation_1)
     assert r.speedup_expected == pytest.approx(equation_1 / (g * r.c + 1))
     assert r.speedup_long == pytest.approx(equation_1 / (g * r.c + r.verify_cost))
     assert r.c == pytest.approx(r.ms_draft_step / r.ms_target_step)
@@ -124,6 +127,40 @@ def test_a_row_of_a_draft_that_knows_nothing(pair: Pair, temperature: float) -> 
     else:
         assert (r.outputs_identical, r.near_ties) == (None, None)
         assert 0 < r.alpha < 1
+
+
+@pytest.mark.usefixtures("no_timing")
+def test_a_row_of_blocks(pair: Pair) -> None:
+    """What is predicted comes from blocks, and acceptance by position from the steps themselves."""
+    asked = config(1.0, gamma=4, verification="block", seed=3)
+    row = run_row(pair, asked, PROMPTS)
+    r = row.record
+    blocks = [
+        tokens_on_target_text(
+            pair, pair.encode(prompt.source),
+            pair.generate(prompt.source, 3, number, gamma=0, temperature=1.0, max_length=LENGTH)
+            .tokens, asked.sampling, LENGTH, (4,), Block(), 3 + number,
+        )
+        for number, prompt in enumerate(PROMPTS)
+    ]  # fmt: skip
+    predicted = np.concatenate(blocks).mean()
+    assert r.tokens_per_call_predicted == pytest.approx(predicted)
+    assert r.tokens_per_call_predicted != pytest.approx(r.tokens_per_call_expected, rel=1e-4)
+    assert r.speedup_long == pytest.approx(predicted / (4 * r.c + r.verify_cost))
+    tested, accepted, lengths = ([0] * 5 for _ in range(3))
+    for number, prompt in enumerate(PROMPTS):
+        settings: dict[str, Any] = {"gamma": 4, "temperature": 1.0, "max_length": LENGTH}
+        for step in pair.stream(prompt.source, 3, number, verification="block", **settings):
+            count, guessed = int(step.count[0]), int(step.accepted[0])
+            for i in range(4):
+                tested[i] += i < count and i <= guessed
+                accepted[i] += i < count and i < guessed
+            lengths[min(guessed, count)] += 1
+    assert (r.tested_by_position, r.accepted_by_position) == (tested[:4], accepted[:4])
+    assert r.accepted_lengths == lengths
+    assert (r.tested, r.accepted) == (sum(tested), sum(accepted))
+    assert r.draft_tokens == 4 * r.num_target_calls
+    json.loads(json.dumps(dataclasses.asdict(r), allow_nan=False))
 
 
 @pytest.mark.usefixtures("no_timing")

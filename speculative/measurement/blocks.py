@@ -1,0 +1,100 @@
+"""The tokens that a step is expected to yield, from blocks of guesses on the target's own text.
+
+Where a rule verifies the guesses of a step together, an acceptance rate (`alpha`) does not tell
+that. Here the draft proposes gamma guesses at every token of the text, as it does in decoding, and
+the target scores them. What is left to chance then is the rule's own random numbers, over which
+`Rule.chances` sums.
+"""
+
+import functools
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import Array, lax
+from numpy.typing import NDArray
+
+from speculative.decoding import Params, Rule
+from speculative.decoding.loop import Models
+from speculative.drafts.base import layers_read
+from speculative.measurement import teacher_forced
+from speculative.pair import Pair
+from speculative.sampling import Sampling, first
+from speculative.types import Inputs, Tokens
+
+
+def tokens_on_target_text(
+    pair: Pair,
+    source: Array,
+    tokens: Sequence[int],
+    sampling: Sampling,
+    max_length: int,
+    gammas: Sequence[int],
+    rule: Rule,
+    seed: int = 0,
+) -> NDArray[np.float64]:
+    """The expected tokens [length, gammas] of a step that begins at each token of an output.
+
+    One draw of guesses, from numbers of `seed`, serves all gammas and is the same for every rule.
+    The source is [1, S], from `Pair.encode`; the output, with its end of sequence, is padded to
+    `max_length` tokens, so that one program is compiled.
+    """
+    models, vocabulary = Models(pair.target, pair.draft), pair.vocabulary
+    row = teacher_forced.padded(tokens, max_length)
+    uniforms = jax.random.uniform(jax.random.key(seed), (max_length, 1, max(gammas)))
+    given = models, pair.params, source, row, uniforms
+    sizes = vocabulary.size, vocabulary.eos_id
+    found = step_tokens(*given, sampling, *sizes, tuple(gammas), rule)
+    # Sums of float32 may lie beyond what a step can yield.
+    return np.clip(np.asarray(found, np.float64)[0, : len(tokens)], 1, np.add(gammas, 1))
+
+
+@functools.partial(
+    jax.jit, static_argnames=("models", "sampling", "vocab_size", "eos_id", "gammas", "rule")
+)
+def step_tokens(
+    models: Models,
+    params: Params,
+    source: Inputs,
+    tokens: Tokens,
+    uniforms: Array,
+    sampling: Sampling,
+    vocab_size: int,
+    eos_id: int,
+    gammas: tuple[int, ...],
+    rule: Rule,
+) -> Array:
+    """The same for tokens [B, L], with numbers [L, B, G] to guess with: [B, L, gammas]."""
+    target, draft = models
+    assert draft is not None, "there are guesses of a draft only"
+    batch, length = tokens.shape
+    layers, room = layers_read(draft), length + uniforms.shape[2] + 2
+    begun = target.start(params.target, source, room, layers=layers)
+    state = draft.start(params.draft, source, room, begun)
+    none = jnp.zeros(batch, jnp.int32)
+
+    def at(carried: tuple[Any, Any], given: tuple[Array, Array, Array]) -> Any:
+        (own, drafting), (last, uniforms, number) = carried, given
+        proposal = draft.propose(params.draft, drafting, last, uniforms, sampling, vocab_size)
+        chunk = jnp.concatenate([last[:, None], proposal.guesses], axis=1)
+        logits, own, hidden = target.extend(params.target, own, chunk, layers=layers)
+        logits = logits[..., :vocab_size]
+        end = first(proposal.guesses == eos_id)[:, None]
+
+        def expected(gamma: int) -> Array:
+            """1 more than the guesses accepted before an end of sequence, which nothing follows."""
+            q = None if proposal.q is None else proposal.q[:, :gamma]
+            block = proposal.guesses[:, :gamma], logits[:, : gamma + 1], q
+            chances = rule.chances(*block, sampling)
+            return 1 + (chances * jnp.minimum(jnp.arange(gamma + 1), end)).sum(axis=1)
+
+        yields = jnp.stack([expected(gamma) for gamma in gammas], axis=1)
+        # Of the chunk only `last` is text: the guesses make way for the target's own next token.
+        own = target.rewind(own, none + number + 1)
+        return (own, draft.commit(proposal, none, hidden)), yields
+
+    fed = teacher_forced.previous(tokens, target.first(source)).swapaxes(0, 1)
+    along = fed, uniforms, jnp.arange(length)
+    return lax.scan(at, (begun.state, state), along)[1].swapaxes(0, 1)
