@@ -147,12 +147,27 @@ def of_table(options: argparse.Namespace) -> dict[str, "RowConfig"]:
                 f"{', '.join(tasks)} and = before the file."
             )
     configs = {experiment(row): changed(options, row) for row in chosen}
+    if given := getattr(options, "rules", None):
+        configs = _of_rules(configs, given)
     if not configs:
         raise ValueError(
             f"Table {options.table} has no row for these checkpoints; give a folder of "
             "checkpoints, or demo for the pair that ships (--checkpoints)."
         )
     return configs
+
+
+def _of_rules(configs: dict[str, "RowConfig"], given: list[str]) -> dict[str, "RowConfig"]:
+    """Rows with other rules of verification, whose names then end in it.
+
+    Several are compared above temperature 0 alone: below, they do the same.
+    """
+    found = {}
+    for name, config in configs.items():
+        for rule in given if len(given) == 1 or config.temperature > 0 else ():
+            own = dataclasses.replace(config, verification=rule)
+            found[name if rule == "token" else f"{name}_{rule}"] = own
+    return found
 
 
 def import_module(options: argparse.Namespace) -> None:

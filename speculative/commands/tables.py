@@ -49,6 +49,13 @@ def _add_table(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("table", help="of the paper: 1, 2, 3 or 5; 4 has the rows of 2")
     rows.add_rows(parser)
     add_options(parser, "--family")
+    parser.add_argument(
+        "--verification",
+        dest="rules",
+        type=lambda text: text.split(","),
+        metavar="RULE[,RULE]",
+        help="how guesses are verified; several rules are compared, above temperature 0",
+    )
     parser.add_argument("--output_dir", metavar="DIR", help="(results/tableN)")
 
 

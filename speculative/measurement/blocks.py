@@ -32,12 +32,12 @@ def tokens_on_target_text(
     sampling: Sampling,
     max_length: int,
     gammas: Sequence[int],
-    rule: Rule,
+    rules: Sequence[Rule],
     seed: int = 0,
 ) -> NDArray[np.float64]:
-    """The expected tokens [length, gammas] of a step that begins at each token of an output.
+    """The expected tokens [length, gammas, rules] of a step that begins at each token of an output.
 
-    One draw of guesses, from numbers of `seed`, serves all gammas and is the same for every rule.
+    One draw of guesses, from numbers of `seed`, serves all gammas and rules.
     The source is [1, S], from `Pair.encode`; the output, with its end of sequence, is padded to
     `max_length` tokens, so that one program is compiled.
     """
@@ -46,13 +46,13 @@ def tokens_on_target_text(
     uniforms = jax.random.uniform(jax.random.key(seed), (max_length, 1, max(gammas)))
     given = models, pair.params, source, row, uniforms
     sizes = vocabulary.size, vocabulary.eos_id
-    found = step_tokens(*given, sampling, *sizes, tuple(gammas), rule)
+    found = step_tokens(*given, sampling, *sizes, tuple(gammas), tuple(rules))
     # Sums of float32 may lie beyond what a step can yield.
-    return np.clip(np.asarray(found, np.float64)[0, : len(tokens)], 1, np.add(gammas, 1))
+    return np.clip(np.asarray(found, np.float64)[0, : len(tokens)], 1, np.add(gammas, 1)[:, None])
 
 
 @functools.partial(
-    jax.jit, static_argnames=("models", "sampling", "vocab_size", "eos_id", "gammas", "rule")
+    jax.jit, static_argnames=("models", "sampling", "vocab_size", "eos_id", "gammas", "rules")
 )
 def step_tokens(
     models: Models,
@@ -64,9 +64,9 @@ def step_tokens(
     vocab_size: int,
     eos_id: int,
     gammas: tuple[int, ...],
-    rule: Rule,
+    rules: tuple[Rule, ...],
 ) -> Array:
-    """The same for tokens [B, L], with numbers [L, B, G] to guess with: [B, L, gammas]."""
+    """The same for tokens [B, L], with numbers [L, B, G] to guess with: [B, L, gammas, rules]."""
     target, draft = models
     assert draft is not None, "there are guesses of a draft only"
     batch, length = tokens.shape
@@ -83,14 +83,16 @@ def step_tokens(
         logits = logits[..., :vocab_size]
         end = first(proposal.guesses == eos_id)[:, None]
 
-        def expected(gamma: int) -> Array:
+        def expected(gamma: int, rule: Rule) -> Array:
             """1 more than the guesses accepted before an end of sequence, which nothing follows."""
             q = None if proposal.q is None else proposal.q[:, :gamma]
             block = proposal.guesses[:, :gamma], logits[:, : gamma + 1], q
             chances = rule.chances(*block, sampling)
             return 1 + (chances * jnp.minimum(jnp.arange(gamma + 1), end)).sum(axis=1)
 
-        yields = jnp.stack([expected(gamma) for gamma in gammas], axis=1)
+        yields = jnp.stack(
+            [jnp.stack([expected(gamma, rule) for rule in rules], -1) for gamma in gammas], axis=1
+        )
         # Of the chunk only `last` is text: the guesses make way for the target's own next token.
         own = target.rewind(own, none + number + 1)
         return (own, draft.commit(proposal, none, hidden)), yields

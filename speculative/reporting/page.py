@@ -106,6 +106,11 @@ FIGURES: dict[Callable[[Sequence[Record]], Figure], str] = {
 }
 """Those of the paper, with their captions."""
 
+ACCEPTANCE = (
+    "Acceptance by position in a step, beside αⁱ, what it would be with one rate for all guesses; "
+    "and by place in the text."
+)
+
 SAMPLES = 3  # Outputs that are shown of a row.
 
 
@@ -179,7 +184,11 @@ def _speedups(rows: Sequence[_Row]) -> list[str]:
     columns = (*tables.acceptance(found), *tables.SPEED)
     note = f'<p class="simulated">Rows that say so have {tables.SIMULATED}.</p>'
     simulated = any(record.simulated for record in found)
-    return [note] * simulated + [_table("Batch size 1, beside the paper", columns, rows)]
+    parts = [note] * simulated + [_table("Batch size 1, beside the paper", columns, rows)]
+    if compared := tables.verification(found):
+        shown = [row for row in rows if row.record in compared]
+        parts.append(_table("Rules of verification", tables.VERIFICATION, shown))
+    return parts
 
 
 def _outputs(rows: Sequence[_Row], certificates: Sequence[pathlib.Path]) -> list[str]:
@@ -204,11 +213,19 @@ def _outputs(rows: Sequence[_Row], certificates: Sequence[pathlib.Path]) -> list
 
 
 def _figures(rows: Sequence[_Row]) -> list[str]:
-    """Figures 2 to 4, with all rows laid over."""
+    """Figures 2 to 4, with all rows laid over, and where guesses were accepted."""
     parts = ['<div class="figures">']
     for number, (draw, caption) in enumerate(FIGURES.items(), 2):
         drawn = _svg(draw([row.record for row in rows]), f"figure-{number}", caption)
         parts.append(f"<figure>{drawn}<figcaption>{_text(caption)}</figcaption></figure>")
+    seen = {
+        row.title: (row.record, [example.betas for example in row.examples])
+        for row in rows
+        if row.record.accepted_by_position and not row.record.simulated
+    }
+    if seen:
+        drawn = _svg(plots.acceptance(seen), "acceptance", ACCEPTANCE)
+        parts.append(f"<figure>{drawn}<figcaption>{_text(ACCEPTANCE)}</figcaption></figure>")
     return [*parts, "</div>"]
 
 

@@ -27,6 +27,7 @@ COSTS = {0.01: "-", 0.02: "--", 0.05: "-.", 0.1: ":", 0.2: (0, (5, 1, 1, 1, 1, 1
 CALLS = {"encoders": ("white", "//////"), "draft": ("#e69f00", ""), "target": ("#0072b2", "")}
 ALPHAS = np.linspace(0, 1, 401)
 MARKERS = "osD^v<>p*h"
+PLACES, FEWEST_TOKENS = 8, 20  # Of `acceptance`.
 
 
 def figure_2(records: Sequence[Record]) -> Figure:
@@ -85,6 +86,39 @@ def figure_4(records: Sequence[Record], stacked: bool = False) -> Figure:
     for axes in (left, right):
         axes.axhline(1, color="black", linewidth=0.8, zorder=1)
     _points_by_gamma(left, records, "speedup")
+    return figure
+
+
+def acceptance(rows: Mapping[str, tuple[Record, Sequence[Sequence[float]]]]) -> Figure:
+    """Acceptance by position in a step and by place in the text, of named rows.
+
+    On the left, the share of steps in which at least 1, .. gamma guesses were accepted, and dashed
+    what one rate alpha for all guesses would make of it, alpha^i. On the right, the mean of beta
+    [length] of the examples over the number of the token, `PLACES` tokens a point, as far as there
+    are `FEWEST_TOKENS` to a point.
+    """
+    figure, (steps, places) = _panels(2)
+    for (name, (record, betas)), color in zip(rows.items(), _colors(len(rows)), strict=True):
+        positions = np.arange(1, record.gamma + 1)
+        shares = np.array(record.accepted_by_position) / record.num_target_calls
+        steps.plot(positions, shares, "o-", color=color, markersize=4, label=name)
+        steps.plot(positions, record.alpha**positions, "--", color=color, linewidth=1)
+        padded = np.full((len(betas), max(map(len, betas), default=0)), np.nan)
+        for row, beta in zip(padded, betas, strict=True):
+            row[: len(beta)] = beta
+        bins = [padded[:, at : at + PLACES] for at in range(0, padded.shape[1], PLACES)]
+        counted = [part[~np.isnan(part)] for part in bins]
+        kept = [x.mean() if x.size >= FEWEST_TOKENS else np.nan for x in counted]
+        middles = PLACES * np.arange(len(kept)) + (PLACES + 1) / 2
+        places.plot(middles, kept, "o-", color=color, markersize=4)
+    longest = max(record.gamma for record, _ in rows.values())
+    steps.set(xlabel="guesses i", ylabel="share of steps that accept at least i", ylim=(0, 1))
+    steps.set(xticks=range(1, longest + 1), xlim=(0.5, longest + 0.5))
+    places.set(xlabel="token of the text", ylabel="acceptance β, mean", ylim=(0, 1))
+    longest = max((len(beta) for _, betas in rows.values() for beta in betas), default=1)
+    places.set_xlim(0, longest + 1)
+    steps.plot([], [], "--", color="dimgrey", linewidth=1, label="$α^i$: one rate for all")
+    figure.legend(loc="outside upper left", ncols=3, frameon=False)
     return figure
 
 
@@ -175,9 +209,9 @@ def _points(axes: Axes, records: Sequence[Record], name: str, marker: str, label
     x, y = [record.alpha for record in records], [getattr(record, name) for record in records]
     thin = {"color": "black", "linewidth": 0.8, "zorder": 3}
     axes.hlines(y, [r.alpha_low for r in records], [r.alpha_high for r in records], **thin)
-    if hasattr(records[0], f"{name}_low"):
-        low, high = ([getattr(r, f"{name}_{end}") for r in records] for end in ("low", "high"))
-        axes.vlines(x, low, high, **thin)
+    for at, record in zip(x, records, strict=True):
+        if (low := getattr(record, f"{name}_low", None)) is not None:
+            axes.vlines(at, low, getattr(record, f"{name}_high"), **thin)
     axes.plot(x, y, marker, color="black", markerfacecolor="white", label=label)
 
 

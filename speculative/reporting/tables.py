@@ -91,6 +91,21 @@ ACCEPTANCE = (
     Column("per call", field("tokens_per_call", ".2f"), "tokens that a target pass yielded"),
 )
 
+VERIFICATION = (  # Of rows above temperature 0, where a rule verifies guesses together.
+    Column("rule", field("verification"), "how guesses are verified"),
+    Column("per call", field("tokens_per_call", ".2f"), "tokens that a target pass yielded"),
+    Column("95%", _interval("tokens_per_call"), "its interval over the examples"),
+    Column(
+        "predicted", field("tokens_per_call_predicted", ".2f"), "the same, as the rule predicts it"
+    ),
+    Column(
+        "over token",
+        field("gain_over_token", ".3f"),
+        "that over what token verification of the same guesses yields",
+    ),
+    Column("95%", _interval("gain_over_token"), "its interval over the examples"),
+)
+
 SPEED = (
     Column("expected", field("speedup_expected", ".2f"), "speed-up by Theorem 3.8"),
     Column("predicted", field("speedup_predicted", ".2f"), "speed-up from all measured costs"),
@@ -149,6 +164,12 @@ def acceptance(records: Sequence[Record]) -> list[Column]:
     return [column for column in ACCEPTANCE if lenient or column.head not in more]
 
 
+def verification(records: Sequence[Record]) -> list[Record]:
+    """The rows whose rules are to be compared: above temperature 0, if one is not by token."""
+    sampled = [record for record in records if record.temperature > 0]
+    return sampled if any(record.verification != "token" for record in sampled) else []
+
+
 def table(columns: Sequence[Column], rows: Iterable[Any]) -> Table:
     """Rows as a table for the terminal."""
     cells = ([column.cell(row) for column in columns] for row in rows)
@@ -177,7 +198,10 @@ def show_records(records: Sequence[Record], console: Console = CONSOLE) -> None:
     """Prints rows beside the paper's, and how many greedy outputs are equal."""
     if any(record.simulated for record in records):
         console.print(f"This is {SIMULATED}.", style="bold", soft_wrap=True)
-    parts = [(acceptance(records), records), (SPEED, records)]
+    parts: list[tuple[Sequence[Column], Sequence[Record]]] = [(acceptance(records), records)]
+    if compared_rules := verification(records):
+        parts.append((VERIFICATION, compared_rules))
+    parts.append((SPEED, records))
     if judged := [record for record in records if record.metric is not None]:
         parts.append((QUALITY, judged))
     if compared := [record for record in records if record.outputs_identical is not None]:

@@ -36,8 +36,9 @@ class Example:
     # Of `tested` and `accepted`, by position in a step.
     tested_by_position: list[int] = dataclasses.field(default_factory=list)
     accepted_by_position: list[int] = dataclasses.field(default_factory=list)
-    # The tokens expected of a step that begins at each token, where not alpha predicts them.
-    step_tokens: list[float] = dataclasses.field(default_factory=list)
+    # The tokens expected of a step that begins at each token, where alpha does not predict them: by
+    # the rule, and by token verification of the same guesses.
+    step_tokens: list[list[float]] = dataclasses.field(default_factory=list)
 
 
 class KeptExamples:

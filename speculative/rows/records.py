@@ -75,10 +75,16 @@ class Record:
     alpha_accepted_low: float | None = None
     alpha_accepted_high: float | None = None
     verification: str = "token"
+    tokens_per_call_low: float | None = None
+    tokens_per_call_high: float | None = None
     # What the rule predicts: Eq. 1's for token verification.
     tokens_per_call_predicted: float | None = None
     tokens_per_call_predicted_low: float | None = None
     tokens_per_call_predicted_high: float | None = None
+    # Predicted tokens a call over those of token verification of the same guesses.
+    gain_over_token: float | None = None
+    gain_over_token_low: float | None = None
+    gain_over_token_high: float | None = None
     draft_tokens: int | None = None  # Guesses proposed.
     # Guesses tested and accepted at each position of a step, and steps that accepted 0 to gamma.
     tested_by_position: list[int] | None = None

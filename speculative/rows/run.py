@@ -3,13 +3,14 @@
 import dataclasses
 import datetime
 import statistics
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from speculative import paper, theory
+from speculative.decoding.rules import EXACT
 from speculative.measurement import quality
 from speculative.measurement.alpha import alpha_on_target_text
 from speculative.measurement.blocks import tokens_on_target_text
@@ -100,13 +101,13 @@ def _measure(
     meter.tick()
     alone, guessed = results[0], results[1]
     betas: list[float] = []
-    blocks: list[float] = []
+    blocks: list[list[float]] = []
     if with_alpha and config.simulated_alpha is None:
         scored = config.sampling, config.max_length
         betas = alpha_on_target_text(pair, [source], [alone.tokens], *scored, rule)[0].tolist()
         if not rule.by_guess:
-            given = pair, source, alone.tokens, *scored, (gamma,), rule, config.seed + number
-            blocks = tokens_on_target_text(*given)[:, 0].tolist()
+            given = pair, source, alone.tokens, *scored, (gamma,), (rule, EXACT)
+            blocks = tokens_on_target_text(*given, config.seed + number)[:, 0].tolist()
     difference = None
     if config.sampling.greedy and rule.exact:
         difference = compare_greedy(pair, source, alone.tokens, guessed.tokens, work.dtype)
@@ -154,17 +155,29 @@ def _record(
         accepted, tested = guesses[:, chosen].sum(axis=1)
         return float(accepted / tested)
 
+    calls = np.array([example.target_calls for example in examples])
+
+    def tokens_per_call(chosen: NDArray[np.intp]) -> float:
+        return float(tokens[1, chosen].sum() / calls[chosen].sum())
+
+    blocks = [np.array(example.step_tokens) for example in examples if example.step_tokens]
+
     def tokens_per_call_predicted(chosen: NDArray[np.intp]) -> float:
         if rule.by_guess:
             return theory.expected_tokens(alpha(chosen), gamma)
-        blocks = [np.array(example.step_tokens) for example in examples if example.step_tokens]
-        return float(np.concatenate([blocks[i] for i in chosen]).mean())
+        return float(np.concatenate([blocks[i] for i in chosen])[:, 0].mean())
+
+    def gain_over_token(chosen: NDArray[np.intp]) -> float:
+        own, token = np.concatenate([blocks[i] for i in chosen]).mean(axis=0)
+        return float(own / token)
 
     found: dict[str, Any] = {}  # Each function's value for all examples, and its 95% interval.
-    statistics = (
+    statistics: list[tuple[Callable[[NDArray[np.intp]], float], int]] = [
         (speedup, count), (alpha, len(betas)), (alpha_accepted, count),
-        (tokens_per_call_predicted, len(betas)),
-    )  # fmt: skip
+        (tokens_per_call, count), (tokens_per_call_predicted, len(betas)),
+    ]  # fmt: skip
+    if blocks:
+        statistics.append((gain_over_token, len(blocks)))
     for of, size in statistics:
         low, high = interval(of, size, config.seed)
         name = of.__name__
@@ -173,7 +186,6 @@ def _record(
         found[name] = getattr(config, name)
     found |= _qualities(config, examples) | environment.here()
     ms = 1e3 * seconds.sum(axis=1) / tokens.sum(axis=1)
-    calls = sum(example.target_calls for example in examples)
     tested, accepted = (
         np.sum([getattr(example, name) for example in examples], axis=0, dtype=int).tolist()
         for name in ("tested_by_position", "accepted_by_position")
@@ -194,8 +206,7 @@ def _record(
         num_examples=count,
         dtype=work.dtype,
         num_tokens=int(tokens[1].sum()),
-        num_target_calls=calls,
-        tokens_per_call=float(tokens[1].sum() / calls),
+        num_target_calls=int(calls.sum()),
         tokens_per_call_expected=theory.expected_tokens(found["alpha"], gamma),
         c=c,
         verify_cost=v,
@@ -220,7 +231,7 @@ def _record(
         draft_tokens=sum(example.draft_tokens for example in examples),
         tested_by_position=tested,
         accepted_by_position=accepted,
-        accepted_lengths=lengths_accepted(calls, accepted),
+        accepted_lengths=lengths_accepted(int(calls.sum()), accepted),
         **found,
     )
 

@@ -1,5 +1,6 @@
 """The rows of a table, measured, tuned or certified as their gin files say."""
 
+import dataclasses
 import pathlib
 import shutil
 from collections.abc import Mapping, Sequence
@@ -121,7 +122,10 @@ def tuning(config: RowConfig) -> tuple[Tuning, Independence]:
     if config.rule == rules.EXACT:  # `--gamma auto` is for exact decoding.
         step_costs.keep(work.pair, config.sampling, found.costs)
     accepted, emitted = zip(*((step.accepted[0], step.count[0]) for step in steps), strict=True)
-    return found, independence(accepted, emitted, found.gamma)
+    steps_fit = independence(accepted, emitted, found.gamma)
+    if not config.rule.by_guess:  # One rate is nothing to expect of guesses verified together.
+        steps_fit = dataclasses.replace(steps_fit, p_value=None)
+    return found, steps_fit
 
 
 def certify(config: RowConfig, samples: int, false_alarm: float) -> Certificate:

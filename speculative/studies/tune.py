@@ -120,8 +120,8 @@ def tune(work: Workload, gammas: Sequence[int], on_progress: OnProgress) -> Tuni
         source = work.source(number)
         betas += alpha_on_target_text(work.pair, [source], [text], *scored, config.rule)
         if not config.rule.by_guess:
-            given = work.pair, source, text, *scored, gammas, config.rule, config.seed + number
-            blocks.append(tokens_on_target_text(*given))
+            given = work.pair, source, text, *scored, gammas, (config.rule,)
+            blocks.append(tokens_on_target_text(*given, config.seed + number)[..., 0])
     lengths = [len(text) for text in texts]
     on_progress("compiling", 0)
     meter = work.meter(gammas, lengths)

@@ -62,7 +62,9 @@ def test_expected_tokens_are_those_of_all_blocks(rule: Rule, sampling: Sampling)
     tokens = jnp.broadcast_to(jnp.array(TEXT), (ROWS, len(TEXT)))
     models, sources = Models(toy.MarkovModel(), MODEL_DRAFT), jnp.ones((ROWS, 1), jnp.int32)
     given = models, params, sources, tokens, uniforms, sampling, toy.VOCABULARY, toy.EOS
-    found = np.asarray(step_tokens(*given, gammas=(1, 3), rule=rule), np.float64).mean(axis=0)
+    found = np.asarray(step_tokens(*given, gammas=(1, 3), rules=(rule,)), np.float64).mean(axis=0)[
+        ..., 0
+    ]
     p, q = (toy.distribution(table, sampling) for table in (target, draft))
     for at, (before, last) in enumerate(itertools.pairwise([0, 0, *TEXT[:-1]])):
         for gamma, got in zip((1, 3), found[at], strict=True):
@@ -74,10 +76,9 @@ def test_expected_tokens_are_those_of_all_blocks(rule: Rule, sampling: Sampling)
 def test_blocks_yield_no_fewer_tokens_from_the_same_guesses() -> None:
     pair = toy_pair(MODEL_DRAFT, toy.params(toy.near_table()))
     given = pair, SOURCE, [2, 3, 0, 3, 3, 1], Sampling(), 8, (1, 2, 5)
-    token, block = (
-        np.mean([tokens_on_target_text(*given, rule, seed) for seed in range(200)], axis=0)
-        for rule in (rules.Token(), rules.Block())
-    )
+    both = rules.Token(), rules.Block()
+    found = np.mean([tokens_on_target_text(*given, both, seed) for seed in range(200)], axis=0)
+    token, block = np.moveaxis(found, -1, 0)
     assert token.shape == (6, 3)
     np.testing.assert_allclose(block[:, 0], token[:, 0], rtol=1e-5)  # One guess is no block.
     assert (block.mean(axis=0)[1:] > token.mean(axis=0)[1:]).all()
@@ -86,7 +87,6 @@ def test_blocks_yield_no_fewer_tokens_from_the_same_guesses() -> None:
 def test_a_draft_that_is_the_target_yields_all_guesses_before_the_end() -> None:
     pair = toy_pair(MODEL_DRAFT, toy.params(toy.target_table()))
     given = pair, SOURCE, [2, 3, 0], Sampling(), 8, (2, 6)
-    for rule in (rules.Token(), rules.Block()):
-        tokens = tokens_on_target_text(*given, rule)
-        assert tokens.max() <= 7 and tokens.min() >= 1
-        np.testing.assert_allclose(tokens, np.round(tokens), atol=1e-4)
+    tokens = tokens_on_target_text(*given, (rules.Token(), rules.Block()))
+    assert tokens.max() <= 7 and tokens.min() >= 1
+    np.testing.assert_allclose(tokens, np.round(tokens), atol=1e-4)

@@ -456,3 +456,21 @@ def test_each_section_is_printed_on_pages_of_its_own(
     printed = output.read_bytes()
     assert printed.startswith(b"%PDF")
     assert len(re.findall(rb"/Type\s*/Page\b", printed)) >= len(root.findall(".//section")) == 5
+
+
+def test_rules_are_compared_and_acceptance_is_drawn(tmp_path: pathlib.Path) -> None:
+    sampled = {"temperature": 1.0, "outputs_identical": None, "near_ties": None, "gamma": 2}
+    by_token = made.record(experiment="table2/t1", accepted_by_position=[14, 9], **sampled)
+    by_block = made.record(
+        experiment="table2/t1_block", verification="block", accepted_by_position=[15, 11],
+        gain_over_token=1.081, gain_over_token_low=1.042, gain_over_token_high=1.113,
+        tokens_per_call_predicted=3.97, **sampled,
+    )  # fmt: skip
+    examples = [made.example(number=number) for number in range(3)]
+    found = written(folder(tmp_path, [by_token, by_block], [examples, examples]))
+    table = found[found.index("Rules of verification") :]
+    assert table.index("token") < table.index("block") < table.index("1.081")
+    for shown in ("3.97", "1.04–1.11"):
+        assert shown in table
+    assert page.ACCEPTANCE[:40] in found
+    assert written(folder(tmp_path / "token", [by_token])).count("Rules of verification") == 0

@@ -206,3 +206,17 @@ def test_table_1_computed_and_as_printed() -> None:
         operations, operations_printed, speedup, speedup_printed = map(float, cells)
         assert speedup == pytest.approx(speedup_printed, abs=0.011)
         assert operations == pytest.approx(operations_printed, abs=0.011)
+
+
+def test_acceptance_by_position_and_by_place() -> None:
+    counted = made.record(gamma=3, alpha=0.8, num_target_calls=20, accepted_by_position=[16, 10, 5])
+    betas = [[1.0] * 8 + [0.5] * 3] * 10 + [[0.0] * 8]
+    steps, places = plots.acceptance({"a row": (counted, betas)}).axes
+    lines = [np.array(line.get_xydata()).tolist() for line in steps.lines]
+    assert lines[0] == [[1, 0.8], [2, 0.5], [3, 0.25]]
+    np.testing.assert_allclose(lines[1], [[1, 0.8], [2, 0.64], [3, 0.512]])
+    # 88 tokens of the first eight places, of which ten texts in eleven have 1; 30 of the others.
+    found = np.array(places.lines[0].get_xydata())
+    np.testing.assert_allclose(found, [[4.5, 10 / 11], [12.5, 0.5]])
+    few = plots.acceptance({"a row": (counted, betas[:2])}).axes[1].lines[0].get_ydata()
+    assert np.isnan(np.asarray(few, float)).all()

@@ -3,11 +3,13 @@
 import dataclasses
 import pathlib
 import re
+from typing import Any
 
 import pytest
 
 from speculative import paper, theory
 from speculative.checkpoints import SHIPPED
+from speculative.commands import rows
 from speculative.drafts.named import MODEL_FREE
 from speculative.gin_files import CONFIGS
 from speculative.models import SIZES
@@ -401,3 +403,21 @@ def test_files_of_the_old_layout_are_named_anew() -> None:
         with pytest.raises(ValueError, match=rf"--gin_file=\S+/{table}\.gin:{row}\.$") as error:
             read_row(f"configs/runs/{name}.gin")
         assert experiment(str(error.value).partition("--gin_file=")[2].rstrip(".")) == name
+
+
+def own_row(**changes: Any) -> RowConfig:
+    return RowConfig(task="own", prefix="", target="a", draft="b", gamma=3, **changes)
+
+
+def test_rules_of_a_table_stand_side_by_side_above_temperature_0() -> None:
+    configs = {"a/t0": own_row(temperature=0.0), "a/t1": own_row(temperature=1.0)}
+    found = rows._of_rules(configs, ["token", "block"])
+    assert {name: row.verification for name, row in found.items()} == {
+        "a/t1": "token", "a/t1_block": "block",
+    }  # fmt: skip
+    assert list(rows._of_rules(configs, ["block"])) == ["a/t0_block", "a/t1_block"]
+    with pytest.raises(ValueError, match="no verification 'blocks'; known are token, block"):
+        rows._of_rules(configs, ["blocks"])
+    lenient = {"a/t1": own_row(temperature=1.0, lenience=0.5)}
+    with pytest.raises(ValueError, match="lenience = 0.5 is for token verification, not for block"):
+        rows._of_rules(lenient, ["block"])

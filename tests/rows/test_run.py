@@ -139,11 +139,12 @@ def test_a_row_of_blocks(pair: Pair) -> None:
         tokens_on_target_text(
             pair, pair.encode(prompt.source),
             pair.generate(prompt.source, 3, number, gamma=0, temperature=1.0, max_length=LENGTH)
-            .tokens, asked.sampling, LENGTH, (4,), Block(), 3 + number,
+            .tokens, asked.sampling, LENGTH, (4,), (Block(), Token()), 3 + number,
         )
         for number, prompt in enumerate(PROMPTS)
     ]  # fmt: skip
-    predicted = np.concatenate(blocks).mean()
+    predicted, by_token = np.concatenate(blocks).mean(axis=(0, 1))
+    assert r.gain_over_token == pytest.approx(predicted / by_token)
     assert r.tokens_per_call_predicted == pytest.approx(predicted)
     assert r.tokens_per_call_predicted != pytest.approx(r.tokens_per_call_expected, rel=1e-4)
     assert r.speedup_long == pytest.approx(predicted / (4 * r.c + r.verify_cost))
