@@ -112,7 +112,7 @@ SPEED = (
     Column(
         "measured",
         lambda r: f"{r.speedup:.2f}" + " !" * r.above_ceiling,
-        "speed-up; ! is above Eq. 1's ceiling: a slow baseline",
+        "speed-up; ! is above the tokens a call that are predicted: a slow baseline",
     ),
     Column("95%", _interval("speedup"), f"its interval over the examples, if at least {FEWEST}"),
     Column("paper", field("paper_speedup", ".1f"), "the paper's measured speed-up"),
