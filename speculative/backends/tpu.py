@@ -20,13 +20,15 @@ from speculative.types import PyTree
 
 READ_AHEAD: dict[str, str | bool] = {
     "xla_tpu_msa_tensor_overrides": "overrides { hlo_operand_filter { "
-    'instruction_name_regex: "while.*" size_gte: 1000000 } keep_in_default_memory { } }'
+    'instruction_name_regex: "while.*" size_gte: 1000000 } keep_in_default_memory { } }',
+    "xla_max_cross_program_prefetches": "0",
 }
 """Options of the compiler for programs with a draft: no kernel stays on the chip through a loop.
 
 XLA fills most of a v4's 128 MiB on the chip with kernels that stay there from step to step, and
 then has no room to read the others ahead. A guess of T5 v1.1 large beside XXL would take 1.9 times
-as long, of small 1.15 times, and XXL's verification 1.04 times.
+as long, of small 1.15 times, and XXL's verification 1.04 times. Streamed steps would begin with
+reading a large kernel that is used after the draft's loop only.
 """
 
 ROWS = 8
