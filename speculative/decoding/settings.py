@@ -85,7 +85,12 @@ class Decoding:
     def draws(self, seed: int, examples: Array | np.ndarray) -> Array:
         """All random numbers of a generation; see `random_draws`."""
         offsets = self.gamma + 1 if self.rule.keyed_by == "step" else None
-        return random_draws(seed, examples, self.capacity, offsets, self.rule.numbers)
+        return random_draws(seed, examples, self._drawn, offsets, self.rule.numbers)
+
+    @property
+    def _drawn(self) -> int:
+        """Positions that have random numbers: those at which a step may begin, or a token stand."""
+        return self.max_length if self.rule.keyed_by == "step" else self.capacity
 
     def check_draws(self, draws: Array, batch: int) -> None:
         """Raises ValueError unless there are numbers for every row and position that may be read.
@@ -93,7 +98,7 @@ class Decoding:
         A read beyond the last position would be shifted back silently and use numbers twice.
         """
         offsets = (self.gamma + 1,) if self.rule.keyed_by == "step" else ()
-        needed = (batch, self.capacity, *offsets, self.rule.numbers)
+        needed = (batch, self._drawn, *offsets, self.rule.numbers)
         fits = draws.ndim == len(needed) and np.greater_equal(draws.shape, needed).all()
         if not fits or (draws.shape[0], draws.shape[-1]) != (batch, self.rule.numbers):
             raise ValueError(
@@ -104,7 +109,7 @@ class Decoding:
 
     def step_draws(self, draws: Array, lengths: Rows, gamma: int) -> Array:
         """The numbers [B, gamma + 1, numbers] of a step that begins after `lengths` [B] tokens."""
-        if self.rule.keyed_by == "step":
+        if self.rule.keyed_by == "step":  # A row of `max_length` tokens has finished.
             return read_rows(draws, lengths, 1)[:, 0, : gamma + 1]
         return read_rows(draws, lengths, gamma + 1)
 

@@ -58,8 +58,9 @@ def decode(
     table: np.ndarray | None = None,
     rows: int = ROWS,
 ) -> Output:
-    offsets = config.gamma + 1 if config.rule.keyed_by == "step" else None
-    sources, draws = jnp.ones((rows, 1), jnp.int32), numbers(rows, config.capacity, offsets)
+    step = config.rule.keyed_by == "step"
+    given = (config.max_length, config.gamma + 1) if step else (config.capacity, None)
+    sources, draws = jnp.ones((rows, 1), jnp.int32), numbers(rows, *given)
     params = Params(toy.params(toy.target_table() if table is None else table), draft_params)
     return jax.tree.map(np.asarray, fast.generate(TARGET, draft, params, sources, draws, config))
 
