@@ -16,28 +16,12 @@ from numpy.typing import NDArray
 from speculative import disk
 from speculative.measurement import teacher_forced
 from speculative.measurement.exactness import Difference, compare_greedy
-from speculative.measurement.independence import EXPECTED, chi_square_tail, likelihood_ratio
+from speculative.measurement.goodness import GTest, g_statistic, g_test, of_tokens
 from speculative.progress import OnProgress
 from speculative.rows.workload import Workload
 from speculative.sampling import standardise
 
-CELLS = 20
 BATCH = 128  # First tokens that are drawn at a time, where there is room for so many rows.
-
-
-@dataclasses.dataclass(frozen=True)
-class GTest:
-    """A comparison of the counts of `count` draws with those expected.
-
-    `statistic` is G, None where it is infinite: a token of probability 0 was drawn. `p_value` is
-    the probability of such a G, or a larger one, from an exact decoder.
-    """
-
-    name: str
-    count: int
-    statistic: float | None
-    degrees: int
-    p_value: float
 
 
 @dataclasses.dataclass(frozen=True)
@@ -168,10 +152,7 @@ def _whole_texts(work: Workload, texts: list[list[int]], on_progress: OnProgress
         p = _probabilities(work, number, text)
         below = np.where(np.arange(p.shape[1]) < np.array(text)[:, None], p, 0).sum(axis=1)
         transformed.append(below + rng.random(len(text)) * p[np.arange(len(text)), text])
-    flat = np.concatenate(transformed)
-    observed = np.histogram(flat.clip(0, 1), CELLS, (0, 1))[0].astype(float)
-    expected = np.full(CELLS, len(flat) / CELLS)
-    return g_test("whole texts", len(flat), *g_statistic(observed, expected))
+    return of_tokens("whole texts", transformed)
 
 
 def _probabilities(work: Workload, number: int, text: list[int]) -> NDArray[np.float64]:
@@ -181,35 +162,3 @@ def _probabilities(work: Workload, number: int, text: list[int]) -> NDArray[np.f
     p = standardise(logits[0, :, : pair.vocabulary.size], work.config.sampling)
     p = np.asarray(p, np.float64)[: len(text)]  # Cut here: each length would be compiled for.
     return p / p.sum(axis=1, keepdims=True)
-
-
-def g_test(name: str, count: int, statistic: float, degrees: int) -> GTest:
-    """What a statistic and its degrees of freedom say; an infinite one alarms at any level."""
-    if not np.isfinite(statistic):
-        return GTest(name, count, None, degrees, 0.0)
-    return GTest(name, count, statistic, degrees, chi_square_tail(statistic, degrees or 1))
-
-
-def g_statistic(observed: NDArray[np.float64], expected: NDArray[np.float64]) -> tuple[float, int]:
-    """G and its degrees of freedom; cells with few expected counts are pooled.
-
-    G is divided by Williams' correction, which takes its mean to that of the chi-square
-    distribution: summed over hundreds of prompts, a small excess would look like a difference.
-    G is infinite if a token of probability 0 was drawn.
-    """
-    if observed[expected == 0].any():
-        return np.inf, 1
-    order = np.argsort(-expected)
-    observed, expected = observed[order], expected[order]
-    frequent = int((expected >= EXPECTED).sum())
-    observed = np.append(observed[:frequent], observed[frequent:].sum())
-    expected = np.append(expected[:frequent], expected[frequent:].sum())
-    if expected[-1] < EXPECTED and len(expected) > 1:  # Too few even pooled: into the last cell.
-        observed = np.append(observed[:-2], observed[-2:].sum())
-        expected = np.append(expected[:-2], expected[-2:].sum())
-    degrees = len(expected) - 1
-    if degrees == 0:
-        return 0.0, 0
-    count = expected.sum()
-    correction = 1 + ((count / expected).sum() - 1) / (6 * count * degrees)
-    return likelihood_ratio(observed, expected) / correction, degrees

@@ -15,12 +15,13 @@ import pytest
 
 from speculative import cli
 from speculative.measurement.exactness import Difference
+from speculative.measurement.goodness import GTest
 from speculative.pair import Result
 from speculative.reporting import page, traces
 from speculative.rows import records
 from speculative.rows.kept import Example, KeptExamples
 from speculative.rows.records import Record
-from speculative.studies.certificate import Certificate, GTest
+from speculative.studies.certificate import Certificate
 from tests.rows import made
 
 GREEDY = made.record(

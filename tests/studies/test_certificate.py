@@ -12,10 +12,11 @@ import pytest
 
 from speculative.decoding import Output, rules
 from speculative.measurement.exactness import Difference
+from speculative.measurement.goodness import GTest, g_statistic, g_test
 from speculative.pair import Pair
 from speculative.rows.config import RowConfig
 from speculative.rows.workload import Workload
-from speculative.studies.certificate import Certificate, GTest, certify, g_statistic, g_test
+from speculative.studies.certificate import Certificate, certify
 from speculative.tasks.prompts import Prompt
 from tests import toy
 from tests.measurement.pairs import MODEL_DRAFT, SOURCE, toy_pair

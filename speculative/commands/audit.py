@@ -1,0 +1,51 @@
+"""`audit`: whether another program's samples are a target's own."""
+
+import argparse
+import json
+import pathlib
+
+from speculative.commands import Command, add_options
+
+
+def _add_audit(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--samples",
+        metavar="FILE",
+        required=True,
+        help="a JSON object a line, as generate --json prints it: prompt or prompt_tokens, tokens "
+        "and, if known, logprobs",
+    )
+    names = ("--target", "--vocabulary", "--dtype", "--temperature", "--top_k", "--top_p")
+    add_options(parser, *names, "--max_length", "--seed", temperature=1.0, top_k=0, top_p=1.0)
+    add = parser.add_argument
+    add("--false_alarm", type=float, default=0.001, metavar="P", help="(0.001)")
+    add("--json", action="store_true", help="print one JSON object with every test")
+
+
+def _audit(options: argparse.Namespace) -> int:
+    from speculative import loading, progress
+    from speculative.sampling import Sampling
+    from speculative.studies import audit
+
+    if not 0 < options.false_alarm < 1:
+        raise ValueError(f"--false_alarm must lie in (0, 1), not {options.false_alarm}.")
+    sampling = Sampling(options.temperature, options.top_k, options.top_p)
+    found = loading.resolve(options.target, "uniform", options.dtype, options.vocabulary)
+    vocabulary, decoder_only = found.vocabulary, loading.model_of(found.target.config).decoder_only
+    samples = audit.read(
+        pathlib.Path(options.samples),
+        vocabulary.prompt if decoder_only else vocabulary.encode,
+        vocabulary.size,
+        vocabulary.eos_id,
+        options.max_length,
+    )
+    with progress.bar(options.target) as on_progress:
+        on_progress("loading", 0)
+        pair = found.load()
+        seed = options.seed or 0
+        result = audit.audit(pair, samples, sampling, options.false_alarm, on_progress, seed)
+    print(json.dumps(result.fields()) if options.json else result.verdict())
+    return 0 if result.passed else 1
+
+
+COMMANDS = {"audit": Command("test samples of any program against a target", _add_audit, _audit)}

@@ -1,0 +1,386 @@
+"""Whether samples that any program made are a target's own: `speculative audit`.
+
+The program is not run: its samples come from a file, a text a line, and are scored by the target.
+At temperature 0 every token must be the target's argmax, but for near ties. At others, tests look
+at the first tokens of each prompt, and at the randomised probability integral transform (PIT) of
+every token: its distribution, that of neighbouring pairs, and the mean of the log-likelihood.
+"""
+
+import dataclasses
+import functools
+import json
+import math
+import pathlib
+from collections import defaultdict
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import Array
+from numpy.typing import NDArray
+
+from speculative.measurement import goodness, teacher_forced
+from speculative.measurement.exactness import NEAR_TIES
+from speculative.measurement.goodness import GTest
+from speculative.models.interface import Model
+from speculative.pair import Pair, padded
+from speculative.progress import OnProgress
+from speculative.sampling import Sampling, standardise
+from speculative.types import Inputs, PyTree, Tokens
+
+FEWEST = goodness.EXPECTED * goodness.PAIR_CELLS**2 * 2
+"""Tokens with which a pair of neighbours is expected in each cell often enough."""
+
+BEGINNING = 3  # Tokens of a text that are tested together, where a prompt has many samples.
+NUMBERS = 2**24  # Probabilities that are computed at a time: 64 MiB of float32.
+
+
+@dataclasses.dataclass(frozen=True)
+class Sample:
+    """A text that a program made.
+
+    Attributes:
+        line: of the file, from 1.
+        source: the tokens of the source or prompt.
+        tokens: of the text, with the end of sequence unless it was cut.
+        logprobs: of the tokens, natural logarithms, as the program computed them; if it said so.
+    """
+
+    line: int
+    source: tuple[int, ...]
+    tokens: list[int]
+    logprobs: list[float] | None = None
+
+
+@dataclasses.dataclass(frozen=True)
+class Audit:
+    """What was found in the samples of a program.
+
+    Attributes:
+        texts: samples, of `prompts` prompts, and `tokens` in all.
+        edges: tokens at the edge of top-k or top-p, where rounding decides; they are not tested.
+        impossible: lines and positions, from 1, of tokens that the target never says; at
+            temperature 0, of those that are not the argmax.
+        near_ties: at temperature 0, tokens that are not the argmax by rounding alone.
+        tests: of what was sampled; none at temperature 0.
+        largest_difference: of the program's log-probabilities from the target's, if it gave any.
+        false_alarm: the probability that `passed` is false for samples of the target.
+    """
+
+    texts: int
+    prompts: int
+    tokens: int
+    edges: int
+    impossible: list[tuple[int, int]]
+    near_ties: int | None
+    tests: list[GTest]
+    largest_difference: float | None
+    false_alarm: float
+
+    @property
+    def passed(self) -> bool:
+        """Whether no token is impossible and no test fails (Bonferroni)."""
+        level = self.false_alarm / max(1, len(self.tests))
+        return not self.impossible and all(test.p_value >= level for test in self.tests)
+
+    def verdict(self) -> str:
+        """What was found, in a sentence or two."""
+        word = "PASSED" if self.passed else "FAILED"
+        said = f"{word}: {self.texts} texts of {self.prompts} prompts, {self.tokens} tokens; "
+        if self.impossible:
+            line, position = self.impossible[0]
+            what = "have probability 0" if self.near_ties is None else "are not the argmax"
+            said += f"{len(self.impossible)} of them {what}, first token {position} of line {line}"
+            said += "; " if self.near_ties is not None else "."
+        if self.near_ties is not None:
+            return said + f"{self.near_ties} of them differ from the argmax by a near tie."
+        if self.impossible:
+            return said
+        tests = ", ".join(f"{test.name} p = {test.p_value:.3g}" for test in self.tests)
+        said += f"{tests}. The target's own samples fail with probability {self.false_alarm:g}."
+        if self.edges:
+            said += f" {self.edges} tokens at the edge of top-k or top-p were left out."
+        return said
+
+    def fields(self) -> dict[str, Any]:
+        """As `--json` prints it."""
+        return dataclasses.asdict(self) | {"passed": self.passed, "verdict": self.verdict()}
+
+
+def read(
+    path: pathlib.Path,
+    encode: Callable[[str], NDArray[np.int_]],
+    vocab_size: int,
+    eos_id: int,
+    max_length: int,
+) -> list[Sample]:
+    """The samples of a file of JSON lines with `prompt` or `prompt_tokens`, and `tokens`.
+
+    Raises:
+        ValueError: a line is no sample; the message has its number. There are none, or so few
+            tokens that they decide nothing.
+    """
+    if not path.is_file():
+        raise ValueError(f"There is no file {path}; give one of samples, a JSON object a line.")
+    found = []
+    for number, line in enumerate(path.read_bytes().splitlines(), 1):
+        if not line.strip():
+            continue
+        try:
+            found.append(_sample(number, json.loads(line), encode, vocab_size, eos_id, max_length))
+        except (ValueError, TypeError, RecursionError) as error:
+            raise ValueError(f"Line {number} of {path} is no sample: {error}") from error
+    if not found:
+        raise ValueError(f"{path} holds no samples; give one a line, as generate --json does.")
+    return found
+
+
+def _sample(
+    number: int,
+    fields: Any,
+    encode: Callable[[str], NDArray[np.int_]],
+    vocab_size: int,
+    eos_id: int,
+    max_length: int,
+) -> Sample:
+    if not isinstance(fields, dict):
+        raise ValueError("it is no JSON object.")
+    if "prompt_tokens" in fields:
+        source = _whole_numbers("prompt_tokens", fields["prompt_tokens"], vocab_size)
+    elif isinstance(fields.get("prompt"), str):
+        source = [int(token) for token in encode(fields["prompt"])]
+    else:
+        raise ValueError("it has neither a prompt, a text, nor prompt_tokens.")
+    tokens = _whole_numbers("tokens", fields.get("tokens"), vocab_size)
+    ends = [at for at, token in enumerate(tokens, 1) if token == eos_id]
+    if not tokens or len(tokens) > max_length:
+        raise ValueError(
+            f"it has {len(tokens)} tokens; there must be 1 to {max_length} (--max_length)."
+        )
+    if ends and ends[0] < len(tokens):
+        raise ValueError(f"{len(tokens) - ends[0]} tokens follow the end of sequence, {eos_id}.")
+    if not ends and len(tokens) < max_length:
+        raise ValueError(
+            f"it stops after {len(tokens)} tokens without the end of sequence, {eos_id}, although "
+            f"{max_length} were allowed (--max_length)."
+        )
+    logprobs = fields.get("logprobs")
+    if logprobs is not None:
+        fits = isinstance(logprobs, list) and len(logprobs) == len(tokens)
+        if not fits or not all(isinstance(x, int | float) and x <= 1e-6 for x in logprobs):
+            raise ValueError("logprobs must be a number of at most 0 for each token.")
+    return Sample(number, tuple(source), tokens, logprobs)
+
+
+def _whole_numbers(name: str, given: Any, vocab_size: int) -> list[int]:
+    if not isinstance(given, list) or not all(type(token) is int for token in given):
+        raise ValueError(f"{name} must be a list of whole numbers.")
+    if wrong := [token for token in given if not 0 <= token < vocab_size]:
+        raise ValueError(f"{name} has {wrong[0]}; the target's tokens are 0 to {vocab_size - 1}.")
+    return given
+
+
+class _Scores(NamedTuple):
+    """Of each token [B, L]: what the tests need of the target's distribution there."""
+
+    below: Array  # The probability of the tokens before it in the vocabulary.
+    own: Array  # Its probability.
+    entropy: Array  # Of the distribution, in nats.
+    variance: Array  # Of -ln p there.
+    margin: Array  # The best logit, or the least that top-k and top-p keep, less its own.
+    first: Array  # [B, V] the distribution of the first token.
+
+
+@functools.partial(jax.jit, static_argnames=("target", "sampling", "vocab_size"))
+def _score(
+    target: Model,
+    params: PyTree,
+    source: Inputs,
+    tokens: Tokens,
+    sampling: Sampling,
+    vocab_size: int,
+) -> _Scores:
+    logits = teacher_forced.logits(target, params, source, tokens)[..., :vocab_size]
+    p, chosen = standardise(logits, sampling), tokens[..., None]
+    own = jnp.take_along_axis(p, chosen, axis=-1)[..., 0]
+    below = jnp.where(jnp.arange(vocab_size) < chosen, p, 0.0).sum(axis=-1)
+    surprise = jnp.where(p > 0, -jnp.log(jnp.where(p > 0, p, 1.0)), 0.0)
+    entropy = (p * surprise).sum(axis=-1)
+    variance = (p * (surprise - entropy[..., None]) ** 2).sum(axis=-1)
+    least = jnp.where(p > 0, logits, jnp.inf).min(axis=-1)
+    margin = least - jnp.take_along_axis(logits, chosen, axis=-1)[..., 0]
+    return _Scores(below, own, entropy, variance, margin, p[:, 0])
+
+
+def audit(
+    pair: Pair,
+    samples: Sequence[Sample],
+    sampling: Sampling,
+    false_alarm: float,
+    on_progress: OnProgress = lambda what, share: None,
+    seed: int = 0,
+) -> Audit:
+    """Tests samples against the target of a pair; its draft is not used.
+
+    Where a program gave its log-probabilities, the tests allow for how far its distributions are
+    from the target's by them: rounding in another dtype is no fault of its sampler.
+
+    Raises:
+        ValueError: the samples have so few tokens that they decide nothing.
+    """
+    count = sum(len(sample.tokens) for sample in samples)
+    if not sampling.greedy and count < FEWEST:
+        mean = count / len(samples)
+        raise ValueError(
+            f"{len(samples)} samples of {count} tokens decide nothing; it takes at least {FEWEST} "
+            f"tokens, some {math.ceil(FEWEST / mean)} such samples."
+        )
+    tolerance = NEAR_TIES[pair.target.config.dtype]
+    rng = np.random.default_rng(seed)
+    found = _Findings()
+    done = 0
+    for batch in _batches(pair, samples):
+        on_progress("scoring", done / len(samples))
+        done += len(batch)
+        scores = _scores(pair, batch, sampling)
+        for row, sample in enumerate(batch):
+            found.add(sample, [np.asarray(x[row], np.float64) for x in scores], tolerance, rng)
+    found.impossible.sort()
+    common = len(samples), len({sample.source for sample in samples}), count
+    if sampling.greedy:
+        return Audit(*common, 0, found.impossible, found.edges, [], None, false_alarm)
+    tests = [] if found.impossible else found.tests()
+    largest = found.largest_difference
+    return Audit(*common, found.edges, found.impossible, None, tests, largest, false_alarm)
+
+
+class _Findings:
+    """What is gathered text by text."""
+
+    def __init__(self) -> None:
+        self.impossible: list[tuple[int, int]] = []
+        self.edges = 0
+        self.largest_difference: float | None = None
+        self._transformed: list[NDArray[np.float64]] = []
+        # Of first tokens, beginnings and all tokens: how much likelier they are to the program than
+        # to the target, in nats, and the sum of squares.
+        self._divergences = np.zeros((3, 2))
+        self._likelihood = np.zeros(3)  # Sums of -ln p less the entropy, of variances, of tokens.
+        # Of the beginnings of texts by source: their probability and how many texts have it.
+        self._begins: dict[tuple[Any, tuple[int, ...]], tuple[float, int]] = {}
+        self._first: dict[Any, tuple[NDArray[np.float64], list[int]]] = {}
+
+    def add(
+        self,
+        sample: Sample,
+        scores: Sequence[NDArray[np.float64]],
+        tolerance: float,
+        rng: np.random.Generator,
+    ) -> None:
+        """Adds a text, of whose batch's rows `scores` are one each."""
+        length = len(sample.tokens)
+        below, own, entropy, variance, margin = (x[:length] for x in scores[:5])
+        first = scores[5]
+        outside = own <= 0
+        edge = outside & (margin <= tolerance)
+        self.edges += int(edge.sum())
+        wrong = np.flatnonzero(outside & ~edge) + 1
+        self.impossible += [(sample.line, int(position)) for position in wrong]
+        differences = np.zeros(length)
+        if sample.logprobs is not None:
+            said = np.asarray(sample.logprobs, np.float64)
+            differences = np.where(outside, 0.0, said - np.log(np.where(outside, 1.0, own)))
+            largest = float(np.abs(differences).max())
+            self.largest_difference = max(self.largest_difference or 0.0, largest)
+        for part, at in zip(self._divergences, (1, BEGINNING, length), strict=True):
+            part += differences[:at].sum(), (differences[:at] ** 2).sum()
+        inside = ~outside
+        self._transformed.append((below + rng.random(length) * own)[inside])
+        surprise = -np.log(np.where(inside, own, 1))
+        self._likelihood += [
+            (surprise - entropy)[inside].sum(), variance[inside].sum(), inside.sum(),
+        ]  # fmt: skip
+        if inside[0]:
+            self._first.setdefault(sample.source, (first, []))[1].append(sample.tokens[0])
+        if inside[:BEGINNING].all():
+            begins = sample.source, tuple(sample.tokens[:BEGINNING])
+            chance, count = self._begins.get(begins, (float(own[:BEGINNING].prod()), 0))
+            self._begins[begins] = chance, count + 1
+
+    def tests(self) -> list[GTest]:
+        """The tests of samples without impossible tokens."""
+        # The mean of that is the divergence; three standard errors are added.
+        total, squares = self._divergences.T
+        first, beginnings, whole = np.maximum(total, 0) + 3 * np.sqrt(squares)
+        statistic, degrees, drawn = 0.0, 0, 0
+        for p, tokens in self._first.values():
+            p = p / p.sum()
+            observed = np.bincount(tokens, minlength=len(p)).astype(float)
+            g, d = goodness.g_statistic(observed, p * len(tokens))
+            statistic, degrees, drawn = statistic + g, degrees + d, drawn + len(tokens)
+        tests = []
+        if degrees:
+            test = goodness.g_test("first tokens", drawn, statistic, degrees)
+            tests.append(goodness.allowing(test, first))
+        if test := self._beginnings():
+            tests.append(goodness.allowing(test, beginnings))
+        excess, variance, count = self._likelihood
+        square = excess**2 / variance if variance else 0.0
+        of_all = [
+            goodness.of_tokens("tokens", self._transformed),
+            goodness.of_pairs("tokens by the one before", self._transformed),
+            goodness.g_test("log-likelihood", int(count), square, 1),
+        ]
+        return tests + [goodness.allowing(test, whole) for test in of_all]
+
+    def _beginnings(self) -> GTest | None:
+        """The G-test of the first `BEGINNING` tokens together; None if all are too rare.
+
+        Beginnings that no text has share the probability that the others leave.
+        """
+        by_source: dict[Any, list[tuple[float, int]]] = defaultdict(list)
+        for (source, _), seen in self._begins.items():
+            by_source[source].append(seen)
+        statistic, degrees, drawn = 0.0, 0, 0
+        for seen in by_source.values():
+            chances, counts = np.array(seen).T
+            shares = np.append(chances, max(1e-9, 1 - chances.sum()))
+            expected = shares / shares.sum() * counts.sum()
+            g, d = goodness.g_statistic(np.append(counts, 0.0), expected)
+            statistic, degrees, drawn = statistic + g, degrees + d, drawn + int(counts.sum())
+        name = f"first {BEGINNING} tokens"
+        return goodness.g_test(name, drawn, statistic, degrees) if degrees else None
+
+
+def _batches(pair: Pair, samples: Sequence[Sample]) -> list[list[Sample]]:
+    """Samples of one source and about one length, as many as there is room for."""
+    groups: dict[tuple[int, int], list[Sample]] = defaultdict(list)
+    for sample in samples:
+        groups[_shape(sample)].append(sample)
+    found = []
+    for (_, length), group in sorted(groups.items()):
+        size = max(1, min(64, NUMBERS // (length * pair.vocabulary.size)))
+        ordered = sorted(group, key=lambda sample: sample.source)
+        found += [ordered[at : at + size] for at in range(0, len(ordered), size)]
+    return found
+
+
+def _shape(sample: Sample) -> tuple[int, int]:
+    """The widths of source and text to which a sample is padded, for few programs."""
+    return padded(len(sample.source)), -(-len(sample.tokens) // 32) * 32
+
+
+def _scores(pair: Pair, batch: Sequence[Sample], sampling: Sampling) -> _Scores:
+    """Scores of a batch, whose rows are filled up with the last one to a power of two."""
+    width, length = _shape(batch[0])
+    rows = 2 ** math.ceil(math.log2(len(batch)))
+    filled = [*batch, *[batch[-1]] * (rows - len(batch))]
+    pad = pair.target.pad_id
+    sources = np.full((rows, width), pad, np.int32)
+    for row, sample in zip(sources, filled, strict=True):
+        row[: len(sample.source)] = sample.source
+    tokens = np.concatenate([teacher_forced.padded(sample.tokens, length) for sample in filled])
+    given = pair.target, pair.params.target, jnp.asarray(sources), jnp.asarray(tokens)
+    return jax.device_get(_score(*given, sampling, pair.vocabulary.size))

@@ -1,0 +1,239 @@
+"""The audit: samples of exact programs pass, those of wrong ones fail. The toy has four tokens.
+
+Of 20 audits of exact samples at a false-alarm rate of 0.001, one fails with probability 0.02 at
+most; seeds are fixed.
+"""
+
+import dataclasses
+import json
+import math
+import pathlib
+import types
+from typing import Any, ClassVar
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from speculative.decoding import Decoding, Params, rules
+from speculative.decoding import loop as fast
+from speculative.measurement import goodness
+from speculative.pair import Pair
+from speculative.sampling import Sampling
+from speculative.studies.audit import FEWEST, Audit, Sample, audit, read
+from tests import toy
+from tests.decoding.test_block import P, Positioned, Q, of_two
+from tests.measurement.pairs import MODEL_DRAFT, toy_pair
+
+TEXTS, SEEDS = 500, 20
+OWN = Sampling()
+
+
+class Target(toy.MarkovModel):
+    """The toy with what an audit asks of a target's configuration."""
+
+    config: ClassVar[Any] = types.SimpleNamespace(dtype="float32")
+
+
+def pair_of(table: np.ndarray | None = None) -> Pair:
+    pair = toy_pair(MODEL_DRAFT, (), table)
+    return dataclasses.replace(pair, target=Target())  # pyright: ignore[reportArgumentType]
+
+
+PAIR = pair_of()
+
+
+def samples(
+    rule: rules.Rule,
+    seed: int,
+    sampling: Sampling = OWN,
+    draft: np.ndarray | None = None,
+    target: np.ndarray | None = None,
+    count: int = TEXTS,
+    gamma: int = 4,
+    length: int = 16,
+) -> list[Sample]:
+    """Texts that speculative decoding makes with a rule."""
+    config = Decoding(toy.VOCABULARY, sampling, gamma, length, toy.EOS, rule=rule)
+    tables = (
+        (toy.target_table() if target is None else target),
+        (toy.far_table() if draft is None else draft),
+    )
+    params = Params(*map(toy.params, tables))
+    inputs, draws = jnp.ones((count, 1), jnp.int32), config.draws(seed, np.arange(count))
+    output = fast.generate(toy.MarkovModel(), MODEL_DRAFT, params, inputs, draws, config)
+    texts = zip(np.asarray(output.tokens), np.asarray(output.lengths), strict=True)
+    return [Sample(line, (1,), text[:n].tolist()) for line, (text, n) in enumerate(texts, 1)]
+
+
+def caught(found: list[list[Sample]], sampling: Sampling = OWN, pair: Pair = PAIR) -> float:
+    """The share of audits that fail."""
+    audits = [audit(pair, one, sampling, 0.001, seed=seed) for seed, one in enumerate(found)]
+    return float(np.mean([not one.passed for one in audits]))
+
+
+@pytest.mark.parametrize("sampling", [Sampling(), Sampling(0.7), Sampling(1.0, top_p=0.9)], ids=str)
+@pytest.mark.parametrize("rule", [rules.Token(), rules.Block()], ids=["token", "block"])
+def test_exact_samples_pass(rule: rules.Rule, sampling: Sampling) -> None:
+    found = [samples(rule, seed, sampling) for seed in range(SEEDS)]
+    assert caught(found, sampling) == 0
+
+
+def test_another_temperature_is_caught() -> None:
+    found = [samples(rules.Token(), seed, Sampling(0.85)) for seed in range(SEEDS)]
+    assert caught(found) == 1
+
+
+class DraftDropped(rules.Token):
+    """Takes q of a guess for 1 when it is tested, and for what it is when it is replaced."""
+
+    def verify(self, guesses, logits, q, sampling, uniforms):
+        accepted, _ = super().verify(guesses, logits, None, sampling, uniforms)
+        passing = jnp.arange(guesses.shape[1]) < accepted[:, None]
+        decided = uniforms.at[:, :-1, rules.ACCEPT].set(jnp.where(passing, 0.0, 1.0))
+        return super().verify(guesses, logits, q, sampling, decided)
+
+
+class OfTheDraft(rules.Token):
+    """Accepts every guess that the target may say at all."""
+
+    def verify(self, guesses, logits, q, sampling, uniforms):
+        passing = uniforms.at[..., rules.ACCEPT].set(0.0)
+        return super().verify(guesses, logits, q, sampling, passing)
+
+
+class ImpossibleAccepted(rules.Token):
+    """Accepts a guess of probability 0 too."""
+
+    def verify(self, guesses, logits, q, sampling, uniforms):
+        floor = jnp.where(jnp.isfinite(logits), logits, -3.0)
+        return super().verify(guesses, floor, q, sampling, uniforms)
+
+
+@pytest.mark.parametrize("rule", [DraftDropped(), OfTheDraft(), ImpossibleAccepted()], ids=str)
+def test_a_wrong_rule_is_caught(rule: rules.Rule) -> None:
+    found = [samples(rule, seed) for seed in range(SEEDS)]
+    assert caught(found) == 1
+
+
+@pytest.mark.usefixtures("recompiled")
+def test_a_correction_from_p_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rules, "residual", lambda p, q: p)
+    assert caught([samples(rules.Token(), seed) for seed in range(SEEDS)]) == 1
+
+
+def test_coins_keyed_by_position_are_caught_by_beginnings_alone() -> None:
+    """On the paper's toy, with texts of 8 tokens; first tokens do not tell."""
+    given: dict[str, Any] = {"draft": of_two(Q), "target": of_two(P), "gamma": 2, "length": 8}
+    given["count"] = 1000
+    pair = pair_of(of_two(P))
+    wrong = [samples(Positioned(), seed, **given) for seed in range(SEEDS)]
+    assert caught(wrong, pair=pair) == 1
+    first = [audit(pair, one, Sampling(), 0.001).tests[0] for one in wrong]
+    assert all(test.name == "first tokens" and test.p_value > 0.001 for test in first)
+    right = [samples(rules.Block(), seed, **given) for seed in range(SEEDS)]
+    assert caught(right, pair=pair) == 0
+
+
+def test_a_pair_of_neighbours_tells_what_each_alone_does_not() -> None:
+    rng = np.random.default_rng(0)
+    free = [rng.random(7) for _ in range(400)]
+    tied = [np.tile(rng.random(), 7) for _ in range(400)]
+    assert goodness.of_pairs("", free).p_value > 0.001
+    assert goodness.of_pairs("", tied).p_value < 1e-9
+    # A text that ends by what its last token is leaves the next token's distribution alone.
+    ended = [text[: int(np.argmax(text > 0.8)) + 1 if (text > 0.8).any() else 7] for text in free]
+    assert goodness.of_pairs("", ended).p_value > 0.001
+
+
+def test_greedy_samples_are_the_argmax() -> None:
+    found = samples(rules.Token(), 0, Sampling(0.0), count=8)
+    passed = audit(PAIR, found, Sampling(0.0), 0.001)
+    assert (passed.passed, passed.near_ties, passed.impossible) == (True, 0, [])
+    other = dataclasses.replace(found[3], tokens=[3, *found[3].tokens[1:]])
+    failed = audit(PAIR, [*found[:3], other], Sampling(0.0), 0.001)
+    assert (4, 1) in failed.impossible and not failed.passed
+    assert "first token 1 of line 4" in failed.verdict()
+
+
+def test_log_probabilities_excuse_rounding_alone() -> None:
+    """Of a program whose model is a little off; of another that says so and samples wrongly too."""
+    rounded = toy.target_table() + np.random.default_rng(2).normal(0, 0.06, (toy.PADDED,) * 3)
+    p = toy.distribution(rounded, OWN)
+    log_p = np.log(p, where=p > 0, out=np.full_like(p, -np.inf))
+
+    def said(found: list[Sample]) -> list[Sample]:
+        texts = [[0, 0, *sample.tokens] for sample in found]
+        return [
+            dataclasses.replace(sample, logprobs=[float(log_p[*here]) for here in zip(*[
+                text[at:] for at in range(3)
+            ], strict=False)])
+            for sample, text in zip(found, texts, strict=True)
+        ]  # fmt: skip
+
+    right = [samples(rules.Token(), seed, target=rounded, count=5000) for seed in range(3)]
+    assert caught(right) == 1
+    assert caught([said(one) for one in right]) == 0
+    wrong = [samples(OfTheDraft(), seed, target=rounded, count=5000) for seed in range(3)]
+    assert caught([said(one) for one in wrong]) == 1
+    found = audit(PAIR, said(right[0]), OWN, 0.001)
+    assert found.largest_difference is not None
+    assert 0.05 < found.largest_difference < 0.4
+    assert audit(PAIR, right[0], OWN, 0.001).largest_difference is None
+
+
+def lines(tmp_path: pathlib.Path, *found: Any) -> list[Sample]:
+    file = tmp_path / "samples.jsonl"
+    file.write_text("\n".join(x if isinstance(x, str) else json.dumps(x) for x in found))
+    return read(file, lambda text: np.array([7, 1]), 100, 1, 4)
+
+
+def test_a_file_of_samples(tmp_path: pathlib.Path) -> None:
+    found = lines(
+        tmp_path, {"prompt": "a", "tokens": [5, 1], "seconds": 3}, "",
+        {"prompt_tokens": [2, 1], "tokens": [9, 9, 9, 9], "logprobs": [-1, -2, 0, -0.5]},
+    )  # fmt: skip
+    assert found == [
+        Sample(1, (7, 1), [5, 1]),
+        Sample(3, (2, 1), [9, 9, 9, 9], [-1, -2, 0, -0.5]),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("line", "said"),
+    [
+        ("{", "Line 2 of .* is no sample"),
+        ([1], "it is no JSON object"),
+        ({"tokens": [1]}, "neither a prompt, a text, nor prompt_tokens"),
+        ({"prompt": "a"}, "tokens must be a list of whole numbers"),
+        ({"prompt": "a", "tokens": [100, 1]}, "tokens has 100; the target's tokens are 0 to 99"),
+        ({"prompt": "a", "tokens": []}, "has 0 tokens; there must be 1 to 4"),
+        ({"prompt": "a", "tokens": [2, 2, 2, 2, 1]}, "has 5 tokens; there must be 1 to 4"),
+        ({"prompt": "a", "tokens": [1, 2]}, "1 tokens follow the end of sequence, 1"),
+        ({"prompt": "a", "tokens": [2, 2]}, "stops after 2 tokens without the end of sequence"),
+        ({"prompt": "a", "tokens": [1], "logprobs": [-1, -2]}, "logprobs must be a number"),
+        ({"prompt_tokens": ["a"], "tokens": [1]}, "prompt_tokens must be a list of whole numbers"),
+    ],
+)
+def test_a_line_that_is_no_sample(tmp_path: pathlib.Path, line: Any, said: str) -> None:
+    with pytest.raises(ValueError, match=said):
+        lines(tmp_path, {"prompt": "a", "tokens": [1]}, line)
+
+
+def test_too_few_samples_decide_nothing() -> None:
+    found = samples(rules.Token(), 0, count=10)
+    tokens = sum(len(sample.tokens) for sample in found)
+    needed = math.ceil(FEWEST / (tokens / 10))
+    said = f"10 samples of {tokens} tokens decide nothing; it takes at least {FEWEST} tokens, "
+    with pytest.raises(ValueError, match=f"{said}some {needed} such samples"):
+        audit(PAIR, found, Sampling(), 0.001)
+
+
+def test_the_tests_share_the_false_alarm_rate() -> None:
+    def of(p_value: float) -> Audit:
+        tests = [goodness.GTest(str(i), 9, 1.0, 1, p_value if i else 0.5) for i in range(5)]
+        return Audit(9, 1, 99, 0, [], None, tests, None, 0.01)
+
+    assert of(0.0021).passed and not of(0.0019).passed
+    assert jax.tree.leaves(of(0.5).fields())
