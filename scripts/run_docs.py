@@ -43,6 +43,7 @@ ABSENT = {
     r"\b(TARGET|DRAFT|FOLDER)\b": "a pair and texts of your own",
     "--module my_tasks": "a module of your own (tests/test_own_rows.py has one)",
     r"scripts/(train|distil)|work/": "texts that training leaves",
+    "speculative audit": "samples of another program",
     "table ?9": "the table that the page would add",
 }
 
@@ -56,6 +57,7 @@ SAYS = {
     "speculative generate": "[A-Za-z]{4}",
     "speculative tune": "Best: γ = |will not pay",
     "speculative verify": "EXACT: ",
+    "speculative audit": "PASSED: ",
     "speculative (bench|figure|report|convert|count)": "Written: ",
     "speculative plan": "fits on",
     "speculative compile": "Estimated by the TPU's compiler",

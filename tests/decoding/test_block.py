@@ -38,7 +38,7 @@ TABLES = {
     "equal": toy.target_table,
     "disjoint": toy.disjoint_table,
 }
-SAMPLINGS = {1: Sampling(), 2: Sampling(0.7, top_k=2), 4: Sampling(), 7: Sampling(1.3, top_p=0.8)}
+SAMPLINGS = {1: Sampling(1.3, top_p=0.8), 2: Sampling(0.7, top_k=2), 4: Sampling(), 7: Sampling()}
 
 
 def settings(gamma: int, rule: rules.Rule = BLOCK, length: int | None = None) -> Decoding:
