@@ -246,7 +246,7 @@ def audit(
         done += len(batch)
         scores = _scores(pair, batch, sampling)
         for row, sample in enumerate(batch):
-            found.add(sample, [np.asarray(x[row], np.float64) for x in scores], tolerance, rng)
+            found.add(sample, [x[row] for x in scores], tolerance, rng)
     found.impossible.sort()
     common = len(samples), len({sample.source for sample in samples}), count
     if sampling.greedy:
@@ -270,19 +270,20 @@ class _Findings:
         self._likelihood = np.zeros(3)  # Sums of -ln p less the entropy, of variances, of tokens.
         # Of the beginnings of texts by source: their probability and how many texts have it.
         self._begins: dict[tuple[Any, tuple[int, ...]], tuple[float, int]] = {}
-        self._first: dict[Any, tuple[NDArray[np.float64], list[int]]] = {}
+        self._first: dict[Any, tuple[NDArray[np.float32], list[int]]] = {}
 
     def add(
         self,
         sample: Sample,
-        scores: Sequence[NDArray[np.float64]],
+        scores: Sequence[Any],
         tolerance: float,
         rng: np.random.Generator,
     ) -> None:
         """Adds a text, of whose batch's rows `scores` are one each."""
         length = len(sample.tokens)
-        below, own, entropy, variance, margin = (x[:length] for x in scores[:5])
-        first = scores[5]
+        *of_tokens, first = scores
+        parts = (x[:length].astype(np.float64) for x in of_tokens)
+        below, own, entropy, variance, margin = parts
         outside = own <= 0
         edge = outside & (margin <= tolerance)
         self.edges += int(edge.sum())
@@ -303,7 +304,9 @@ class _Findings:
             (surprise - entropy)[inside].sum(), variance[inside].sum(), inside.sum(),
         ]  # fmt: skip
         if inside[0]:
-            self._first.setdefault(sample.source, (first, []))[1].append(sample.tokens[0])
+            if sample.source not in self._first:
+                self._first[sample.source] = first.copy(), []  # Not all of its batch is kept.
+            self._first[sample.source][1].append(sample.tokens[0])
         if inside[:BEGINNING].all():
             begins = sample.source, tuple(sample.tokens[:BEGINNING])
             chance, count = self._begins.get(begins, (float(own[:BEGINNING].prod()), 0))
@@ -316,9 +319,9 @@ class _Findings:
         first, beginnings, whole = np.maximum(total, 0) + 3 * np.sqrt(squares)
         statistic, degrees, drawn = 0.0, 0, 0
         for p, tokens in self._first.values():
-            p = p / p.sum()
+            shares = p.astype(np.float64)
             observed = np.bincount(tokens, minlength=len(p)).astype(float)
-            g, d = goodness.g_statistic(observed, p * len(tokens))
+            g, d = goodness.g_statistic(observed, shares / shares.sum() * len(tokens))
             statistic, degrees, drawn = statistic + g, degrees + d, drawn + len(tokens)
         tests = []
         if degrees:

@@ -172,10 +172,10 @@ def test_log_probabilities_excuse_rounding_alone() -> None:
             for sample, text in zip(found, texts, strict=True)
         ]  # fmt: skip
 
-    right = [samples(rules.Token(), seed, target=rounded, count=5000) for seed in range(3)]
+    right = [samples(rules.Token(), seed, target=rounded, count=4000) for seed in range(2)]
     assert caught(right) == 1
     assert caught([said(one) for one in right]) == 0
-    wrong = [samples(OfTheDraft(), seed, target=rounded, count=5000) for seed in range(3)]
+    wrong = [samples(OfTheDraft(), seed, target=rounded, count=4000) for seed in range(2)]
     assert caught([said(one) for one in wrong]) == 1
     found = audit(PAIR, said(right[0]), OWN, 0.001)
     assert found.largest_difference is not None
