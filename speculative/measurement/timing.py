@@ -180,13 +180,13 @@ def timed_calls(
     autoregressive = Decoding(vocab_size, sampling, 0, cache_length - 2, eos_id=-1)
     models = Models(pair.target, _Rejected(pair.draft))
     begun = begin(models, params, source, autoregressive, autoregressive.capacity)
+    alone = dataclasses.replace(begun, draft=())
     prefill_target = functools.partial(
         start_target, pair.target, params.target, source, cache_length, layers_read(pair.draft)
     )
     prefill_draft = functools.partial(
         start_draft, pair.draft, params.draft, source, cache_length, prefill_target()
     )
-    alone = dataclasses.replace(begun, draft=())
     target = Models(pair.target, None), Params(params.target)
     kinds: dict[tuple[str, int], Callable[[], Any]] = {
         ("prefill target", 0): prefill_target,

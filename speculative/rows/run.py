@@ -190,7 +190,9 @@ def _record(
         np.sum([getattr(example, name) for example in examples], axis=0, dtype=int).tolist()
         for name in ("tested_by_position", "accepted_by_position")
     )
-    rate = theory.acceptance_rate(found["tokens_per_call_predicted"], gamma)
+    rate = found["alpha"]
+    if not rule.by_guess:
+        rate = theory.acceptance_rate(found["tokens_per_call_predicted"], gamma)
     c, v = costs.c(gamma), costs.verify_cost(gamma)
     compared = config.sampling.greedy and rule.exact
     differences = [example.difference for example in examples]

@@ -40,7 +40,7 @@ class Tuning:
         return self.tokens[gamma] if self.tokens else theory.expected_tokens(self.alpha, gamma)
 
     def _rate(self, gamma: int) -> float:
-        return theory.acceptance_rate(self.tokens_per_call(gamma), gamma)
+        return theory.acceptance_rate(self.tokens[gamma], gamma) if self.tokens else self.alpha
 
     @property
     def gammas(self) -> list[int]:
