@@ -30,16 +30,19 @@ if "JAX_COMPILATION_CACHE_DIR" not in os.environ:
 # without them the suite takes half the time. XLA ends a process that names a flag it does not
 # know, as another release of JAX may, so a child tries them. `XLA_FLAGS= make test` runs what
 # users run.
+FLAGS = (
+    "--xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=true "
+    "--xla_cpu_use_fusion_emitters=false --xla_cpu_parallel_codegen_split_count=1"
+)
 if "XLA_FLAGS" not in os.environ:
-    FLAGS = {
-        "XLA_FLAGS": "--xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=true "
-        "--xla_cpu_use_fusion_emitters=false --xla_cpu_parallel_codegen_split_count=1"
-    }
     TRY = [sys.executable, "-c", "import jax; jax.devices('cpu')"]
-    if subprocess.run(TRY, env=os.environ | FLAGS, capture_output=True).returncode == 0:
-        os.environ |= FLAGS
+    given = os.environ | {"XLA_FLAGS": FLAGS}
+    if subprocess.run(TRY, env=given, capture_output=True).returncode == 0:
+        os.environ["XLA_FLAGS"] = FLAGS  # The workers, which inherit it, do not try again.
 
-from speculative.decoding import loop  # noqa: E402
+import jax  # noqa: E402
+
+from speculative.decoding import loop, programs, settings  # noqa: E402
 from tests import saved  # noqa: E402
 
 
@@ -50,6 +53,17 @@ def saved_pair(tmp_path_factory: pytest.TempPathFactory) -> tuple[pathlib.Path, 
     saved.save(folder / "target", saved.TARGET, 0)
     saved.save(folder / "draft", saved.DRAFT, 1)
     return folder / "target", folder / "draft"
+
+
+OPTIMIZED = {"xla_backend_optimization_level": 1} if os.environ.get("XLA_FLAGS") == FLAGS else {}
+DRAWS = jax.jit(settings._draws.__wrapped__, static_argnums=(2, 3, 4), compiler_options=OPTIMIZED)
+
+
+@pytest.fixture
+def optimized(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Loops with a draft are optimized: on 100,000 texts that saves more than it costs."""
+    monkeypatch.setattr(programs, "compiler_options", lambda device=None: tuple(OPTIMIZED.items()))
+    monkeypatch.setattr(settings, "_draws", DRAWS)
 
 
 @pytest.fixture

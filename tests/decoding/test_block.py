@@ -25,6 +25,8 @@ from speculative.types import PyTree
 from tests import toy
 from tests.decoding.test_exactness import LENGTHS, outputs
 
+pytestmark = pytest.mark.usefixtures("optimized")
+
 ROWS, STEPS = 100_000, 20_000
 THRESHOLD = 1e-4 / 100
 """There are fewer p-values than 100 here."""

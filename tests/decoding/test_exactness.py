@@ -33,6 +33,8 @@ from speculative.sampling import Sampling, categorical
 from speculative.types import PyTree
 from tests import ngrams, toy
 
+pytestmark = pytest.mark.usefixtures("optimized")
+
 ROWS, FEWER = 100_000, 20_000
 CHECKS = 100
 """More p-values than all tests here compute together."""
