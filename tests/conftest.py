@@ -1,6 +1,7 @@
 """How the workers share cores and compiled programs, and what tests share."""
 
 import atexit
+import inspect
 import os
 import pathlib
 import shutil
@@ -56,7 +57,9 @@ def saved_pair(tmp_path_factory: pytest.TempPathFactory) -> tuple[pathlib.Path, 
 
 
 OPTIMIZED = {"xla_backend_optimization_level": 1} if os.environ.get("XLA_FLAGS") == FLAGS else {}
-DRAWS = jax.jit(settings._draws.__wrapped__, static_argnums=(2, 3, 4), compiler_options=OPTIMIZED)
+DRAWS = jax.jit(
+    inspect.unwrap(settings._draws), static_argnums=(2, 3, 4), compiler_options=OPTIMIZED
+)
 
 
 @pytest.fixture
