@@ -244,9 +244,7 @@ def audit(
     for batch in _batches(pair, samples):
         on_progress("scoring", done / len(samples))
         done += len(batch)
-        scores = _scores(pair, batch, sampling)
-        for row, sample in enumerate(batch):
-            found.add(sample, [x[row] for x in scores], tolerance, rng)
+        found.add(batch, _scores(pair, batch, sampling), tolerance, rng)
     found.impossible.sort()
     common = len(samples), len({sample.source for sample in samples}), count
     if sampling.greedy:
@@ -273,44 +271,56 @@ class _Findings:
         self._first: dict[Any, tuple[NDArray[np.float32], list[int]]] = {}
 
     def add(
-        self,
-        sample: Sample,
-        scores: Sequence[Any],
-        tolerance: float,
-        rng: np.random.Generator,
+        self, batch: Sequence[Sample], scores: _Scores, tolerance: float, rng: np.random.Generator
     ) -> None:
-        """Adds a text, of whose batch's rows `scores` are one each."""
-        length = len(sample.tokens)
-        *of_tokens, first = scores
-        parts = (x[:length].astype(np.float64) for x in of_tokens)
-        below, own, entropy, variance, margin = parts
-        outside = own <= 0
-        edge = outside & (margin <= tolerance)
+        """Adds a batch of texts, whose rows come first in `scores`."""
+        rows = len(batch)
+        below, own, entropy, variance, margin = (
+            np.asarray(x[:rows], np.float64) for x in scores[:-1]
+        )
+        positions = np.arange(own.shape[1])
+        there = positions < np.array([[len(sample.tokens)] for sample in batch])
+        inside = there & (own > 0)
+        edge = there & ~inside & (margin <= tolerance)
         self.edges += int(edge.sum())
-        wrong = np.flatnonzero(outside & ~edge) + 1
-        self.impossible += [(sample.line, int(position)) for position in wrong]
-        differences = np.zeros(length)
-        if sample.logprobs is not None:
-            said = np.asarray(sample.logprobs, np.float64)
-            differences = np.where(outside, 0.0, said - np.log(np.where(outside, 1.0, own)))
-            largest = float(np.abs(differences).max())
-            self.largest_difference = max(self.largest_difference or 0.0, largest)
-        for part, at in zip(self._divergences, (1, BEGINNING, length), strict=True):
-            part += differences[:at].sum(), (differences[:at] ** 2).sum()
-        inside = ~outside
-        self._transformed.append((below + rng.random(length) * own)[inside])
+        for row, position in np.argwhere(there & ~inside & ~edge):
+            self.impossible.append((batch[row].line, int(position) + 1))
         surprise = -np.log(np.where(inside, own, 1))
+        self._compare(batch, inside, -surprise)
         self._likelihood += [
             (surprise - entropy)[inside].sum(), variance[inside].sum(), inside.sum(),
         ]  # fmt: skip
-        if inside[0]:
-            if sample.source not in self._first:
-                self._first[sample.source] = first.copy(), []  # Not all of its batch is kept.
-            self._first[sample.source][1].append(sample.tokens[0])
-        if inside[:BEGINNING].all():
-            begins = sample.source, tuple(sample.tokens[:BEGINNING])
-            chance, count = self._begins.get(begins, (float(own[:BEGINNING].prod()), 0))
-            self._begins[begins] = chance, count + 1
+        transformed = below + rng.random(own.shape) * own
+        self._transformed += [x[kept] for x, kept in zip(transformed, inside, strict=True)]
+        begun = (inside | ~there)[:, :BEGINNING].all(axis=1)
+        chances = np.where(inside, own, 1)[:, :BEGINNING].prod(axis=1)
+        for row, sample in enumerate(batch):
+            if inside[row, 0]:
+                if sample.source not in self._first:  # Not all of its batch is kept.
+                    self._first[sample.source] = np.array(scores.first[row]), []
+                self._first[sample.source][1].append(sample.tokens[0])
+            if begun[row]:
+                begins = sample.source, tuple(sample.tokens[:BEGINNING])
+                chance, count = self._begins.get(begins, (float(chances[row]), 0))
+                self._begins[begins] = chance, count + 1
+
+    def _compare(
+        self, batch: Sequence[Sample], inside: NDArray[np.bool_], log_p: NDArray[np.float64]
+    ) -> None:
+        """Adds how far log-probabilities that a program gave are from those of tokens [B, L]."""
+        given = [row for row, sample in enumerate(batch) if sample.logprobs is not None]
+        if not given:
+            return
+        said = np.zeros_like(log_p)
+        for row in given:
+            logprobs = batch[row].logprobs
+            assert logprobs is not None
+            said[row, : len(logprobs)] = logprobs
+        differences = np.where(inside, said - log_p, 0.0)[given]
+        largest = float(np.abs(differences).max())
+        self.largest_difference = max(self.largest_difference or 0.0, largest)
+        for part, at in zip(self._divergences, (1, BEGINNING, None), strict=True):
+            part += differences[:, :at].sum(), (differences[:, :at] ** 2).sum()
 
     def tests(self) -> list[GTest]:
         """The tests of samples without impossible tokens."""
@@ -382,8 +392,9 @@ def _scores(pair: Pair, batch: Sequence[Sample], sampling: Sampling) -> _Scores:
     filled = [*batch, *[batch[-1]] * (rows - len(batch))]
     pad = pair.target.pad_id
     sources = np.full((rows, width), pad, np.int32)
-    for row, sample in zip(sources, filled, strict=True):
-        row[: len(sample.source)] = sample.source
-    tokens = np.concatenate([teacher_forced.padded(sample.tokens, length) for sample in filled])
+    tokens = np.zeros((rows, length), np.int32)
+    for row, sample in enumerate(filled):
+        sources[row, : len(sample.source)] = sample.source
+        tokens[row, : len(sample.tokens)] = sample.tokens
     given = pair.target, pair.params.target, jnp.asarray(sources), jnp.asarray(tokens)
     return jax.device_get(_score(*given, sampling, pair.vocabulary.size))

@@ -63,8 +63,9 @@ def samples(
     params = Params(*map(toy.params, tables))
     inputs, draws = jnp.ones((count, 1), jnp.int32), config.draws(seed, np.arange(count))
     output = fast.generate(toy.MarkovModel(), MODEL_DRAFT, params, inputs, draws, config)
-    texts = zip(np.asarray(output.tokens), np.asarray(output.lengths), strict=True)
-    return [Sample(line, (1,), text[:n].tolist()) for line, (text, n) in enumerate(texts, 1)]
+    tokens, lengths = jax.device_get((output.tokens, output.lengths))
+    texts = zip(tokens.tolist(), lengths.tolist(), strict=True)
+    return [Sample(line, (1,), text[:n]) for line, (text, n) in enumerate(texts, 1)]
 
 
 def caught(found: list[list[Sample]], sampling: Sampling = OWN, pair: Pair = PAIR) -> float:
