@@ -12,8 +12,6 @@ import sentencepiece
 from scripts import export_tokenized
 from speculative import tasks
 
-pytest.importorskip("seqio", exc_type=ImportError)
-
 PREFIX = {
     "debian_ende": "translate English to German: ",
     "debian_synopsis": "summarize: ",
@@ -32,13 +30,15 @@ TEXTS = {
 }
 
 # TensorFlow and its companions warn of their own affairs.
-pytestmark = pytest.mark.filterwarnings("ignore")
+pytestmark = [pytest.mark.filterwarnings("ignore"), pytest.mark.usefixtures("debian")]
 
 
 @pytest.fixture(scope="module")
 def debian():
+    """The module; imported here, and not by every worker that collects these tests."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
+        pytest.importorskip("seqio", exc_type=ImportError)
         from speculative.tasks import debian
 
     return debian
