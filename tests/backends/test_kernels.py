@@ -226,8 +226,10 @@ sys.exit(pytest.main(sys.argv[1:]))
 @needs_compiler
 @pytest.mark.skipif(not hasattr(os, "sched_setaffinity"), reason="cores cannot be chosen here")
 def test_kernels_on_two_threads() -> None:
-    """The tests of this file on two cores; a worker of the whole suite has but one."""
-    done = run_this_file("-c", TWO_CORES, "-k", "chain or heads or attention or several_threads")
+    """The larger tests of this file on two cores; a worker of the whole suite has but one."""
+    done = run_this_file(
+        "-c", TWO_CORES, "-k", "chain or several_threads or (heads or attention) and 64"
+    )
     if done.returncode == 77:
         pytest.skip("one core alone")
     assert done.returncode == 0, done.stdout + done.stderr

@@ -62,9 +62,13 @@ def equal(a: dict, b: dict) -> None:
     jax.tree.map(np.testing.assert_array_equal, a, b)
 
 
-def test_a_killed_run_resumes_exactly(
+def test_a_run_that_was_stopped_and_killed_resumes_exactly(
     tmp_path: pathlib.Path, straight: tuple[pathlib.Path, dict]
 ) -> None:
+    """Stopped at its deadline, after the first line of the log; then killed; then it ends."""
+    _, finished = fit(tmp_path, tiny.mixture(), deadline=time.monotonic())
+    assert not finished
+    assert [line["step"] for line in log(tmp_path)] == [2]
     killing = KillingMixture([(tiny.examples(300, 0), 1.0)], 8, tiny.SOURCE, tiny.TARGET)
     with pytest.raises(Killed):
         fit(tmp_path, killing)
@@ -72,18 +76,6 @@ def test_a_killed_run_resumes_exactly(
     assert [line["step"] for line in log(tmp_path)] == [2, 4, 6]
     with (tmp_path / "log.jsonl").open("a") as file:
         file.write('{"step": 7, "lo')
-    params, finished = fit(tmp_path, tiny.mixture())
-    assert finished
-    assert log(tmp_path) == log(straight[0])
-    equal(params, straight[1])
-
-
-def test_a_run_stops_at_its_deadline_and_goes_on(
-    tmp_path: pathlib.Path, straight: tuple[pathlib.Path, dict]
-) -> None:
-    _, finished = fit(tmp_path, tiny.mixture(), deadline=time.monotonic())
-    assert not finished
-    assert [line["step"] for line in log(tmp_path)] == [2]
     params, finished = fit(tmp_path, tiny.mixture())
     assert finished
     assert log(tmp_path) == log(straight[0])
