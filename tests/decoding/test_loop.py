@@ -370,7 +370,7 @@ def test_a_draft_is_given_the_hidden_states_of_accepted_positions(batch: int) ->
     models = fast.Models(TOY, Reader())
     config = Decoding(toy.VOCABULARY, Sampling(1.0), 3, max_length=20, eos_id=NEVER)
     both, draws = Params(toy.params(toy.target_table())), config.draws(1, np.arange(batch))
-    progress = fast.start(models, both, jnp.ones((batch, 1), jnp.int32), config, config.capacity)
+    progress = fast.begin(models, both, jnp.ones((batch, 1), jnp.int32), config, config.capacity)
     step, accepted = jax.jit(fast.step, static_argnums=(0, 4)), set()
     for _ in range(4):
         progress, done = step(models, both, progress, draws, config)
@@ -428,10 +428,10 @@ def test_a_row_of_another_width_is_refused() -> None:
     models, both = fast.Models(tiny.TARGET, None), Params(tiny.target_params())
     config = dataclasses.replace(SAMPLED, gamma=0)
     sources = jnp.asarray(tiny.sources(3))
-    batch = fast.start(models, both, sources, config, 64)
+    batch = fast.begin(models, both, sources, config, 64)
     for source, size in ((sources[:1, :-1], 64), (sources[:1], 48)):
         with pytest.raises(ValueError, match="inputs as wide and a cache as long"):
-            fast.put_row(batch, 1, fast.start(models, both, source, config, size))
+            fast.put_row(batch, 1, fast.begin(models, both, source, config, size))
 
 
 @pytest.mark.parametrize("shape", [(1, 46, 3), (4, 46, 2), (4, 40, 4, 3)])

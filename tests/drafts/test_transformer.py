@@ -16,7 +16,8 @@ DRAFT = TransformerDraft(tiny.TARGET)
 SAMPLING = Sampling(0.8)
 VOCABULARY = tiny.VOCABULARY
 
-propose = jax.jit(DRAFT.propose, static_argnums=(4, 5))
+start = jax.jit(TransformerDraft.start, static_argnums=(0, 3))
+propose = jax.jit(TransformerDraft.propose, static_argnums=(0, 5, 6))
 
 
 @functools.cache
@@ -38,12 +39,12 @@ def test_q_follows_the_accepted_prefix_however_much_of_a_block_stands() -> None:
     rng = np.random.default_rng(0)
     rows = GAMMA + 1
     params = tiny.target_params()
-    state = DRAFT.start(params, jnp.asarray(tiny.sources(rows)), 64, toy.NOTHING)
+    state = start(DRAFT, params, jnp.asarray(tiny.sources(rows)), 64, toy.NOTHING)
     prefixes: list[tuple[int, ...]] = [()] * rows
     last = np.zeros(rows, np.int32)
     for shift in range(2 * rows):
         uniforms = rng.random((rows, GAMMA)).astype(np.float32)
-        proposal = propose(params, state, last, uniforms, SAMPLING, VOCABULARY)
+        proposal = propose(DRAFT, params, state, last, uniforms, SAMPLING, VOCABULARY)
         assert proposal.q is not None
         guesses = np.asarray(proposal.guesses)
         for row in range(rows):
@@ -63,9 +64,11 @@ def test_q_follows_the_accepted_prefix_however_much_of_a_block_stands() -> None:
 def test_at_temperature_0_guesses_are_the_argmax_and_certain() -> None:
     params = tiny.target_params()
     rows = GAMMA + 1
-    state = DRAFT.start(params, jnp.asarray(tiny.sources(rows)), 64, toy.NOTHING)
+    state = start(DRAFT, params, jnp.asarray(tiny.sources(rows)), 64, toy.NOTHING)
     last = jnp.zeros(rows, jnp.int32)
-    proposal = propose(params, state, last, jnp.zeros((rows, GAMMA)), Sampling(0.0), VOCABULARY)
+    proposal = propose(
+        DRAFT, params, state, last, jnp.zeros((rows, GAMMA)), Sampling(0.0), VOCABULARY
+    )
     assert proposal.q is None
     for row in range(rows):
         prefix: tuple[int, ...] = ()
@@ -80,13 +83,13 @@ def test_any_gamma_catches_up(gamma: int) -> None:
     draft = TransformerDraft(toy.MarkovModel())
     table = toy.near_table()
     q = toy.distribution(table, Sampling())
-    state = draft.start(toy.params(table), jnp.ones((1, 1), jnp.int32), 64, toy.NOTHING)
+    state = start(draft, toy.params(table), jnp.ones((1, 1), jnp.int32), 64, toy.NOTHING)
     said = [0, 0]
     for _ in range(3):
         last = jnp.array([said[-1]])
         uniforms = jnp.full((1, gamma), 0.4)
-        proposal = draft.propose(
-            toy.params(table), state, last, uniforms, Sampling(), toy.VOCABULARY
+        proposal = propose(
+            draft, toy.params(table), state, last, uniforms, Sampling(), toy.VOCABULARY
         )
         assert proposal.q is not None
         for i, guess in enumerate(np.asarray(proposal.guesses)[0].tolist()):
@@ -100,12 +103,12 @@ def test_a_draft_may_read_the_encoder_of_its_target() -> None:
     """Its q is the float64 model's of the draft's decoder on the target's encoder."""
     draft = TransformerDraft(tiny.READER, reads_target=True)
     inputs = jnp.asarray(tiny.sources(2))
-    begun = tiny.TARGET.start(tiny.target_params(), inputs, 8, layers=draft.layers)
-    state = draft.start(tiny.reader_params(), inputs, 64, begun)
-    proposal = draft.propose(
-        tiny.reader_params(), state, jnp.zeros(2, jnp.int32), jnp.full((2, 1), 0.5), SAMPLING,
-        VOCABULARY,
-    )  # fmt: skip
+    begin = jax.jit(functools.partial(tiny.TARGET.start, layers=draft.layers), static_argnums=2)
+    begun = begin(tiny.target_params(), inputs, 8)
+    state = start(draft, tiny.reader_params(), inputs, 64, begun)
+    last, uniforms = jnp.zeros(2, jnp.int32), jnp.full((2, 1), 0.5)
+    given = tiny.reader_params(), state, last, uniforms, SAMPLING, VOCABULARY
+    proposal = propose(draft, *given)
     assert proposal.q is not None
     stored = tiny.READER.init(jax.random.key(2))
     for row, source in enumerate(tiny.sources(2)):

@@ -20,6 +20,9 @@ from tests.training import tiny
 OBJECTIVE = CrossEntropy(tiny.MODEL)
 
 
+mean_gradient = jax.jit(loop.mean_gradient, static_argnums=(0, 5))
+
+
 def initial() -> dict:
     return tiny.MODEL.init(jax.random.key(0))
 
@@ -111,7 +114,7 @@ def test_the_held_out_loss_is_the_mean_over_all_tokens(
 ) -> None:
     loss = tokens = 0.0
     for batch in tiny.on_device(tiny.mixture(40, 1).once()):
-        loss += float(OBJECTIVE(straight[1], (), batch, None)[1]["loss"])
+        loss += float(jax.jit(OBJECTIVE)(straight[1], (), batch, None)[1]["loss"])
         tokens += int(batch["decoder_loss_weights"].sum())
     assert log(straight[0])[-1]["held/loss"] == pytest.approx(loss / tokens, rel=1e-5)
 
@@ -138,13 +141,13 @@ def test_the_parts_of_a_batch_add_up_to_its_gradient(microbatches: int) -> None:
         total, _ = objective(params, (), batch, None)
         return total / batch["decoder_loss_weights"].sum()
 
-    gradient, metrics = loop.mean_gradient(objective, params, (), batch, key, microbatches)
+    gradient, metrics = mean_gradient(objective, params, (), batch, key, microbatches)
     jax.tree.map(
         lambda one, other: np.testing.assert_allclose(one, other, rtol=1e-4, atol=1e-6),
         gradient,
-        jax.grad(mean)(params),
+        jax.jit(jax.grad(mean))(params),
     )
-    whole = objective(params, (), batch, None)[1]
+    whole = jax.jit(objective)(params, (), batch, None)[1]
     for name, value in metrics.items():
         assert float(value) == pytest.approx(float(whole[name]), rel=1e-5)
 
@@ -154,8 +157,8 @@ def test_parts_of_a_batch_drop_out_differently() -> None:
     (batch, *_) = tiny.on_device([next(tiny.mixture().batches(0))])
     batch = {name: jax.numpy.repeat(x[:1], 8, axis=0) for name, x in batch.items()}
     one = {name: x[:1] for name, x in batch.items()}
-    parts = loop.mean_gradient(OBJECTIVE, initial(), (), batch, jax.random.key(1), 8)[1]
-    alone = loop.mean_gradient(OBJECTIVE, initial(), (), one, jax.random.key(1), 1)[1]
+    parts = mean_gradient(OBJECTIVE, initial(), (), batch, jax.random.key(1), 8)[1]
+    alone = mean_gradient(OBJECTIVE, initial(), (), one, jax.random.key(1), 1)[1]
     assert float(parts["loss"]) != pytest.approx(8 * float(alone["loss"]), rel=1e-3)
 
 
