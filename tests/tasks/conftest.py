@@ -1,4 +1,5 @@
 import pathlib
+import warnings
 from typing import Any
 
 import pytest
@@ -16,6 +17,14 @@ ROWS: dict[str, Any] = {
     },
     "lm1b": {"text": ["The boat sank .", "Prices rose ."]},
 }
+
+
+@pytest.fixture(scope="session")
+def seqio():
+    """The package; imported here, as it takes seconds, and not by all who collect the tests."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # TensorFlow and its companions have their own affairs.
+        return pytest.importorskip("seqio", exc_type=ImportError)
 
 
 @pytest.fixture

@@ -30,15 +30,13 @@ TEXTS = {
 }
 
 # TensorFlow and its companions warn of their own affairs.
-pytestmark = [pytest.mark.filterwarnings("ignore"), pytest.mark.usefixtures("debian")]
+pytestmark = [pytest.mark.filterwarnings("ignore"), pytest.mark.usefixtures("seqio")]
 
 
 @pytest.fixture(scope="module")
-def debian():
-    """The module; imported here, and not by every worker that collects these tests."""
+def debian(seqio):
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        pytest.importorskip("seqio", exc_type=ImportError)
         from speculative.tasks import debian
 
     return debian

@@ -13,10 +13,8 @@ from speculative.measurement import quality
 from speculative.training import examples
 from speculative.vocabulary import Vocabulary
 
-pytest.importorskip("seqio", exc_type=ImportError)
-
 # TensorFlow and its companions warn of their own affairs.
-pytestmark = pytest.mark.filterwarnings("ignore")
+pytestmark = [pytest.mark.filterwarnings("ignore"), pytest.mark.usefixtures("seqio")]
 
 TEXTS = {
     "wmt_t2t_ende_v003": {
@@ -105,10 +103,8 @@ def test_columns_become_text() -> None:
     assert [example["inputs"] for example in made(None).as_numpy_iterator()] == [b"go: "] * 2
 
 
-def test_a_task_of_t5s_library_stands() -> None:
+def test_a_task_of_t5s_library_stands(seqio) -> None:
     """T5X users have imported it, and seqio refuses a name twice."""
-    import seqio
-
     from speculative.tasks.registration import register
 
     kept = tasks.get_task("debian_ende")
