@@ -1,10 +1,11 @@
 """`audit`: whether another program's samples are a target's own."""
 
 import argparse
+import dataclasses
 import json
 import pathlib
 
-from speculative.commands import Command, add_options
+from speculative.commands import Command, add_options, whole
 
 
 def _add_audit(parser: argparse.ArgumentParser) -> None:
@@ -20,17 +21,26 @@ def _add_audit(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("--false_alarm", type=float, default=0.001, metavar="P", help="(0.001)")
     add("--json", action="store_true", help="print one JSON object with every test")
+    faulty = parser.add_argument_group(
+        "power", "Samples that pass are compared with those of faulty decoders, simulated here."
+    )
+    help_ = "texts of each faulty decoder (256); 0 leaves the power out"
+    faulty.add_argument("--power_texts", type=whole(0, 10**6), default=256, metavar="N", help=help_)
+    add_options(faulty, "--draft", "--gamma", gamma=5)
 
 
 def _audit(options: argparse.Namespace) -> int:
     from speculative import loading, progress
+    from speculative.reporting import tables
     from speculative.sampling import Sampling
     from speculative.studies import audit
+    from speculative.studies.power import powers
 
     if not 0 < options.false_alarm < 1:
         raise ValueError(f"--false_alarm must lie in (0, 1), not {options.false_alarm}.")
     sampling = Sampling(options.temperature, options.top_k, options.top_p)
-    found = loading.resolve(options.target, "uniform", options.dtype, options.vocabulary)
+    draft = options.draft or loading.DRAFTS.get(options.target, "uniform")
+    found = loading.resolve(options.target, draft, options.dtype, options.vocabulary)
     vocabulary, decoder_only = found.vocabulary, loading.model_of(found.target.config).decoder_only
     samples = audit.read(
         pathlib.Path(options.samples),
@@ -39,12 +49,21 @@ def _audit(options: argparse.Namespace) -> int:
         vocabulary.eos_id,
         options.max_length,
     )
+    seed = options.seed or 0
     with progress.bar(options.target) as on_progress:
         on_progress("loading", 0)
         pair = found.load()
-        seed = options.seed or 0
         result = audit.audit(pair, samples, sampling, options.false_alarm, on_progress, seed)
-    print(json.dumps(result.fields()) if options.json else result.verdict())
+        power = []
+        if options.power_texts and result.passed and not sampling.greedy:
+            given = options.max_length, options.gamma, options.power_texts
+            power = powers(pair, samples, sampling, result, *given, on_progress, seed)
+    if options.json:
+        print(json.dumps(result.fields() | {"power": [dataclasses.asdict(one) for one in power]}))
+        return 0 if result.passed else 1
+    print(result.verdict())
+    if power:
+        tables.show_power(power, pair.names[1], options.gamma)
     return 0 if result.passed else 1
 
 

@@ -79,7 +79,7 @@ def _tune(options: argparse.Namespace) -> None:
 def _add_verify(parser: argparse.ArgumentParser) -> None:
     rows.add_row(parser)
     add = parser.add_argument
-    add("--samples", type=whole(1, 10**6), default=1024, help="first tokens a prompt (1024)")
+    add("--samples", type=whole(1, 10**6), default=1024, help="beginnings of each prompt (1024)")
     add("--false_alarm", type=float, default=0.001, metavar="P", help="(0.001)")
     add("--output", metavar="FILE", default="results/certificate.json", help="(%(default)s)")
 

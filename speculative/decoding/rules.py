@@ -178,13 +178,11 @@ class Block(Rule):
         """See `Rule.verify`."""
         if sampling.greedy or q is None:
             return EXACT.verify(guesses, logits, q, sampling, uniforms)
-        p, q = standardise(logits, sampling), jnp.pad(q, ((0, 0), (0, 1), (0, 0)))
+        p, q = standardise(logits, sampling), with_bonus(q)
         kept, passes = block.kept(guesses, p, q)
         accepted = block.largest(uniforms[:, :-1, ACCEPT] < passes[:, 1:])
-        at = accepted[:, None]
-        own, p_next, q_next = (jnp.take_along_axis(x, at[..., None], axis=1)[:, 0]
-                               for x in (kept[..., None], p, q))  # fmt: skip
-        uniform = jnp.take_along_axis(uniforms[..., CORRECT], at, axis=1)[:, 0]
+        given = kept[..., None], p, q, uniforms[..., CORRECT]
+        own, p_next, q_next, uniform = (following(x, accepted) for x in given)
         return accepted, categorical(residual(own * p_next, q_next), uniform)
 
     def verify_reference(self, guesses, logits, q, sampling, uniforms) -> tuple[int, int]:
@@ -199,7 +197,7 @@ class Block(Rule):
         """See `Rule.chances`."""
         if sampling.greedy or q is None:
             return EXACT.chances(guesses, logits, q, sampling)
-        p, q = standardise(logits, sampling), jnp.pad(q, ((0, 0), (0, 1), (0, 0)))
+        p, q = standardise(logits, sampling), with_bonus(q)
         passes = block.kept(guesses, p, q)[1].at[:, 0].set(1.0)
         # The largest that passes: it passes, and none that is larger.
         larger = jnp.cumprod(1 - passes[:, :0:-1], axis=1)[:, ::-1]
@@ -288,6 +286,17 @@ def residual(p: Array, q: Array) -> Array:
     return jnp.where(left.sum(axis=-1, keepdims=True) > 0, left, p)
 
 
+def with_bonus(q: Array) -> Array:
+    """With q after the last guess, which is 0: the bonus token is drawn from p."""
+    return jnp.pad(q, ((0, 0), (0, 1), (0, 0)))
+
+
+def following(given: Array, accepted: Array) -> Array:
+    """What is given of the token after the accepted guesses: [B, G + 1, ...] -> [B, ...]."""
+    at = accepted.reshape(-1, *[1] * (given.ndim - 1))
+    return jnp.take_along_axis(given, at, axis=1)[:, 0]
+
+
 def leading(accepted: Array) -> Array:
     """The number of leading True values: [B, G] -> [B] int32."""
     return first(~accepted)
@@ -312,9 +321,6 @@ def verify(
     q_guess = jnp.take_along_axis(q, guesses[..., None], axis=-1)[..., 0]
     passed = accept_uniform * (lenience * q_guess) < p_guess
     accepted = leading(passed & (guesses >= 0))
-    at = accepted[:, None, None]
-    p_next = jnp.take_along_axis(p, at, axis=1)[:, 0]
-    # After the last guess q is 0, so that the bonus token is drawn from p.
-    q_next = jnp.take_along_axis(jnp.pad(q, ((0, 0), (0, 1), (0, 0))), at, axis=1)[:, 0]
-    uniform = jnp.take_along_axis(correct_uniform, accepted[:, None], axis=1)[:, 0]
+    given = p, with_bonus(q), correct_uniform
+    p_next, q_next, uniform = (following(x, accepted) for x in given)
     return accepted, categorical(residual(p_next, lenience * q_next), uniform)

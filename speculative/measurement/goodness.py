@@ -16,7 +16,8 @@ class GTest:
     """A comparison of the counts of `count` draws with those expected.
 
     `statistic` is G, None where it is infinite: a token of probability 0 was drawn. `p_value` is
-    the probability of such a G, or a larger one, from an exact decoder.
+    the probability of such a G, or a larger one, from an exact decoder; if draws are allowed to
+    come from another distribution (`allowing`), G's noncentrality then is at most `allowed`.
     """
 
     name: str
@@ -24,6 +25,7 @@ class GTest:
     statistic: float | None
     degrees: int
     p_value: float
+    allowed: float = 0.0
 
 
 def g_test(name: str, count: int, statistic: float, degrees: int) -> GTest:
@@ -43,8 +45,9 @@ def allowing(test: GTest, divergence: float) -> GTest:
 
     if not divergence or test.statistic is None:
         return test
-    p_value = float(stats.ncx2.sf(test.statistic, test.degrees or 1, 2 * divergence))
-    return dataclasses.replace(test, p_value=p_value)
+    allowed = 2 * float(divergence)
+    p_value = float(stats.ncx2.sf(test.statistic, test.degrees or 1, allowed))
+    return dataclasses.replace(test, p_value=p_value, allowed=allowed)
 
 
 def g_statistic(observed: NDArray[np.float64], expected: NDArray[np.float64]) -> tuple[float, int]:

@@ -13,6 +13,7 @@ from speculative.measurement.independence import Independence
 from speculative.rows import memory, weights
 from speculative.rows.config import RowConfig
 from speculative.rows.records import Record
+from speculative.studies.power import ENOUGH, Power
 from speculative.studies.tune import Tuning
 
 CONSOLE = Console(highlight=False)  # Standard output.
@@ -252,6 +253,22 @@ def show_tuning(tuning: Tuning, steps: Independence, console: Console = CONSOLE)
             f"{steps.oracle_headroom:.2f} times what gamma = {best} does (section 3.5)."
         )
     console.print(fit + oracle)
+
+
+def show_power(powers: Sequence[Power], draft: str, gamma: int, console: Console = CONSOLE) -> None:
+    """Prints with what probability an audit finds each fault of a speculative decoder."""
+    columns = (
+        Column("fault", lambda one: one.fault),
+        Column("found", lambda one: "≥ " + format(min(one.power, 0.999), ".3f")),
+        Column("by the test of", lambda one: one.test),
+        Column(f"texts for {ENOUGH}", lambda one: f"{one.texts:,}" if one.texts else "–"),
+    )
+    console.print(
+        f"So many texts find these faults (simulated with {draft}, γ = {gamma}) with a probability "
+        "of at least:",
+        soft_wrap=True,
+    )
+    console.print(table(columns, powers))
 
 
 def show_memory(

@@ -34,7 +34,8 @@ FEWEST = goodness.EXPECTED * goodness.PAIR_CELLS**2 * 2
 """Tokens with which a pair of neighbours is expected in each cell often enough."""
 
 BEGINNING = 3  # Tokens of a text that are tested together, where a prompt has many samples.
-NUMBERS = 2**24  # Probabilities that are computed at a time: 64 MiB of float32.
+ROWS = 64  # Texts that are scored at a time,
+NUMBERS = 2**24  # or as many as have so many probabilities: 64 MiB of float32.
 
 
 @dataclasses.dataclass(frozen=True)
@@ -42,13 +43,13 @@ class Sample:
     """A text that a program made.
 
     Attributes:
-        line: of the file, from 1.
+        number: of the text, from 1; of a file's texts, its line.
         source: the tokens of the source or prompt.
         tokens: of the text, with the end of sequence unless it was cut.
         logprobs: of the tokens, natural logarithms, as the program computed them; if it said so.
     """
 
-    line: int
+    number: int
     source: tuple[int, ...]
     tokens: list[int]
     logprobs: list[float] | None = None
@@ -61,8 +62,8 @@ class Audit:
     Attributes:
         texts: samples, of `prompts` prompts, and `tokens` in all.
         edges: tokens at the edge of top-k or top-p, where rounding decides; they are not tested.
-        impossible: lines and positions, from 1, of tokens that the target never says; at
-            temperature 0, of those that are not the argmax.
+        impossible: texts by their numbers and positions, from 1, of tokens that the target never
+            says; at temperature 0, of those that are not the argmax.
         near_ties: at temperature 0, tokens that are not the argmax by rounding alone.
         tests: of what was sampled; none at temperature 0.
         largest_difference: of the program's log-probabilities from the target's, if it gave any.
@@ -85,14 +86,14 @@ class Audit:
         level = self.false_alarm / max(1, len(self.tests))
         return not self.impossible and all(test.p_value >= level for test in self.tests)
 
-    def verdict(self) -> str:
-        """What was found, in a sentence or two."""
-        word = "PASSED" if self.passed else "FAILED"
-        said = f"{word}: {self.texts} texts of {self.prompts} prompts, {self.tokens} tokens; "
+    def verdict(self, passed: str = "PASSED", failed: str = "FAILED") -> str:
+        """What was found, in a sentence or two that begin with one of these words."""
+        said = f"{passed if self.passed else failed}: {self.texts} texts of {self.prompts} prompt"
+        said += f"{'s' * (self.prompts > 1)}, {self.tokens} tokens; "
         if self.impossible:
-            line, position = self.impossible[0]
+            text, position = self.impossible[0]
             what = "have probability 0" if self.near_ties is None else "are not the argmax"
-            said += f"{len(self.impossible)} of them {what}, first token {position} of line {line}"
+            said += f"{len(self.impossible)} of them {what}, first token {position} of text {text}"
             said += "; " if self.near_ties is not None else "."
         if self.near_ties is not None:
             return said + f"{self.near_ties} of them differ from the argmax by a near tie."
@@ -237,6 +238,18 @@ def audit(
             f"{len(samples)} samples of {count} tokens decide nothing; it takes at least {FEWEST} "
             f"tokens, some {math.ceil(FEWEST / mean)} such samples."
         )
+    return findings(pair, samples, sampling, false_alarm, seed, on_progress)
+
+
+def findings(
+    pair: Pair,
+    samples: Sequence[Sample],
+    sampling: Sampling,
+    false_alarm: float,
+    seed: int = 0,
+    on_progress: OnProgress = lambda what, share: None,
+) -> Audit:
+    """`audit` of any number of samples."""
     tolerance = NEAR_TIES[pair.target.config.dtype]
     rng = np.random.default_rng(seed)
     found = _Findings()
@@ -246,6 +259,7 @@ def audit(
         done += len(batch)
         found.add(batch, _scores(pair, batch, sampling), tolerance, rng)
     found.impossible.sort()
+    count = sum(len(sample.tokens) for sample in samples)
     common = len(samples), len({sample.source for sample in samples}), count
     if sampling.greedy:
         return Audit(*common, 0, found.impossible, found.edges, [], None, false_alarm)
@@ -284,7 +298,7 @@ class _Findings:
         edge = there & ~inside & (margin <= tolerance)
         self.edges += int(edge.sum())
         for row, position in np.argwhere(there & ~inside & ~edge):
-            self.impossible.append((batch[row].line, int(position) + 1))
+            self.impossible.append((batch[row].number, int(position) + 1))
         surprise = -np.log(np.where(inside, own, 1))
         self._compare(batch, inside, -surprise)
         self._likelihood += [
@@ -351,18 +365,21 @@ class _Findings:
     def _beginnings(self) -> GTest | None:
         """The G-test of the first `BEGINNING` tokens together; None if all are too rare.
 
-        Beginnings that no text has share the probability that the others leave.
+        All beginnings but those that are expected often enough, seen or not, are counted together.
         """
         by_source: dict[Any, list[tuple[float, int]]] = defaultdict(list)
         for (source, _), seen in self._begins.items():
             by_source[source].append(seen)
         statistic, degrees, drawn = 0.0, 0, 0
         for seen in by_source.values():
-            chances, counts = np.array(seen).T
-            shares = np.append(chances, max(1e-9, 1 - chances.sum()))
-            expected = shares / shares.sum() * counts.sum()
-            g, d = goodness.g_statistic(np.append(counts, 0.0), expected)
-            statistic, degrees, drawn = statistic + g, degrees + d, drawn + int(counts.sum())
+            shares, counts = np.array(seen).T
+            count = counts.sum()
+            often = shares * count >= goodness.EXPECTED
+            others = max(1 - shares[often].sum(), shares[~often].sum())  # The sum may be rounded.
+            expected = np.append(shares[often], others)
+            observed = np.append(counts[often], counts[~often].sum())
+            g, d = goodness.g_statistic(observed, expected / expected.sum() * count)
+            statistic, degrees, drawn = statistic + g, degrees + d, drawn + int(count)
         name = f"first {BEGINNING} tokens"
         return goodness.g_test(name, drawn, statistic, degrees) if degrees else None
 
@@ -374,7 +391,7 @@ def _batches(pair: Pair, samples: Sequence[Sample]) -> list[list[Sample]]:
         groups[_shape(sample)].append(sample)
     found = []
     for (_, length), group in sorted(groups.items()):
-        size = max(1, min(64, NUMBERS // (length * pair.vocabulary.size)))
+        size = max(1, min(ROWS, NUMBERS // (length * pair.vocabulary.size)))
         ordered = sorted(group, key=lambda sample: sample.source)
         found += [ordered[at : at + size] for at in range(0, len(ordered), size)]
     return found
@@ -382,7 +399,8 @@ def _batches(pair: Pair, samples: Sequence[Sample]) -> list[list[Sample]]:
 
 def _shape(sample: Sample) -> tuple[int, int]:
     """The widths of source and text to which a sample is padded, for few programs."""
-    return padded(len(sample.source)), -(-len(sample.tokens) // 32) * 32
+    beginning = len(sample.tokens) <= BEGINNING
+    return padded(len(sample.source)), BEGINNING if beginning else -(-len(sample.tokens) // 32) * 32
 
 
 def _scores(pair: Pair, batch: Sequence[Sample], sampling: Sampling) -> _Scores:

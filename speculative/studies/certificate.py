@@ -1,8 +1,7 @@
-"""A statistical test, for any pair and task, that speculative outputs are the target's own.
+"""A certificate, for any pair and task, that speculative outputs are the target's own.
 
-At temperature 0 greedy outputs are compared. At others two tests look at samples:
-first tokens of many generations against the target's probabilities, and whole texts by the
-randomised probability integral transform (PIT) of each token.
+It is the audit of this program's own samples: a whole text of each prompt and, above temperature 0,
+the beginnings of many more.
 """
 
 import dataclasses
@@ -11,65 +10,43 @@ import pathlib
 
 import jax.numpy as jnp
 import numpy as np
-from numpy.typing import NDArray
 
 from speculative import disk
-from speculative.measurement import teacher_forced
-from speculative.measurement.exactness import Difference, compare_greedy
-from speculative.measurement.goodness import GTest, g_statistic, g_test, of_tokens
+from speculative.measurement.goodness import GTest
 from speculative.progress import OnProgress
 from speculative.rows.workload import Workload
-from speculative.sampling import standardise
+from speculative.studies.audit import BEGINNING, FEWEST, Audit, Sample, audit
 
-BATCH = 128  # First tokens that are drawn at a time, where there is room for so many rows.
+BATCH = 128  # Beginnings that are drawn at a time, where there is room for so many rows.
 
 
 @dataclasses.dataclass(frozen=True)
 class Certificate:
-    """What was checked of `examples` prompts, with `gamma` guesses a step, and whether it holds.
+    """What was found in the outputs of a row.
 
     Attributes:
         config: the effective configuration.
-        identical: greedy outputs that are equal; None at other temperatures.
-        differences: of the other greedy outputs, by the number of the prompt.
-        tests: of what was sampled; none at temperature 0.
-        false_alarm: the probability that `passed` is false for an exact decoder's samples.
+        gamma: guesses a step.
+        audit: of the outputs; the first texts are the whole ones, in the order of the prompts.
     """
 
     config: str
     gamma: int
-    examples: int
-    identical: int | None
-    differences: dict[int, Difference]
-    tests: list[GTest]
-    false_alarm: float
+    audit: Audit
 
     @property
     def passed(self) -> bool:
-        """Whether every difference is a near tie, and no statistical test fails.
-
-        The tests share the false-alarm rate evenly (Bonferroni), so that together they keep it.
-        """
-        level = self.false_alarm / max(1, len(self.tests))
-        return all(difference.near_tie for difference in self.differences.values()) and all(
-            test.p_value >= level for test in self.tests
-        )
+        """Whether the audit found nothing."""
+        return self.audit.passed
 
     def verdict(self) -> str:
-        """One line."""
-        word = "EXACT" if self.passed else "NOT EXACT"
-        if self.identical is not None:
-            ties = len(self.differences)
-            rest = f", {ties} part at a near tie" if ties else ""
-            if not self.passed:
-                rest = ", the others part where no rounding explains it"
-            return f"{word}: {self.identical} of {self.examples} greedy outputs are equal{rest}."
-        tests = ", ".join(f"{test.name} p = {test.p_value:.3g}" for test in self.tests)
-        return f"{word}: {tests}; an exact decoder fails with probability {self.false_alarm:g}."
+        """In a sentence or two."""
+        return self.audit.verdict("EXACT", "NOT EXACT")
 
     def save(self, path: pathlib.Path) -> None:
         """Writes everything as JSON."""
-        fields = dataclasses.asdict(self) | {"passed": self.passed, "verdict": self.verdict()}
+        fields = {"config": self.config, "gamma": self.gamma} | self.audit.fields()
+        fields["verdict"] = self.verdict()
         disk.write(path, json.dumps(fields, indent=1, ensure_ascii=False) + "\n")
 
     @classmethod
@@ -77,10 +54,10 @@ class Certificate:
         """The certificate that `save` wrote; raises ValueError if the file holds none."""
         try:
             fields = json.loads(path.read_text(encoding="utf-8"))
-            differences = {int(k): Difference(**v) for k, v in fields["differences"].items()}
-            tests = [GTest(**test) for test in fields["tests"]]
-            own = {field.name: fields[field.name] for field in dataclasses.fields(cls)}
-            return cls(**(own | {"differences": differences, "tests": tests}))
+            own = {field.name: fields[field.name] for field in dataclasses.fields(Audit)}
+            own["tests"] = [GTest(**test) for test in own["tests"]]
+            own["impossible"] = [tuple(place) for place in own["impossible"]]
+            return cls(fields["config"], fields["gamma"], Audit(**own))
         except (TypeError, KeyError, AttributeError, RecursionError, ValueError) as error:
             raise ValueError(f"{path} is no certificate: {error!r}") from error
 
@@ -93,72 +70,49 @@ def certify(
     false_alarm: float,
     on_progress: OnProgress,
 ) -> Certificate:
-    """Checks all prompts of a workload, with `samples` first tokens of each, `batch` at a time.
+    """Audits a text of each prompt of a workload and `samples` beginnings, `batch` at a time.
 
-    An exact decoder fails with probability `false_alarm`. Raises ValueError if logits are not
-    finite.
+    An exact decoder fails with probability `false_alarm`.
+
+    Raises:
+        ValueError: logits are not finite, or so few samples decide nothing.
     """
-    pair, greedy, count = work.pair, work.config.sampling.greedy, len(work.sources)
-    differences: dict[int, Difference] = {}
-    texts: list[list[int]] = []
-    for number in range(count):
-        on_progress("decoding", number / count)
-        texts.append(pair.results(work.decode(number, gamma)[0])[0].tokens)
-        if greedy:
-            autoregressive = pair.results(work.decode(number, 0)[0])[0].tokens
-            source = work.source(number)
-            if found := compare_greedy(pair, source, autoregressive, texts[-1], work.dtype):
-                differences[number] = found
-    tests, identical = [], count - len(differences)
-    if not greedy:
-        first = _first_tokens(work, gamma, samples, batch, on_progress)
-        tests, identical = [first, _whole_texts(work, texts, on_progress)], None
-    return Certificate(work.config.gin(), gamma, count, identical, differences, tests, false_alarm)
-
-
-def _first_tokens(
-    work: Workload, gamma: int, samples: int, batch: int, on_progress: OnProgress
-) -> GTest:
-    """The G-test of the first tokens of independent generations, summed over the prompts."""
-    statistic, degrees, size, prompts = 0.0, 0, work.pair.vocabulary.size, len(work.sources)
-    config = dataclasses.replace(work.decoding(gamma), max_length=1)
-    rounds = -(-samples // batch)
+    config, prompts = work.config, len(work.sources)
+    most = prompts * (config.max_length + samples * min(BEGINNING, config.max_length))
+    if not config.sampling.greedy and most < FEWEST:
+        raise ValueError(
+            f"{samples} beginnings of {prompts} prompts decide nothing: with their texts they are "
+            f"at most {most} tokens, and it takes {FEWEST}; take more (--samples)."
+        )
+    texts = []
     for number in range(prompts):
-        on_progress("first tokens", number / prompts)
-        observed = np.zeros(size)
-        for turn in range(rounds):
+        on_progress("decoding", number / prompts)
+        texts += [(number, work.pair.results(work.decode(number, gamma)[0])[0].tokens)]
+    if not config.sampling.greedy:
+        texts += _beginnings(work, gamma, samples, batch, on_progress)
+    pad, sources = work.pair.target.pad_id, np.asarray(work.sources)
+    without = [tuple(row[row != pad].tolist()) for row in sources]
+    found = [Sample(i, without[number], text) for i, (number, text) in enumerate(texts, 1)]
+    result = audit(work.pair, found, config.sampling, false_alarm, on_progress, config.seed)
+    return Certificate(config.gin(), gamma, result)
+
+
+def _beginnings(
+    work: Workload, gamma: int, samples: int, batch: int, on_progress: OnProgress
+) -> list[tuple[int, list[int]]]:
+    """The first tokens of independent generations, with the numbers of their prompts."""
+    prompts, batch = len(work.sources), min(batch, samples)
+    decoding = work.decoding(gamma)
+    config = dataclasses.replace(decoding, max_length=min(BEGINNING, decoding.max_length))
+    found = []
+    for number in range(prompts):
+        on_progress("beginnings", number / prompts)
+        source, made = jnp.repeat(work.source(number), batch, axis=0), []
+        while len(made) < samples:
             # Numbers of examples that no text of the workload has.
-            examples = np.arange(batch) + batch * (turn + rounds * (number + 1)) + 2**20
+            examples = np.arange(batch) + batch * number + prompts * len(made) + 2**20
             draws = config.draws(work.config.seed, examples)
-            output = work.pair.run(jnp.repeat(work.source(number), batch, axis=0), draws, config)
-            observed += np.bincount(np.asarray(output.tokens)[:, 0], minlength=size)
-        p = _probabilities(work, number, [0])[0]
-        g, d = g_statistic(observed, p * observed.sum())
-        statistic, degrees = statistic + g, degrees + d
-    return g_test("first tokens", rounds * batch * prompts, statistic, degrees)
-
-
-def _whole_texts(work: Workload, texts: list[list[int]], on_progress: OnProgress) -> GTest:
-    """The G-test of every token's randomised PIT, by counts in cells of equal width.
-
-    The PIT is a uniform number from the token's interval in the target's cumulative distribution
-    after the text so far. All are uniform and independent if and only if every token is drawn from
-    the target (Rosenblatt's transform).
-    """
-    rng = np.random.default_rng(work.config.seed)
-    transformed = []
-    for number, text in enumerate(texts):
-        on_progress("whole texts", number / len(texts))
-        p = _probabilities(work, number, text)
-        below = np.where(np.arange(p.shape[1]) < np.array(text)[:, None], p, 0).sum(axis=1)
-        transformed.append(below + rng.random(len(text)) * p[np.arange(len(text)), text])
-    return of_tokens("whole texts", transformed)
-
-
-def _probabilities(work: Workload, number: int, text: list[int]) -> NDArray[np.float64]:
-    """The target's distribution [length, V] at each token of a text."""
-    pair, row = work.pair, teacher_forced.padded(text, work.config.max_length)
-    logits = teacher_forced.logits(pair.target, pair.params.target, work.source(number), row)
-    p = standardise(logits[0, :, : pair.vocabulary.size], work.config.sampling)
-    p = np.asarray(p, np.float64)[: len(text)]  # Cut here: each length would be compiled for.
-    return p / p.sum(axis=1, keepdims=True)
+            output = work.pair.results(work.pair.run(source, draws, config))
+            made += [result.tokens for result in output]
+        found += [(number, tokens) for tokens in made[:samples]]
+    return found

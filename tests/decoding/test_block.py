@@ -9,7 +9,7 @@ import functools
 import itertools
 from collections import Counter
 from collections.abc import Callable
-from typing import Any, ClassVar, Literal
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -21,6 +21,7 @@ from speculative.decoding import Decoding, Output, Params, block, random_draws, 
 from speculative.decoding import loop as fast
 from speculative.drafts import Draft, TransformerDraft
 from speculative.sampling import Sampling
+from speculative.studies.power import CoinsByPosition
 from speculative.types import PyTree
 from tests import toy
 from tests.decoding.test_exactness import LENGTHS, outputs
@@ -190,12 +191,6 @@ def test_chances_are_the_share_of_random_numbers(rule: rules.Rule, deterministic
 # The checks must be able to fail: faults are planted one at a time.
 
 
-class Positioned(rules.Block):
-    """Its coins belong to a token's position, so that later steps meet them again."""
-
-    keyed_by: ClassVar[Literal["position", "step"]] = "position"
-
-
 def of_two(chances: np.ndarray) -> np.ndarray:
     """The table of a model that says token 2 or 3, whatever came before."""
     logits = np.full(toy.PADDED, -np.inf)
@@ -203,7 +198,7 @@ def of_two(chances: np.ndarray) -> np.ndarray:
     return np.broadcast_to(logits, (toy.PADDED,) * 3)
 
 
-@pytest.mark.parametrize("rule", [BLOCK, Positioned()], ids=["step", "position"])
+@pytest.mark.parametrize("rule", [BLOCK, CoinsByPosition()], ids=["step", "position"])
 def test_coins_keyed_by_position_are_found(rule: rules.Rule) -> None:
     """On the paper's toy the texts tell, and the first tokens alone do not."""
     config = dataclasses.replace(settings(2, rule, 3), sampling=Sampling())

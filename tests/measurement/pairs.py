@@ -1,7 +1,7 @@
 """Pairs of toy models, whose probabilities NumPy can compute."""
 
 import types
-from typing import Any
+from typing import Any, ClassVar
 
 import jax.numpy as jnp
 import numpy as np
@@ -12,6 +12,14 @@ from speculative.pair import Pair
 from tests import toy
 
 SOURCE = jnp.ones((1, 1), jnp.int32)
+
+
+class Target(toy.MarkovModel):
+    """The toy with what an audit asks of a target's configuration."""
+
+    config: ClassVar[Any] = types.SimpleNamespace(dtype="float32")
+
+
 MODEL_DRAFT = TransformerDraft(toy.MarkovModel())
 
 
@@ -19,7 +27,7 @@ def toy_pair(draft: Draft, draft_params: Any, table: np.ndarray | None = None) -
     """A `toy.MarkovModel` with a draft; `table` [V, V, V] are the target's logits."""
     table = toy.target_table() if table is None else table
     parts: dict[str, Any] = {
-        "target": toy.MarkovModel(),
+        "target": Target(),
         "vocabulary": types.SimpleNamespace(size=toy.VOCABULARY, eos_id=toy.EOS),
     }
     params = Params(toy.params(table), draft_params)

@@ -21,6 +21,7 @@ from speculative.reporting import page, traces
 from speculative.rows import records
 from speculative.rows.kept import Example, KeptExamples
 from speculative.rows.records import Record
+from speculative.studies.audit import Audit
 from speculative.studies.certificate import Certificate
 from tests.rows import made
 
@@ -75,12 +76,12 @@ EXAMPLES = [
 CERTIFICATE = Certificate(
     "RowConfig.task = 'debian_ende'\nRowConfig.temperature = 1.0\n",
     4,
-    8,
-    None,
-    {},
-    [GTest("first tokens", 100, 3.5, 4, 0.478), GTest("whole texts", 90, None, 19, 0.0)],
-    0.001,
-)
+    Audit(
+        108, 8, 390, 0, [], None,
+        [GTest("first tokens", 100, 3.5, 4, 0.478), GTest("tokens", 90, None, 19, 0.0)],
+        None, 0.001,
+    ),
+)  # fmt: skip
 HOSTILE = """<script>alert("1 & 2")</script>'</dd></pre><b>"""
 
 
@@ -220,16 +221,15 @@ def test_a_certificate_and_every_configuration_are_there(root: ElementTree.Eleme
     outputs = section(root, "Outputs")
     assert said(outputs.findall("h4")[0]) == "debian_ende, T = 1.0, γ = 4"
     assert said(outputs.findall("p")[0]) == CERTIFICATE.verdict()
-    assert CERTIFICATE.verdict().startswith("NOT EXACT: first tokens p = 0.478")
+    assert CERTIFICATE.verdict().startswith("NOT EXACT: 108 texts of 8 prompts")
     shown = [said(details) for details in root.findall(".//details/pre")]
     assert shown == [CERTIFICATE.config, GREEDY.gin, SIMULATED.gin]
 
 
 def test_a_certificate_comes_back_as_it_was_saved(tmp_path: pathlib.Path) -> None:
     path = tmp_path / "certificate.json"
-    greedy = dataclasses.replace(
-        CERTIFICATE, identical=6, tests=[], differences={3: Difference(1, 7, None, float("inf"))}
-    )
+    found = dataclasses.replace(CERTIFICATE.audit, tests=[], near_ties=1, impossible=[(3, 7)])
+    greedy = dataclasses.replace(CERTIFICATE, audit=found)
     for certificate in (CERTIFICATE, greedy):
         certificate.save(path)
         assert Certificate.read(path) == certificate
@@ -329,7 +329,7 @@ def test_rows_of_several_folders_are_told_apart(tmp_path: pathlib.Path, capsys) 
         ({"records.jsonl": "{"}, "Line 1 of {}/records.jsonl is no record"),
         (
             {"certificate_t0.json": '{"gamma": 3}'},
-            "{}/certificate_t0.json is no certificate: KeyError('differences')",
+            "{}/certificate_t0.json is no certificate: KeyError('texts')",
         ),
         ({"certificate.json": "[]"}, "{}/certificate.json is no certificate"),
         (

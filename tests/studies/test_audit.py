@@ -8,8 +8,7 @@ import dataclasses
 import json
 import math
 import pathlib
-import types
-from typing import Any, ClassVar
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -21,24 +20,19 @@ from speculative.decoding import loop as fast
 from speculative.measurement import goodness
 from speculative.pair import Pair
 from speculative.sampling import Sampling
-from speculative.studies.audit import FEWEST, Audit, Sample, audit, read
+from speculative.studies import power
+from speculative.studies.audit import FEWEST, Audit, Sample, audit, findings, read
+from speculative.studies.power import CoinsByPosition
 from tests import toy
-from tests.decoding.test_block import P, Positioned, Q, of_two
+from tests.decoding.test_block import P, Q, of_two
 from tests.measurement.pairs import MODEL_DRAFT, toy_pair
 
 TEXTS, SEEDS = 500, 20
 OWN = Sampling()
 
 
-class Target(toy.MarkovModel):
-    """The toy with what an audit asks of a target's configuration."""
-
-    config: ClassVar[Any] = types.SimpleNamespace(dtype="float32")
-
-
 def pair_of(table: np.ndarray | None = None) -> Pair:
-    pair = toy_pair(MODEL_DRAFT, (), table)
-    return dataclasses.replace(pair, target=Target())  # pyright: ignore[reportArgumentType]
+    return toy_pair(MODEL_DRAFT, (), table)
 
 
 PAIR = pair_of()
@@ -86,42 +80,17 @@ def test_another_temperature_is_caught() -> None:
     assert caught(found) == 1
 
 
-class DraftDropped(rules.Token):
-    """Takes q of a guess for 1 when it is tested, and for what it is when it is replaced."""
-
-    def verify(self, guesses, logits, q, sampling, uniforms):
-        accepted, _ = super().verify(guesses, logits, None, sampling, uniforms)
-        passing = jnp.arange(guesses.shape[1]) < accepted[:, None]
-        decided = uniforms.at[:, :-1, rules.ACCEPT].set(jnp.where(passing, 0.0, 1.0))
-        return super().verify(guesses, logits, q, sampling, decided)
-
-
-class OfTheDraft(rules.Token):
-    """Accepts every guess that the target may say at all."""
-
-    def verify(self, guesses, logits, q, sampling, uniforms):
-        passing = uniforms.at[..., rules.ACCEPT].set(0.0)
-        return super().verify(guesses, logits, q, sampling, passing)
-
-
-class ImpossibleAccepted(rules.Token):
-    """Accepts a guess of probability 0 too."""
-
-    def verify(self, guesses, logits, q, sampling, uniforms):
-        floor = jnp.where(jnp.isfinite(logits), logits, -3.0)
-        return super().verify(guesses, floor, q, sampling, uniforms)
-
-
-@pytest.mark.parametrize("rule", [DraftDropped(), OfTheDraft(), ImpossibleAccepted()], ids=str)
+@pytest.mark.parametrize(
+    "rule", [power.CorrectionFromTarget(), power.DraftDropped(), power.DraftIgnored()], ids=str
+)
 def test_a_wrong_rule_is_caught(rule: rules.Rule) -> None:
-    found = [samples(rule, seed) for seed in range(SEEDS)]
-    assert caught(found) == 1
+    assert caught([samples(rule, seed) for seed in range(SEEDS)]) == 1
 
 
-@pytest.mark.usefixtures("recompiled")
-def test_a_correction_from_p_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(rules, "residual", lambda p, q: p)
-    assert caught([samples(rules.Token(), seed) for seed in range(SEEDS)]) == 1
+def test_tokens_of_probability_0_are_caught() -> None:
+    nucleus = Sampling(1.0, top_p=0.9)
+    found = [samples(power.Untruncated(), seed, nucleus) for seed in range(SEEDS)]
+    assert caught(found, nucleus) == 1
 
 
 def test_coins_keyed_by_position_are_caught_by_beginnings_alone() -> None:
@@ -129,7 +98,7 @@ def test_coins_keyed_by_position_are_caught_by_beginnings_alone() -> None:
     given: dict[str, Any] = {"draft": of_two(Q), "target": of_two(P), "gamma": 2, "length": 8}
     given["count"] = 1000
     pair = pair_of(of_two(P))
-    wrong = [samples(Positioned(), seed, **given) for seed in range(SEEDS)]
+    wrong = [samples(CoinsByPosition(), seed, **given) for seed in range(SEEDS)]
     assert caught(wrong, pair=pair) == 1
     first = [audit(pair, one, Sampling(), 0.001).tests[0] for one in wrong]
     assert all(test.name == "first tokens" and test.p_value > 0.001 for test in first)
@@ -148,6 +117,19 @@ def test_a_pair_of_neighbours_tells_what_each_alone_does_not() -> None:
     assert goodness.of_pairs("", ended).p_value > 0.001
 
 
+def test_beginnings_that_are_rare_or_never_seen_are_counted_together() -> None:
+    """Of 45 beginnings as likely as each other 60 texts have some 33, few of them twice."""
+    rng = np.random.default_rng(5)
+    even = np.full((toy.PADDED,) * 3, -np.inf)
+    even[..., : toy.VOCABULARY] = 0.0
+    pair = pair_of(even)
+    for _ in range(SEEDS):
+        drawn = rng.integers(0, toy.VOCABULARY, (60, 16))
+        texts = [text[: int(np.argmax(np.append(text, toy.EOS) == toy.EOS)) + 1] for text in drawn]
+        found = [Sample(1, (1,), text.tolist()) for text in texts]
+        assert findings(pair, found, OWN, 0.001).passed
+
+
 def test_greedy_samples_are_the_argmax() -> None:
     found = samples(rules.Token(), 0, Sampling(0.0), count=8)
     passed = audit(PAIR, found, Sampling(0.0), 0.001)
@@ -155,7 +137,7 @@ def test_greedy_samples_are_the_argmax() -> None:
     other = dataclasses.replace(found[3], tokens=[3, *found[3].tokens[1:]])
     failed = audit(PAIR, [*found[:3], other], Sampling(0.0), 0.001)
     assert (4, 1) in failed.impossible and not failed.passed
-    assert "first token 1 of line 4" in failed.verdict()
+    assert "first token 1 of text 4" in failed.verdict()
 
 
 def test_log_probabilities_excuse_rounding_alone() -> None:
@@ -176,7 +158,7 @@ def test_log_probabilities_excuse_rounding_alone() -> None:
     right = [samples(rules.Token(), seed, target=rounded, count=4000) for seed in range(2)]
     assert caught(right) == 1
     assert caught([said(one) for one in right]) == 0
-    wrong = [samples(OfTheDraft(), seed, target=rounded, count=4000) for seed in range(2)]
+    wrong = [samples(power.DraftIgnored(), seed, target=rounded, count=4000) for seed in range(2)]
     assert caught([said(one) for one in wrong]) == 1
     found = audit(PAIR, said(right[0]), OWN, 0.001)
     assert found.largest_difference is not None
@@ -238,3 +220,46 @@ def test_the_tests_share_the_false_alarm_rate() -> None:
 
     assert of(0.0021).passed and not of(0.0019).passed
     assert jax.tree.leaves(of(0.5).fields())
+
+
+def test_the_stated_power_is_a_bound_on_what_is_caught() -> None:
+    """Of audits of 80 texts, 60 with each fault.
+
+    A power of 0.8 and one of 0.001 are among those stated. If one were true, the share would be
+    lower by more than 3.3 standard errors with a probability of 0.0005.
+    """
+    count, audits = 80, 60
+    draft = toy.params(toy.far_table())
+    pair = dataclasses.replace(PAIR, params=Params(PAIR.params.target, draft))
+    right = samples(rules.Token(), 1, count=count)
+    audited = audit(pair, right, OWN, 0.001)
+    assert audited.passed
+    stated = {
+        one.fault: one for one in power.powers(pair, right, OWN, audited, 16, gamma=4, texts=960)
+    }
+    wrong = power.faults(OWN)
+    assert list(stated) == list(wrong)
+    for name, (rule, own) in wrong.items():
+        texts = samples(rule, 7, own, count=count * audits)
+        parts = [texts[at : at + count] for at in range(0, len(texts), count)]
+        failed = [not findings(PAIR, part, OWN, 0.001).passed for part in parts]
+        least = stated[name].power
+        error = math.sqrt(least * (1 - least) / audits)
+        assert np.mean(failed) >= least - 3.3 * error - 1e-9, name
+
+
+def test_power_of_one_test() -> None:
+    """Against normal quantiles: with one degree of freedom, a level of 0.001 and a power of 0.9.
+
+    The noncentrality then is (3.2905 + 1.2816)^2 = 20.90. And against tables of the Poisson
+    distribution: ten seen mean at least 5.425 with confidence 95%.
+    """
+    test = goodness.GTest("", 100, 1.0, 1, 0.5)
+    assert power.of_test(test, 20.90, 0.001)[0] == pytest.approx(0.9, abs=2e-4)
+    assert power.of_test(test, 1.0, 0.001)[1] == pytest.approx(20.90, abs=0.01)
+    assert power.of_test(test, 0.0, 0.001)[:2] == pytest.approx((0.001, math.inf))
+    assert power.of_test(test, 1e6, 0.001)[0] == 1
+    seen, times, _ = power.of_impossible(10, 2)
+    assert seen == pytest.approx(1 - math.exp(-5.425 / 2), abs=1e-3)
+    assert times == pytest.approx(math.log(10) / (5.425 / 2), abs=1e-3)
+    assert power.of_impossible(0, 2)[:2] == (0, math.inf)

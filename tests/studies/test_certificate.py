@@ -1,5 +1,6 @@
 """The certificate: exact decoders pass, wrong ones are found out."""
 
+import dataclasses
 import json
 import math
 import pathlib
@@ -11,12 +12,11 @@ import numpy as np
 import pytest
 
 from speculative.decoding import Output, rules
-from speculative.measurement.exactness import Difference
-from speculative.measurement.goodness import GTest, g_statistic, g_test
-from speculative.pair import Pair
+from speculative.measurement.goodness import g_statistic, g_test
+from speculative.pair import Pair, Result
 from speculative.rows.config import RowConfig
 from speculative.rows.workload import Workload
-from speculative.studies.certificate import Certificate, certify
+from speculative.studies.certificate import certify
 from speculative.tasks.prompts import Prompt
 from tests import toy
 from tests.measurement.pairs import MODEL_DRAFT, SOURCE, toy_pair
@@ -51,16 +51,16 @@ def work(temperature: float, draft: np.ndarray | None = None) -> Workload:
 
 def test_an_exact_decoder_passes_at_both_temperatures(tmp_path: pathlib.Path) -> None:
     found = certify(work(0.0), 3, 128, 128, 0.001, NOTHING)
-    assert (found.identical, found.differences, found.tests) == (40, {}, [])
-    assert found.verdict() == "EXACT: 40 of 40 greedy outputs are equal."
+    assert (found.audit.texts, found.audit.near_ties, found.audit.tests) == (40, 0, [])
+    assert found.verdict().startswith("EXACT: 40 texts of 1 prompt, ")
     found = certify(work(1.0), 3, 256, 128, 0.001, NOTHING)
     assert found.passed
-    assert [test.name for test in found.tests] == ["first tokens", "whole texts"]
-    assert found.tests[0].count == 40 * 256
+    assert found.audit.tests[0].name == "first tokens"
+    assert found.audit.tests[0].count == 40 * 257
     found.save(tmp_path / "certificate.json")
     said = json.loads((tmp_path / "certificate.json").read_text())
     assert said["passed"] is True
-    assert said["tests"][1]["p_value"] == found.tests[1].p_value
+    assert said["tests"][1]["p_value"] == found.audit.tests[1].p_value
 
 
 def residual_from_p(p, q):
@@ -84,28 +84,39 @@ def test_a_wrong_decoder_is_refused(fault: str, monkeypatch: pytest.MonkeyPatch)
     assert found.verdict().startswith("NOT EXACT")
 
 
-def test_only_near_ties_excuse_a_greedy_difference() -> None:
-    def of(margin: float) -> Certificate:
-        return Certificate("", 3, 2, 1, {1: Difference(4, 1, 2, margin)}, [], 0.001)
+def test_a_greedy_decoder_that_leaves_the_argmax_is_refused(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """One token of one text is another: the verdict names both."""
+    decode = Pair.results
 
-    assert of(1e-6).verdict() == "EXACT: 1 of 2 greedy outputs are equal, 1 part at a near tie."
-    assert of(0.5).verdict().startswith("NOT EXACT: 1 of 2")
-    assert not of(math.inf).passed
+    def wrong(self: Pair, output: Output) -> list[Result]:
+        [result] = decode(self, output)
+        changed.append(result)
+        if len(changed) != 3:
+            return [result]
+        return [dataclasses.replace(result, tokens=[3, *result.tokens[1:]])]
+
+    changed: list[Result] = []
+    monkeypatch.setattr(Pair, "results", wrong)
+    found = certify(work(0.0), 3, 128, 128, 0.001, NOTHING)
+    assert not found.passed
+    assert (3, 1) in found.audit.impossible
+    assert found.verdict().startswith("NOT EXACT")
+    assert "are not the argmax, first token 1 of text 3" in found.verdict()
 
 
-def test_the_tests_share_the_false_alarm_rate() -> None:
-    """Of two tests each may use half of it."""
-
-    def of(p_value: float) -> Certificate:
-        tests = [GTest("one", 100, 3.0, 2, 0.5), GTest("other", 100, 9.0, 2, p_value)]
-        return Certificate("", 3, 2, None, {}, tests, 0.01)
-
-    assert of(0.006).passed
-    assert not of(0.004).passed
+def test_too_few_samples_are_refused_before_decoding(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Workload, "decode", lambda *given: pytest.fail("It decodes."))
+    few = work(1.0)
+    few = dataclasses.replace(few, sources=few.sources[:2], prompts=few.prompts[:2])
+    said = r"1 beginnings of 2 prompts decide nothing: .* at most 54 tokens, and it takes 360"
+    with pytest.raises(ValueError, match=said):
+        certify(few, 3, 1, 8, 0.001, NOTHING)
 
 
 def test_no_two_samples_share_a_random_number(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Neither of one prompt, nor of two, nor first tokens with whole texts."""
+    """Neither of one prompt, nor of two, nor beginnings with whole texts."""
     seen: list[np.ndarray] = []
     decode = Pair.run
 
@@ -115,7 +126,7 @@ def test_no_two_samples_share_a_random_number(monkeypatch: pytest.MonkeyPatch) -
 
     monkeypatch.setattr(Pair, "run", noted)
     certify(work(1.0), 3, 30, 8, 0.001, NOTHING)
-    assert len(seen) == 40 + 40 * 32  # Samples are rounded up to whole batches.
+    assert len(seen) == 40 + 40 * 32  # 30 are drawn in whole batches of 8.
     assert len(np.unique(seen, axis=0)) == len(seen)
 
 

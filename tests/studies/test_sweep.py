@@ -292,9 +292,9 @@ def test_verify_writes_its_certificate(
     file = tmp_path / "certificate.json"
     more = ("--limit=3", "--samples=100", "--output", str(file))
     assert cli.main(about(arguments, "verify", *more)) == 0
-    assert capsys.readouterr().out.startswith("EXACT: first tokens p = ")
+    assert capsys.readouterr().out.startswith("EXACT: 303 texts of 3 prompts")
     said = json.loads(file.read_text())
-    assert (said["passed"], said["examples"]) == (True, 3)
+    assert (said["passed"], said["prompts"]) == (True, 3)
     assert cli.main(about(arguments, "verify", "--false_alarm=1")) == 2
     assert "must lie in (0, 1)" in capsys.readouterr().err
     assert cli.main(about(arguments, "verify", "--gin=RowConfig.lenience = 0.5")) == 2

@@ -1,0 +1,226 @@
+"""How often an audit would find a fault: samplers that are wrong in a known way, simulated.
+
+Each fault is put into our own decoder, which decodes the prompts of the samples; its texts are
+audited, and how far each test's G exceeds its degrees of freedom estimates the noncentrality of
+its distribution, which grows with the number of texts. The power is that of a noncentral
+chi-square distribution (Cohen, Statistical Power Analysis, chapter 7).
+"""
+
+import dataclasses
+import math
+from collections.abc import Sequence
+from typing import Any, ClassVar, Literal
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from speculative.decoding import Decoding, rules
+from speculative.measurement.goodness import GTest
+from speculative.pair import Pair, padded
+from speculative.progress import OnProgress
+from speculative.sampling import Sampling, categorical, standardise
+from speculative.studies.audit import ROWS, Audit, Sample, findings
+
+GAMMA = 5  # Guesses a step of a faulty decoder.
+TEXTS = 256  # Simulated of each fault.
+ENOUGH = 0.9  # The power for which a number of texts is told.
+SURE = 1.645  # Standard errors by which estimates are lowered: one-sided, 95%.
+
+
+class CorrectionFromTarget(rules.Token):
+    """Draws the token after a rejected guess from p, not from what is left of it."""
+
+    def verify(self, guesses, logits, q, sampling, uniforms):
+        """See `Rule.verify`."""
+        accepted, _ = super().verify(guesses, logits, q, sampling, uniforms)
+        p, uniform = standardise(logits, sampling), uniforms[..., rules.CORRECT]
+        return accepted, categorical(*(rules.following(x, accepted) for x in (p, uniform)))
+
+
+class DraftDropped(rules.Token):
+    """Takes q of a guess for 1 when it is tested, and for what it is when it is replaced."""
+
+    def verify(self, guesses, logits, q, sampling, uniforms):
+        """See `Rule.verify`."""
+        accepted, _ = super().verify(guesses, logits, None, sampling, uniforms)
+        return _corrected(accepted, logits, q, sampling, uniforms)
+
+
+class DraftIgnored(rules.Token):
+    """Accepts every guess that the target may say at all."""
+
+    def verify(self, guesses, logits, q, sampling, uniforms):
+        """See `Rule.verify`."""
+        passing = uniforms.at[..., rules.ACCEPT].set(0.0)
+        return super().verify(guesses, logits, q, sampling, passing)
+
+
+class Untruncated(rules.Token):
+    """Leaves top-k and top-p out when a guess is tested: one of probability 0 is accepted too."""
+
+    def verify(self, guesses, logits, q, sampling, uniforms):
+        """See `Rule.verify`."""
+        whole = Sampling(sampling.temperature)
+        accepted, _ = super().verify(guesses, logits, q, whole, uniforms)
+        return _corrected(accepted, logits, q, sampling, uniforms)
+
+
+class CoinsByPosition(rules.Block):
+    """Block verification whose coins belong to a token's position: later steps see them again."""
+
+    keyed_by: ClassVar[Literal["position", "step"]] = "position"
+
+
+def _corrected(accepted, logits, q, sampling, uniforms):
+    """Token verification's next token after so many accepted guesses."""
+    p = standardise(logits, sampling)
+    given = p, rules.with_bonus(q), uniforms[..., rules.CORRECT]
+    p, q, uniform = (rules.following(x, accepted) for x in given)
+    return accepted, categorical(rules.residual(p, q), uniform)
+
+
+@dataclasses.dataclass(frozen=True)
+class Power:
+    """How surely an audit of such samples finds a fault.
+
+    Attributes:
+        fault: what is wrong with the sampler.
+        power: the probability that the audit fails, at least, with confidence 95%.
+        test: the one that finds it most surely.
+        texts: samples with which the power would be `ENOUGH`, at most; None if it cannot be told.
+    """
+
+    fault: str
+    power: float
+    test: str
+    texts: int | None
+
+
+def faults(sampling: Sampling) -> dict[str, tuple[rules.Rule, Sampling]]:
+    """The rule and the settings of each faulty sampler, by what is wrong with it."""
+    found: dict[str, rules.Rule] = {
+        "correction drawn from p": CorrectionFromTarget(),
+        "draft probability dropped where a guess is tested": DraftDropped(),
+        "every possible guess accepted": DraftIgnored(),
+        "coins of block verification keyed by position": CoinsByPosition(),
+    }
+    if sampling.top_k or sampling.top_p < 1:
+        found["guesses tested without top-k and top-p"] = Untruncated()
+    wrong = {name: (rule, sampling) for name, rule in found.items()}
+    cooler = dataclasses.replace(sampling, temperature=0.9 * sampling.temperature)
+    return wrong | {f"temperature {cooler.temperature:.3g}": (rules.EXACT, cooler)}
+
+
+def powers(
+    pair: Pair,
+    samples: Sequence[Sample],
+    sampling: Sampling,
+    audit: Audit,
+    max_length: int,
+    gamma: int = GAMMA,
+    texts: int = TEXTS,
+    on_progress: OnProgress = lambda what, share: None,
+    seed: int = 0,
+) -> list[Power]:
+    """The power of an audit of samples, which passed, against each of `faults`.
+
+    The faulty decoder takes `gamma` guesses of the pair's draft a step, and makes about `texts`
+    texts: of all the prompts, several times if they are fewer, or of a part of them.
+    """
+    count = min(len(samples), texts)
+    ordered = sorted(samples, key=lambda sample: sample.source)
+    chosen = [ordered[i].source for i in np.linspace(0, len(ordered) - 1, count).astype(int)]
+    rounds = max(1, texts // count)
+    found = []
+    wrong = faults(sampling)
+    for number, (name, (rule, own)) in enumerate(wrong.items()):
+        on_progress("simulating", number / len(wrong))
+        config = pair.decoding(gamma, verification=rule, max_length=max_length)
+        config = dataclasses.replace(config, sampling=own)
+        made = _decoded(pair, chosen * rounds, config, seed)
+        audits = [
+            findings(pair, made[at : at + count], sampling, audit.false_alarm, seed)
+            for at in range(0, len(made), count)
+        ]
+        found.append(_power(name, audits, audit))
+    return found
+
+
+def _decoded(
+    pair: Pair, sources: Sequence[tuple[int, ...]], config: Decoding, seed: int
+) -> list[Sample]:
+    """A text of each source."""
+    width, count = padded(max(map(len, sources))), len(sources)
+    rows = np.full((-(-count // ROWS) * ROWS, width), pair.target.pad_id, np.int32)
+    for number, row in enumerate(rows):  # The last batch is filled up.
+        source = sources[number % count]
+        row[: len(source)] = source
+    texts: list[list[int]] = []
+    for at in range(0, len(rows), ROWS):
+        draws = config.draws(seed, at + np.arange(ROWS))
+        output = pair.run(jnp.asarray(rows[at : at + ROWS]), draws, config)
+        made = jax.device_get((output.tokens, output.lengths))
+        texts += [tokens[:n].tolist() for tokens, n in zip(*made, strict=True)]
+    numbers = range(1, count + 1)
+    return [Sample(*made) for made in zip(numbers, sources, texts[:count], strict=True)]
+
+
+def _power(fault: str, audits: Sequence[Audit], audit: Audit) -> Power:
+    """From audits of a faulty sampler's texts, each of one audit's size or of a part of it."""
+    share = audit.texts / audits[0].texts
+    impossible = sum(len(one.impossible) for one in audits)
+    found = [of_impossible(impossible, len(audits) / share)]
+    level = audit.false_alarm / len(audit.tests)
+    for test in audit.tests:
+        same = [other for one in audits for other in one.tests if other.name == test.name]
+        if same:
+            found.append(of_test(test, _noncentrality(same) * share, level))
+    power, times, name = max(found, key=lambda one: (one[0], -one[1]))
+    texts = None if math.isinf(times) else math.ceil(times * audit.texts)
+    return Power(fault, power, name, texts)
+
+
+def of_impossible(count: int, audits: float) -> tuple[float, float, str]:
+    """The power of seeing a token of probability 0, if so many are seen in so many audits.
+
+    With it, how many times as many texts give a power of `ENOUGH`, and the test's name. The count
+    is a Poisson variable.
+    """
+    from scipy import stats
+
+    rate = float(stats.chi2.ppf(stats.norm.sf(SURE), 2 * count)) / 2 / audits if count else 0.0
+    times = -math.log(1 - ENOUGH) / rate if rate else math.inf
+    return -math.expm1(-rate), times, "tokens of probability 0"
+
+
+def of_test(test: GTest, noncentrality: float, level: float) -> tuple[float, float, str]:
+    """Likewise of a test at a level, whose G has such a distribution if the fault is there."""
+    from scipy import optimize, stats
+
+    degrees = test.degrees or 1
+    critical = stats.ncx2.isf(level, degrees, test.allowed)
+
+    def beyond(excess: float) -> float:
+        # Far from it scipy's series does not end.
+        far = excess + degrees - critical > 12 * math.sqrt(2 * degrees + 4 * excess)
+        return 1.0 if far else float(stats.ncx2.sf(critical, degrees, excess))
+
+    power, times = beyond(noncentrality), math.inf
+    if noncentrality:
+        most = 10 * critical + 1000
+        enough: Any = optimize.brentq(lambda x: beyond(x) - ENOUGH, 0, most)
+        times = enough / noncentrality
+    return power, times, test.name
+
+
+def _noncentrality(tests: Sequence[GTest]) -> float:
+    """Of the distribution of G in equal experiments, less `SURE` standard errors, and at least 0.
+
+    The mean of G exceeds the degrees of freedom by it; the variance is twice these and four times
+    it.
+    """
+    degrees = np.mean([test.degrees or 1 for test in tests])
+    excess = np.mean([test.statistic or 0.0 for test in tests]) - degrees
+    error = math.sqrt((2 * degrees + 4 * max(0.0, excess)) / len(tests))
+    return max(0.0, float(excess - SURE * error))
