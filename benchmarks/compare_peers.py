@@ -274,10 +274,14 @@ def table(title: str, first: str, *heads: str) -> Table:
     return Table(Column(first, no_wrap=True), *numbers, title=title, box=None, pad_edge=False)
 
 
-def _version(name: str) -> str | None:
-    """The version of an installed program; a checkout has none."""
-    with contextlib.suppress(metadata.PackageNotFoundError):
-        return metadata.version(name)
+def machine() -> dict[str, Any]:
+    """The commit, the device and the versions of installed programs; a checkout has none."""
+    versions: dict[str, str | None] = dict.fromkeys(("jax", "torch", *PROGRAMS))
+    for name in versions:
+        with contextlib.suppress(metadata.PackageNotFoundError):
+            versions[name] = metadata.version(name)
+    here = {"commit": environment.commit(), "device": environment.device()}
+    return here | {"versions": versions}
 
 
 def _options() -> argparse.Namespace:
@@ -324,9 +328,7 @@ def main() -> None:
             else:
                 setting, sources = random(model, limit, options.length, pathlib.Path(exports))
             found = compare(setting, sources, options.programs, *counts, on_progress)
-        machine = {"commit": environment.commit(), "device": environment.device()}
-        versions = {name: _version(name) for name in ("jax", "torch", *PROGRAMS)}
-        contents = machine | {"versions": versions} | found.to_json()
+        contents = machine() | found.to_json()
         # Each model's results are written at once, so that a later failure loses nothing.
         file = output / f"{model}.json"
         file.write_text(json.dumps(contents, indent=1) + "\n", encoding="utf-8")

@@ -12,6 +12,7 @@ from transformers.utils import logging
 from benchmarks.peers.system import Setting, thread_counts
 from speculative import checkpoints
 from speculative.models import names_of
+from speculative.sampling import Sampling
 from speculative.types import EOS_ID
 
 
@@ -23,7 +24,7 @@ class HuggingFace:
         quieten()
         self._target = T5ForConditionalGeneration.from_pretrained(setting.exported).eval()
         most = setting.max_length
-        self._given: dict[str, Any] = {"do_sample": False, "num_beams": 1, "max_new_tokens": most}
+        self._given: dict[str, Any] = {"num_beams": 1, "max_new_tokens": most}
         self._given |= {"min_new_tokens": most} if setting.random else {}
         ways: dict[str, dict[str, Any]] = {"autoregressive": {}}
         if setting.draft:
@@ -40,16 +41,33 @@ class HuggingFace:
             for name, threads in thread_counts().items()
         }
         self.ways = tuple(self._ways)
+        self.sampled = tuple(ways)
 
     def decode(self, way: str, source: list[int]) -> list[int]:
+        return self._generate(way, [source], do_sample=False)[0]
+
+    def sample(
+        self, way: str, source: list[int], sampling: Sampling, count: int, seed: int
+    ) -> list[dict[str, Any]]:
+        torch.manual_seed(seed)
+        # Their defaults would be the 50 likeliest tokens; 0 is all, as here.
+        settings = {name: getattr(sampling, name) for name in ("temperature", "top_k", "top_p")}
+        rows = 1 if way.startswith("assisted") else count  # An assistant serves one text at a time.
+        found: list[list[int]] = []
+        while len(found) < count:
+            sources = [source] * rows
+            found += self._generate(f"{way}, 1 thread", sources, do_sample=True, **settings)
+        return [{"tokens": tokens} for tokens in found]
+
+    def _generate(self, way: str, sources: list[list[int]], **settings: Any) -> list[list[int]]:
         given, threads = self._ways[way]
         torch.set_num_threads(threads)
         # By default `generate` makes a cache with as many layers as the encoder.
         cache = EncoderDecoderCache(DynamicCache(), DynamicCache())
-        given = self._given | given | {"past_key_values": cache}
-        tokens = self._target.generate(torch.tensor([source]), **given)[0, 1:].tolist()
-        # An assistant's last guesses may come after the end of the text.
-        return tokens[: tokens.index(EOS_ID) + 1] if EOS_ID in tokens else tokens
+        given = self._given | given | settings | {"past_key_values": cache}
+        rows = self._target.generate(torch.tensor(sources), **given)[:, 1:].tolist()
+        # Padding follows a text's end, and so may an assistant's last guesses.
+        return [row[: row.index(EOS_ID) + 1] if EOS_ID in row else row for row in rows]
 
     def prefill(self, source: list[int]) -> None:
         torch.set_num_threads(max(thread_counts().values()))

@@ -1,5 +1,8 @@
 """This package: autoregressive and speculative decoding, in one dispatch a text."""
 
+import dataclasses
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -7,10 +10,13 @@ import numpy as np
 from benchmarks.peers.system import Setting
 from speculative.loading import load
 from speculative.pair import SOURCE_LENGTHS
+from speculative.sampling import Sampling
 
 
 class Ours:
     """See `system.Program`."""
+
+    sampled = "autoregressive", "token", "block"  # The latter two are rules of verification.
 
     def __init__(self, setting: Setting) -> None:
         draft = setting.draft or "uniform"
@@ -26,6 +32,21 @@ class Ours:
         config = config.endless if self._setting.random else config
         draws = config.draws(0, np.array([0]))
         return self._pair.results(self._pair.run(padded(source), draws, config))[0].tokens
+
+    def sample(
+        self, way: str, source: list[int], sampling: Sampling, count: int, seed: int
+    ) -> list[dict[str, Any]]:
+        gamma = 0 if way == "autoregressive" else self._setting.gamma
+        rule = "token" if way == "autoregressive" else way
+        length = self._setting.max_length
+        config = self._pair.decoding(gamma=gamma, verification=rule, max_length=length)
+        config = dataclasses.replace(config, sampling=sampling)
+        found = []
+        for example in range(count):  # One after the other, as tables are measured.
+            draws = config.draws(seed, np.array([example]))
+            result = self._pair.results(self._pair.run(padded(source), draws, config))[0]
+            found.append({"tokens": result.tokens})
+        return found
 
     def prefill(self, source: list[int]) -> None:
         cache = self._setting.max_length + 16

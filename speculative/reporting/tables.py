@@ -259,8 +259,9 @@ def show_power(powers: Sequence[Power], draft: str, gamma: int, console: Console
     """Prints with what probability an audit finds each fault of a speculative decoder."""
     columns = (
         Column("fault", lambda one: one.fault),
-        Column("found", lambda one: "≥ " + format(min(one.power, 0.999), ".3f")),
-        Column("by the test of", lambda one: one.test),
+        # As likely as a false alarm: nothing is found.
+        Column("found", lambda one: f"≥ {min(one.power, 0.999):.3f}" if one.texts else "–"),
+        Column("by the test of", lambda one: one.test if one.texts else "–"),
         Column(f"texts for {ENOUGH}", lambda one: f"{one.texts:,}" if one.texts else "–"),
     )
     console.print(

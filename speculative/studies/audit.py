@@ -101,6 +101,11 @@ class Audit:
             return said
         tests = ", ".join(f"{test.name} p = {test.p_value:.3g}" for test in self.tests)
         said += f"{tests}. The target's own samples fail with probability {self.false_alarm:g}."
+        if self.largest_difference is not None:
+            said += (
+                " The program's log-probabilities differ from the target's by up to "
+                f"{self.largest_difference:.2g}, which the tests allow for."
+            )
         if self.edges:
             said += f" {self.edges} tokens at the edge of top-k or top-p were left out."
         return said
@@ -206,7 +211,8 @@ def _score(
     logits = teacher_forced.logits(target, params, source, tokens)[..., :vocab_size]
     p, chosen = standardise(logits, sampling), tokens[..., None]
     own = jnp.take_along_axis(p, chosen, axis=-1)[..., 0]
-    below = jnp.where(jnp.arange(vocab_size) < chosen, p, 0.0).sum(axis=-1)
+    ties = (p == own[..., None]) & (jnp.arange(vocab_size) < chosen)
+    below = jnp.where((p > own[..., None]) | ties, p, 0.0).sum(axis=-1)
     surprise = jnp.where(p > 0, -jnp.log(jnp.where(p > 0, p, 1.0)), 0.0)
     entropy = (p * surprise).sum(axis=-1)
     variance = (p * (surprise - entropy[..., None]) ** 2).sum(axis=-1)
