@@ -13,6 +13,7 @@ import dataclasses
 import json
 import pathlib
 import tempfile
+from collections.abc import Sequence
 from typing import Any
 
 from rich.console import Console
@@ -68,7 +69,7 @@ def show(audits: dict[str, Audit], missing: dict[str, str], console: Console) ->
         console.print(message, highlight=False, markup=False)
 
 
-def _options() -> argparse.Namespace:
+def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         description="Audit the samples of other programs on the shipped pair.", allow_abbrev=False
     )
@@ -81,11 +82,12 @@ def _options() -> argparse.Namespace:
     add("--limit", type=whole(1, 10**4), default=8, help="sources of each task (8)")
     add("--samples", type=whole(1, 10**4), default=32, help="of each source (32)")
     add("--gamma", type=whole(1, MAX_GAMMA), default=5, help="guesses a step (5)")
-    return parser.parse_args()
+    add("--power_texts", type=whole(0, 10**6), default=256, metavar="N", help="as of audit (256)")
+    return parser.parse_args(arguments)
 
 
-def main() -> None:
-    options = _options()
+def main(arguments: Sequence[str] | None = None) -> None:
+    options = _options(arguments)
     sampling = Sampling(options.temperature, options.top_k, options.top_p)
     output = pathlib.Path(options.output_dir)
     output.mkdir(parents=True, exist_ok=True)
@@ -104,12 +106,12 @@ def main() -> None:
             for way in process.sampled:
                 file = output / f"{name}_{way.replace(', ', '_').replace(' ', '_')}.jsonl"
                 draw(process, way, sources, sampling, options.samples, file, on_progress)
-                samples = read(file, encode, size, eos, setting.max_length)
+                samples = read(file, encode, size, eos, setting.max_length, sampling)
                 found = audit(pair, samples, sampling, FALSE_ALARM, on_progress)
                 audits[f"{name}, {way}"] = found
                 contents["audits"][f"{name}, {way}"] = found.fields()
-                if found.passed and not power:
-                    given = setting.max_length, options.gamma
+                if found.passed and options.power_texts and not power:
+                    given = setting.max_length, options.gamma, options.power_texts
                     power = powers(pair, samples, sampling, found, *given, on_progress=on_progress)
                     contents["power"] = [dataclasses.asdict(one) for one in power]
                 (output / "audits.json").write_text(json.dumps(contents, indent=1) + "\n")

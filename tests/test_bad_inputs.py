@@ -26,6 +26,7 @@ PUBLIC = str(TABLE.with_suffix("") / "ende_small_t0.gin")
 LONE = "caf\udce9"  # What Python makes of a byte that is not UTF-8.
 
 INPUTS = {"empty.txt": b"", "latin.txt": b"caf\xe9\n", "text.txt": b"An editor.\n"}
+INPUTS |= {"few.jsonl": b'{"prompt": "An editor.", "tokens": [5, 9, 1]}\n' * 7}
 COMMANDS = {
     "demo": ["demo", "--output_dir", "TMP/out"],
     "generate": ["generate", TEXT],
@@ -36,12 +37,13 @@ COMMANDS = {
     "plan": ["plan", "--gin_file", ROW],
     "figure": ["figure", "5", "--output", "TMP/out.png"],
     "bench": ["bench", "--output_dir", "TMP/out"],
+    "audit": ["audit", "--samples", "TMP/few.jsonl"],
     "report": ["report", "TMP/none"],
     "convert": ["convert", "debian_draft", "TMP/made", "--to", "native"],
     "inspect": ["inspect", "debian_draft"],
     "compile": ["compile", "--target=t5_1_1_base", "--draft=t5_1_1_small"],
 }
-OF_PAIRS = ("demo", "generate", "bench")
+OF_PAIRS = ("demo", "generate", "bench", "audit")
 OF_ROWS = ("run", "table", "tune", "verify", "figure", "plan")
 OF_TEXTS = OF_ROWS[:-1]
 
@@ -78,12 +80,13 @@ def of_numbers() -> Iterator[Case]:
     ranges = [
         *((name, "--seed", 0, 2**32 - 1) for name in ("demo", "generate", *OF_TEXTS)),
         *((name, "--limit", 1, 10**6) for name in ("demo", *OF_TEXTS)),
-        *((name, "--max_length", 1, 1024) for name in ("demo", "generate")),
+        *((name, "--max_length", 1, 1024) for name in ("demo", "generate", "audit")),
         *((name, "--source_length", 1, 10**5) for name in ("plan", "bench")),
         ("bench", "--cache_length", 1, 10**5),
         ("bench", "--widths", 1, 1024),
         ("generate", "--gamma", 1, 64),
         ("verify", "--samples", 1, 10**6),
+        ("audit", "--power_texts", 0, 10**6),
     ]
     for name, option, low, high in ranges:
         for value in (str(low - 1), str(high + 1), "1.5", "two", "", "nan"):
@@ -114,7 +117,10 @@ def of_numbers() -> Iterator[Case]:
     yield command("tune", "--simulated_alpha", "0.5"), ["nothing to tune by", "real models"]
     yield command("verify", "--simulated_alpha", "0.5"), ["simulated", "real models"]
     for value in ("0", "1", "-1", "nan"):
-        yield command("verify", "--false_alarm", value), ["--false_alarm", str(float(value))]
+        for name in ("verify", "audit"):
+            yield command(name, "--false_alarm", value), ["--false_alarm", str(float(value))]
+    says = ["7 samples of 21 tokens decide nothing", "at least 360 tokens, some 120 such samples"]
+    yield COMMANDS["audit"], says
 
 
 def of_choices() -> Iterator[Case]:
@@ -153,7 +159,8 @@ def of_models() -> Iterator[Case]:
         says = ["debian_draft reads its target's encoder", "can be a draft only"]
         yield command(name, "--target", "debian_draft", "--draft", "copy"), says
         says = ["No draft ships for debian_lm_draft", "--draft", "uniform, copy"]
-        yield command(name, "--target", "debian_lm_draft"), says
+        if name != "audit":  # It takes the uniform draft.
+            yield command(name, "--target", "debian_lm_draft"), says
         says = ["debian_draft is an encoder-decoder", "debian_lm is a decoder-only", "one kind"]
         yield command(name, "--target", "debian_lm", "--draft", "debian_draft"), says
         for draft in ("nowhere", "", "tetragram"):
@@ -218,6 +225,15 @@ def of_files() -> Iterator[Case]:
         yield ["figure", number, "--output", "TMP/out.txt"], [kinds, "not as out.txt"]
     more = ["--gin", "RowConfig.temperature = 1.0"]
     yield command("figure", *more), ["Figure 5", "temperature = 0.0"]
+    for file, says in {
+        "none": ["There is no file TMP/none"],
+        "empty.txt": ["TMP/empty.txt holds no samples"],
+        "latin.txt": ["Line 1 of TMP/latin.txt is no sample"],
+        "text.txt": ["Line 1 of TMP/text.txt is no sample"],
+    }.items():
+        yield ["audit", "--samples", f"TMP/{file}"], says
+    yield ["audit"], ["--samples"]
+    yield command("audit", "--target", "debian_lm", "--draft", "none.npz"), ["none.npz"]
     yield command("report"), ["TMP/none"]
     yield ["report", "TMP"], ["TMP"]
 

@@ -39,7 +39,8 @@ def _audit(options: argparse.Namespace) -> int:
     if not 0 < options.false_alarm < 1:
         raise ValueError(f"--false_alarm must lie in (0, 1), not {options.false_alarm}.")
     sampling = Sampling(options.temperature, options.top_k, options.top_p)
-    draft = options.draft or loading.DRAFTS.get(options.target, "uniform")
+    own = loading.DRAFTS.get(options.target, "uniform")
+    draft = own if options.draft is None else options.draft
     found = loading.resolve(options.target, draft, options.dtype, options.vocabulary)
     vocabulary, decoder_only = found.vocabulary, loading.model_of(found.target.config).decoder_only
     samples = audit.read(
@@ -48,7 +49,9 @@ def _audit(options: argparse.Namespace) -> int:
         vocabulary.size,
         vocabulary.eos_id,
         options.max_length,
+        sampling,
     )
+    audit.require_enough(samples, sampling)
     seed = options.seed or 0
     with progress.bar(options.target) as on_progress:
         on_progress("loading", 0)

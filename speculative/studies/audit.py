@@ -25,7 +25,7 @@ from speculative.measurement import goodness, teacher_forced
 from speculative.measurement.exactness import NEAR_TIES
 from speculative.measurement.goodness import GTest
 from speculative.models.interface import Model
-from speculative.pair import Pair, padded
+from speculative.pair import SOURCE_LENGTHS, Pair, padded
 from speculative.progress import OnProgress
 from speculative.sampling import Sampling, standardise
 from speculative.types import Inputs, PyTree, Tokens
@@ -121,8 +121,11 @@ def read(
     vocab_size: int,
     eos_id: int,
     max_length: int,
+    sampling: Sampling,
 ) -> list[Sample]:
     """The samples of a file of JSON lines with `prompt` or `prompt_tokens`, and `tokens`.
+
+    Where a line has settings of sampling, they must be those of the audit.
 
     Raises:
         ValueError: a line is no sample; the message has its number. There are none, or so few
@@ -135,7 +138,9 @@ def read(
         if not line.strip():
             continue
         try:
-            found.append(_sample(number, json.loads(line), encode, vocab_size, eos_id, max_length))
+            fields = json.loads(line)
+            given = encode, vocab_size, eos_id, max_length, sampling
+            found.append(_sample(number, fields, *given))
         except (ValueError, TypeError, RecursionError) as error:
             raise ValueError(f"Line {number} of {path} is no sample: {error}") from error
     if not found:
@@ -150,6 +155,7 @@ def _sample(
     vocab_size: int,
     eos_id: int,
     max_length: int,
+    sampling: Sampling,
 ) -> Sample:
     if not isinstance(fields, dict):
         raise ValueError("it is no JSON object.")
@@ -159,6 +165,13 @@ def _sample(
         source = [int(token) for token in encode(fields["prompt"])]
     else:
         raise ValueError("it has neither a prompt, a text, nor prompt_tokens.")
+    if len(source) > SOURCE_LENGTHS[-1]:
+        raise ValueError(f"its prompt has {len(source)} tokens, the limit is {SOURCE_LENGTHS[-1]}.")
+    for name, told in dataclasses.asdict(sampling).items():
+        if fields.get(name, told) != told:
+            raise ValueError(
+                f"its {name} is {fields[name]!r}, but the audit is of {told} (--{name})."
+            )
     tokens = _whole_numbers("tokens", fields.get("tokens"), vocab_size)
     ends = [at for at, token in enumerate(tokens, 1) if token == eos_id]
     if not tokens or len(tokens) > max_length:
@@ -191,7 +204,7 @@ def _whole_numbers(name: str, given: Any, vocab_size: int) -> list[int]:
 class _Scores(NamedTuple):
     """Of each token [B, L]: what the tests need of the target's distribution there."""
 
-    below: Array  # The probability of the tokens before it in the vocabulary.
+    below: Array  # The probability of all that are likelier, or as likely and before it.
     own: Array  # Its probability.
     entropy: Array  # Of the distribution, in nats.
     variance: Array  # Of -ln p there.
@@ -221,6 +234,17 @@ def _score(
     return _Scores(below, own, entropy, variance, margin, p[:, 0])
 
 
+def require_enough(samples: Sequence[Sample], sampling: Sampling) -> None:
+    """Raises ValueError if samples have so few tokens that they decide nothing."""
+    count = sum(len(sample.tokens) for sample in samples)
+    if not sampling.greedy and count < FEWEST:
+        mean = count / len(samples)
+        raise ValueError(
+            f"{len(samples)} samples of {count} tokens decide nothing; it takes at least {FEWEST} "
+            f"tokens, some {math.ceil(FEWEST / mean)} such samples."
+        )
+
+
 def audit(
     pair: Pair,
     samples: Sequence[Sample],
@@ -232,30 +256,9 @@ def audit(
     """Tests samples against the target of a pair; its draft is not used.
 
     Where a program gave its log-probabilities, the tests allow for how far its distributions are
-    from the target's by them: rounding in another dtype is no fault of its sampler.
-
-    Raises:
-        ValueError: the samples have so few tokens that they decide nothing.
+    from the target's by them: rounding in another dtype is no fault of its sampler. `seed` is of
+    the randomised transform.
     """
-    count = sum(len(sample.tokens) for sample in samples)
-    if not sampling.greedy and count < FEWEST:
-        mean = count / len(samples)
-        raise ValueError(
-            f"{len(samples)} samples of {count} tokens decide nothing; it takes at least {FEWEST} "
-            f"tokens, some {math.ceil(FEWEST / mean)} such samples."
-        )
-    return findings(pair, samples, sampling, false_alarm, seed, on_progress)
-
-
-def findings(
-    pair: Pair,
-    samples: Sequence[Sample],
-    sampling: Sampling,
-    false_alarm: float,
-    seed: int = 0,
-    on_progress: OnProgress = lambda what, share: None,
-) -> Audit:
-    """`audit` of any number of samples."""
     tolerance = NEAR_TIES[pair.target.config.dtype]
     rng = np.random.default_rng(seed)
     found = _Findings()

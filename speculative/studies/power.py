@@ -20,7 +20,7 @@ from speculative.measurement.goodness import GTest
 from speculative.pair import Pair, padded
 from speculative.progress import OnProgress
 from speculative.sampling import Sampling, categorical, standardise
-from speculative.studies.audit import ROWS, Audit, Sample, findings
+from speculative.studies.audit import ROWS, Audit, Sample, audit
 
 GAMMA = 5  # Guesses a step of a faulty decoder.
 TEXTS = 256  # Simulated of each fault.
@@ -116,14 +116,14 @@ def powers(
     pair: Pair,
     samples: Sequence[Sample],
     sampling: Sampling,
-    audit: Audit,
+    passed: Audit,
     max_length: int,
     gamma: int = GAMMA,
     texts: int = TEXTS,
     on_progress: OnProgress = lambda what, share: None,
     seed: int = 0,
 ) -> list[Power]:
-    """The power of an audit of samples, which passed, against each of `faults`.
+    """The power of an audit that samples `passed`, against each of `faults`.
 
     The faulty decoder takes `gamma` guesses of the pair's draft a step, and makes about `texts`
     texts: of all the prompts, several times if they are fewer, or of a part of them.
@@ -140,10 +140,10 @@ def powers(
         config = dataclasses.replace(config, sampling=own)
         made = _decoded(pair, chosen * rounds, config, seed)
         audits = [
-            findings(pair, made[at : at + count], sampling, audit.false_alarm, seed)
+            audit(pair, made[at : at + count], sampling, passed.false_alarm, seed=seed)
             for at in range(0, len(made), count)
         ]
-        found.append(_power(name, audits, audit))
+        found.append(_power(name, audits, passed))
     return found
 
 
@@ -166,18 +166,18 @@ def _decoded(
     return [Sample(*made) for made in zip(numbers, sources, texts[:count], strict=True)]
 
 
-def _power(fault: str, audits: Sequence[Audit], audit: Audit) -> Power:
+def _power(fault: str, audits: Sequence[Audit], passed: Audit) -> Power:
     """From audits of a faulty sampler's texts, each of one audit's size or of a part of it."""
-    share = audit.texts / audits[0].texts
+    share = passed.texts / audits[0].texts
     impossible = sum(len(one.impossible) for one in audits)
     found = [of_impossible(impossible, len(audits) / share)]
-    level = audit.false_alarm / len(audit.tests)
-    for test in audit.tests:
+    level = passed.false_alarm / len(passed.tests)
+    for test in passed.tests:
         same = [other for one in audits for other in one.tests if other.name == test.name]
         if same:
             found.append(of_test(test, _noncentrality(same) * share, level))
     power, times, name = max(found, key=lambda one: (one[0], -one[1]))
-    texts = None if math.isinf(times) else math.ceil(times * audit.texts)
+    texts = None if math.isinf(times) else math.ceil(times * passed.texts)
     return Power(fault, power, name, texts)
 
 

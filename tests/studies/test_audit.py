@@ -8,6 +8,7 @@ import dataclasses
 import json
 import math
 import pathlib
+import re
 from typing import Any
 
 import jax
@@ -21,7 +22,7 @@ from speculative.measurement import goodness
 from speculative.pair import Pair
 from speculative.sampling import Sampling
 from speculative.studies import power
-from speculative.studies.audit import FEWEST, Audit, Sample, audit, findings, read
+from speculative.studies.audit import FEWEST, Audit, Sample, audit, read, require_enough
 from speculative.studies.power import CoinsByPosition
 from tests import toy
 from tests.decoding.test_block import P, Q, of_two
@@ -127,7 +128,7 @@ def test_beginnings_that_are_rare_or_never_seen_are_counted_together() -> None:
         drawn = rng.integers(0, toy.VOCABULARY, (60, 16))
         texts = [text[: int(np.argmax(np.append(text, toy.EOS) == toy.EOS)) + 1] for text in drawn]
         found = [Sample(1, (1,), text.tolist()) for text in texts]
-        assert findings(pair, found, OWN, 0.001).passed
+        assert audit(pair, found, OWN, 0.001).passed
 
 
 def test_greedy_samples_are_the_argmax() -> None:
@@ -169,12 +170,12 @@ def test_log_probabilities_excuse_rounding_alone() -> None:
 def lines(tmp_path: pathlib.Path, *found: Any) -> list[Sample]:
     file = tmp_path / "samples.jsonl"
     file.write_text("\n".join(x if isinstance(x, str) else json.dumps(x) for x in found))
-    return read(file, lambda text: np.array([7, 1]), 100, 1, 4)
+    return read(file, lambda text: np.array([7, 1]), 100, 1, 4, OWN)
 
 
 def test_a_file_of_samples(tmp_path: pathlib.Path) -> None:
     found = lines(
-        tmp_path, {"prompt": "a", "tokens": [5, 1], "seconds": 3}, "",
+        tmp_path, {"prompt": "a", "tokens": [5, 1], "top_p": 1, "seconds": 3}, "",
         {"prompt_tokens": [2, 1], "tokens": [9, 9, 9, 9], "logprobs": [-1, -2, 0, -0.5]},
     )  # fmt: skip
     assert found == [
@@ -197,10 +198,15 @@ def test_a_file_of_samples(tmp_path: pathlib.Path) -> None:
         ({"prompt": "a", "tokens": [2, 2]}, "stops after 2 tokens without the end of sequence"),
         ({"prompt": "a", "tokens": [1], "logprobs": [-1, -2]}, "logprobs must be a number"),
         ({"prompt_tokens": ["a"], "tokens": [1]}, "prompt_tokens must be a list of whole numbers"),
+        ({"prompt_tokens": [2] * 513, "tokens": [1]}, "prompt has 513 tokens, the limit is 512"),
+        (
+            {"prompt": "a", "tokens": [1], "temperature": 0.7},
+            "its temperature is 0.7, but the audit is of 1.0 (--temperature)",
+        ),
     ],
 )
 def test_a_line_that_is_no_sample(tmp_path: pathlib.Path, line: Any, said: str) -> None:
-    with pytest.raises(ValueError, match=said):
+    with pytest.raises(ValueError, match=f"{said if said.startswith('Line') else re.escape(said)}"):
         lines(tmp_path, {"prompt": "a", "tokens": [1]}, line)
 
 
@@ -210,7 +216,8 @@ def test_too_few_samples_decide_nothing() -> None:
     needed = math.ceil(FEWEST / (tokens / 10))
     said = f"10 samples of {tokens} tokens decide nothing; it takes at least {FEWEST} tokens, "
     with pytest.raises(ValueError, match=f"{said}some {needed} such samples"):
-        audit(PAIR, found, Sampling(), 0.001)
+        require_enough(found, OWN)
+    require_enough(found, Sampling(0.0))
 
 
 def test_the_tests_share_the_false_alarm_rate() -> None:
@@ -242,7 +249,7 @@ def test_the_stated_power_is_a_bound_on_what_is_caught() -> None:
     for name, (rule, own) in wrong.items():
         texts = samples(rule, 7, own, count=count * audits)
         parts = [texts[at : at + count] for at in range(0, len(texts), count)]
-        failed = [not findings(PAIR, part, OWN, 0.001).passed for part in parts]
+        failed = [not audit(PAIR, part, OWN, 0.001).passed for part in parts]
         least = stated[name].power
         error = math.sqrt(least * (1 - least) / audits)
         assert np.mean(failed) >= least - 3.3 * error - 1e-9, name

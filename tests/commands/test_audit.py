@@ -1,0 +1,58 @@
+"""`audit` as a command, on what `generate --json` of a tiny random pair writes."""
+
+import json
+import pathlib
+
+import pytest
+
+from speculative import cli
+
+LENGTH = ["--max_length", "12"]
+
+
+@pytest.fixture(scope="module")
+def pair(saved_pair: tuple[pathlib.Path, pathlib.Path]) -> list[str]:
+    target, draft = saved_pair
+    return ["--target", str(target), "--draft", str(draft)]
+
+
+@pytest.fixture
+def samples(
+    pair: list[str], tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]
+) -> pathlib.Path:
+    """Texts of 40 prompts at temperature 1."""
+    prompts, file = tmp_path / "prompts.txt", tmp_path / "samples.jsonl"
+    prompts.write_text("A small editor.\nAn archive.\n" * 20)
+    given = ["--file", str(prompts), "--temperature", "1", "--gamma", "2", "--json"]
+    assert cli.main(["generate", *given, *pair, *LENGTH]) == 0
+    file.write_text(capsys.readouterr().out)
+    return file
+
+
+def test_verdicts_and_exit_codes(
+    pair: list[str], samples: pathlib.Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    given = ["audit", "--samples", str(samples), *pair, *LENGTH]
+    assert cli.main([*given, "--json", "--gamma", "2", "--power_texts", "40"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert (found["passed"], found["texts"], found["prompts"]) == (True, 40, 2)
+    assert [one["fault"] for one in found["power"]][-1] == "temperature 0.9"
+    assert all(0 <= one["power"] <= 1 for one in found["power"])
+
+    assert cli.main([*given, "--power_texts", "0", "--temperature", "0"]) == 1
+    assert "are not the argmax" in capsys.readouterr().out
+
+    assert cli.main([*given, "--power_texts", "0"]) == 0
+    out = capsys.readouterr().out
+    assert out.startswith("PASSED: 40 texts of 2 prompts") and out.count("\n") == 1
+
+
+def test_the_power_is_a_table(
+    pair: list[str], samples: pathlib.Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    given = ["audit", "--samples", str(samples), *pair, *LENGTH, "--gamma", "2"]
+    assert cli.main([*given, "--power_texts", "40"]) == 0
+    said = capsys.readouterr().out
+    assert "γ = 2) with a probability of at least:" in said
+    for words in ("correction drawn from p", "every possible guess accepted", "texts for 0.9"):
+        assert words in said
