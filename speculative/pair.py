@@ -11,7 +11,17 @@ import numpy as np
 from jax import Array
 
 from speculative import checks
-from speculative.decoding import Adaptive, Decoding, Output, Params, Rule, loop, reference, rules
+from speculative.decoding import (
+    Adaptive,
+    Decoding,
+    Output,
+    Params,
+    Rule,
+    loop,
+    queue,
+    reference,
+    rules,
+)
 from speculative.decoding.loop import Step
 from speculative.decoding.reference import Trace
 from speculative.drafts import Draft
@@ -21,6 +31,8 @@ from speculative.vocabulary import Vocabulary
 
 Texts = str | list[str]
 OutputOrStep = TypeVar("OutputOrStep", Output, Step)
+
+BATCH = 16  # Texts that are decoded together, where there are as many.
 
 # Sources are padded to one of these lengths, because each length is a compiled program.
 SOURCE_LENGTHS = (32, 64, 128, 256, 512)
@@ -116,6 +128,12 @@ class Pair:
         filled = [np.pad(row, (0, size - len(row)), constant_values=pad) for row in rows]
         return jnp.asarray(filled, jnp.int32)
 
+    def row(self, tokens: Sequence[int]) -> Array:
+        """A source or prompt [1, S] of these tokens, padded to one of `SOURCE_LENGTHS`."""
+        room = padded(len(tokens)) - len(tokens)
+        filled = np.pad(np.asarray(tokens, np.int32), (0, room), constant_values=self.target.pad_id)
+        return jnp.asarray(filled[None])
+
     def _tokens(self, text: str, truncate: bool) -> np.ndarray:
         """A source or prompt [length], of at most the largest of `SOURCE_LENGTHS`."""
         prompt, limit = self.target.decoder_only, SOURCE_LENGTHS[-1]
@@ -192,18 +210,84 @@ class Pair:
         return sources, config.draws(seed, first + np.arange(len(sources))), config
 
     @overload
-    def generate(self, texts: str, *given: Any, **settings: Any) -> Result: ...
+    def generate(
+        self, texts: str, *given: Any, batch_size: int = BATCH, **settings: Any
+    ) -> Result: ...
 
     @overload
-    def generate(self, texts: list[str], *given: Any, **settings: Any) -> list[Result]: ...
+    def generate(
+        self, texts: list[str], *given: Any, batch_size: int = BATCH, **settings: Any
+    ) -> list[Result]: ...
 
-    def generate(self, texts: Texts, *given: Any, **settings: Any) -> Result | list[Result]:
-        """Decodes a text, or several at once; each as it would be alone, but for rounding.
+    def generate(
+        self, texts: Texts, *given: Any, batch_size: int = BATCH, **settings: Any
+    ) -> Result | list[Result]:
+        """Decodes a text, or several, of which `batch_size` at a time share passes of the models.
 
-        The arguments are those of `prepare`.
+        Each is decoded as it would be alone: see `decoding.queue`. The other arguments are those of
+        `prepare`.
         """
-        results = self.results(self.run(*self.prepare(texts, *given, **settings)))
-        return results[0] if isinstance(texts, str) else results
+        if not isinstance(texts, list | tuple):
+            return self.results(self.run(*self.prepare(texts, *given, **settings)))[0]
+        results = dict(self.each(texts, *given, batch_size=batch_size, **settings))
+        return [results[number] for number in range(len(texts))]
+
+    def each(
+        self,
+        texts: list[str],
+        seed: int = 0,
+        example: int = 0,
+        truncate: bool = False,
+        batch_size: int = BATCH,
+        **settings: Any,
+    ) -> Iterator[tuple[int, Result]]:
+        """As `generate`, but gives each text's place in the list, and its result, when it ends."""
+        config = self.decoding(**settings)
+        if not texts:
+            raise ValueError("There is no text to decode; give one, or a list of them.")
+        sources = [self.encode(text, truncate) for text in texts]
+        first = checks.whole("example", example, 0, 2**31 - len(sources))
+        numbers = range(first, first + len(sources))
+        return self.run_each(sources, numbers, config, seed, batch_size)
+
+    def run_each(
+        self,
+        sources: Sequence[Array],
+        examples: Sequence[int],
+        config: Decoding,
+        seed: int = 0,
+        batch_size: int = BATCH,
+    ) -> Iterator[tuple[int, Result]]:
+        """Decodes sources [1, S], those of one width in batches, with the numbers of examples.
+
+        Gives each source's place in the list, and its result, when it ends. A source that occurs
+        several times, the same array, is read once.
+
+        Raises:
+            ValueError: target or draft has too few positions, or logits were not finite.
+        """
+        batch_size = checks.whole("batch_size", batch_size, 1)
+        places: dict[int, dict[int, list[int]]] = {}  # By width and source.
+        for place, source in enumerate(sources):
+            self._require_positions(source, config)
+            places.setdefault(source.shape[1], {}).setdefault(id(source), []).append(place)
+
+        def texts(group: list[int]) -> Iterator[queue.Text]:
+            for place in group:
+                draws = config.draws(seed, np.array([examples[place]]))
+                yield queue.Text(place, sources[place], draws)
+
+        def decoded() -> Iterator[tuple[int, Result]]:
+            models = self.target, self.draft, self.params
+            # Long sources tend to have long outputs, which had better not begin last.
+            for _, equal in sorted(places.items(), reverse=True):
+                group = [place for same in equal.values() for place in same]
+                # As wide as a power of two, so that few programs are compiled.
+                rows = min(batch_size, 2 ** (len(group) - 1).bit_length())
+                for place, output in queue.generate(*models, texts(group), config, rows):
+                    yield place, self.results(output)[0]
+
+        return decoded()  # This itself is no generator, so that it raises when it is called.
 
     def run(
         self, sources: Array, draws: Array, config: Decoding, counts: Array | None = None

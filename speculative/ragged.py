@@ -34,6 +34,16 @@ def read_rows(buffer: Array, starts: Rows, size: int) -> Array:
     return jax.vmap(lambda b, s: lax.dynamic_slice_in_dim(b, s, size, axis=0))(buffer, starts)
 
 
+def take(state: T, rows: Rows, batch: int) -> T:
+    """Some rows of a state of `batch` rows, which lie together in every leaf's first axis."""
+
+    def taken(x: Array) -> Array:
+        by_row = x.reshape(batch, x.shape[0] // batch, *x.shape[1:])[rows]
+        return by_row.reshape(-1, *x.shape[1:])
+
+    return jax.tree.map(taken, state)
+
+
 def grow(state: T, larger: PyTree) -> T:
     """Pads every leaf of a state, at the end, to the shapes of `larger` (arrays or structs)."""
 

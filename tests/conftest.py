@@ -48,7 +48,7 @@ gc.set_threshold(100_000, 50, 100)
 
 import jax  # noqa: E402
 
-from speculative.decoding import loop, programs, settings  # noqa: E402
+from speculative.decoding import loop, programs, queue, settings  # noqa: E402
 from tests import saved  # noqa: E402
 
 
@@ -82,6 +82,9 @@ def optimized(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture
 def recompiled() -> Iterator[None]:
     """No program compiled with a planted fault is used by another test, nor the reverse."""
-    loop.decode.clear_cache()
+    programs = loop.decode, queue.run
+    for program in programs:
+        program.clear_cache()
     yield
-    loop.decode.clear_cache()
+    for program in programs:
+        program.clear_cache()

@@ -200,7 +200,7 @@ def _grown(
     return grow(progress, larger)
 
 
-def _steps(
+def steps(
     models: Models,
     params: Params,
     draws: Array,
@@ -265,8 +265,8 @@ def decode(
             progress = _grown(models, params, inputs, progress, config, larger[0])
             return finish(progress, *larger)
 
-        steps = _steps(models, params, draws, config, jnp.asarray(costs), runs)
-        progress = lax.while_loop(runs, steps, progress)
+        advance = steps(models, params, draws, config, jnp.asarray(costs), runs)
+        progress = lax.while_loop(runs, advance, progress)
         if not larger:
             return _output(progress, config)
         # Both branches return the output alone: caches that left them would be copied.
@@ -284,7 +284,7 @@ def _output(progress: Progress, config: Decoding) -> Output:
     return Output(**fields)
 
 
-def _used(target: Model, draft: Draft | None, params: Params, gamma: int) -> tuple[Models, Params]:
+def used(target: Model, draft: Draft | None, params: Params, gamma: int) -> tuple[Models, Params]:
     """Models and parameters of a generation; without guesses, the target's alone."""
     if gamma:
         return Models(target, draft), params
@@ -317,7 +317,7 @@ def generate(
         counts = jnp.zeros(shape) if counts is None else counts
         if counts.shape != shape:
             raise ValueError(f"counts must be {list(shape)}, not {list(counts.shape)}.")
-    models, params = _used(target, draft, params, config.gamma)
+    models, params = used(target, draft, params, config.gamma)
     return decode(models, params, jnp.asarray(inputs), draws, config, counts, costs)
 
 
@@ -335,7 +335,7 @@ def compile_stream(
     config: Decoding,
 ) -> None:
     """Compiles what `stream` runs for inputs of this shape: a step in a cache of each size."""
-    models, params = _used(target, draft, params, config.gamma)
+    models, params = used(target, draft, params, config.gamma)
     inputs = jnp.asarray(inputs)
     size, *larger = config.cache_lengths()
     progress = begin(models, params, inputs, config, size)
@@ -362,7 +362,7 @@ def stream(
     config.check_draws(draws, len(inputs))
     if config.adaptive:
         raise ValueError("Streaming decodes with a fixed gamma; set Decoding.adaptive to None.")
-    models, params = _used(target, draft, params, config.gamma)
+    models, params = used(target, draft, params, config.gamma)
     inputs = jnp.asarray(inputs)
 
     def steps() -> Iterator[Step]:

@@ -9,6 +9,7 @@ import numpy as np
 from jax import Array
 
 from speculative.models.interface import Extended, Model, Started
+from speculative.ragged import take
 from speculative.types import Inputs, Logits, PyTree, Rows, Tokens
 
 
@@ -23,19 +24,29 @@ def padded(tokens: Sequence[int], length: int) -> np.ndarray:
 
 
 def score(
-    target: Model, params: PyTree, source: Inputs, tokens: Tokens, layers: tuple[str, ...] = ()
+    target: Model,
+    params: PyTree,
+    source: Inputs,
+    tokens: Tokens,
+    layers: tuple[str, ...] = (),
+    rows: Rows | None = None,
 ) -> tuple[Started, Extended]:
     """Reads texts [B, L] after sources [B, S] in one pass, by the cached step of decoding.
 
+    Where texts share sources, these are [U, S], and `rows` [B] tells which one each text follows.
     Gives the results of the model's `start` and `extend`, with hidden states of `layers` and the
     logits [B, L, V] of each token, given those before it.
     """
     begun = target.start(params, source, tokens.shape[1], layers=layers)
-    fed = previous(tokens, target.first(source))
-    return begun, target.extend(params, begun.state, fed, layers=layers)
+    state, first = begun.state, target.first(source)
+    if rows is not None:
+        state, first = take((state, first), rows, len(source))
+    return begun, target.extend(params, state, previous(tokens, first), layers=layers)
 
 
 @functools.partial(jax.jit, static_argnames="target")
-def logits(target: Model, params: PyTree, source: Inputs, tokens: Tokens) -> Logits:
-    """Float32 logits [B, L, V] for each of `tokens` [B, L], given those before it."""
-    return score(target, params, source, tokens)[1].logits
+def logits(
+    target: Model, params: PyTree, source: Inputs, tokens: Tokens, rows: Rows | None = None
+) -> Logits:
+    """Float32 logits [B, L, V] for each of `tokens` [B, L], given those before it; see `score`."""
+    return score(target, params, source, tokens, rows=rows)[1].logits

@@ -28,7 +28,7 @@ from speculative.models.interface import Model
 from speculative.pair import SOURCE_LENGTHS, Pair, padded
 from speculative.progress import OnProgress
 from speculative.sampling import Sampling, standardise
-from speculative.types import Inputs, PyTree, Tokens
+from speculative.types import Inputs, PyTree, Rows, Tokens
 
 FEWEST = goodness.EXPECTED * goodness.PAIR_CELLS**2 * 2
 """Tokens with which a pair of neighbours is expected in each cell often enough."""
@@ -217,11 +217,13 @@ def _score(
     target: Model,
     params: PyTree,
     source: Inputs,
+    rows: Rows,
     tokens: Tokens,
     sampling: Sampling,
     vocab_size: int,
 ) -> _Scores:
-    logits = teacher_forced.logits(target, params, source, tokens)[..., :vocab_size]
+    """Of texts [B, L] and the row [B] of each one's source [U, S]."""
+    logits = teacher_forced.logits(target, params, source, tokens, rows)[..., :vocab_size]
     p, chosen = standardise(logits, sampling), tokens[..., None]
     own = jnp.take_along_axis(p, chosen, axis=-1)[..., 0]
     ties = (p == own[..., None]) & (jnp.arange(vocab_size) < chosen)
@@ -413,15 +415,22 @@ def _shape(sample: Sample) -> tuple[int, int]:
 
 
 def _scores(pair: Pair, batch: Sequence[Sample], sampling: Sampling) -> _Scores:
-    """Scores of a batch, whose rows are filled up with the last one to a power of two."""
+    """Scores of a batch; sources, read once each, and texts are filled up to powers of two."""
     width, length = _shape(batch[0])
-    rows = 2 ** math.ceil(math.log2(len(batch)))
-    filled = [*batch, *[batch[-1]] * (rows - len(batch))]
-    pad = pair.target.pad_id
-    sources = np.full((rows, width), pad, np.int32)
-    tokens = np.zeros((rows, length), np.int32)
-    for row, sample in enumerate(filled):
-        sources[row, : len(sample.source)] = sample.source
+    places = {source: row for row, source in enumerate(dict.fromkeys(x.source for x in batch))}
+    sources = np.full((_power_of_two(len(places)), width), pair.target.pad_id, np.int32)
+    for source, row in places.items():
+        sources[row, : len(source)] = source
+    sources[len(places) :] = sources[0]
+    tokens = np.zeros((_power_of_two(len(batch)), length), np.int32)
+    rows = np.zeros(len(tokens), np.int32)
+    for row, sample in enumerate(batch):
         tokens[row, : len(sample.tokens)] = sample.tokens
-    given = pair.target, pair.params.target, jnp.asarray(sources), jnp.asarray(tokens)
+        rows[row] = places[sample.source]
+    given = pair.target, pair.params.target, *map(jnp.asarray, (sources, rows, tokens))
     return jax.device_get(_score(*given, sampling, pair.vocabulary.size))
+
+
+def _power_of_two(count: int) -> int:
+    """The least that is not smaller: few programs are compiled."""
+    return 2 ** (count - 1).bit_length()

@@ -8,7 +8,6 @@ import dataclasses
 import json
 import pathlib
 
-import jax.numpy as jnp
 import numpy as np
 
 from speculative import disk
@@ -17,7 +16,7 @@ from speculative.progress import OnProgress
 from speculative.rows.workload import Workload
 from speculative.studies.audit import BEGINNING, FEWEST, Audit, Sample, audit
 
-BATCH = 128  # Beginnings that are drawn at a time, where there is room for so many rows.
+BATCH = 64  # Beginnings that are drawn at a time, where there is room for so many rows.
 
 
 @dataclasses.dataclass(frozen=True)
@@ -101,18 +100,15 @@ def _beginnings(
     work: Workload, gamma: int, samples: int, batch: int, on_progress: OnProgress
 ) -> list[tuple[int, list[int]]]:
     """The first tokens of independent generations, with the numbers of their prompts."""
-    prompts, batch = len(work.sources), min(batch, samples)
     decoding = work.decoding(gamma)
     config = dataclasses.replace(decoding, max_length=min(BEGINNING, decoding.max_length))
+    prompts = np.repeat(np.arange(len(work.sources)), samples).tolist()
+    sources = [work.source(number) for number in range(len(work.sources))]
+    # Numbers of examples that no text of the workload has.
+    examples = range(2**20, 2**20 + len(prompts))
+    given = [sources[number] for number in prompts], examples, config, work.config.seed, batch
     found = []
-    for number in range(prompts):
-        on_progress("beginnings", number / prompts)
-        source, made = jnp.repeat(work.source(number), batch, axis=0), []
-        while len(made) < samples:
-            # Numbers of examples that no text of the workload has.
-            examples = np.arange(batch) + batch * number + prompts * len(made) + 2**20
-            draws = config.draws(work.config.seed, examples)
-            output = work.pair.results(work.pair.run(source, draws, config))
-            made += [result.tokens for result in output]
-        found += [(number, tokens) for tokens in made[:samples]]
+    for place, result in work.pair.run_each(*given):
+        on_progress("beginnings", len(found) / len(prompts))
+        found.append((prompts[place], result.tokens))
     return found

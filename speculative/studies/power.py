@@ -11,16 +11,14 @@ import math
 from collections.abc import Sequence
 from typing import Any, ClassVar, Literal
 
-import jax
-import jax.numpy as jnp
 import numpy as np
 
 from speculative.decoding import Decoding, rules
 from speculative.measurement.goodness import GTest
-from speculative.pair import Pair, padded
+from speculative.pair import Pair
 from speculative.progress import OnProgress
 from speculative.sampling import Sampling, categorical, standardise
-from speculative.studies.audit import ROWS, Audit, Sample, audit
+from speculative.studies.audit import Audit, Sample, audit
 
 GAMMA = 5  # Guesses a step of a faulty decoder.
 TEXTS = 256  # Simulated of each fault.
@@ -151,19 +149,9 @@ def _decoded(
     pair: Pair, sources: Sequence[tuple[int, ...]], config: Decoding, seed: int
 ) -> list[Sample]:
     """A text of each source."""
-    width, count = padded(max(map(len, sources))), len(sources)
-    rows = np.full((-(-count // ROWS) * ROWS, width), pair.target.pad_id, np.int32)
-    for number, row in enumerate(rows):  # The last batch is filled up.
-        source = sources[number % count]
-        row[: len(source)] = source
-    texts: list[list[int]] = []
-    for at in range(0, len(rows), ROWS):
-        draws = config.draws(seed, at + np.arange(ROWS))
-        output = pair.run(jnp.asarray(rows[at : at + ROWS]), draws, config)
-        made = jax.device_get((output.tokens, output.lengths))
-        texts += [tokens[:n].tolist() for tokens, n in zip(*made, strict=True)]
-    numbers = range(1, count + 1)
-    return [Sample(*made) for made in zip(numbers, sources, texts[:count], strict=True)]
+    rows = {source: pair.row(source) for source in set(sources)}
+    results = dict(pair.run_each([rows[x] for x in sources], range(len(sources)), config, seed))
+    return [Sample(i + 1, source, results[i].tokens) for i, source in enumerate(sources)]
 
 
 def _power(fault: str, audits: Sequence[Audit], passed: Audit) -> Power:

@@ -4,6 +4,7 @@ import dataclasses
 import json
 import math
 import pathlib
+from collections.abc import Iterator
 from typing import Any
 
 import jax
@@ -11,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from speculative.decoding import Output, rules
+from speculative.decoding import Output, queue, rules
 from speculative.measurement.goodness import g_statistic, g_test
 from speculative.pair import Pair, Result
 from speculative.rows.config import RowConfig
@@ -118,15 +119,24 @@ def test_too_few_samples_are_refused_before_decoding(monkeypatch: pytest.MonkeyP
 def test_no_two_samples_share_a_random_number(monkeypatch: pytest.MonkeyPatch) -> None:
     """Neither of one prompt, nor of two, nor beginnings with whole texts."""
     seen: list[np.ndarray] = []
-    decode = Pair.run
+    decode, serve = Pair.run, queue.generate
 
     def noted(self: Pair, source: jax.Array, draws: jax.Array, *more: Any) -> Output:
         seen.extend(np.asarray(draws)[:, 0])
         return decode(self, source, draws, *more)
 
+    def noted_texts(target: Any, draft: Any, params: Any, texts: Any, *more: Any) -> Any:
+        def each() -> Iterator[queue.Text]:
+            for text in texts:
+                seen.extend(np.asarray(text.draws)[:, 0])
+                yield text
+
+        return serve(target, draft, params, each(), *more)
+
     monkeypatch.setattr(Pair, "run", noted)
+    monkeypatch.setattr(queue, "generate", noted_texts)
     certify(work(1.0), 3, 30, 8, 0.001, NOTHING)
-    assert len(seen) == 40 + 40 * 32  # 30 are drawn in whole batches of 8.
+    assert len(seen) == 40 + 40 * 30
     assert len(np.unique(seen, axis=0)) == len(seen)
 
 

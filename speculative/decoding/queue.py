@@ -1,0 +1,128 @@
+"""Many texts in the rows of one batch: a row whose text has ended begins the next one.
+
+What a text yields depends neither on its neighbours nor on when it begins: it is read alone, rows
+do not meet, and its random numbers are its own.
+"""
+
+import dataclasses
+import functools
+from collections.abc import Iterable, Iterator
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import Array
+from jax.typing import ArrayLike
+
+from speculative.decoding import loop
+from speculative.decoding.loop import Models, Params, Progress
+from speculative.decoding.programs import Program
+from speculative.decoding.settings import Decoding, Output
+from speculative.drafts.base import Draft
+from speculative.models.interface import Model
+from speculative.types import PAD_ID, Inputs
+
+
+class Text(NamedTuple):
+    """What is to be decoded, and a number by which its output is known."""
+
+    number: int
+    inputs: Inputs  # [1, S]; of neighbouring texts that share them they are read once.
+    draws: Array  # [1, ...] of `Decoding.draws`.
+
+
+@functools.partial(
+    Program, static_argnames=("models", "config"), donate_argnames=("progress", "draws")
+)
+def run(
+    models: Models,
+    params: Params,
+    progress: Progress,
+    draws: Array,
+    config: Decoding,
+    costs: ArrayLike | tuple[()],
+    enough: Array,
+) -> tuple[Progress, Array]:
+    """Steps until `enough` rows have ended."""
+
+    def runs(progress: Progress) -> Array:
+        return progress.finished.sum() < enough
+
+    steps = loop.steps(models, params, draws, config, jnp.asarray(costs), runs)
+    return jax.lax.while_loop(runs, steps, progress), draws
+
+
+@functools.partial(jax.jit, donate_argnums=(0, 1))
+def _put(
+    progress: Progress, draws: Array, row: int, one: Progress, own: Array
+) -> tuple[Progress, Array]:
+    return loop.put_row(progress, row, one), draws.at[row].set(own[0])
+
+
+def generate(
+    target: Model,
+    draft: Draft | None,
+    params: Params,
+    texts: Iterable[Text],
+    config: Decoding,
+    batch_size: int,
+) -> Iterator[tuple[int, Output]]:
+    """Decodes texts in batches of `batch_size` and gives the output [1, ...] of each as it ends.
+
+    The outputs are those of `loop.generate` for each text alone: bit for bit where a position's
+    result does not depend on the positions computed beside it, as with the kernels for CPU, and but
+    for rounding elsewhere. Inputs are of one width; the texts are taken as rows become free.
+    """
+    models, params = loop.used(target, draft, params, config.gamma)
+    costs = np.array(config.adaptive.costs, np.float32) if config.adaptive else ()
+    # One size of caches serves all texts, long and short.
+    config = dataclasses.replace(config, growing=False)
+    (size,) = config.cache_lengths()
+    waiting = iter(texts)
+    upcoming = next(waiting, None)
+    if upcoming is None:
+        return
+    progress, draws = _empty(models, params, upcoming, config, size, batch_size)
+    numbers: list[int | None] = [None] * batch_size
+    read, one = None, None
+    while True:
+        for row in range(batch_size):
+            if numbers[row] is None and upcoming is not None:
+                if upcoming.inputs is not read:
+                    read = upcoming.inputs
+                    one = loop.begin(models, params, read, config, size)
+                progress, draws = _put(progress, draws, row, one, upcoming.draws)
+                numbers[row], upcoming = upcoming.number, next(waiting, None)
+        idle = numbers.count(None)
+        if idle == batch_size:
+            return
+        enough = batch_size if upcoming is None else idle + 1
+        progress, draws = run(models, params, progress, draws, config, costs, enough)
+        fields = {field.name: getattr(progress, field.name) for field in dataclasses.fields(Output)}
+        finished, fields = jax.device_get((progress.finished, fields))
+        for row, number in enumerate(numbers):
+            if number is not None and finished[row]:
+                yield number, _output(fields, row, config)
+                numbers[row] = None
+
+
+def _empty(
+    models: Models, params: Params, text: Text, config: Decoding, size: int, batch_size: int
+) -> tuple[Progress, Array]:
+    """The progress and the random numbers of rows that have no text yet."""
+    inputs = jax.ShapeDtypeStruct((batch_size, *text.inputs.shape[1:]), text.inputs.dtype)
+    start = functools.partial(loop.start, models, config=config, cache_length=size)
+    progress = jax.tree.map(
+        lambda x: jnp.zeros(x.shape, x.dtype), jax.eval_shape(start, params, inputs)
+    )
+    draws = jnp.zeros((batch_size, *text.draws.shape[1:]), text.draws.dtype)
+    return dataclasses.replace(progress, finished=jnp.ones(batch_size, bool)), draws
+
+
+def _output(fields: dict[str, Any], row: int, config: Decoding) -> Output:
+    """A row's output."""
+    own = {name: values[row : row + 1] for name, values in fields.items()}
+    kept = np.arange(config.max_length) < own["lengths"][:, None]
+    own["tokens"] = np.where(kept, own["tokens"][:, : config.max_length], PAD_ID)
+    return Output(**own)

@@ -1,0 +1,123 @@
+"""Texts in the rows of a batch yield what each yields alone, whenever they begin and beside whom.
+
+In every field of the output, to the last bit where kernels for CPU are compiled.
+"""
+
+import dataclasses
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from speculative.decoding import Adaptive, Decoding, Output, Params, loop, queue, rules
+from speculative.drafts import CopyDraft, Draft, TransformerDraft, UniformDraft
+from speculative.sampling import Sampling
+from speculative.types import PyTree
+from tests import tiny
+
+COUNT = 11
+FIELDS = ("tokens", "lengths", "target_calls", "drafted", "by_position")
+SOURCES = [jnp.asarray(row[None]) for row in tiny.sources(COUNT)]
+TARGET = tiny.target_params()
+
+
+def settings(temperature: float, rule: rules.Rule = rules.EXACT, gamma: int = 3) -> Decoding:
+    sampling = Sampling(temperature)
+    return Decoding(tiny.VOCABULARY, sampling, gamma, max_length=20, rule=rule)
+
+
+def decoded(
+    draft: Draft, params: PyTree, config: Decoding, batch_size: int, order: list[int]
+) -> dict[int, Output]:
+    texts = [queue.Text(i, SOURCES[i], config.draws(3, np.array([i]))) for i in order]
+    both = Params(TARGET, params)
+    return dict(queue.generate(tiny.TARGET, draft, both, iter(texts), config, batch_size))
+
+
+def alone(draft: Draft, params: PyTree, config: Decoding) -> dict[int, Output]:
+    both = Params(TARGET, params)
+    return {
+        i: loop.generate(
+            tiny.TARGET, draft, both, SOURCES[i], config.draws(3, np.array([i])), config
+        )
+        for i in range(COUNT)
+    }
+
+
+def require_equal(found: dict[int, Output], expected: dict[int, Output]) -> None:
+    assert sorted(found) == sorted(expected)
+    for number, output in expected.items():
+        for name in FIELDS:
+            np.testing.assert_array_equal(getattr(found[number], name), getattr(output, name))
+
+
+NEAR = TransformerDraft(tiny.TARGET), tiny.near_params
+SHUFFLED = np.random.default_rng(1).permutation(COUNT).tolist()
+
+
+@pytest.mark.parametrize(
+    ("draft", "params", "rule", "temperature"),
+    [
+        (*NEAR, rules.Token(), 0.0),
+        (*NEAR, rules.Token(), 1.0),
+        (*NEAR, rules.Block(), 1.0),
+        (CopyDraft(), tuple, rules.Token(), 1.0),
+        (UniformDraft(), tuple, rules.Block(), 1.0),
+        (TransformerDraft(tiny.READER, True), tiny.reader_params, rules.Token(), 1.0),
+    ],
+    ids=["greedy", "token", "block", "copy", "uniform", "reader"],
+)
+def test_texts_are_as_if_alone(
+    draft: Draft, params: Callable[[], PyTree], rule: rules.Rule, temperature: float
+) -> None:
+    given = draft, params(), settings(temperature, rule)
+    expected = alone(*given)
+    require_equal(decoded(*given, 4, list(range(COUNT))), expected)
+    require_equal(decoded(*given, 4, SHUFFLED), expected)
+
+
+def test_autoregressive_texts_are_as_if_alone_in_batches_of_any_size() -> None:
+    given = UniformDraft(), (), settings(1.0, gamma=0)
+    expected = alone(*given)
+    assert len({int(output.lengths[0]) for output in expected.values()}) > 3  # They end apart.
+    for batch_size in (1, 3, 16):
+        require_equal(decoded(*given, batch_size, SHUFFLED), expected)
+
+
+def test_a_chosen_gamma_is_each_texts_own() -> None:
+    adaptive = Adaptive((1, 3), costs=(1.2, 1.6), stride=2)
+    config = dataclasses.replace(settings(1.0), adaptive=adaptive)
+    given = NEAR[0], NEAR[1](), config
+    require_equal(decoded(*given, 4, SHUFFLED), alone(*given))
+
+
+def test_texts_of_one_source_read_it_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """And texts are taken as rows become free, not before."""
+    config, read, taken = settings(1.0), [], []
+    begin = loop.begin
+
+    def noted(models: Any, params: Any, inputs: Any, *more: Any) -> Any:
+        read.append(inputs)
+        return begin(models, params, inputs, *more)
+
+    def texts() -> Iterator[queue.Text]:
+        for i in range(9):
+            taken.append(i)
+            yield queue.Text(i, SOURCES[i // 3], config.draws(3, np.array([i])))
+
+    monkeypatch.setattr(loop, "begin", noted)
+    both = Params(TARGET, tiny.near_params())
+    found = queue.generate(tiny.TARGET, NEAR[0], both, texts(), config, 2)
+    next(found)
+    assert len(taken) < 9
+    outputs = dict(found)
+    assert len(outputs) == 8 and len(taken) == 9
+    assert len(read) == 3
+    assert len({tuple(output.tokens[0]) for output in outputs.values()}) == 8
+
+
+def test_no_texts_are_no_outputs() -> None:
+    given = tiny.TARGET, NEAR[0], Params(TARGET, tiny.near_params()), [], settings(1.0), 4
+    assert list(queue.generate(*given)) == []
