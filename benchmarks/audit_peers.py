@@ -5,7 +5,8 @@
 
 Each way of sampling draws as many texts of the same sources; they are kept as JSON lines, which
 `speculative audit --samples` reads, and the verdicts in `audits.json`. A missing program is named
-and left out. Assisted generation draws one text at a time: 512 texts take some ten minutes a way.
+and left out. Assisted generation draws one text at a time: 512 texts take some five minutes a way.
+With --max_length=3 and more --samples, texts are beginnings, which show a wrong correction soonest.
 """
 
 import argparse
@@ -22,7 +23,7 @@ from benchmarks.compare_peers import machine, shipped, table
 from benchmarks.peers.system import PROGRAMS, Process
 from speculative import loading, progress
 from speculative.checks import MAX_GAMMA
-from speculative.commands import whole
+from speculative.commands import MAX_LENGTH, whole
 from speculative.progress import OnProgress
 from speculative.reporting.tables import show_power
 from speculative.sampling import Sampling
@@ -81,6 +82,8 @@ def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
     add("--top_p", type=float, default=1.0, metavar="P", help="nucleus, in (0, 1] (1)")
     add("--limit", type=whole(1, 10**4), default=8, help="sources of each task (8)")
     add("--samples", type=whole(1, 10**4), default=32, help="of each source (32)")
+    length = whole(1, MAX_LENGTH)
+    add("--max_length", type=length, default=128, metavar="TOKENS", help="of a text (128)")
     add("--gamma", type=whole(1, MAX_GAMMA), default=5, help="guesses a step (5)")
     add("--power_texts", type=whole(0, 10**6), default=256, metavar="N", help="as of audit (256)")
     return parser.parse_args(arguments)
@@ -102,6 +105,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         with tempfile.TemporaryDirectory() as exports, progress.bar(name) as on_progress:
             on_progress("loading", 0)
             setting, sources = shipped(options.limit, options.gamma, pathlib.Path(exports))
+            setting = dataclasses.replace(setting, max_length=options.max_length)
             process = Process(name, setting)
             for way in process.sampled:
                 file = output / f"{name}_{way.replace(', ', '_').replace(' ', '_')}.jsonl"
