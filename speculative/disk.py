@@ -159,6 +159,14 @@ def owned(folder: Path) -> Iterator[None]:
                     folder.rmdir()
 
 
+def json_line(value: Any) -> str:
+    """A value as a line of JSON, without characters at which some readers would end it."""
+    said = json.dumps(value, ensure_ascii=False)
+    for end in "\x85\u2028\u2029":
+        said = said.replace(end, f"\\u{ord(end):04x}")
+    return said
+
+
 def append(path: Path, value: Any) -> None:
     """Adds a value as a line of JSON, on disk when this returns, to a file of the caller's own.
 

@@ -3,7 +3,7 @@
 import dataclasses
 import itertools
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Any, TypeVar, overload
+from typing import Any, NamedTuple, TypeVar, overload
 
 import jax
 import jax.numpy as jnp
@@ -33,6 +33,7 @@ Texts = str | list[str]
 OutputOrStep = TypeVar("OutputOrStep", Output, Step)
 
 BATCH = 16  # Texts that are decoded together, where there are as many.
+MAX_SAMPLES = 2047  # Of one text; see `Request.sample`.
 
 # Sources are padded to one of these lengths, because each length is a compiled program.
 SOURCE_LENGTHS = (32, 64, 128, 256, 512)
@@ -91,6 +92,19 @@ def lengths_accepted(target_calls: int, accepted_by_position: Sequence[int]) -> 
 def padded(tokens: int) -> int:
     """The one of `SOURCE_LENGTHS` to which a source of so many tokens is padded, or is cut."""
     return next((size for size in SOURCE_LENGTHS if tokens <= size), SOURCE_LENGTHS[-1])
+
+
+class Request(NamedTuple):
+    """A text to decode: its source or prompt [1, S], how, and what its random numbers belong to."""
+
+    source: Array
+    config: Decoding
+    seed: int = 0
+    example: int = 0
+
+    def sample(self, example: int, number: int) -> "Request":
+        """The request of another text of an example; text 0 is that of `Pair.generate`."""
+        return self._replace(example=checks.whole("example", example + number * 2**20, 0, 2**31))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -229,62 +243,71 @@ class Pair:
         """
         if not isinstance(texts, list | tuple):
             return self.results(self.run(*self.prepare(texts, *given, **settings)))[0]
-        results = dict(self.each(texts, *given, batch_size=batch_size, **settings))
-        return [results[number] for number in range(len(texts))]
+        return self._all(self.requests(texts, *given, **settings), batch_size)
 
-    def each(
+    def samples(
+        self, text: str, count: int, *given: Any, batch_size: int = BATCH, **settings: Any
+    ) -> list[Result]:
+        """So many samples of a text, which is read once; the first is what `generate` gives."""
+        count = checks.whole("count", count, 1, MAX_SAMPLES)
+        (one,) = self.requests([text], *given, **settings)
+        return self._all([one.sample(one.example, i) for i in range(count)], batch_size)
+
+    def _all(self, requests: Sequence[Request], batch_size: int) -> list[Result]:
+        results = dict(self.serve(requests, batch_size))
+        return [results[place] for place in range(len(requests))]
+
+    def requests(
         self,
-        texts: list[str],
+        texts: Sequence[str],
         seed: int = 0,
         example: int = 0,
         truncate: bool = False,
-        batch_size: int = BATCH,
         **settings: Any,
-    ) -> Iterator[tuple[int, Result]]:
-        """As `generate`, but gives each text's place in the list, and its result, when it ends."""
+    ) -> list[Request]:
+        """What `serve` is asked for by texts, equal ones of which are read once; see `prepare`."""
         config = self.decoding(**settings)
         if not texts:
             raise ValueError("There is no text to decode; give one, or a list of them.")
-        sources = [self.encode(text, truncate) for text in texts]
-        first = checks.whole("example", example, 0, 2**31 - len(sources))
-        numbers = range(first, first + len(sources))
-        return self.run_each(sources, numbers, config, seed, batch_size)
+        first = checks.whole("example", example, 0, 2**31 - len(texts))
+        sources: dict[str, Array] = {}
+        for text in texts:
+            if checks.text("The prompt", text) not in sources:
+                sources[text] = self.encode(text, truncate)
+                self._require_positions(sources[text], config)
+        return [Request(sources[text], config, seed, first + i) for i, text in enumerate(texts)]
 
-    def run_each(
-        self,
-        sources: Sequence[Array],
-        examples: Sequence[int],
-        config: Decoding,
-        seed: int = 0,
-        batch_size: int = BATCH,
+    def serve(
+        self, requests: Sequence[Request], batch_size: int = BATCH
     ) -> Iterator[tuple[int, Result]]:
-        """Decodes sources [1, S], those of one width in batches, with the numbers of examples.
+        """Decodes requests in batches, and gives the place of each, and its result, as it ends.
 
-        Gives each source's place in the list, and its result, when it ends. A source that occurs
-        several times, the same array, is read once.
+        Those of equal settings and sources of one width share batches.
 
         Raises:
             ValueError: target or draft has too few positions, or logits were not finite.
         """
         batch_size = checks.whole("batch_size", batch_size, 1)
-        places: dict[int, dict[int, list[int]]] = {}  # By width and source.
-        for place, source in enumerate(sources):
-            self._require_positions(source, config)
-            places.setdefault(source.shape[1], {}).setdefault(id(source), []).append(place)
+        # By what they share, and then by source, so that each is read once.
+        groups: dict[tuple[int, Decoding], dict[int, list[int]]] = {}
+        for place, request in enumerate(requests):
+            self._require_positions(request.source, request.config)
+            shared = request.source.shape[1], request.config
+            groups.setdefault(shared, {}).setdefault(id(request.source), []).append(place)
 
-        def texts(group: list[int]) -> Iterator[queue.Text]:
-            for place in group:
-                draws = config.draws(seed, np.array([examples[place]]))
-                yield queue.Text(place, sources[place], draws)
+        def texts(places: list[int]) -> Iterator[queue.Text]:
+            for place in places:
+                source, config, seed, example = requests[place]
+                yield queue.Text(place, source, config.draws(seed, np.array([example])))
 
         def decoded() -> Iterator[tuple[int, Result]]:
             models = self.target, self.draft, self.params
             # Long sources tend to have long outputs, which had better not begin last.
-            for _, equal in sorted(places.items(), reverse=True):
-                group = [place for same in equal.values() for place in same]
+            for shared in sorted(groups, key=lambda shared: -shared[0]):
+                places = [place for same in groups[shared].values() for place in same]
                 # As wide as a power of two, so that few programs are compiled.
-                rows = min(batch_size, 2 ** (len(group) - 1).bit_length())
-                for place, output in queue.generate(*models, texts(group), config, rows):
+                rows = min(batch_size, 2 ** (len(places) - 1).bit_length())
+                for place, output in queue.generate(*models, texts(places), shared[1], rows):
                     yield place, self.results(output)[0]
 
         return decoded()  # This itself is no generator, so that it raises when it is called.

@@ -86,6 +86,8 @@ def of_numbers() -> Iterator[Case]:
         ("bench", "--widths", 1, 1024),
         ("generate", "--gamma", 1, 64),
         ("verify", "--samples", 1, 10**6),
+        ("generate", "--samples", 1, 2047),
+        ("generate", "--batch_size", 1, 1024),
         ("audit", "--power_texts", 0, 10**6),
     ]
     for name, option, low, high in ranges:
@@ -107,6 +109,9 @@ def of_numbers() -> Iterator[Case]:
             number = str(int(value) if option == "--top_k" else float(value))
             yield command("generate", option, value), [f"{option[2:]} must", f"not {number}."]
     yield command("generate", "--gamma", "auto", "--lenience", "0.5"), ["--gamma auto", "is 0.5"]
+    for more in (["--batch_size", "2"], ["--samples", "2"], ["--output", "TMP/out.jsonl"]):
+        yield command("generate", "--compare", *more), ["--compare is for one text at a time"]
+    yield command("generate", "--output", "TMP"), ["TMP", "directory"]
     yield command("bench", "--widths", "33"), ["between 1 and 32", "--cache_length"]
     for name in OF_TEXTS:
         says = ["--simulated_alpha", "a number or paper", "'some'"]

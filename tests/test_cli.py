@@ -75,9 +75,11 @@ def test_a_line_of_json_for_each_line_of_a_file(
         )  # fmt: skip
         counted = {key: getattr(result, key) for key in names}
         ended = "stop" if result.tokens[-1] == 1 else "length"
-        more = {"prompt": TEXT, "finish_reason": ended, "seed": 0}
-        assert line == counted | more
-        assert list(line) == [*counted, "prompt", "finish_reason", "seed"]
+        more = {"prompt": TEXT, "finish_reason": ended}
+        told = {"target": pair[1], "draft": pair[3], "gamma": 2, "temperature": 1.0, "top_k": 0}
+        told |= {"top_p": 1.0, "verification": "token", "lenience": 1.0, "max_length": 12}
+        assert line == counted | more | told | {"seed": 0}
+        assert list(line) == [*counted, *more, *told, "seed"]
     # The same prompt twice has random numbers of its own each time.
     assert len(lines) == 2
     assert lines[0]["tokens"] != lines[1]["tokens"]

@@ -168,6 +168,19 @@ def test_a_list_of_texts_is_decoded_at_once(
     assert streamed == [result.tokens for result in alone]
 
 
+def test_samples_of_a_text_differ_and_the_first_is_its_own(folder: pathlib.Path) -> None:
+    pair = load(str(folder / "t5"), str(folder / "t5_draft"))
+    asked: dict[str, Any] = {"gamma": 3, "max_length": 10, "temperature": 1.0, "seed": 2}
+    found = pair.samples(TEXT, 6, batch_size=4, **asked)
+    assert found[0] == pair.generate(TEXT, **asked)
+    assert len({tuple(result.tokens) for result in found}) == 6
+    assert found[:2] == pair.samples(TEXT, 2, **asked)
+    with pytest.raises(ValueError, match="count must be .*2047.*, not 2048"):
+        pair.samples(TEXT, 2048, **asked)
+    with pytest.raises(ValueError, match="batch_size must be"):
+        pair.generate([TEXT], batch_size=0, **asked)
+
+
 def test_streaming_gives_the_same_result_and_compiles_before(folder: pathlib.Path) -> None:
     """Also where the text outgrows its first cache, of 64 positions."""
     pair = load(str(folder / "t5"), str(folder / "t5"))

@@ -2,25 +2,25 @@
 
 import argparse
 import itertools
-import json
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING, Any
 
-from speculative import checks
-from speculative.commands import Command, add_options, prompts, rows, whole
+from speculative import checks, disk
+from speculative.commands import Command, add_options, many, prompts, rows, whole
 from speculative.commands.figures import Figures, Timed, figures
 
 if TYPE_CHECKING:
     from jax import Array
 
     from speculative.decoding.loop import Step
-    from speculative.pair import Pair
+    from speculative.pair import Pair, Result
     from speculative.vocabulary import Vocabulary
 
 AUTO = "auto"  # The number of guesses is picked by measured costs.
 DEFAULTS = {"temperature": 0.0, "top_k": 0, "top_p": 1.0, "verification": "token", "lenience": 1.0}
+MAX_BATCH, MAX_SAMPLES = 1024, 2047
 FOREIGN = 0.1  # The share of characters in no piece from which a warning is given.
 COUNTS = ("draft_tokens", "tested_by_position", "accepted_by_position", "accepted_lengths")
 FIELDS = ("text", "tokens", "target_calls", "accepted", "tokens_per_call", *COUNTS)
@@ -47,6 +47,23 @@ def _add_generate(parser: argparse.ArgumentParser) -> None:
     )
     add_options(parser, *(f"--{name}" for name in DEFAULTS), **DEFAULTS)
     add("--truncate", action="store_true", help="cut a prompt that is too long")
+    many = parser.add_argument_group("many texts")
+    many.add_argument(
+        "--batch_size",
+        type=whole(1, MAX_BATCH),
+        default=1,
+        metavar="N",
+        help="texts that are decoded together, each as it would be alone (1)",
+    )
+    many.add_argument(
+        "--samples", type=whole(1, MAX_SAMPLES), default=1, metavar="N", help="of each prompt (1)"
+    )
+    many.add_argument(
+        "--output",
+        metavar="FILE",
+        help="write lines of JSON there as texts end, with numbers of prompts and samples; the "
+        "same command goes on with what an interrupted one left",
+    )
     add(
         "--compare",
         action="store_true",
@@ -55,7 +72,7 @@ def _add_generate(parser: argparse.ArgumentParser) -> None:
     add(
         "--json",
         action="store_true",
-        help=f"a line {{{', '.join(FIELDS)}, prompt, finish_reason, seconds, seed}} "
+        help=f"a line {{{', '.join(FIELDS)}, prompt, finish_reason, seconds and the settings}} "
         "each, with --compare also {tokens_autoregressive, seconds_autoregressive}",
     )
 
@@ -74,11 +91,19 @@ def _generate(options: argparse.Namespace) -> None:
             f"--gamma {AUTO} is for exact decoding, but --verification is {options.verification} "
             f"and --lenience is {options.lenience}; give a number of guesses."
         )
+    several = options.batch_size > 1 or options.samples > 1 or options.output is not None
+    if several and options.compare:
+        raise ValueError("--compare is for one text at a time; leave it or --batch_size out.")
     rows.import_module(options)
     prefix = options.prefix or ""
     if options.task is not None and options.prefix is None:
         prefix = tasks.task(options.task).prefix
     typed, lists = prompts.typed(options), prompts.arriving(options)
+    if options.output is not None:
+        if typed:
+            raise ValueError("--output is for a --file or another program's lines, not for typing.")
+        disk.writable(options.output)
+        lists = iter([list(itertools.chain.from_iterable(lists))])
     if not typed:
         lists = _begun(lists)  # Wrong input ends before anything is loaded.
     with progress.waiting(f"Loading {options.target} ..."):
@@ -97,6 +122,14 @@ def _generate(options: argparse.Namespace) -> None:
         lists = _begun(lists)  # What does not fit the pair ends before anything is measured.
     if options.gamma == AUTO:
         drafted["adaptive"] = step_costs.adaptive(pair, sampling, _say_measuring)
+    told = {"target": pair.names[0], "draft": pair.names[1], "gamma": options.gamma}
+    told |= {name: settings[name] for name in (*DEFAULTS, "max_length", "seed")}
+    if several:
+        first = 0
+        for given in lists:
+            _together(pair, [prefix + x for x in given], first, options, drafted, told)
+            first += len(given)
+        return
     decoder = Decoder(pair, streams=not options.json and options.gamma != AUTO)
     if typed:  # Now, so that a first line of usual length is answered at once.
         for way in (drafted, alone) if options.compare else (drafted,):
@@ -112,7 +145,7 @@ def _generate(options: argparse.Namespace) -> None:
         if options.compare:
             compared = decoder.decode(text, _ignore, example=example, **alone)
         if options.json:
-            print(_json(text, options.seed, fast, compared), flush=True)
+            print(_json(text, told, fast, compared), flush=True)
             continue
         found = figures(pair, check(prompt), fast, compared, sampling.greedy)
         if typed:
@@ -169,18 +202,68 @@ def _warn_of_script(vocabulary: "Vocabulary", prompt: str, number: int) -> None:
         )
 
 
-def _json(prompt: str, seed: int, decoded: Timed, alone: Timed | None = None) -> str:
-    result = decoded.result
-    line: dict[str, Any] = {name: getattr(result, name) for name in FIELDS}
-    line |= {"prompt": prompt, "finish_reason": result.finish_reason}
-    line |= {"seconds": round(decoded.seconds, 6), "seed": seed}
+def _line(prompt: str, told: dict[str, Any], result: "Result") -> dict[str, Any]:
+    """What is said of a result in JSON, and with which settings it came about."""
+    line = {name: getattr(result, name) for name in FIELDS}
+    return line | {"prompt": prompt, "finish_reason": result.finish_reason} | told
+
+
+def _json(prompt: str, told: dict[str, Any], decoded: Timed, alone: Timed | None = None) -> str:
+    line = _line(prompt, told, decoded.result) | {"seconds": round(decoded.seconds, 6)}
     if alone:
         line["tokens_autoregressive"] = alone.result.tokens
         line["seconds_autoregressive"] = round(alone.seconds, 6)
-    said = json.dumps(line, ensure_ascii=False)
-    for end in "\x85\u2028\u2029":  # Some readers would end the line there.
-        said = said.replace(end, f"\\u{ord(end):04x}")
-    return said
+    return disk.json_line(line)
+
+
+def _together(
+    pair: "Pair",
+    given: list[str],
+    first: int,
+    options: argparse.Namespace,
+    settings: dict[str, Any],
+    told: dict[str, Any],
+) -> None:
+    """Decodes prompts in batches, `first` others having come before; shows their texts in order."""
+    places = [(i, sample) for i in range(len(given)) for sample in range(options.samples)]
+    if options.output is not None:
+        _into_file(pair, given, places, options, settings, told)
+        return
+    decoded = many.decode(pair, given, places, options.batch_size, first, **settings)
+    for (number, sample), result in many.in_order(places, decoded):
+        line = _line(given[number], told, result) | {"number": first + number, "sample": sample}
+        print(disk.json_line(line) if options.json else result.text, flush=True)
+
+
+def _into_file(
+    pair: "Pair",
+    given: list[str],
+    places: list[many.Place],
+    options: argparse.Namespace,
+    settings: dict[str, Any],
+    told: dict[str, Any],
+) -> None:
+    """Writes what a file of results still lacks."""
+    from speculative import progress
+
+    file, total = many.Results(options.output, given, told), len(places)
+    places = [place for place in places if place not in file]
+    decoded = many.decode(pair, given, places, options.batch_size, **settings)
+    began, tokens = time.perf_counter(), 0
+    with progress.bar(options.output) as on_progress:
+        try:
+            for place, result in decoded:
+                line = _line(given[place[0]], told, result)
+                file.add(place, line | {"number": place[0], "sample": place[1]})
+                tokens += len(result.tokens)
+                rate = tokens / (time.perf_counter() - began)
+                on_progress(f"{rate:,.0f} tokens a second", len(file) / total)
+        except KeyboardInterrupt:
+            raise KeyboardInterrupt(
+                f"; {len(file)} of {total} texts are in {options.output}, the same command goes on"
+            ) from None
+    file.finish()
+    print(f"Written: {options.output}, {total} texts.")
 
 
 class Decoder:

@@ -12,6 +12,7 @@ import numpy as np
 
 from speculative import disk
 from speculative.measurement.goodness import GTest
+from speculative.pair import Request
 from speculative.progress import OnProgress
 from speculative.rows.workload import Workload
 from speculative.studies.audit import BEGINNING, FEWEST, Audit, Sample, audit
@@ -105,10 +106,12 @@ def _beginnings(
     prompts = np.repeat(np.arange(len(work.sources)), samples).tolist()
     sources = [work.source(number) for number in range(len(work.sources))]
     # Numbers of examples that no text of the workload has.
-    examples = range(2**20, 2**20 + len(prompts))
-    given = [sources[number] for number in prompts], examples, config, work.config.seed, batch
+    asked = [
+        Request(sources[number], config, work.config.seed, 2**20 + i)
+        for i, number in enumerate(prompts)
+    ]
     found = []
-    for place, result in work.pair.run_each(*given):
+    for place, result in work.pair.serve(asked, batch):
         on_progress("beginnings", len(found) / len(prompts))
         found.append((prompts[place], result.tokens))
     return found

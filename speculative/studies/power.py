@@ -15,7 +15,7 @@ import numpy as np
 
 from speculative.decoding import Decoding, rules
 from speculative.measurement.goodness import GTest
-from speculative.pair import Pair
+from speculative.pair import Pair, Request
 from speculative.progress import OnProgress
 from speculative.sampling import Sampling, categorical, standardise
 from speculative.studies.audit import Audit, Sample, audit
@@ -150,7 +150,8 @@ def _decoded(
 ) -> list[Sample]:
     """A text of each source."""
     rows = {source: pair.row(source) for source in set(sources)}
-    results = dict(pair.run_each([rows[x] for x in sources], range(len(sources)), config, seed))
+    asked = [Request(rows[source], config, seed, i) for i, source in enumerate(sources)]
+    results = dict(pair.serve(asked))
     return [Sample(i + 1, source, results[i].tokens) for i, source in enumerate(sources)]
 
 

@@ -39,6 +39,11 @@ def test_verdicts_and_exit_codes(
     assert [one["fault"] for one in found["power"]][-1] == "temperature 0.9"
     assert all(0 <= one["power"] <= 1 for one in found["power"])
 
+    assert cli.main([*given, "--power_texts", "0", "--temperature", "0"]) == 2
+    assert "its temperature is 1.0, but the audit is of 0.0" in capsys.readouterr().err
+    other = [json.loads(line) for line in samples.read_text().splitlines()]
+    made = [{name: line[name] for name in ("prompt", "tokens")} for line in other]
+    samples.write_text("\n".join(map(json.dumps, made)))
     assert cli.main([*given, "--power_texts", "0", "--temperature", "0"]) == 1
     assert "are not the argmax" in capsys.readouterr().out
 

@@ -1,0 +1,88 @@
+"""`generate` of many texts: in batches, several of each prompt, into a file that can be resumed."""
+
+import pathlib
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, Any
+
+from speculative import disk
+
+if TYPE_CHECKING:
+    from speculative.pair import Pair, Result
+
+Place = tuple[int, int]  # The number of a prompt, from 0, and that of a sample of it.
+
+
+class Results:
+    """A file of results, a JSON object a line; an interrupted run's file is gone on with."""
+
+    def __init__(self, path: str, prompts: Sequence[str], settings: dict[str, Any]) -> None:
+        """Reads the file, if there is one.
+
+        Raises:
+            ValueError: a line is no result for these prompts and settings; its number is named.
+            OSError: the file cannot be written.
+        """
+        self._path, self._prompts, self._settings = disk.writable(path), prompts, settings
+        try:
+            self._found = dict(disk.entries(self._path, self._checked, "result"))
+        except ValueError as error:
+            raise ValueError(f"{error} Give another --output, or delete that file.") from error
+
+    def _checked(self, line: dict[str, Any]) -> tuple[Place, dict[str, Any]]:
+        for name, value in self._settings.items():
+            if line[name] != value:
+                raise ValueError(f"its {name} is {line[name]!r}, not {value!r}.")
+        place = line["number"], line["sample"]
+        if self._prompts[place[0] : place[0] + 1] != [line["prompt"]]:
+            raise ValueError(f"its prompt is not prompt {place[0] + 1}.")
+        return place, line
+
+    def __len__(self) -> int:
+        return len(self._found)
+
+    def __contains__(self, place: Place) -> bool:
+        return place in self._found
+
+    def add(self, place: Place, line: dict[str, Any]) -> None:
+        """Writes a result, which is on disk when this returns."""
+        disk.append(self._path, line)
+        self._found[place] = line
+
+    def finish(self) -> pathlib.Path:
+        """Puts the lines in the order of prompts and samples, and gives the file."""
+        ordered = (disk.json_line(self._found[at]) for at in sorted(self._found))
+        disk.write(self._path, "".join(f"{line}\n" for line in ordered))
+        return self._path
+
+
+def decode(
+    pair: "Pair",
+    prompts: Sequence[str],
+    places: Sequence[Place],
+    batch_size: int,
+    first: int = 0,
+    **settings: Any,
+) -> Iterator[tuple[Place, "Result"]]:
+    """The results of some samples of prompts, as they end; `first` prompts came before these."""
+    if not places:
+        return iter(())
+    asked = pair.requests([prompts[number] for number, _ in places], **settings)
+    asked = [
+        request.sample(first + number, sample)
+        for request, (number, sample) in zip(asked, places, strict=True)
+    ]
+    return ((places[at], result) for at, result in pair.serve(asked, batch_size))
+
+
+def in_order(
+    places: Sequence[Place], found: Iterator[tuple[Place, "Result"]]
+) -> Iterator[tuple[Place, "Result"]]:
+    """The same in the order of `places`, each as soon as those before it are there."""
+    kept: dict[Place, Result] = {}
+    waiting = iter(places)
+    awaited = next(waiting, None)
+    for place, result in found:
+        kept[place] = result
+        while awaited in kept:
+            yield awaited, kept.pop(awaited)
+            awaited = next(waiting, None)

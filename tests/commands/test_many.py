@@ -1,0 +1,146 @@
+"""`generate` in batches, several samples of a prompt, and a file of results that is resumed."""
+
+import json
+import pathlib
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from speculative import cli
+from speculative.commands import many
+from speculative.pair import Pair
+
+PROMPTS = ["A small editor for plain text.", "Übergröße", "", "An archive", "A map, and more"]
+SETTINGS = ["--max_length", "12", "--gamma", "2", "--temperature", "1", "--seed", "5"]
+
+
+@pytest.fixture(scope="module")
+def command(
+    saved_pair: tuple[pathlib.Path, pathlib.Path], tmp_path_factory: pytest.TempPathFactory
+) -> list[str]:
+    target, draft = saved_pair
+    file = tmp_path_factory.mktemp("many") / "prompts.txt"
+    file.write_text("\n".join(PROMPTS) + "\n")
+    given = ["--target", str(target), "--draft", str(draft), "--file", str(file)]
+    return ["generate", *given, *SETTINGS]
+
+
+def lines(out: str) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in out.splitlines()]
+
+
+@pytest.fixture(scope="module")
+def samples(command: list[str], tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
+    """The file of two samples of each prompt."""
+    file = tmp_path_factory.mktemp("samples") / "made.jsonl"
+    given = ["--batch_size", "4", "--samples", "2", "--output", str(file)]
+    assert cli.main([*command, *given]) == 0
+    return file
+
+
+def test_batches_give_the_texts_of_one_by_one_in_their_order(
+    command: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert cli.main([*command, "--json"]) == 0
+    alone = lines(capsys.readouterr().out)
+    assert cli.main([*command, "--json", "--batch_size", "3"]) == 0
+    together = lines(capsys.readouterr().out)
+    assert [line.pop("number") for line in together] == [0, 1, 2, 3]
+    for line in together:
+        assert line.pop("sample") == 0
+    for line in alone:
+        assert line.pop("seconds") > 0
+    assert together == alone
+    assert cli.main([*command, "--batch_size", "3"]) == 0
+    assert capsys.readouterr().out.splitlines() == [line["text"] for line in alone]
+
+
+def test_samples_differ_and_the_first_is_the_text_alone(
+    command: list[str], samples: pathlib.Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert cli.main([*command, "--json"]) == 0
+    alone = lines(capsys.readouterr().out)
+    found = lines(samples.read_text())
+    places = [(line["number"], line["sample"]) for line in found]
+    assert places == [(i, k) for i in range(4) for k in range(2)]
+    assert [line["tokens"] for line in found[::2]] == [line["tokens"] for line in alone]
+    assert len({tuple(line["tokens"]) for line in found}) == 8
+
+
+@pytest.mark.parametrize("cut", [0, 3, -20], ids=["nothing", "lines", "within a line"])
+def test_a_file_is_gone_on_with(
+    command: list[str], samples: pathlib.Path, tmp_path: pathlib.Path, cut: int
+) -> None:
+    """Also one whose samples were fewer; the file is what an uninterrupted run writes."""
+    whole, file = samples.read_text(), tmp_path / "part.jsonl"
+    kept = whole[:cut] if cut < 0 else "".join(whole.splitlines(keepends=True)[1::2][:cut])
+    file.write_text(kept)
+    given = ["--batch_size", "2", "--samples", "2", "--output", str(file)]
+    assert cli.main([*command, *given]) == 0
+    assert file.read_text() == whole
+
+
+def test_what_is_done_outlives_an_interruption(
+    command: list[str],
+    samples: pathlib.Path,
+    tmp_path: pathlib.Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    file, serve = tmp_path / "part.jsonl", Pair.serve
+
+    def interrupted(self: Pair, *given: Any) -> Iterator[Any]:
+        for number, found in enumerate(serve(self, *given)):
+            if number == 3:
+                raise KeyboardInterrupt
+            yield found
+
+    given = [*command, "--batch_size", "2", "--samples", "2", "--output", str(file)]
+    with monkeypatch.context() as patched:
+        patched.setattr(Pair, "serve", interrupted)
+        assert cli.main(given) == cli.INTERRUPTED
+    said = f"interrupted; 3 of 8 texts are in {file}, the same command goes on"
+    assert said in capsys.readouterr().err
+    assert len(file.read_text().splitlines()) == 3
+    assert cli.main(given) == 0
+    assert file.read_text() == samples.read_text()
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (["--temperature", "0.5"], "Line 1 of FILE is no result: its temperature is 1.0, not 0.5."),
+        (["--gamma", "3"], "its gamma is 2, not 3."),
+        (["--prefix", "say: "], "its prompt is not prompt 1."),
+    ],
+)
+def test_results_of_other_settings_are_left_alone(
+    command: list[str],
+    samples: pathlib.Path,
+    tmp_path: pathlib.Path,
+    capsys: pytest.CaptureFixture[str],
+    change: list[str],
+    said: str,
+) -> None:
+    file = tmp_path / "other.jsonl"
+    file.write_text(samples.read_text())
+    assert cli.main([*command, *change, "--samples", "2", "--output", str(file)]) == 2
+    err = capsys.readouterr().err
+    assert said.replace("FILE", str(file)) in err
+    assert "Give another --output, or delete that file." in err
+    assert file.read_text() == samples.read_text()
+
+
+def test_results_come_in_order_as_soon_as_they_can() -> None:
+    places = [(0, 0), (0, 1), (1, 0)]
+    arrived: list[many.Place] = []
+
+    def found() -> Iterator[Any]:
+        for place in ((0, 1), (0, 0), (1, 0)):
+            arrived.append(place)
+            yield place, str(place)
+
+    ordered = many.in_order(places, found())
+    assert next(ordered) == ((0, 0), "(0, 0)") and len(arrived) == 2
+    assert [place for place, _ in ordered] == places[1:]
