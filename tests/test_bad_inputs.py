@@ -88,6 +88,7 @@ def of_numbers() -> Iterator[Case]:
         ("verify", "--samples", 1, 10**6),
         ("generate", "--samples", 1, 2047),
         ("generate", "--batch_size", 1, 1024),
+        ("bench", "--batch_sizes", 1, 1024),
         ("audit", "--power_texts", 0, 10**6),
     ]
     for name, option, low, high in ranges:

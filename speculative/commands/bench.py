@@ -25,6 +25,12 @@ def _add_bench(parser: argparse.ArgumentParser) -> None:
         metavar="T",
         help="positions of the caches, half of them filled (as --max_length, or 64)",
     )
+    add(
+        "--batch_sizes",
+        type=lambda text: [whole(1, 1024)(size) for size in text.split(",")],
+        metavar="N[,N]",
+        help="decode texts in batches of these sizes instead, with and without the draft",
+    )
     add("--output_dir", metavar="DIR", help="(results/bench/ and the target's name)")
 
 
@@ -32,13 +38,16 @@ def _bench(options: argparse.Namespace) -> None:
     from speculative.reporting import bench
 
     _, config = rows.row(options)
+    folder = pathlib.Path(options.output_dir or f"results/bench/{pathlib.Path(config.target).name}")
+    if options.batch_sizes:
+        bench.run_batches(config, options.batch_sizes, folder)
+        return
     config = dataclasses.replace(
         config,
         source_length=rows.source_length(options, config, 64),
         max_length=options.cache_length or options.max_length or 64,
     )
-    folder = options.output_dir or f"results/bench/{pathlib.Path(config.target).name}"
-    bench.run(config, options.widths, pathlib.Path(folder))
+    bench.run(config, options.widths, folder)
 
 
 COMMANDS = {

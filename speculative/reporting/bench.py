@@ -10,7 +10,8 @@ from speculative import disk, progress
 from speculative.reporting.tables import CONSOLE, Column, grid, table, thousandths
 from speculative.rows import environment
 from speculative.rows.config import RowConfig
-from speculative.studies import bench
+from speculative.studies import bench, sweep
+from speculative.studies.batches import Batches
 from speculative.studies.bench import Bench
 
 
@@ -26,6 +27,66 @@ def run(config: RowConfig, widths: Sequence[int] | None, folder: pathlib.Path) -
         plot(found).savefig(part, dpi=150)
     show(found)
     print(f"Written: {files[0]} and {files[1]}.")
+
+
+def run_batches(config: RowConfig, sizes: Sequence[int], folder: pathlib.Path) -> None:
+    """Measures batch sizes, prints them, and writes `batches.json` and `batches.png`."""
+    files = [disk.writable(folder / f"batches.{kind}") for kind in ("json", "png")]
+    with progress.bar(config.target) as on_progress:
+        found = sweep.batches(config, sorted({1, *sizes}), on_progress)
+    disk.write(files[0], found.to_json() + "\n")
+    with disk.written(files[1]) as part:
+        plot_batches(found).savefig(part, dpi=150)
+    show_batches(found)
+    print(f"Written: {files[0]} and {files[1]}.")
+
+
+def show_batches(found: Batches, console: Console = CONSOLE) -> None:
+    """Prints tokens a second over batch size, and where speculation stops paying."""
+    config = found.config
+    console.print(
+        f"{config.target} with {config.draft}, T = {config.temperature}, on "
+        f"{environment.device()}: {found.texts} texts, {found.tokens_per_call:.2f} tokens a call."
+    )
+    one = found.batches[0]
+    columns = (
+        Column("batch", lambda batch: str(batch.batch_size)),
+        Column("tokens/s alone", lambda batch: f"{found.rate(batch, 0):,.0f}"),
+        Column("over batch 1", lambda batch: f"{found.rate(batch, 0) / found.rate(one, 0):.2f}"),
+        Column("with draft", lambda batch: f"{found.rate(batch, 1):,.0f}"),
+        Column("over batch 1", lambda batch: f"{found.rate(batch, 1) / found.rate(one, 1):.2f}"),
+        Column("speed-up", lambda batch: f"{found.measured_speedup(batch):.2f}"),
+        Column("predicted", lambda batch: f"{found.predicted_speedup(batch):.2f}"),
+    )
+    console.print(table(columns, found.batches))
+    largest = found.batches[-1].batch_size
+    measured, predicted = (
+        f"at a batch of {size:.1f}" if size else f"beyond a batch of {largest}"
+        for size in found.crossovers
+    )
+    console.print(f"Speculation stops paying {measured}; predicted {predicted}.")
+
+
+def plot_batches(found: Batches) -> Figure:
+    """Tokens a second over batch size, both ways, measured and predicted."""
+    figure = Figure(figsize=(6.5, 4), layout="constrained")
+    axes = figure.subplots()
+    sizes = [batch.batch_size for batch in found.batches]
+    for way, (name, color) in enumerate((("target alone", "#d55e00"), ("with draft", "#0072b2"))):
+        rates = [found.rate(batch, way) for batch in found.batches]
+        predicted = [found.predicted(batch, way) for batch in found.batches]
+        axes.plot(sizes, rates, "o-", color=color, label=name)
+        axes.plot(sizes, predicted, "--", color=color, alpha=0.6, label="predicted")
+    if size := found.crossovers[0]:
+        axes.axvline(size, color="0.6", linewidth=1, label="speculation stops paying")
+    axes.set_xscale("log", base=2)
+    axes.set_xticks(sizes, [str(size) for size in sizes], minor=False)
+    axes.set_ylim(0)
+    title = f"{found.config.target} with {found.config.draft}, {environment.device()}"
+    axes.set(xlabel="batch size", ylabel="tokens a second", title=title)
+    axes.legend(loc="upper left", frameon=False)
+    axes.spines[["top", "right"]].set_visible(False)
+    return figure
 
 
 def show(found: Bench, console: Console = CONSOLE) -> None:

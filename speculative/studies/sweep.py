@@ -16,7 +16,9 @@ from speculative.rows.kept import KeptExamples
 from speculative.rows.records import Record
 from speculative.rows.run import gamma_of, run_row
 from speculative.rows.workload import Workload, workload
+from speculative.studies import batches as batch_study
 from speculative.studies import certificate, step_costs
+from speculative.studies.batches import Batches
 from speculative.studies.certificate import Certificate
 from speculative.studies.tune import Tuning, tune
 from speculative.tasks.prompts import Prompt, load_prompts
@@ -149,6 +151,14 @@ def certify(config: RowConfig, samples: int, false_alarm: float) -> Certificate:
         batch = memory.batch(config, models, certificate.BATCH)
         gamma = config.gamma or GAMMA
         return certificate.certify(work, gamma, samples, batch, false_alarm, on_progress)
+
+
+def batches(config: RowConfig, sizes: Sequence[int], on_progress: OnProgress) -> Batches:
+    """Measures a row's pair and texts at several batch sizes, from 1 on."""
+    models = weights.resolve(config).configs
+    batch_study.require(config, models, sizes)
+    work, _ = _work(config, on_progress)
+    return batch_study.measure(work, sizes, config.gamma or GAMMA, on_progress)
 
 
 def _work(config: RowConfig, on_progress: OnProgress) -> tuple[Workload, list[Config]]:

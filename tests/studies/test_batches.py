@@ -1,0 +1,115 @@
+"""Throughput over batch size: what is made of times, and a tiny pair measured."""
+
+import dataclasses
+import io
+import json
+import math
+import pathlib
+
+import numpy as np
+import pytest
+from rich.console import Console
+
+from speculative import cli
+from speculative.measurement.timing import Costs
+from speculative.reporting import bench as report
+from speculative.rows.config import RowConfig
+from speculative.studies import batches
+from speculative.studies.batches import Batch, Batches, crossover, steps
+
+CONFIG = RowConfig(task="debian_ende", target="big", draft="small", temperature=0.0)
+# 200 tokens of 10 texts; at batch 1 speculation halves the time, at batch 4 it doubles it.
+FOUND = Batches(
+    CONFIG, 10, (200, 200), 2.5, (1.0, 2.0),
+    [
+        Batch(1, [(2.0, 1.0), (4.0, 2.0), (2.0, 1.0)], (9.0, 11.0), (200, 80)),
+        Batch(4, [(0.5, 1.0)] * 3, (10.0, 40.0), (50, 24)),
+    ],
+)  # fmt: skip
+
+
+def test_rates_and_speedups() -> None:
+    one, four = FOUND.batches
+    assert FOUND.rate(one, 0) == 100 and FOUND.rate(four, 1) == 200
+    assert FOUND.measured_speedup(one) == 2 and FOUND.measured_speedup(four) == 0.5
+    # 200 steps of 9 ms and 10 prefills of 1 ms; 80 of 11 and 10 of 2.
+    assert FOUND.predicted(one, 0) == pytest.approx(200 / 1.81)
+    assert FOUND.predicted(one, 1) == pytest.approx(200 / 0.9)
+    assert FOUND.predicted_speedup(one) == pytest.approx(1.81 / 0.9)
+    longer = dataclasses.replace(FOUND, tokens=(200, 220))
+    assert longer.measured_speedup(one) == pytest.approx(2.2)
+
+
+def test_where_a_speedup_falls_to_1() -> None:
+    assert crossover([1, 4], [2.0, 0.5]) == pytest.approx(math.exp(2 / 3 * math.log(4)))
+    assert crossover([1, 2, 4], [2.0, 1.5, 1.2]) is None
+    assert crossover([1, 2], [0.9, 0.8]) == 1
+    assert crossover([1, 2, 4], [1.5, 1.0, 0.8]) == pytest.approx(2)
+
+
+@pytest.mark.parametrize(
+    ("calls", "batch_size", "expected"),
+    [
+        ([3, 1, 2], 1, 6),  # One after the other.
+        ([3, 1, 2], 2, 3),  # The second row takes the third text.
+        ([3, 1, 2], 8, 3),
+        ([1, 1, 1, 9], 2, 10),
+    ],
+)
+def test_steps_of_a_batch(calls: list[int], batch_size: int, expected: int) -> None:
+    assert steps(calls, batch_size) == expected
+
+
+def test_the_table_the_plot_and_the_record() -> None:
+    console = Console(file=io.StringIO(), width=120)
+    report.show_batches(FOUND, console)
+    assert isinstance(console.file, io.StringIO)
+    said = " ".join(console.file.getvalue().split())
+    assert "1 100 1.00 200 1.00 2.00 2.01" in said
+    assert "Speculation stops paying at a batch of 2.5; predicted at a batch of" in said
+    written = json.loads(FOUND.to_json())
+    assert [one["speedup"] for one in written["batches"]] == [2, 0.5]
+    assert written["crossover"] == FOUND.crossovers[0]
+    figure = report.plot_batches(FOUND)
+    drawn = [np.asarray(line.get_ydata()).tolist() for line in figure.axes[0].lines[:3:2]]
+    assert drawn == [[100, 400], [200, 200]]
+
+
+def test_a_pair_is_measured(
+    saved_pair: tuple[pathlib.Path, pathlib.Path],
+    tmp_path: pathlib.Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    costs = Costs(1.0, 0.5, 2.0, {2: 3.0}, {2: 1.0})
+    asked: list[int] = []
+
+    def given(work: object, batch_size: int, gamma: int) -> Costs:
+        asked.append(batch_size)
+        return costs
+
+    monkeypatch.setattr(batches, "_costs", given)
+    monkeypatch.setattr(batches, "ROUNDS", 1)
+    target, draft = map(str, saved_pair)
+    command = ["bench", "--target", target, "--draft", draft, "--task", "debian_ende"]
+    command += ["--limit", "5", "--max_length", "12", "--gamma", "2"]
+    assert cli.main([*command, "--batch_sizes=4", "--output_dir", str(tmp_path)]) == 0
+    assert asked == [1, 4]
+    found = json.loads((tmp_path / "batches.json").read_text())
+    assert (tmp_path / "batches.png").stat().st_size > 10_000
+    assert [one["batch_size"] for one in found["batches"]] == [1, 4]
+    assert found["texts"] == 5 and found["tokens"][0] == found["tokens"][1]
+    one, four = found["batches"]
+    assert one["steps"][0] == found["tokens"][0]  # A call a token.
+    assert four["steps"][0] < one["steps"][0]
+    assert "Speculation stops paying" in capsys.readouterr().out
+
+
+def test_a_batch_that_memory_does_not_hold_is_refused(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(batches.memory, "device_bytes", lambda: ("this machine", 2**29))
+    assert cli.main(["bench", "--batch_sizes=2,1024"]) == 2
+    said = capsys.readouterr().err
+    assert "1024 rows of debian_target with debian_draft do not fit the memory of this" in said
+    assert "the largest batch that does has" in said
