@@ -1,5 +1,6 @@
 """A target and its draft, ready to decode text."""
 
+import bisect
 import dataclasses
 import itertools
 from collections.abc import Iterable, Iterator, Sequence
@@ -33,6 +34,7 @@ Texts = str | list[str]
 OutputOrStep = TypeVar("OutputOrStep", Output, Step)
 
 BATCH = 16  # Texts that are decoded together, where there are as many.
+MAX_STOP = 256  # Characters of a stop string.
 MAX_SAMPLES = 2047  # Of one text; see `Request.sample`.
 
 # Sources are padded to one of these lengths, because each length is a compiled program.
@@ -52,6 +54,7 @@ class Result:
             the first that was rejected.
         accepted_by_position: guesses accepted there, before the text's end.
         finish_reason: "stop" if the end of sequence ended it, "length" if `max_length` did.
+        logprobs: of the tokens, as `sampling.log_probabilities`; None if they were not asked for.
     """
 
     text: str
@@ -61,6 +64,7 @@ class Result:
     tested_by_position: list[int]
     accepted_by_position: list[int]
     finish_reason: str = "stop"
+    logprobs: list[float] | None = None
 
     @property
     def tested(self) -> int:
@@ -89,6 +93,15 @@ def lengths_accepted(target_calls: int, accepted_by_position: Sequence[int]) -> 
     return [more - fewer for more, fewer in itertools.pairwise(reached)]
 
 
+def checked_stop(stop: Sequence[str]) -> tuple[str, ...]:
+    """Stop strings, each of 1 to `MAX_STOP` characters; others raise ValueError."""
+    checks.instance("stop", stop, list, tuple)
+    for end in stop:
+        if not 1 <= len(checks.text("A stop string", end)) <= MAX_STOP:
+            raise ValueError(f"A stop string must have 1 to {MAX_STOP} characters, not {len(end)}.")
+    return tuple(stop)
+
+
 def padded(tokens: int) -> int:
     """The one of `SOURCE_LENGTHS` to which a source of so many tokens is padded, or is cut."""
     return next((size for size in SOURCE_LENGTHS if tokens <= size), SOURCE_LENGTHS[-1])
@@ -101,6 +114,7 @@ class Request(NamedTuple):
     config: Decoding
     seed: int = 0
     example: int = 0
+    stop: tuple[str, ...] = ()  # Texts with which it ends, none of them shown.
 
     def sample(self, example: int, number: int) -> "Request":
         """The request of another text of an example; text 0 is that of `Pair.generate`."""
@@ -174,6 +188,7 @@ class Pair:
         lenience: float = 1.0,
         verification: str | Rule = "token",
         adaptive: Adaptive | None = None,
+        logprobs: bool = False,
     ) -> Decoding:
         """The settings of a generation, checked; `Sampling` and `Decoding` describe them.
 
@@ -200,6 +215,7 @@ class Pair:
             self.vocabulary.eos_id,
             rule if gamma or adaptive else rules.EXACT,
             adaptive,
+            logprobs,
         )
 
     def prepare(
@@ -239,11 +255,14 @@ class Pair:
         """Decodes a text, or several, of which `batch_size` at a time share passes of the models.
 
         Each is decoded as it would be alone: see `decoding.queue`. The other arguments are those of
-        `prepare`.
+        `requests`.
         """
-        if not isinstance(texts, list | tuple):
-            return self.results(self.run(*self.prepare(texts, *given, **settings)))[0]
-        return self._all(self.requests(texts, *given, **settings), batch_size)
+        if isinstance(texts, list | tuple):
+            return self._all(self.requests(texts, *given, **settings), batch_size)
+        if settings.get("stop"):
+            return self._all(self.requests([texts], *given, **settings), 1)[0]
+        settings.pop("stop", None)
+        return self.results(self.run(*self.prepare(texts, *given, **settings)))[0]
 
     def samples(
         self, text: str, count: int, *given: Any, batch_size: int = BATCH, **settings: Any
@@ -263,10 +282,18 @@ class Pair:
         seed: int = 0,
         example: int = 0,
         truncate: bool = False,
+        stop: Sequence[str] = (),
         **settings: Any,
     ) -> list[Request]:
-        """What `serve` is asked for by texts, equal ones of which are read once; see `prepare`."""
-        config = self.decoding(**settings)
+        """What `serve` is asked for by texts, equal ones of which are read once; see `prepare`.
+
+        A text ends where it contains one of `stop`, and is cut before it; its tokens are those up
+        to the one that completed it.
+
+        Raises:
+            ValueError: as `prepare`, or a stop string is empty or too long.
+        """
+        config, stop = self.decoding(**settings), checked_stop(stop)
         if not texts:
             raise ValueError("There is no text to decode; give one, or a list of them.")
         first = checks.whole("example", example, 0, 2**31 - len(texts))
@@ -275,7 +302,9 @@ class Pair:
             if checks.text("The prompt", text) not in sources:
                 sources[text] = self.encode(text, truncate)
                 self._require_positions(sources[text], config)
-        return [Request(sources[text], config, seed, first + i) for i, text in enumerate(texts)]
+        return [
+            Request(sources[text], config, seed, first + i, stop) for i, text in enumerate(texts)
+        ]
 
     def serve(
         self, requests: Sequence[Request], batch_size: int = BATCH
@@ -297,8 +326,12 @@ class Pair:
 
         def texts(places: list[int]) -> Iterator[queue.Text]:
             for place in places:
-                source, config, seed, example = requests[place]
+                source, config, seed, example, _ = requests[place]
                 yield queue.Text(place, source, config.draws(seed, np.array([example])))
+
+        def ends(place: int, tokens: list[int]) -> bool:
+            text, stop = self.vocabulary.decode(tokens), requests[place].stop
+            return any(end in text for end in stop)
 
         def decoded() -> Iterator[tuple[int, Result]]:
             models = self.target, self.draft, self.params
@@ -307,8 +340,10 @@ class Pair:
                 places = [place for same in groups[shared].values() for place in same]
                 # As wide as a power of two, so that few programs are compiled.
                 rows = min(batch_size, 2 ** (len(places) - 1).bit_length())
-                for place, output in queue.generate(*models, texts(places), shared[1], rows):
-                    yield place, self.results(output)[0]
+                stops = any(requests[place].stop for place in places)
+                given = texts(places), shared[1], rows, ends if stops else None
+                for place, output in queue.generate(*models, *given):
+                    yield place, self._cut(self.results(output)[0], requests[place].stop)
 
         return decoded()  # This itself is no generator, so that it raises when it is called.
 
@@ -328,9 +363,15 @@ class Pair:
         output = self._finite(jax.device_get(output))
         tested, accepted = np.moveaxis(np.asarray(output.by_position), -1, 0).tolist()
         counts = output.target_calls.tolist(), output.drafted.tolist(), tested, accepted
-        return [
+        results = [
             self._result(tokens[:n].tolist(), *row)
             for tokens, n, *row in zip(output.tokens, output.lengths, *counts, strict=True)
+        ]
+        if not output.logprobs.size:
+            return results
+        return [
+            dataclasses.replace(result, logprobs=own[: len(result.tokens)].tolist())
+            for result, own in zip(results, output.logprobs, strict=True)
         ]
 
     def _result(
@@ -339,6 +380,27 @@ class Pair:
         reason = "stop" if tokens[-1] == self.vocabulary.eos_id else "length"
         text = self.vocabulary.decode(tokens)
         return Result(text, tokens, calls, drafted, tested, accepted, reason)
+
+    def _cut(self, result: Result, stop: tuple[str, ...]) -> Result:
+        """A result up to the first token with which its text has one of the stop strings."""
+
+        def first(tokens: int) -> tuple[int, str]:
+            """The place of a stop string in a text of so many tokens, -1 if there is none."""
+            text = self.vocabulary.decode(result.tokens[:tokens])
+            return min([at for end in stop if (at := text.find(end)) >= 0], default=-1), text
+
+        if not stop or first(len(result.tokens))[0] < 0:
+            return result
+        counts = range(len(result.tokens) + 1)
+        count = bisect.bisect_left(counts, True, key=lambda count: first(count)[0] >= 0)
+        at, text = first(count)
+        return dataclasses.replace(
+            result,
+            text=text[:at],
+            tokens=result.tokens[:count],
+            finish_reason="stop",
+            logprobs=result.logprobs and result.logprobs[:count],
+        )
 
     def _require_positions(self, sources: Array, config: Decoding) -> None:
         models = [self.target, getattr(self.draft, "model", None)]

@@ -71,6 +71,15 @@ def standardise(logits: Array, sampling: Sampling) -> Array:
     return probabilities
 
 
+def log_probabilities(logits: Array, tokens: Array, sampling: Sampling) -> Array:
+    """The natural logarithms of the probabilities [...] with which tokens [...] are drawn.
+
+    At temperature 0, where nothing is drawn, those of the model's own distribution.
+    """
+    p = standardise(logits, Sampling() if sampling.greedy else sampling)
+    return jnp.log(jnp.take_along_axis(p, tokens[..., None], axis=-1)[..., 0])
+
+
 def _fewest(values: Array, enough: Callable[[Array], Array]) -> Array:
     """The fewest of the greatest values [..., V] that are `enough`, ties with the least included.
 

@@ -113,6 +113,8 @@ def of_numbers() -> Iterator[Case]:
     for more in (["--batch_size", "2"], ["--samples", "2"], ["--output", "TMP/out.jsonl"]):
         yield command("generate", "--compare", *more), ["--compare is for one text at a time"]
     yield command("generate", "--output", "TMP"), ["TMP", "directory"]
+    yield command("generate", "--logprobs"), ["--logprobs is for lines of JSON"]
+    yield command("generate", "--stop", ""), ["A stop string must have 1 to 256 characters"]
     yield command("bench", "--widths", "33"), ["between 1 and 32", "--cache_length"]
     for name in OF_TEXTS:
         says = ["--simulated_alpha", "a number or paper", "'some'"]

@@ -181,6 +181,48 @@ def test_samples_of_a_text_differ_and_the_first_is_its_own(folder: pathlib.Path)
         pair.generate([TEXT], batch_size=0, **asked)
 
 
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_a_stop_string_cuts_the_text_that_would_have_come(
+    folder: pathlib.Path, temperature: float
+) -> None:
+    """Wherever in a block or a token it ends; texts thereby keep their distribution."""
+    pair = load(str(folder / "t5"), str(folder / "t5"))  # All guesses are accepted.
+    asked: dict[str, Any] = {"gamma": 3, "max_length": 20, "temperature": temperature}
+    texts = [TEXT, "an editor", "a library for text files"]
+    whole = pair.generate(texts, logprobs=True, **asked)
+    ends = set()
+    for at in range(1, 12, 2):
+        stop = (whole[0].text[at : at + 3], whole[1].text[at + 1 : at + 3])
+        found = pair.generate(texts, logprobs=True, stop=stop, batch_size=2, **asked)
+        assert found[0] == pair.generate(texts[0], logprobs=True, stop=stop, **asked)
+        for one, full in zip(found, whole, strict=True):
+            places = [full.text.find(end) for end in stop if end in full.text]
+            assert one.text == (full.text[: min(places)] if places else full.text)
+            assert one.tokens == full.tokens[: len(one.tokens)]
+            assert full.logprobs and one.logprobs == full.logprobs[: len(one.tokens)]
+            if places:
+                assert one.finish_reason == "stop"
+                shorter = pair.vocabulary.decode(one.tokens[:-1])
+                assert not any(end in shorter for end in stop)
+                ends.add(len(one.tokens) % 4)
+    assert len(ends) > 2  # In the middle of blocks too.
+    assert pair.generate(texts, logprobs=True, stop=("no such text",), **asked) == whole
+
+
+@pytest.mark.parametrize(
+    ("stop", "said"),
+    [
+        (("",), "A stop string must have 1 to 256 characters, not 0."),
+        (("a" * 257,), "A stop string must have 1 to 256 characters, not 257."),
+        ((3,), "A stop string must be of type str, not 3"),
+        ("text", "stop must be of type list or tuple, not 'text'"),
+    ],
+)
+def test_stop_strings_are_checked(folder: pathlib.Path, stop: Any, said: str) -> None:
+    with pytest.raises(ValueError, match=said):
+        load(str(folder / "t5"), "copy").generate([TEXT], stop=stop)
+
+
 def test_streaming_gives_the_same_result_and_compiles_before(folder: pathlib.Path) -> None:
     """Also where the text outgrows its first cache, of 64 positions."""
     pair = load(str(folder / "t5"), str(folder / "t5"))

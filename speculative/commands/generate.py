@@ -1,6 +1,7 @@
 """`generate`: decodes the user's own text, and says how fast it came."""
 
 import argparse
+import functools
 import itertools
 import sys
 import time
@@ -46,7 +47,20 @@ def _add_generate(parser: argparse.ArgumentParser) -> None:
         "may differ between machines",
     )
     add_options(parser, *(f"--{name}" for name in DEFAULTS), **DEFAULTS)
+    add(
+        "--stop",
+        action="append",
+        default=[],
+        metavar="TEXT",
+        help="where an output has this text, it ends before it; may be given several times",
+    )
     add("--truncate", action="store_true", help="cut a prompt that is too long")
+    add(
+        "--logprobs",
+        action="store_true",
+        help="in JSON, natural logarithms of the probabilities with which the target's tokens are "
+        "drawn; at T = 0 of its own distribution",
+    )
     many = parser.add_argument_group("many texts")
     many.add_argument(
         "--batch_size",
@@ -81,16 +95,20 @@ def _generate(options: argparse.Namespace) -> None:
     from speculative import progress, tasks
     from speculative.decoding import rules
     from speculative.loading import load
+    from speculative.pair import checked_stop
     from speculative.sampling import Sampling
     from speculative.studies import step_costs
 
     sampling = Sampling(options.temperature, options.top_k, options.top_p)
     rule = rules.select(options.verification, options.lenience)  # Wrong values end here.
+    stop = checked_stop(options.stop)
     if options.gamma == AUTO and not rule.exact:
         raise ValueError(
             f"--gamma {AUTO} is for exact decoding, but --verification is {options.verification} "
             f"and --lenience is {options.lenience}; give a number of guesses."
         )
+    if options.logprobs and not (options.json or options.output):
+        raise ValueError("--logprobs is for lines of JSON; add --json or --output.")
     several = options.batch_size > 1 or options.samples > 1 or options.output is not None
     if several and options.compare:
         raise ValueError("--compare is for one text at a time; leave it or --batch_size out.")
@@ -108,7 +126,7 @@ def _generate(options: argparse.Namespace) -> None:
         lists = _begun(lists)  # Wrong input ends before anything is loaded.
     with progress.waiting(f"Loading {options.target} ..."):
         pair = load(options.target, options.draft, options.dtype, options.vocabulary)
-    names = (*DEFAULTS, "seed", "max_length", "truncate")
+    names = (*DEFAULTS, "seed", "max_length", "truncate", "logprobs")
     settings = {name: getattr(options, name) for name in names}
     most = max(step_costs.GAMMAS) if options.gamma == AUTO else options.gamma
     drafted: dict[str, Any] = settings | {"gamma": most}
@@ -124,13 +142,16 @@ def _generate(options: argparse.Namespace) -> None:
         drafted["adaptive"] = step_costs.adaptive(pair, sampling, _say_measuring)
     told = {"target": pair.names[0], "draft": pair.names[1], "gamma": options.gamma}
     told |= {name: settings[name] for name in (*DEFAULTS, "max_length", "seed")}
+    told |= {"stop": list(stop)} if stop else {}
     if several:
         first = 0
         for given in lists:
-            _together(pair, [prefix + x for x in given], first, options, drafted, told)
+            asked = drafted | {"stop": stop}
+            _together(pair, [prefix + x for x in given], first, options, asked, told)
             first += len(given)
         return
-    decoder = Decoder(pair, streams=not options.json and options.gamma != AUTO)
+    streams = not options.json and options.gamma != AUTO and not stop
+    decoder = Decoder(pair, streams, stop)
     if typed:  # Now, so that a first line of usual length is answered at once.
         for way in (drafted, alone) if options.compare else (drafted,):
             decoder.compile("a", **way)
@@ -205,6 +226,8 @@ def _warn_of_script(vocabulary: "Vocabulary", prompt: str, number: int) -> None:
 def _line(prompt: str, told: dict[str, Any], result: "Result") -> dict[str, Any]:
     """What is said of a result in JSON, and with which settings it came about."""
     line = {name: getattr(result, name) for name in FIELDS}
+    if result.logprobs is not None:
+        line["logprobs"] = result.logprobs
     return line | {"prompt": prompt, "finish_reason": result.finish_reason} | told
 
 
@@ -269,9 +292,10 @@ def _into_file(
 class Decoder:
     """Decodes prompts one by one, and times them: prefill included, compilation not."""
 
-    def __init__(self, pair: "Pair", streams: bool):
-        """`streams` tells whether texts are shown as they grow, or decoded in one dispatch."""
+    def __init__(self, pair: "Pair", streams: bool, stop: tuple[str, ...] = ()):
+        """`streams` tells whether texts are shown as they grow, or as wholes, cut at `stop`."""
         self._pair, self._streams = pair, streams
+        self._generate = functools.partial(pair.generate, stop=stop)
         self._compiled: set[tuple[int, int]] = set()
 
     def compile(self, prompt: str, **settings: Any) -> None:
@@ -282,7 +306,7 @@ class Decoder:
             from speculative import progress
 
             with progress.waiting("Compiling, once for prompts of such a length ..."):
-                (self._pair.compile if self._streams else self._pair.generate)(prompt, **settings)
+                (self._pair.compile if self._streams else self._generate)(prompt, **settings)
             self._compiled.add(programs)
 
     def decode(self, prompt: str, show: Callable[[str], None], **settings: Any) -> Timed:
@@ -295,7 +319,7 @@ class Decoder:
                 show(part)
             seconds = time.perf_counter() - began
             return Timed(self._pair.collect(steps), seconds)
-        result = self._pair.generate(prompt, **settings)
+        result = self._generate(prompt, **settings)
         seconds = time.perf_counter() - began
         show(result.text)
         return Timed(result, seconds)

@@ -22,7 +22,7 @@ from speculative.decoding.settings import Decoding, Output
 from speculative.drafts.base import Draft, layers_read, require_shapes
 from speculative.models.interface import Model
 from speculative.ragged import grow, write_rows
-from speculative.sampling import first, greatest
+from speculative.sampling import first, greatest, log_probabilities
 from speculative.types import PAD_ID, Flags, Inputs, PyTree, Rows
 
 PROPOSING = "propose"  # The name of the draft's part of a step, in profiles and compiled programs.
@@ -91,6 +91,7 @@ def start(
         finite=jnp.ones(batch, bool),
         counts=jnp.zeros((batch, config.gamma, 2)) if counts is None else counts,
         limits=jnp.full(batch, config.gamma, jnp.int32),
+        logprobs=jnp.zeros((batch, config.capacity if config.logprobs else 0)),
     )
 
 
@@ -172,6 +173,10 @@ def step(
     emitted_guesses = jnp.minimum(accepted, count)
     positions = jnp.arange(config.gamma)[:, None]
     by_position = positions < jnp.stack([tested, emitted_guesses], axis=1)[:, None]
+    logprobs = progress.logprobs
+    if config.logprobs:
+        own = log_probabilities(logits, block, config.sampling)
+        logprobs = write_rows(logprobs, own, progress.lengths, axis=1)
     counts = progress.counts
     if config.adaptive:
         counted = config.adaptive.count(counts, by_position)
@@ -189,6 +194,7 @@ def step(
         by_position=progress.by_position + by_position,
         finite=finite,
         counts=counts,
+        logprobs=logprobs,
     )
     return progress, Step(block, count, guesses, accepted, finished, finite)
 
@@ -281,6 +287,7 @@ def _output(progress: Progress, config: Decoding) -> Output:
     fields = {field.name: getattr(progress, field.name) for field in dataclasses.fields(Output)}
     kept = jnp.arange(config.max_length) < progress.lengths[:, None]
     fields["tokens"] = jnp.where(kept, progress.tokens[:, : config.max_length], PAD_ID)
+    fields["logprobs"] = progress.logprobs[:, : config.max_length]
     return Output(**fields)
 
 

@@ -6,7 +6,7 @@ do not meet, and its random numbers are its own.
 
 import dataclasses
 import functools
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any, NamedTuple
 
 import jax
@@ -22,6 +22,8 @@ from speculative.decoding.settings import Decoding, Output
 from speculative.drafts.base import Draft
 from speculative.models.interface import Model
 from speculative.types import PAD_ID, Inputs
+
+NO_LIMIT = 2**31 - 1  # Of steps.
 
 
 class Text(NamedTuple):
@@ -43,11 +45,14 @@ def run(
     config: Decoding,
     costs: ArrayLike | tuple[()],
     enough: Array,
+    most: Array,
 ) -> tuple[Progress, Array]:
-    """Steps until `enough` rows have ended."""
+    """Steps until `enough` rows have ended, or a row has taken `most` more."""
+    before = progress.target_calls
 
     def runs(progress: Progress) -> Array:
-        return progress.finished.sum() < enough
+        more = (progress.target_calls - before).max() < most
+        return (progress.finished.sum() < enough) & more
 
     steps = loop.steps(models, params, draws, config, jnp.asarray(costs), runs)
     return jax.lax.while_loop(runs, steps, progress), draws
@@ -60,6 +65,11 @@ def _put(
     return loop.put_row(progress, row, one), draws.at[row].set(own[0])
 
 
+@functools.partial(jax.jit, donate_argnums=0)
+def _end(progress: Progress, row: int) -> Progress:
+    return dataclasses.replace(progress, finished=progress.finished.at[row].set(True))
+
+
 def generate(
     target: Model,
     draft: Draft | None,
@@ -67,8 +77,12 @@ def generate(
     texts: Iterable[Text],
     config: Decoding,
     batch_size: int,
+    ends: Callable[[int, list[int]], bool] | None = None,
 ) -> Iterator[tuple[int, Output]]:
     """Decodes texts in batches of `batch_size` and gives the output [1, ...] of each as it ends.
+
+    A text may end before its end of sequence: `ends` is asked after every step, with the text's
+    number and its tokens so far.
 
     The outputs are those of `loop.generate` for each text alone: bit for bit where a position's
     result does not depend on the positions computed beside it, as with the kernels for CPU, and but
@@ -84,6 +98,7 @@ def generate(
     if upcoming is None:
         return
     progress, draws = _empty(models, params, upcoming, config, size, batch_size)
+    most = NO_LIMIT if ends is None else 1
     numbers: list[int | None] = [None] * batch_size
     read, one = None, None
     while True:
@@ -98,13 +113,19 @@ def generate(
         if idle == batch_size:
             return
         enough = batch_size if upcoming is None else idle + 1
-        progress, draws = run(models, params, progress, draws, config, costs, enough)
+        progress, draws = run(models, params, progress, draws, config, costs, enough, most)
         fields = {field.name: getattr(progress, field.name) for field in dataclasses.fields(Output)}
         finished, fields = jax.device_get((progress.finished, fields))
         for row, number in enumerate(numbers):
-            if number is not None and finished[row]:
-                yield number, _output(fields, row, config)
-                numbers[row] = None
+            if number is None:
+                continue
+            if not finished[row]:
+                tokens = fields["tokens"][row, : fields["lengths"][row]].tolist()
+                if ends is None or not ends(number, tokens):
+                    continue
+                progress = _end(progress, row)
+            yield number, _output(fields, row, config)
+            numbers[row] = None
 
 
 def _empty(
@@ -125,4 +146,5 @@ def _output(fields: dict[str, Any], row: int, config: Decoding) -> Output:
     own = {name: values[row : row + 1] for name, values in fields.items()}
     kept = np.arange(config.max_length) < own["lengths"][:, None]
     own["tokens"] = np.where(kept, own["tokens"][:, : config.max_length], PAD_ID)
+    own["logprobs"] = own["logprobs"][:, : config.max_length]
     return Output(**own)

@@ -29,6 +29,7 @@ class Decoding:
         eos_id: the token that ends a row; it is the row's last token.
         rule: how guesses are verified.
         adaptive: picks gamma step by step; `gamma` is then the largest that it may pick.
+        logprobs: whether the log-probabilities of the tokens are kept.
         growing: whether caches grow with the text. On a TPU they do not: they are a few percent of
             what a step reads, and its compiler schedules the loop with larger ones worse.
     """
@@ -40,6 +41,7 @@ class Decoding:
     eos_id: int = EOS_ID
     rule: Rule = EXACT
     adaptive: Adaptive | None = None
+    logprobs: bool = False
     growing: bool = dataclasses.field(default_factory=lambda: jax.default_backend() != "tpu")
 
     def __post_init__(self) -> None:
@@ -53,6 +55,7 @@ class Decoding:
         checks.instance("sampling", self.sampling, Sampling)
         checks.instance("rule", self.rule, Rule)
         checks.instance("adaptive", self.adaptive, Adaptive, type(None))
+        checks.instance("logprobs", self.logprobs, bool)
         checks.instance("growing", self.growing, bool)
         if self.adaptive and self.gamma != max(self.adaptive.gammas):
             raise ValueError(
@@ -158,6 +161,7 @@ class Output:
     by_position: Array  # [B, gamma, 2] int32, of `tested` and `accepted`, by position in a step.
     finite: Flags  # Whether the target's logits were finite.
     counts: Array  # [B, gamma, 2] of `Adaptive`, for the next text; zeros without it.
+    logprobs: Array  # [B, max_length] float32 of `sampling.log_probabilities`; [B, 0] if not kept.
 
     @property
     def tested(self) -> Rows:

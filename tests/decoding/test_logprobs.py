@@ -1,0 +1,62 @@
+"""Log-probabilities of emitted tokens, against a float64 pass of NumPy over the whole text."""
+
+import dataclasses
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from speculative.decoding import Decoding, Params, loop, queue, rules
+from speculative.drafts import TransformerDraft
+from speculative.sampling import Sampling
+from tests import numpy_t5, tiny
+
+DRAFT = TransformerDraft(tiny.TARGET)
+PARAMS = Params(tiny.target_params(), tiny.near_params())
+SOURCES = tiny.sources(6)
+
+
+def expected(row: int, tokens: np.ndarray, sampling: Sampling) -> np.ndarray:
+    """Of a text's tokens, by sorting."""
+    stored = tiny.stored_params()
+    source, fed = SOURCES[row][SOURCES[row] > 0], np.append(0, tokens[:-1])
+    logits = numpy_t5.logits(stored, tiny.TARGET.config, source, fed)
+    logits = logits[:, : tiny.VOCABULARY] / (sampling.temperature or 1.0)
+    p = np.exp(logits - logits.max(axis=1, keepdims=True))
+    p /= p.sum(axis=1, keepdims=True)
+    if sampling.top_p < 1:
+        order = np.argsort(-p, axis=1)
+        before = np.cumsum(np.take_along_axis(p, order, 1), 1) - np.take_along_axis(p, order, 1)
+        kept = np.take_along_axis(before < sampling.top_p, np.argsort(order, axis=1), 1)
+        p = np.where(kept, p, 0) / np.where(kept, p, 0).sum(axis=1, keepdims=True)
+    return np.log(p[np.arange(len(tokens)), tokens])
+
+
+@pytest.mark.parametrize("sampling", [Sampling(0.0), Sampling(0.7), Sampling(1.0, top_p=0.9)])
+@pytest.mark.parametrize("rule", [rules.Token(), rules.Block()], ids=["token", "block"])
+def test_they_are_the_targets(rule: rules.Rule, sampling: Sampling) -> None:
+    config = Decoding(tiny.VOCABULARY, sampling, 3, 20, rule=rule, logprobs=True)
+    draws = config.draws(1, np.arange(len(SOURCES)))
+    inputs = jnp.asarray(SOURCES)
+    found = loop.generate(tiny.TARGET, DRAFT, PARAMS, inputs, draws, config)
+    assert int(found.accepted.sum()) > 10
+    for row, length in enumerate(np.asarray(found.lengths)):
+        tokens = np.asarray(found.tokens)[row, :length]
+        wanted = expected(row, tokens, sampling)
+        np.testing.assert_allclose(found.logprobs[row, :length], wanted, atol=1e-4)
+    texts = [queue.Text(i, inputs[i : i + 1], draws[i : i + 1]) for i in range(len(SOURCES))]
+    batched = dict(queue.generate(tiny.TARGET, DRAFT, PARAMS, texts, config, 4))
+    for row, length in enumerate(np.asarray(found.lengths)):
+        np.testing.assert_array_equal(
+            batched[row].logprobs[0, :length], found.logprobs[row, :length]
+        )
+
+
+def test_without_being_asked_for_they_cost_nothing() -> None:
+    config = Decoding(tiny.VOCABULARY, Sampling(), 3, 20)
+    draws = config.draws(1, np.arange(2))
+    given = tiny.TARGET, DRAFT, PARAMS, jnp.asarray(SOURCES[:2]), draws
+    found = loop.generate(*given, config)
+    assert found.logprobs.shape == (2, 0)
+    asked = loop.generate(*given, dataclasses.replace(config, logprobs=True))
+    np.testing.assert_array_equal(asked.tokens, found.tokens)
