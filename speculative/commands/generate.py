@@ -1,11 +1,10 @@
 """`generate`: decodes the user's own text, and says how fast it came."""
 
 import argparse
-import functools
 import itertools
 import sys
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from speculative import checks, disk
@@ -32,7 +31,12 @@ def _add_generate(parser: argparse.ArgumentParser) -> None:
     given.add_argument(
         "text", nargs="?", help="the prompt; by default lines of standard input, as they come"
     )
-    given.add_argument("--file", metavar="FILE", help="prompts, one a line")
+    given.add_argument(
+        "--file",
+        metavar="FILE",
+        help="prompts, one a line; in .jsonl, a JSON object with prompt and, for it alone, "
+        f"{', '.join(prompts.OWN)}",
+    )
     add_options(parser, "--target", "--draft", "--vocabulary", "--dtype", "--max_length")
     add_options(parser, "--seed", seed=0)
     add = parser.add_argument
@@ -132,8 +136,9 @@ def _generate(options: argparse.Namespace) -> None:
     drafted: dict[str, Any] = settings | {"gamma": most}
     alone: dict[str, Any] = settings | {"gamma": 0}
 
-    def check(prompt: str) -> "Array":
-        return pair.prepare(prefix + prompt, **drafted)[0]
+    def check(prompt: prompts.Prompt) -> "Array":
+        own = {name: value for name, value in prompt.own.items() if name != "stop"}
+        return pair.prepare(prefix + prompt.text, **drafted | own)[0]
 
     lists = _checked(lists, check, typed)
     if not typed:
@@ -146,29 +151,30 @@ def _generate(options: argparse.Namespace) -> None:
     if several:
         first = 0
         for given in lists:
-            asked = drafted | {"stop": stop}
-            _together(pair, [prefix + x for x in given], first, options, asked, told)
+            asked = [many.Asked(prefix + prompt.text, told | prompt.own) for prompt in given]
+            _together(pair, asked, first, options, drafted | {"stop": stop})
             first += len(given)
         return
-    streams = not options.json and options.gamma != AUTO and not stop
-    decoder = Decoder(pair, streams, stop)
+    decoder = Decoder(pair, streams=not options.json and options.gamma != AUTO)
     if typed:  # Now, so that a first line of usual length is answered at once.
         for way in (drafted, alone) if options.compare else (drafted,):
             decoder.compile("a", **way)
         print(f"Each line is a prompt for {options.target}; Ctrl-D ends.", file=sys.stderr)
     total = Figures()
     for example, prompt in enumerate(itertools.chain.from_iterable(lists)):
-        _warn_of_script(pair.vocabulary, prompt, example + 1)
-        text, show = prefix + prompt, _ignore if options.json else _print
-        fast = decoder.decode(text, show, example=example, **drafted)
+        _warn_of_script(pair.vocabulary, prompt.text, example + 1)
+        text, show = prefix + prompt.text, _ignore if options.json else _print
+        own = {"stop": stop, "example": example} | prompt.own
+        fast = decoder.decode(text, show, **drafted | own)
         show("\n")
         compared = None
         if options.compare:
-            compared = decoder.decode(text, _ignore, example=example, **alone)
+            compared = decoder.decode(text, _ignore, **alone | own)
         if options.json:
-            print(_json(text, told, fast, compared), flush=True)
+            print(_json(text, told | prompt.own, fast, compared), flush=True)
             continue
-        found = figures(pair, check(prompt), fast, compared, sampling.greedy)
+        greedy = prompt.own.get("temperature", sampling.temperature) == 0
+        found = figures(pair, check(prompt), fast, compared, greedy)
         if typed:
             print(found, file=sys.stderr)
         total += found
@@ -177,14 +183,16 @@ def _generate(options: argparse.Namespace) -> None:
         print(total, file=sys.stderr)
 
 
-def _begun(lists: Iterator[list[str]]) -> Iterator[list[str]]:
+def _begun(lists: Iterator[list[prompts.Prompt]]) -> Iterator[list[prompts.Prompt]]:
     """The same, of which the first is read now."""
     return itertools.chain([next(lists)], lists)
 
 
 def _checked(
-    lists: Iterator[list[str]], check: Callable[[str], object], typed: bool
-) -> Iterator[list[str]]:
+    lists: Iterator[list[prompts.Prompt]],
+    check: Callable[[prompts.Prompt], object],
+    typed: bool,
+) -> Iterator[list[prompts.Prompt]]:
     """Lists of prompts, each checked as a whole; someone who types may type the next one."""
     for given in lists:
         try:
@@ -241,42 +249,40 @@ def _json(prompt: str, told: dict[str, Any], decoded: Timed, alone: Timed | None
 
 def _together(
     pair: "Pair",
-    given: list[str],
+    given: Sequence[many.Asked],
     first: int,
     options: argparse.Namespace,
     settings: dict[str, Any],
-    told: dict[str, Any],
 ) -> None:
     """Decodes prompts in batches, `first` others having come before; shows their texts in order."""
     places = [(i, sample) for i in range(len(given)) for sample in range(options.samples)]
     if options.output is not None:
-        _into_file(pair, given, places, options, settings, told)
+        _into_file(pair, given, places, options, settings)
         return
     decoded = many.decode(pair, given, places, options.batch_size, first, **settings)
     for (number, sample), result in many.in_order(places, decoded):
-        line = _line(given[number], told, result) | {"number": first + number, "sample": sample}
+        line = _line(*given[number], result) | {"number": first + number, "sample": sample}
         print(disk.json_line(line) if options.json else result.text, flush=True)
 
 
 def _into_file(
     pair: "Pair",
-    given: list[str],
+    given: Sequence[many.Asked],
     places: list[many.Place],
     options: argparse.Namespace,
     settings: dict[str, Any],
-    told: dict[str, Any],
 ) -> None:
     """Writes what a file of results still lacks."""
     from speculative import progress
 
-    file, total = many.Results(options.output, given, told), len(places)
+    file, total = many.Results(options.output, given), len(places)
     places = [place for place in places if place not in file]
     decoded = many.decode(pair, given, places, options.batch_size, **settings)
     began, tokens = time.perf_counter(), 0
     with progress.bar(options.output) as on_progress:
         try:
             for place, result in decoded:
-                line = _line(given[place[0]], told, result)
+                line = _line(*given[place[0]], result)
                 file.add(place, line | {"number": place[0], "sample": place[1]})
                 tokens += len(result.tokens)
                 rate = tokens / (time.perf_counter() - began)
@@ -292,34 +298,43 @@ def _into_file(
 class Decoder:
     """Decodes prompts one by one, and times them: prefill included, compilation not."""
 
-    def __init__(self, pair: "Pair", streams: bool, stop: tuple[str, ...] = ()):
-        """`streams` tells whether texts are shown as they grow, or as wholes, cut at `stop`."""
+    def __init__(self, pair: "Pair", streams: bool):
+        """`streams` tells whether texts are shown as they grow, or decoded in one dispatch."""
         self._pair, self._streams = pair, streams
-        self._generate = functools.partial(pair.generate, stop=stop)
-        self._compiled: set[tuple[int, int]] = set()
+        self._compiled: set[tuple[int, str]] = set()
 
-    def compile(self, prompt: str, **settings: Any) -> None:
+    def compile(self, prompt: str, stop: Sequence[str] = (), **settings: Any) -> None:
         """Compiles what prompts of such a length need, by decoding this one, if it is new."""
         width = self._pair.encode(prompt, settings["truncate"]).shape[1]
-        programs = width, settings["gamma"]
+        ignored = "seed", "example", "truncate"
+        named = {name: settings[name] for name in sorted(settings) if name not in ignored}
+        programs = width, repr((named, bool(stop)))
         if programs not in self._compiled:
             from speculative import progress
 
             with progress.waiting("Compiling, once for prompts of such a length ..."):
-                (self._pair.compile if self._streams else self._generate)(prompt, **settings)
+                if self._streams and not stop:
+                    self._pair.compile(prompt, **settings)
+                else:
+                    self._pair.generate(prompt, stop=stop, **settings)
             self._compiled.add(programs)
 
-    def decode(self, prompt: str, show: Callable[[str], None], **settings: Any) -> Timed:
-        """The result of a prompt, whose text is shown in parts, and the seconds that it took."""
-        self.compile(prompt, **settings)
+    def decode(
+        self, prompt: str, show: Callable[[str], None], stop: Sequence[str] = (), **settings: Any
+    ) -> Timed:
+        """The result of a prompt, whose text is shown in parts, and the seconds that it took.
+
+        With stop strings it is shown as a whole, for its last characters may be cut.
+        """
+        self.compile(prompt, stop, **settings)
         began = time.perf_counter()
-        if self._streams:
+        if self._streams and not stop:
             steps, shown = itertools.tee(self._pair.stream(prompt, **settings))
             for part in as_it_grows(self._pair.vocabulary, shown):
                 show(part)
             seconds = time.perf_counter() - began
             return Timed(self._pair.collect(steps), seconds)
-        result = self._generate(prompt, **settings)
+        result = self._pair.generate(prompt, stop=stop, **settings)
         seconds = time.perf_counter() - began
         show(result.text)
         return Timed(result, seconds)

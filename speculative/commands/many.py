@@ -2,38 +2,49 @@
 
 import pathlib
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from speculative import disk
+from speculative.commands.prompts import OWN
 
 if TYPE_CHECKING:
-    from speculative.pair import Pair, Result
+    from speculative.pair import Pair, Request, Result
 
 Place = tuple[int, int]  # The number of a prompt, from 0, and that of a sample of it.
+
+
+class Asked(NamedTuple):
+    """A prompt, prefix included, and the settings that its results are told to be of."""
+
+    text: str
+    told: dict[str, Any]
 
 
 class Results:
     """A file of results, a JSON object a line; an interrupted run's file is gone on with."""
 
-    def __init__(self, path: str, prompts: Sequence[str], settings: dict[str, Any]) -> None:
+    def __init__(self, path: str, prompts: Sequence[Asked]) -> None:
         """Reads the file, if there is one.
 
         Raises:
             ValueError: a line is no result for these prompts and settings; its number is named.
             OSError: the file cannot be written.
         """
-        self._path, self._prompts, self._settings = disk.writable(path), prompts, settings
+        self._path, self._prompts = disk.writable(path), prompts
         try:
             self._found = dict(disk.entries(self._path, self._checked, "result"))
         except ValueError as error:
             raise ValueError(f"{error} Give another --output, or delete that file.") from error
 
     def _checked(self, line: dict[str, Any]) -> tuple[Place, dict[str, Any]]:
-        for name, value in self._settings.items():
+        place = line["number"], line["sample"]
+        if not 0 <= place[0] < len(self._prompts):
+            raise ValueError(f"there is no prompt {place[0] + 1}.")
+        text, told = self._prompts[place[0]]
+        for name, value in told.items():
             if line[name] != value:
                 raise ValueError(f"its {name} is {line[name]!r}, not {value!r}.")
-        place = line["number"], line["sample"]
-        if self._prompts[place[0] : place[0] + 1] != [line["prompt"]]:
+        if line["prompt"] != text:
             raise ValueError(f"its prompt is not prompt {place[0] + 1}.")
         return place, line
 
@@ -57,20 +68,22 @@ class Results:
 
 def decode(
     pair: "Pair",
-    prompts: Sequence[str],
+    prompts: Sequence[Asked],
     places: Sequence[Place],
     batch_size: int,
     first: int = 0,
     **settings: Any,
 ) -> Iterator[tuple[Place, "Result"]]:
-    """The results of some samples of prompts, as they end; `first` prompts came before these."""
-    if not places:
-        return iter(())
-    asked = pair.requests([prompts[number] for number, _ in places], **settings)
-    asked = [
-        request.sample(first + number, sample)
-        for request, (number, sample) in zip(asked, places, strict=True)
-    ]
+    """The results of some samples of prompts, as they end; `first` prompts came before these.
+
+    What a prompt is told to be of comes before `settings`.
+    """
+    requests: dict[int, Request] = {}
+    for number in {number: None for number, _ in places}:
+        text, told = prompts[number]
+        own = {name: told[name] for name in OWN if name in told}
+        (requests[number],) = pair.requests([text], **settings | own)
+    asked = [requests[number].sample(first + number, sample) for number, sample in places]
     return ((places[at], result) for at, result in pair.serve(asked, batch_size))
 
 

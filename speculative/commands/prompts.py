@@ -1,16 +1,32 @@
-"""The prompts of `generate`: one, those of a file, or lines as they come."""
+"""The prompts of `generate`: one, those of a file, or lines as they come.
+
+A file of JSON lines, .jsonl, has a `prompt` in each, and may have settings of its own.
+"""
 
 import argparse
+import json
 import os
 import stat
 import sys
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, NamedTuple
 
 from speculative import checks, disk
+from speculative.commands import MAX_LENGTH
 
 INPUT = "standard input"
 MARK = "> "  # Where a line is awaited.
+
+
+OWN = ("temperature", "top_k", "top_p", "seed", "max_length", "stop")
+"""Settings that a line of JSON may have."""
+
+
+class Prompt(NamedTuple):
+    """A prompt, and those of `OWN` that are for it alone."""
+
+    text: str
+    own: dict[str, Any]
 
 
 def typed(options: argparse.Namespace) -> bool:
@@ -19,16 +35,16 @@ def typed(options: argparse.Namespace) -> bool:
     return not here and sys.stdin is not None and sys.stdin.isatty()
 
 
-def arriving(options: argparse.Namespace) -> Iterator[list[str]]:
+def arriving(options: argparse.Namespace) -> Iterator[list[Prompt]]:
     """The prompts that are there already, and then those that come; it waits for the next ones.
 
     Blank lines are left out, and said to be. Someone who types is told of a line that is not UTF-8,
     but not of blank ones, and may leave without a word.
 
     Raises:
-        ValueError: there is no prompt, or a line is not UTF-8.
+        ValueError: there is no prompt, or a line is not UTF-8, or not JSON where it should be.
     """
-    by_hand = typed(options)
+    by_hand, in_json = typed(options), str(options.file).endswith(".jsonl")
     if options.text is not None:
         origin = "the command line"
         chunks = iter([[checks.text("The prompt on the command line", options.text)]])
@@ -38,7 +54,11 @@ def arriving(options: argparse.Namespace) -> Iterator[list[str]]:
         origin, chunks = INPUT, _lines(by_hand)
     found = blank = 0
     for lines in chunks:
-        prompts = [line for line in lines if line.strip()]
+        prompts = [
+            _read(line, number, origin) if in_json else Prompt(line, {})
+            for number, line in enumerate(lines, 1)
+            if line.strip()
+        ]
         found, blank = found + len(prompts), blank + len(lines) - len(prompts)
         if prompts:
             yield prompts
@@ -48,6 +68,29 @@ def arriving(options: argparse.Namespace) -> Iterator[list[str]]:
         raise ValueError(f"The prompt is missing: {origin} is empty; give a text to decode.")
     if blank:
         print(f"Blank lines of {origin} that are left out: {blank}.", file=sys.stderr)
+
+
+def _read(line: str, number: int, file: str) -> Prompt:
+    """A prompt and its settings, checked; a ValueError names the line."""
+    from speculative.pair import checked_stop
+    from speculative.sampling import Sampling
+
+    try:
+        fields = json.loads(line)
+        if not isinstance(fields, dict) or not isinstance(fields.get("prompt"), str):
+            raise ValueError("it is no JSON object with a prompt, a text.")
+        if unknown := sorted(set(fields) - {"prompt", *OWN}):
+            known = ", ".join(OWN)
+            raise ValueError(f"it has {unknown[0]!r}; known are prompt, {known}.")
+        own = {name: fields[name] for name in OWN if name in fields}
+        Sampling(*(own.get(name, given) for name, given in zip(OWN, (0.0, 0, 1.0), strict=False)))
+        checks.whole("seed", own.get("seed", 0), 0, 2**32 - 1)
+        checks.whole("max_length", own.get("max_length", 1), 1, MAX_LENGTH)
+        if "stop" in own:
+            own["stop"] = list(checked_stop(own["stop"]))
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"Line {number} of {file} is no prompt: {error}") from error
+    return Prompt(fields["prompt"], own)
 
 
 def complain(error: Exception) -> None:

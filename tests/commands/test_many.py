@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+import speculative
 from speculative import cli
 from speculative.commands import many
 from speculative.pair import Pair
@@ -144,3 +145,65 @@ def test_results_come_in_order_as_soon_as_they_can() -> None:
     ordered = many.in_order(places, found())
     assert next(ordered) == ((0, 0), "(0, 0)") and len(arrived) == 2
     assert [place for place, _ in ordered] == places[1:]
+
+
+ASKED: list[dict[str, Any]] = [
+    {"prompt": PROMPTS[0], "temperature": 0.0},
+    {"prompt": PROMPTS[0], "seed": 9, "top_k": 3},
+    {"prompt": PROMPTS[3], "max_length": 4},
+    {"prompt": PROMPTS[4], "temperature": 0.7, "top_p": 0.9, "stop": ["e", "no such"]},
+]
+
+
+def test_a_line_of_json_has_settings_of_its_own(
+    command: list[str], tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Each text is what `Pair.generate` gives by them, one by one and in batches."""
+    file = tmp_path / "asked.jsonl"
+    file.write_text("\n\n".join(map(json.dumps, ASKED)))
+    target, draft = command[2], command[4]
+    pair = speculative.load(target, draft)
+    given = ["generate", "--target", target, "--draft", draft, "--file", str(file), *SETTINGS]
+    for more in ([], ["--batch_size", "4"]):
+        assert cli.main([*given, "--json", *more]) == 0
+        found = lines(capsys.readouterr().out)
+        assert len(found) == len(ASKED)
+        for number, (line, asked) in enumerate(zip(found, ASKED, strict=True)):
+            own = {"temperature": 1.0, "seed": 5, "max_length": 12, "example": number} | asked
+            result = pair.generate(own.pop("prompt"), gamma=2, **own)
+            assert (line["text"], line["tokens"]) == (result.text, result.tokens)
+            assert asked.items() <= line.items()
+    output = tmp_path / "out.jsonl"
+    for _ in range(2):  # The second time there is nothing left to do.
+        assert cli.main([*given, "--output", str(output)]) == 0
+        assert [line["tokens"] for line in lines(output.read_text())] == [
+            line["tokens"] for line in found
+        ]
+
+
+@pytest.mark.parametrize(
+    ("line", "said"),
+    [
+        ("{", "Expecting property name"),
+        ("[1]", "it is no JSON object with a prompt, a text."),
+        ('{"prompt": 3}', "it is no JSON object with a prompt, a text."),
+        ('{"prompt": "a", "beams": 3}', "it has 'beams'; known are prompt, temperature, top_k"),
+        ('{"prompt": "a", "temperature": -1}', "temperature must be 0"),
+        ('{"prompt": "a", "seed": 1.5}', "seed must be"),
+        ('{"prompt": "a", "max_length": 5000}', "max_length must be"),
+        ('{"prompt": "a", "stop": [""]}', "A stop string must have 1 to 256 characters, not 0."),
+    ],
+)
+def test_a_line_of_json_that_is_no_prompt(
+    command: list[str],
+    tmp_path: pathlib.Path,
+    capsys: pytest.CaptureFixture[str],
+    line: str,
+    said: str,
+) -> None:
+    file = tmp_path / "asked.jsonl"
+    file.write_text(f'{{"prompt": "a"}}\n\n{line}\n')
+    assert cli.main(["generate", *command[1:5], "--file", str(file)]) == 2
+    out, err = capsys.readouterr()
+    assert out == "" and err.count("\n") == 1
+    assert f"Line 3 of {file} is no prompt: " in err and said in err
