@@ -19,7 +19,7 @@ from typing import Any
 
 from rich.console import Console
 
-from benchmarks.compare_peers import machine, shipped, table
+from benchmarks.compare_peers import machine, shipped, show_missing, table
 from benchmarks.peers.system import PROGRAMS, Process
 from speculative import loading, progress
 from speculative.checks import MAX_GAMMA
@@ -65,9 +65,7 @@ def show(audits: dict[str, Audit], missing: dict[str, str], console: Console) ->
             verdict += f", {len(found.impossible)} impossible"
         shown.add_row(way, str(found.texts), *cells, verdict)
     console.print(shown)
-    for name, lacks in missing.items():
-        message = f"{name} was left out ({lacks}); {PROGRAMS[name].remedy}."
-        console.print(message, highlight=False, markup=False)
+    show_missing(missing, console)
 
 
 def _options(arguments: Sequence[str] | None) -> argparse.Namespace:

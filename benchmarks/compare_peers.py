@@ -263,7 +263,12 @@ def show(found: Comparison, console: Console) -> None:
         "projections to its steps.",
         highlight=False,
     )
-    for name, lacks in found.missing.items():
+    show_missing(found.missing, console)
+
+
+def show_missing(missing: Mapping[str, str], console: Console) -> None:
+    """Prints which programs were left out, what each lacks, and how to install it."""
+    for name, lacks in missing.items():
         message = f"{name} was left out ({lacks}); {PROGRAMS[name].remedy}."
         console.print(message, highlight=False, markup=False)
 

@@ -9,6 +9,7 @@ from types import NoneType
 from typing import Any
 
 MAX_GAMMA = 64  # Guesses of a step that commands and rows take; more never pay.
+MAX_SAMPLES = 2047  # Of one text: their numbers are told apart by multiples of 2^20.
 MAX_TOKENS = 10**5  # The longest source and output.
 
 

@@ -27,6 +27,7 @@ from speculative.decoding.loop import Step
 from speculative.decoding.reference import Trace
 from speculative.drafts import Draft
 from speculative.models import FlaxModel
+from speculative.ragged import power_of_two
 from speculative.sampling import Sampling
 from speculative.vocabulary import Vocabulary
 
@@ -35,7 +36,6 @@ OutputOrStep = TypeVar("OutputOrStep", Output, Step)
 
 BATCH = 16  # Texts that are decoded together, where there are as many.
 MAX_STOP = 256  # Characters of a stop string.
-MAX_SAMPLES = 2047  # Of one text; see `Request.sample`.
 
 # Sources are padded to one of these lengths, because each length is a compiled program.
 SOURCE_LENGTHS = (32, 64, 128, 256, 512)
@@ -117,7 +117,10 @@ class Request(NamedTuple):
     stop: tuple[str, ...] = ()  # Texts with which it ends, none of them shown.
 
     def sample(self, example: int, number: int) -> "Request":
-        """The request of another text of an example; text 0 is that of `Pair.generate`."""
+        """The request of text `number`, up to `checks.MAX_SAMPLES`, of an example.
+
+        Text 0 is that of `Pair.generate`.
+        """
         return self._replace(example=checks.whole("example", example + number * 2**20, 0, 2**31))
 
 
@@ -150,17 +153,17 @@ class Pair:
         if not listed:
             raise ValueError("There is no text to decode; give one, or a list of them.")
         rows = [self._tokens(text, truncate) for text in listed]
-        longest = max(map(len, rows))
-        size = padded(longest)
-        pad = self.target.pad_id
-        filled = [np.pad(row, (0, size - len(row)), constant_values=pad) for row in rows]
-        return jnp.asarray(filled, jnp.int32)
+        return self._filled(rows)
 
     def row(self, tokens: Sequence[int]) -> Array:
         """A source or prompt [1, S] of these tokens, padded to one of `SOURCE_LENGTHS`."""
-        room = padded(len(tokens)) - len(tokens)
-        filled = np.pad(np.asarray(tokens, np.int32), (0, room), constant_values=self.target.pad_id)
-        return jnp.asarray(filled[None])
+        return self._filled([tokens])
+
+    def _filled(self, rows: Sequence[Sequence[int] | np.ndarray]) -> Array:
+        """Rows [B, S] as wide as the longest needs."""
+        size, pad = padded(max(map(len, rows))), self.target.pad_id
+        filled = [np.pad(row, (0, size - len(row)), constant_values=pad) for row in rows]
+        return jnp.asarray(filled, jnp.int32)
 
     def _tokens(self, text: str, truncate: bool) -> np.ndarray:
         """A source or prompt [length], of at most the largest of `SOURCE_LENGTHS`."""
@@ -268,7 +271,7 @@ class Pair:
         self, text: str, count: int, *given: Any, batch_size: int = BATCH, **settings: Any
     ) -> list[Result]:
         """So many samples of a text, which is read once; the first is what `generate` gives."""
-        count = checks.whole("count", count, 1, MAX_SAMPLES)
+        count = checks.whole("count", count, 1, checks.MAX_SAMPLES)
         (one,) = self.requests([text], *given, **settings)
         return self._all([one.sample(one.example, i) for i in range(count)], batch_size)
 
@@ -301,7 +304,6 @@ class Pair:
         for text in texts:
             if checks.text("The prompt", text) not in sources:
                 sources[text] = self.encode(text, truncate)
-                self._require_positions(sources[text], config)
         return [
             Request(sources[text], config, seed, first + i, stop) for i, text in enumerate(texts)
         ]
@@ -338,8 +340,7 @@ class Pair:
             # Long sources tend to have long outputs, which had better not begin last.
             for shared in sorted(groups, key=lambda shared: -shared[0]):
                 places = [place for same in groups[shared].values() for place in same]
-                # As wide as a power of two, so that few programs are compiled.
-                rows = min(batch_size, 2 ** (len(places) - 1).bit_length())
+                rows = min(batch_size, power_of_two(len(places)))
                 stops = any(requests[place].stop for place in places)
                 given = texts(places), shared[1], rows, ends if stops else None
                 for place, output in queue.generate(*models, *given):

@@ -34,6 +34,11 @@ def read_rows(buffer: Array, starts: Rows, size: int) -> Array:
     return jax.vmap(lambda b, s: lax.dynamic_slice_in_dim(b, s, size, axis=0))(buffer, starts)
 
 
+def power_of_two(rows: int) -> int:
+    """The least that is not smaller: batches of so many rows need few programs."""
+    return 2 ** (rows - 1).bit_length()
+
+
 def take(state: T, rows: Rows, batch: int) -> T:
     """Some rows of a state of `batch` rows, which lie together in every leaf's first axis."""
 

@@ -1,6 +1,7 @@
 """Hugging Face transformers: `generate`, alone and with the draft as its assistant."""
 # pyright: reportMissingImports=false
 
+import dataclasses
 from typing import Any
 
 import numpy as np
@@ -51,7 +52,7 @@ class HuggingFace:
     ) -> list[dict[str, Any]]:
         torch.manual_seed(seed)
         # Their defaults would be the 50 likeliest tokens; 0 is all, as here.
-        settings = {name: getattr(sampling, name) for name in ("temperature", "top_k", "top_p")}
+        settings = dataclasses.asdict(sampling)
         rows = 1 if way.startswith("assisted") else count  # An assistant serves one text at a time.
         found: list[list[int]] = []
         while len(found) < count:

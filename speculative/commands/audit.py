@@ -63,10 +63,10 @@ def _audit(options: argparse.Namespace) -> int:
             power = powers(pair, samples, sampling, result, *given, on_progress, seed)
     if options.json:
         print(json.dumps(result.fields() | {"power": [dataclasses.asdict(one) for one in power]}))
-        return 0 if result.passed else 1
-    print(result.verdict())
-    if power:
-        tables.show_power(power, pair.names[1], options.gamma)
+    else:
+        print(result.verdict())
+        if power:
+            tables.show_power(power, pair.names[1], options.gamma)
     return 0 if result.passed else 1
 
 

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 AUTO = "auto"  # The number of guesses is picked by measured costs.
 DEFAULTS = {"temperature": 0.0, "top_k": 0, "top_p": 1.0, "verification": "token", "lenience": 1.0}
-MAX_BATCH, MAX_SAMPLES = 1024, 2047
+MAX_BATCH = 1024
 FOREIGN = 0.1  # The share of characters in no piece from which a warning is given.
 COUNTS = ("draft_tokens", "tested_by_position", "accepted_by_position", "accepted_lengths")
 FIELDS = ("text", "tokens", "target_calls", "accepted", "tokens_per_call", *COUNTS)
@@ -74,7 +74,11 @@ def _add_generate(parser: argparse.ArgumentParser) -> None:
         help="texts that are decoded together, each as it would be alone (1)",
     )
     many.add_argument(
-        "--samples", type=whole(1, MAX_SAMPLES), default=1, metavar="N", help="of each prompt (1)"
+        "--samples",
+        type=whole(1, checks.MAX_SAMPLES),
+        default=1,
+        metavar="N",
+        help="of each prompt (1)",
     )
     many.add_argument(
         "--output",

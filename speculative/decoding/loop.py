@@ -274,16 +274,17 @@ def decode(
         advance = steps(models, params, draws, config, jnp.asarray(costs), runs)
         progress = lax.while_loop(runs, advance, progress)
         if not larger:
-            return _output(progress, config)
+            return output(progress, config)
         # Both branches return the output alone: caches that left them would be copied.
         over = progress.finished.all()
-        return lax.cond(over, functools.partial(_output, config=config), go_on, progress)
+        return lax.cond(over, functools.partial(output, config=config), go_on, progress)
 
     sizes = config.cache_lengths()
     return finish(start(models, params, inputs, config, sizes[0], counts), *sizes)
 
 
-def _output(progress: Progress, config: Decoding) -> Output:
+def output(progress: Progress, config: Decoding) -> Output:
+    """What a generation's rows have so far, without the room beyond `max_length`."""
     fields = {field.name: getattr(progress, field.name) for field in dataclasses.fields(Output)}
     kept = jnp.arange(config.max_length) < progress.lengths[:, None]
     fields["tokens"] = jnp.where(kept, progress.tokens[:, : config.max_length], PAD_ID)

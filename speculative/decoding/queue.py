@@ -7,7 +7,7 @@ do not meet, and its random numbers are its own.
 import dataclasses
 import functools
 from collections.abc import Callable, Iterable, Iterator
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -21,7 +21,7 @@ from speculative.decoding.programs import Program
 from speculative.decoding.settings import Decoding, Output
 from speculative.drafts.base import Draft
 from speculative.models.interface import Model
-from speculative.types import PAD_ID, Inputs
+from speculative.types import Inputs
 
 NO_LIMIT = 2**31 - 1  # Of steps.
 
@@ -46,8 +46,8 @@ def run(
     costs: ArrayLike | tuple[()],
     enough: Array,
     most: Array,
-) -> tuple[Progress, Array]:
-    """Steps until `enough` rows have ended, or a row has taken `most` more."""
+) -> tuple[Progress, Array, Output]:
+    """Steps until `enough` rows have ended, or a row has taken `most` more; and the output."""
     before = progress.target_calls
 
     def runs(progress: Progress) -> Array:
@@ -55,7 +55,8 @@ def run(
         return (progress.finished.sum() < enough) & more
 
     steps = loop.steps(models, params, draws, config, jnp.asarray(costs), runs)
-    return jax.lax.while_loop(runs, steps, progress), draws
+    progress = jax.lax.while_loop(runs, steps, progress)
+    return progress, draws, loop.output(progress, config)
 
 
 @functools.partial(jax.jit, donate_argnums=(0, 1))
@@ -113,18 +114,17 @@ def generate(
         if idle == batch_size:
             return
         enough = batch_size if upcoming is None else idle + 1
-        progress, draws = run(models, params, progress, draws, config, costs, enough, most)
-        fields = {field.name: getattr(progress, field.name) for field in dataclasses.fields(Output)}
-        finished, fields = jax.device_get((progress.finished, fields))
+        progress, draws, output = run(models, params, progress, draws, config, costs, enough, most)
+        finished, output = jax.device_get((progress.finished, output))
         for row, number in enumerate(numbers):
             if number is None:
                 continue
             if not finished[row]:
-                tokens = fields["tokens"][row, : fields["lengths"][row]].tolist()
+                tokens = output.tokens[row, : output.lengths[row]].tolist()
                 if ends is None or not ends(number, tokens):
                     continue
                 progress = _end(progress, row)
-            yield number, _output(fields, row, config)
+            yield number, jax.tree.map(lambda rows, row=row: rows[row : row + 1], output)
             numbers[row] = None
 
 
@@ -139,12 +139,3 @@ def _empty(
     )
     draws = jnp.zeros((batch_size, *text.draws.shape[1:]), text.draws.dtype)
     return dataclasses.replace(progress, finished=jnp.ones(batch_size, bool)), draws
-
-
-def _output(fields: dict[str, Any], row: int, config: Decoding) -> Output:
-    """A row's output."""
-    own = {name: values[row : row + 1] for name, values in fields.items()}
-    kept = np.arange(config.max_length) < own["lengths"][:, None]
-    own["tokens"] = np.where(kept, own["tokens"][:, : config.max_length], PAD_ID)
-    own["logprobs"] = own["logprobs"][:, : config.max_length]
-    return Output(**own)

@@ -3,6 +3,7 @@
 import pathlib
 from collections.abc import Sequence
 
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from rich.console import Console
 
@@ -79,13 +80,9 @@ def plot_batches(found: Batches) -> Figure:
         axes.plot(sizes, predicted, "--", color=color, alpha=0.6, label="predicted")
     if size := found.crossovers[0]:
         axes.axvline(size, color="0.6", linewidth=1, label="speculation stops paying")
-    axes.set_xscale("log", base=2)
-    axes.set_xticks(sizes, [str(size) for size in sizes], minor=False)
-    axes.set_ylim(0)
     title = f"{found.config.target} with {found.config.draft}, {environment.device()}"
     axes.set(xlabel="batch size", ylabel="tokens a second", title=title)
-    axes.legend(loc="upper left", frameon=False)
-    axes.spines[["top", "right"]].set_visible(False)
+    _finish(axes, sizes)
     return figure
 
 
@@ -141,11 +138,16 @@ def plot(found: Bench) -> Figure:
     floor = [1e3 * one.bytes / found.bandwidth for one in found.passes]
     axes.fill_between(widths, floor, color="0.88", label="reading parameters and caches")
     axes.plot(widths, [one.ms for one in found.passes], "o-", color="#0072b2", label="a pass")
-    axes.set_xscale("log", base=2)
-    axes.set_xticks(widths, [str(width) for width in widths], minor=False)
-    axes.set_ylim(0)
     title = f"{found.config.target}, {found.dtype}, {environment.device()}"
     axes.set(xlabel="positions", ylabel="ms", title=title)
+    _finish(axes, widths)
+    return figure
+
+
+def _finish(axes: Axes, sizes: Sequence[int]) -> None:
+    """Sizes on a logarithmic axis, values from 0 on, and a legend."""
+    axes.set_xscale("log", base=2)
+    axes.set_xticks(sizes, [str(size) for size in sizes], minor=False)
+    axes.set_ylim(0)
     axes.legend(loc="upper left", frameon=False)
     axes.spines[["top", "right"]].set_visible(False)
-    return figure

@@ -77,6 +77,16 @@ def batch(config: RowConfig, models: Sequence[Config], most: int) -> int:
     return max(1, min(most, int(0.5 * free) // row))
 
 
+def require_batch(config: RowConfig, models: Sequence[Config], size: int) -> None:
+    """Raises ValueError unless the present device holds a batch of so many rows."""
+    most = batch(config, models, size)
+    if most < size:
+        raise ValueError(
+            f"{size} rows of {config.target} with {config.draft} do not fit the memory of "
+            f"{device_bytes()[0]}; the largest batch that does has {most}."
+        )
+
+
 def require(config: RowConfig, models: Sequence[Config], source_length: int = 512) -> None:
     """Raises ValueError unless the present device holds the models of a row."""
     found = needs(config, models, source_length, jax.default_backend() == "cpu")

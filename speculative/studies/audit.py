@@ -27,6 +27,7 @@ from speculative.measurement.goodness import GTest
 from speculative.models.interface import Model
 from speculative.pair import SOURCE_LENGTHS, Pair, padded
 from speculative.progress import OnProgress
+from speculative.ragged import power_of_two
 from speculative.sampling import Sampling, standardise
 from speculative.types import Inputs, PyTree, Rows, Tokens
 
@@ -418,19 +419,14 @@ def _scores(pair: Pair, batch: Sequence[Sample], sampling: Sampling) -> _Scores:
     """Scores of a batch; sources, read once each, and texts are filled up to powers of two."""
     width, length = _shape(batch[0])
     places = {source: row for row, source in enumerate(dict.fromkeys(x.source for x in batch))}
-    sources = np.full((_power_of_two(len(places)), width), pair.target.pad_id, np.int32)
+    sources = np.full((power_of_two(len(places)), width), pair.target.pad_id, np.int32)
     for source, row in places.items():
         sources[row, : len(source)] = source
     sources[len(places) :] = sources[0]
-    tokens = np.zeros((_power_of_two(len(batch)), length), np.int32)
+    tokens = np.zeros((power_of_two(len(batch)), length), np.int32)
     rows = np.zeros(len(tokens), np.int32)
     for row, sample in enumerate(batch):
         tokens[row, : len(sample.tokens)] = sample.tokens
         rows[row] = places[sample.source]
     given = pair.target, pair.params.target, *map(jnp.asarray, (sources, rows, tokens))
     return jax.device_get(_score(*given, sampling, pair.vocabulary.size))
-
-
-def _power_of_two(count: int) -> int:
-    """The least that is not smaller: few programs are compiled."""
-    return 2 ** (count - 1).bit_length()

@@ -14,10 +14,9 @@ from collections.abc import Sequence
 from typing import Any
 
 from speculative.measurement.timing import TURNS, CostMeter, Costs
-from speculative.models import Config
 from speculative.pair import Request, Result
 from speculative.progress import OnProgress
-from speculative.rows import environment, memory
+from speculative.rows import environment
 from speculative.rows.config import RowConfig
 from speculative.rows.workload import Workload
 
@@ -127,16 +126,6 @@ def steps(calls: Sequence[int], batch_size: int) -> int:
     for count in calls:
         heapq.heapreplace(rows, rows[0] + count)
     return max(rows)
-
-
-def require(config: RowConfig, models: Sequence[Config], sizes: Sequence[int]) -> None:
-    """Raises ValueError unless the present device holds batches of these sizes."""
-    most = memory.batch(config, models, max(sizes))
-    if most < max(sizes):
-        raise ValueError(
-            f"{max(sizes)} rows of {config.target} with {config.draft} do not fit the memory of "
-            f"{memory.device_bytes()[0]}; the largest batch that does has {most}."
-        )
 
 
 def measure(work: Workload, sizes: Sequence[int], gamma: int, on_progress: OnProgress) -> Batches:

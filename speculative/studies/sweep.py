@@ -155,17 +155,18 @@ def certify(config: RowConfig, samples: int, false_alarm: float) -> Certificate:
 
 def batches(config: RowConfig, sizes: Sequence[int], on_progress: OnProgress) -> Batches:
     """Measures a row's pair and texts at several batch sizes, from 1 on."""
-    models = weights.resolve(config).configs
-    batch_study.require(config, models, sizes)
-    work, _ = _work(config, on_progress)
+    work, _ = _work(config, on_progress, max(sizes))
     return batch_study.measure(work, sizes, config.gamma or GAMMA, on_progress)
 
 
-def _work(config: RowConfig, on_progress: OnProgress) -> tuple[Workload, list[Config]]:
-    """A row ready to decode, and the sizes of its models."""
+def _work(
+    config: RowConfig, on_progress: OnProgress, batch_size: int = 1
+) -> tuple[Workload, list[Config]]:
+    """A row ready to decode in batches of up to so many texts, and the sizes of its models."""
     on_progress("loading", 0)
     found = weights.resolve(config)
     memory.require(config, found.configs)
+    memory.require_batch(config, found.configs, batch_size)
     prompts = _prompts(config)
     return workload(found.load(), config, prompts), found.configs
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from benchmarks import audit_peers
+from benchmarks import audit_peers, compare_peers
 from benchmarks.peers.ours import Ours
 from benchmarks.peers.system import Program, Setting
 from speculative.sampling import Sampling
@@ -34,7 +34,8 @@ def test_each_way_has_its_samples_and_its_verdict(
     tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     programs = {"speculative": Program("", (), ""), "other": Program("", ("no_such",), "find it")}
-    monkeypatch.setattr(audit_peers, "PROGRAMS", programs)
+    for module in (audit_peers, compare_peers):
+        monkeypatch.setattr(module, "PROGRAMS", programs)
     monkeypatch.setattr(audit_peers, "Process", Made)
     given = ["--limit=1", "--samples=12", "--power_texts=0", "--output_dir", str(tmp_path)]
     audit_peers.main(given)

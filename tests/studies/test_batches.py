@@ -13,6 +13,7 @@ from rich.console import Console
 from speculative import cli
 from speculative.measurement.timing import Costs
 from speculative.reporting import bench as report
+from speculative.rows import memory
 from speculative.rows.config import RowConfig
 from speculative.studies import batches
 from speculative.studies.batches import Batch, Batches, crossover, steps
@@ -108,7 +109,7 @@ def test_a_pair_is_measured(
 def test_a_batch_that_memory_does_not_hold_is_refused(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(batches.memory, "device_bytes", lambda: ("this machine", 2**29))
+    monkeypatch.setattr(memory, "device_bytes", lambda: ("this machine", 2**29))
     assert cli.main(["bench", "--batch_sizes=2,1024"]) == 2
     said = capsys.readouterr().err
     assert "1024 rows of debian_target with debian_draft do not fit the memory of this" in said
