@@ -92,7 +92,8 @@ case "$1 $2 $3 ${4:-}" in
     cd "$from"
     find . -type f -printf '%P\n' | sort | while IFS= read -r file; do
       [[ ! $file =~ $exclude && $file -nt $to/$file ]] || continue
-      mkdir -p "$(dirname "$to/$file")" && cp -p "$file" "$to/.part" && mv "$to/.part" "$to/$file"
+      mkdir -p "$(dirname "$to/$file")" && cp -p "$file" "$WORLD/part.$$" &&
+        mv "$WORLD/part.$$" "$to/$file"
       if [[ -n ${ON_VM:-} && $to == "$WORLD"/bucket/* && $file == */examples.jsonl ]] &&
         happens upload; then preempt; fi
     done
