@@ -8,6 +8,7 @@ from collections.abc import Callable
 from types import NoneType
 from typing import Any
 
+MAX_BATCH = 1024  # Texts that are decoded together.
 MAX_GAMMA = 64  # Guesses of a step that commands and rows take; more never pay.
 MAX_SAMPLES = 2047  # Of one text: their numbers are told apart by multiples of 2^20.
 MAX_TOKENS = 10**5  # The longest source and output.

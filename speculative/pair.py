@@ -27,6 +27,7 @@ from speculative.decoding.loop import Step
 from speculative.decoding.reference import Trace
 from speculative.drafts import Draft
 from speculative.models import FlaxModel
+from speculative.processors import Processor
 from speculative.ragged import power_of_two
 from speculative.sampling import Sampling
 from speculative.vocabulary import Vocabulary
@@ -187,17 +188,20 @@ class Pair:
         temperature: float = 0.0,
         top_k: int = 0,
         top_p: float = 1.0,
+        min_p: float = 0.0,
         max_length: int = 128,
         lenience: float = 1.0,
         verification: str | Rule = "token",
         adaptive: Adaptive | None = None,
         logprobs: bool = False,
+        processors: Sequence[Processor] = (),
     ) -> Decoding:
         """The settings of a generation, checked; `Sampling` and `Decoding` describe them.
 
         Temperature 0 is argmax; gamma 0 decodes with the target alone, and `adaptive` takes the
         place of gamma. `verification` is a rule or a name of `decoding.rules.RULES`; with a
-        `lenience` below 1, outputs are not exact but faster (A.5).
+        `lenience` below 1, outputs are not exact but faster (A.5). `processors` change the logits
+        of target and draft by the text so far (`speculative.processors`).
 
         Raises:
             ValueError: a value outside its range.
@@ -212,13 +216,14 @@ class Pair:
             )
         return Decoding(
             self.vocabulary.size,
-            Sampling(temperature, top_k, top_p),
+            Sampling(temperature, top_k, top_p, min_p),
             max(adaptive.gammas) if isinstance(adaptive, Adaptive) else gamma,
             max_length,
             self.vocabulary.eos_id,
             rule if gamma or adaptive else rules.EXACT,
             adaptive,
             logprobs,
+            tuple(processors),
         )
 
     def prepare(
@@ -417,8 +422,8 @@ class Pair:
     def _finite(self, result: OutputOrStep) -> OutputOrStep:
         if not np.all(result.finite):
             raise ValueError(
-                f"The logits of {self.names[0]} are not finite: its weights are damaged, or its "
-                "dtype is too narrow for it."
+                f"The logits of {self.names[0]} are not finite: its weights are damaged, its "
+                "dtype is too narrow for it, or a processor gives NaN or forbids every token."
             )
         return result
 

@@ -1,6 +1,6 @@
 """From logits to standardised probabilities, and from probabilities to a token.
 
-Every way of sampling (argmax, temperature, top-k, nucleus) becomes sampling from an adjusted
+Every way of sampling (argmax, temperature, top-k, nucleus, min-p) becomes sampling from an adjusted
 distribution, the same for the target's p and the draft's q (Leviathan et al., section 2.2).
 """
 
@@ -27,11 +27,14 @@ class Sampling:
         temperature: 0 is argmax; 1 is the model's own distribution.
         top_k: keep the k most probable tokens (ties with the k-th stay); 0 keeps all.
         top_p: keep the smallest set of most probable tokens with at least this total probability.
+        min_p: keep the tokens that are at least this times as probable as the most probable one
+            (Nguyen et al., arXiv 2407.01082); 0 keeps all. A token must be kept by all three.
     """
 
     temperature: float = 1.0
     top_k: int = 0
     top_p: float = 1.0
+    min_p: float = 0.0
 
     def __post_init__(self) -> None:
         temperature = checks.real(
@@ -44,11 +47,18 @@ class Sampling:
         object.__setattr__(self, "temperature", temperature)
         object.__setattr__(self, "top_k", checks.whole("top_k", self.top_k, 0))
         object.__setattr__(self, "top_p", top_p)
+        min_p = checks.real("min_p", self.min_p, "lie in [0, 1]", lambda x: 0 <= x <= 1)
+        object.__setattr__(self, "min_p", min_p)
 
     @property
     def greedy(self) -> bool:
         """Whether every distribution is one-hot."""
         return self.temperature == 0
+
+    @property
+    def truncated(self) -> bool:
+        """Whether some tokens are never chosen."""
+        return self.top_k > 0 or self.top_p < 1 or self.min_p > 0
 
 
 def standardise(logits: Array, sampling: Sampling) -> Array:
@@ -67,6 +77,10 @@ def standardise(logits: Array, sampling: Sampling) -> Array:
             return jnp.where(kept, probabilities, 0.0).sum(axis=-1) >= sampling.top_p
 
         chosen = jnp.where(_fewest(probabilities, enough), probabilities, 0.0)
+        probabilities = chosen / chosen.sum(axis=-1, keepdims=True)
+    if sampling.min_p > 0:
+        least = sampling.min_p * probabilities.max(axis=-1, keepdims=True)
+        chosen = jnp.where(probabilities >= least, probabilities, 0.0)
         probabilities = chosen / chosen.sum(axis=-1, keepdims=True)
     return probabilities
 

@@ -30,6 +30,10 @@ SAMPLINGS = [
     Sampling(temperature=0.7, top_k=5),
     Sampling(temperature=1.4, top_p=0.7),
     Sampling(temperature=1.2, top_k=9, top_p=0.8),
+    Sampling(min_p=0.1),
+    Sampling(min_p=1.0),
+    Sampling(temperature=0.8, top_k=20, top_p=0.9, min_p=0.05),
+    Sampling(temperature=0.0, min_p=0.5),
 ]
 
 
@@ -52,6 +56,8 @@ def test_standardise_is_section_2_2(sampling: Sampling, vocabulary: int) -> None
         (Sampling(top_k=3), [0, 1, 3]),
         (Sampling(top_k=4), [0, 1, 2, 3, 4]),
         (Sampling(top_p=0.55), [0, 1, 3]),
+        (Sampling(min_p=0.399), [0, 1, 3]),
+        (Sampling(min_p=0.401), [0]),
     ],
     ids=str,
 )

@@ -191,14 +191,13 @@ def _standardise_row(logits: np.ndarray, sampling: Sampling) -> np.ndarray:
     if 0 < sampling.top_k < len(weights):
         weights[weights < sorted(weights, reverse=True)[sampling.top_k - 1]] = 0.0
     weights /= weights.sum()
-    if sampling.top_p == 1:
-        return weights
     mass = 0.0
     for weight in sorted(weights, reverse=True):
         mass += weight
-        if mass >= sampling.top_p:
+        if mass >= sampling.top_p < 1:
             weights[weights < weight] = 0.0
             break
+    weights[weights < sampling.min_p * weights.max()] = 0.0
     return weights / weights.sum()
 
 

@@ -10,6 +10,9 @@ from typing import Any, NamedTuple
 
 from speculative import checks
 
+SAMPLING = {"temperature": 0.0, "top_k": 0, "top_p": 1.0, "min_p": 0.0}
+"""The settings of `Sampling`, with the values they have where nothing else is said."""
+
 MAX_LENGTH = 1024  # The longest output; a generation's cache is sized for it.
 
 
@@ -75,6 +78,11 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "--temperature": {"type": float, "metavar": "T", "help": "0 is argmax (0, or as configured)"},
     "--top_k": {"type": int, "metavar": "K", "help": "the K likeliest tokens; 0 is all (0)"},
     "--top_p": {"type": float, "metavar": "P", "help": "nucleus, in (0, 1] (1)"},
+    "--min_p": {
+        "type": float,
+        "metavar": "P",
+        "help": "tokens of at least P times the greatest probability, in [0, 1] (0, all)",
+    },
     "--verification": {
         "metavar": "RULE",
         "help": "how guesses are verified, a name of speculative.decoding.rules.RULES (token)",
@@ -89,6 +97,11 @@ OPTIONS: dict[str, dict[str, Any]] = {
         "metavar": "S",
         "help": "tokens of a source (those of the texts given, or 64 in bench, 512 in plan, as "
         "configured or 128 in compile)",
+    },
+    "--batch_size": {
+        "type": whole(1, checks.MAX_BATCH),
+        "metavar": "N",
+        "help": "texts that are decoded together, each as it would be alone (%(default)s)",
     },
     "--topology": {
         "default": "v4-8",

@@ -5,7 +5,7 @@ import dataclasses
 import json
 import pathlib
 
-from speculative.commands import Command, add_options, whole
+from speculative.commands import SAMPLING, Command, add_options, whole
 
 
 def _add_audit(parser: argparse.ArgumentParser) -> None:
@@ -16,8 +16,9 @@ def _add_audit(parser: argparse.ArgumentParser) -> None:
         help="a JSON object a line, as generate --json prints it: prompt or prompt_tokens, tokens "
         "and, if known, logprobs",
     )
-    names = ("--target", "--vocabulary", "--dtype", "--temperature", "--top_k", "--top_p")
-    add_options(parser, *names, "--max_length", "--seed", temperature=1.0, top_k=0, top_p=1.0)
+    add_options(parser, "--target", "--vocabulary", "--dtype")
+    add_options(parser, *(f"--{name}" for name in SAMPLING), **SAMPLING | {"temperature": 1.0})
+    add_options(parser, "--max_length", "--seed")
     add = parser.add_argument
     add("--false_alarm", type=float, default=0.001, metavar="P", help="(0.001)")
     add("--json", action="store_true", help="print one JSON object with every test")
@@ -38,7 +39,7 @@ def _audit(options: argparse.Namespace) -> int:
 
     if not 0 < options.false_alarm < 1:
         raise ValueError(f"--false_alarm must lie in (0, 1), not {options.false_alarm}.")
-    sampling = Sampling(options.temperature, options.top_k, options.top_p)
+    sampling = Sampling(**{name: getattr(options, name) for name in SAMPLING})
     own = loading.DRAFTS.get(options.target, "uniform")
     draft = own if options.draft is None else options.draft
     found = loading.resolve(options.target, draft, options.dtype, options.vocabulary)

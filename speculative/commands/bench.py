@@ -27,7 +27,7 @@ def _add_bench(parser: argparse.ArgumentParser) -> None:
     )
     add(
         "--batch_sizes",
-        type=lambda text: [whole(1, 1024)(size) for size in text.split(",")],
+        type=lambda text: [whole(1, checks.MAX_BATCH)(size) for size in text.split(",")],
         metavar="N[,N]",
         help="decode texts in batches of these sizes instead, with and without the draft",
     )

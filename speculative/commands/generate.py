@@ -8,22 +8,19 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from speculative import checks, disk
-from speculative.commands import Command, add_options, many, prompts, rows, whole
+from speculative.commands import SAMPLING, Command, add_options, many, prompts, rows, whole
 from speculative.commands.figures import Figures, Timed, figures
 
 if TYPE_CHECKING:
     from jax import Array
 
     from speculative.decoding.loop import Step
-    from speculative.pair import Pair, Result
+    from speculative.pair import Pair
     from speculative.vocabulary import Vocabulary
 
 AUTO = "auto"  # The number of guesses is picked by measured costs.
-DEFAULTS = {"temperature": 0.0, "top_k": 0, "top_p": 1.0, "verification": "token", "lenience": 1.0}
-MAX_BATCH = 1024
+DEFAULTS = SAMPLING | {"verification": "token", "lenience": 1.0}
 FOREIGN = 0.1  # The share of characters in no piece from which a warning is given.
-COUNTS = ("draft_tokens", "tested_by_position", "accepted_by_position", "accepted_lengths")
-FIELDS = ("text", "tokens", "target_calls", "accepted", "tokens_per_call", *COUNTS)
 
 
 def _add_generate(parser: argparse.ArgumentParser) -> None:
@@ -65,22 +62,16 @@ def _add_generate(parser: argparse.ArgumentParser) -> None:
         help="in JSON, natural logarithms of the probabilities with which the target's tokens are "
         "drawn; at T = 0 of its own distribution",
     )
-    many = parser.add_argument_group("many texts")
-    many.add_argument(
-        "--batch_size",
-        type=whole(1, MAX_BATCH),
-        default=1,
-        metavar="N",
-        help="texts that are decoded together, each as it would be alone (1)",
-    )
-    many.add_argument(
+    several = parser.add_argument_group("many texts")
+    add_options(several, "--batch_size", batch_size=1)
+    several.add_argument(
         "--samples",
         type=whole(1, checks.MAX_SAMPLES),
         default=1,
         metavar="N",
         help="of each prompt (1)",
     )
-    many.add_argument(
+    several.add_argument(
         "--output",
         metavar="FILE",
         help="write lines of JSON there as texts end, with numbers of prompts and samples; the "
@@ -94,7 +85,7 @@ def _add_generate(parser: argparse.ArgumentParser) -> None:
     add(
         "--json",
         action="store_true",
-        help=f"a line {{{', '.join(FIELDS)}, prompt, finish_reason, seconds and the settings}} "
+        help=f"a line {{{', '.join(many.FIELDS)}, prompt, finish_reason, seconds, settings}} "
         "each, with --compare also {tokens_autoregressive, seconds_autoregressive}",
     )
 
@@ -102,12 +93,11 @@ def _add_generate(parser: argparse.ArgumentParser) -> None:
 def _generate(options: argparse.Namespace) -> None:
     from speculative import progress, tasks
     from speculative.decoding import rules
-    from speculative.loading import load
     from speculative.pair import checked_stop
     from speculative.sampling import Sampling
     from speculative.studies import step_costs
 
-    sampling = Sampling(options.temperature, options.top_k, options.top_p)
+    sampling = Sampling(**{name: getattr(options, name) for name in SAMPLING})
     rule = rules.select(options.verification, options.lenience)  # Wrong values end here.
     stop = checked_stop(options.stop)
     if options.gamma == AUTO and not rule.exact:
@@ -133,7 +123,7 @@ def _generate(options: argparse.Namespace) -> None:
     if not typed:
         lists = _begun(lists)  # Wrong input ends before anything is loaded.
     with progress.waiting(f"Loading {options.target} ..."):
-        pair = load(options.target, options.draft, options.dtype, options.vocabulary)
+        pair = _load(options)
     names = (*DEFAULTS, "seed", "max_length", "truncate", "logprobs")
     settings = {name: getattr(options, name) for name in names}
     most = max(step_costs.GAMMAS) if options.gamma == AUTO else options.gamma
@@ -187,6 +177,23 @@ def _generate(options: argparse.Namespace) -> None:
         print(total, file=sys.stderr)
 
 
+def _load(options: argparse.Namespace) -> "Pair":
+    """The pair, if there is memory for batches as large as they are asked for."""
+    from speculative.loading import resolve
+    from speculative.rows import memory
+    from speculative.rows.config import RowConfig
+
+    found = resolve(options.target, options.draft, options.dtype, options.vocabulary)
+    if options.batch_size > 1:
+        gamma = None if options.gamma == AUTO else options.gamma
+        names, length = dict(zip(("target", "draft"), found.names, strict=True)), options.max_length
+        row = RowConfig(
+            task=rows.OWN, prefix="", temperature=0.0, gamma=gamma, max_length=length, **names
+        )
+        memory.require_batch(row, found.configs, options.batch_size)
+    return found.load()
+
+
 def _begun(lists: Iterator[list[prompts.Prompt]]) -> Iterator[list[prompts.Prompt]]:
     """The same, of which the first is read now."""
     return itertools.chain([next(lists)], lists)
@@ -235,16 +242,10 @@ def _warn_of_script(vocabulary: "Vocabulary", prompt: str, number: int) -> None:
         )
 
 
-def _line(prompt: str, told: dict[str, Any], result: "Result") -> dict[str, Any]:
-    """What is said of a result in JSON, and with which settings it came about."""
-    line = {name: getattr(result, name) for name in FIELDS}
-    if result.logprobs is not None:
-        line["logprobs"] = result.logprobs
-    return line | {"prompt": prompt, "finish_reason": result.finish_reason} | told
-
-
 def _json(prompt: str, told: dict[str, Any], decoded: Timed, alone: Timed | None = None) -> str:
-    line = _line(prompt, told, decoded.result) | {"seconds": round(decoded.seconds, 6)}
+    line = many.line(many.Asked(prompt, told), decoded.result) | {
+        "seconds": round(decoded.seconds, 6)
+    }
     if alone:
         line["tokens_autoregressive"] = alone.result.tokens
         line["seconds_autoregressive"] = round(alone.seconds, 6)
@@ -261,42 +262,13 @@ def _together(
     """Decodes prompts in batches, `first` others having come before; shows their texts in order."""
     places = [(i, sample) for i in range(len(given)) for sample in range(options.samples)]
     if options.output is not None:
-        _into_file(pair, given, places, options, settings)
+        asked = options.output, given, places, options.batch_size
+        print(f"Written: {options.output}, {len(many.into_file(pair, *asked, **settings))} texts.")
         return
     decoded = many.decode(pair, given, places, options.batch_size, first, **settings)
     for (number, sample), result in many.in_order(places, decoded):
-        line = _line(*given[number], result) | {"number": first + number, "sample": sample}
+        line = many.line(given[number], result) | {"number": first + number, "sample": sample}
         print(disk.json_line(line) if options.json else result.text, flush=True)
-
-
-def _into_file(
-    pair: "Pair",
-    given: Sequence[many.Asked],
-    places: list[many.Place],
-    options: argparse.Namespace,
-    settings: dict[str, Any],
-) -> None:
-    """Writes what a file of results still lacks."""
-    from speculative import progress
-
-    file, total = many.Results(options.output, given), len(places)
-    places = [place for place in places if place not in file]
-    decoded = many.decode(pair, given, places, options.batch_size, **settings)
-    began, tokens = time.perf_counter(), 0
-    with progress.bar(options.output) as on_progress:
-        try:
-            for place, result in decoded:
-                line = _line(*given[place[0]], result)
-                file.add(place, line | {"number": place[0], "sample": place[1]})
-                tokens += len(result.tokens)
-                rate = tokens / (time.perf_counter() - began)
-                on_progress(f"{rate:,.0f} tokens a second", len(file) / total)
-        except KeyboardInterrupt:
-            raise KeyboardInterrupt(
-                f"; {len(file)} of {total} texts are in {options.output}, the same command goes on"
-            ) from None
-    file.finish()
-    print(f"Written: {options.output}, {total} texts.")
 
 
 class Decoder:

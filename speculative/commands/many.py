@@ -1,6 +1,7 @@
-"""`generate` of many texts: in batches, several of each prompt, into a file that can be resumed."""
+"""Many texts: in batches, several of each prompt, into a file that can be resumed."""
 
 import pathlib
+import time
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -10,6 +11,9 @@ from speculative.commands.prompts import OWN
 if TYPE_CHECKING:
     from speculative.pair import Pair, Request, Result
 
+COUNTS = ("draft_tokens", "tested_by_position", "accepted_by_position", "accepted_lengths")
+FIELDS = ("text", "tokens", "target_calls", "accepted", "tokens_per_call", *COUNTS)
+
 Place = tuple[int, int]  # The number of a prompt, from 0, and that of a sample of it.
 
 
@@ -18,6 +22,14 @@ class Asked(NamedTuple):
 
     text: str
     told: dict[str, Any]
+
+
+def line(asked: Asked, result: "Result") -> dict[str, Any]:
+    """What is said of a result in JSON, and with which settings it came about."""
+    found = {name: getattr(result, name) for name in FIELDS}
+    if result.logprobs is not None:
+        found["logprobs"] = result.logprobs
+    return found | {"prompt": asked.text, "finish_reason": result.finish_reason} | asked.told
 
 
 class Results:
@@ -54,16 +66,18 @@ class Results:
     def __contains__(self, place: Place) -> bool:
         return place in self._found
 
+    def lines(self) -> Iterator[dict[str, Any]]:
+        """Those that there are, in the order of prompts and samples."""
+        return (self._found[at] for at in sorted(self._found))
+
     def add(self, place: Place, line: dict[str, Any]) -> None:
         """Writes a result, which is on disk when this returns."""
         disk.append(self._path, line)
         self._found[place] = line
 
-    def finish(self) -> pathlib.Path:
-        """Puts the lines in the order of prompts and samples, and gives the file."""
-        ordered = (disk.json_line(self._found[at]) for at in sorted(self._found))
-        disk.write(self._path, "".join(f"{line}\n" for line in ordered))
-        return self._path
+    def finish(self) -> None:
+        """Puts the file's lines in order."""
+        disk.write(self._path, "".join(f"{disk.json_line(line)}\n" for line in self.lines()))
 
 
 def decode(
@@ -85,6 +99,36 @@ def decode(
         (requests[number],) = pair.requests([text], **settings | own)
     asked = [requests[number].sample(first + number, sample) for number, sample in places]
     return ((places[at], result) for at, result in pair.serve(asked, batch_size))
+
+
+def into_file(
+    pair: "Pair",
+    file: str | pathlib.Path,
+    prompts: Sequence[Asked],
+    places: Sequence[Place],
+    batch_size: int,
+    **settings: Any,
+) -> Results:
+    """Decodes what a file of results still lacks; a KeyboardInterrupt says what it has."""
+    from speculative import progress
+
+    found, total = Results(str(file), prompts), len(places)
+    lacking = [place for place in places if place not in found]
+    began, tokens = time.perf_counter(), 0
+    with progress.bar(str(file)) as on_progress:
+        try:
+            for place, result in decode(pair, prompts, lacking, batch_size, **settings):
+                told = line(prompts[place[0]], result)
+                found.add(place, told | {"number": place[0], "sample": place[1]})
+                tokens += len(result.tokens)
+                rate = tokens / (time.perf_counter() - began)
+                on_progress(f"{rate:,.0f} tokens a second", len(found) / total)
+        except KeyboardInterrupt:
+            raise KeyboardInterrupt(
+                f"; {len(found)} of {total} texts are in {file}, the same command goes on"
+            ) from None
+    found.finish()
+    return found
 
 
 def in_order(

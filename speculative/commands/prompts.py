@@ -12,13 +12,13 @@ from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 from speculative import checks, disk
-from speculative.commands import MAX_LENGTH
+from speculative.commands import MAX_LENGTH, SAMPLING
 
 INPUT = "standard input"
 MARK = "> "  # Where a line is awaited.
 
 
-OWN = ("temperature", "top_k", "top_p", "seed", "max_length", "stop")
+OWN = (*SAMPLING, "seed", "max_length", "stop")
 """Settings that a line of JSON may have."""
 
 
@@ -83,7 +83,7 @@ def _read(line: str, number: int, file: str) -> Prompt:
             known = ", ".join(OWN)
             raise ValueError(f"it has {unknown[0]!r}; known are prompt, {known}.")
         own = {name: fields[name] for name in OWN if name in fields}
-        Sampling(*(own.get(name, given) for name, given in zip(OWN, (0.0, 0, 1.0), strict=False)))
+        Sampling(**{name: own.get(name, usual) for name, usual in SAMPLING.items()})
         checks.whole("seed", own.get("seed", 0), 0, 2**32 - 1)
         checks.whole("max_length", own.get("max_length", 1), 1, MAX_LENGTH)
         if "stop" in own:

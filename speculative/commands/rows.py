@@ -5,7 +5,7 @@ import dataclasses
 import pathlib
 from typing import TYPE_CHECKING, Any
 
-from speculative.commands import add_options
+from speculative.commands import SAMPLING, add_options
 
 if TYPE_CHECKING:
     from speculative.rows.config import RowConfig
@@ -18,10 +18,10 @@ OWN = "own"  # The task of texts of the user's.
 
 MODELS = ("--vocabulary", "--dtype")
 TEXTS = ("--task", "--prefix", "--metric", "--columns")
-DECODING = ("--gamma", "--temperature", "--top_k", "--top_p", "--verification", "--lenience")
+DECODING = ("--gamma", *(f"--{name}" for name in SAMPLING), "--verification", "--lenience")
 OPTIONS = ("--target", "--draft", *MODELS, *TEXTS, *DECODING, "--max_length", "--seed")
 FIELDS = {option.removeprefix("--"): option.removeprefix("--") for option in OPTIONS}
-FIELDS |= {"limit": "num_examples", "weights": "checkpoints"}
+FIELDS |= {"limit": "num_examples", "weights": "checkpoints", "batch_size": "batch_size"}
 """Options by name, and the fields of `RowConfig` that they set."""
 
 

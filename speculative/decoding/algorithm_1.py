@@ -30,6 +30,9 @@ def standardise(logits: np.ndarray, sampling: Sampling) -> np.ndarray:
         smallest = np.where(needed, descending, np.inf).min(axis=-1, keepdims=True)
         p = np.where(p >= smallest, p, 0.0)
         p /= p.sum(axis=-1, keepdims=True)
+    if sampling.min_p > 0:
+        p = np.where(p >= sampling.min_p * p.max(axis=-1, keepdims=True), p, 0.0)
+        p /= p.sum(axis=-1, keepdims=True)
     return p
 
 

@@ -19,7 +19,7 @@ from jax.typing import ArrayLike
 from speculative.decoding.programs import Program
 from speculative.decoding.rules import DRAFT
 from speculative.decoding.settings import Decoding, Output
-from speculative.drafts.base import Draft, layers_read, require_shapes
+from speculative.drafts.base import Draft, layers_read, reads_history, require_shapes
 from speculative.models.interface import Model
 from speculative.ragged import grow, write_rows
 from speculative.sampling import first, greatest, log_probabilities
@@ -130,14 +130,16 @@ def step(
     gamma = config.gamma if gamma is None else gamma
     vocab_size, batch = config.vocab_size, progress.last.shape[0]
     uniforms = config.step_draws(draws, progress.lengths, gamma)
+    history = config.history(progress.tokens, progress.lengths)
     chunk = progress.last[:, None]
     guesses, q, proposal, limits = chunk[:, :0], None, None, gamma
     if gamma:
         assert models.draft is not None, "gamma > 0 needs a draft"
         numbers = uniforms[:, :gamma, DRAFT]
         given = progress.draft, progress.last, numbers, config.sampling, vocab_size
+        more = {"history": history} if history and reads_history(models.draft) else {}
         with jax.named_scope(PROPOSING):
-            proposal = models.draft.propose(params.draft, *given)
+            proposal = models.draft.propose(params.draft, *given, **more)
         require_shapes(proposal, batch, gamma, vocab_size)
         chunk = jnp.concatenate([chunk, proposal.guesses], axis=1)
         guesses, q = proposal.guesses, proposal.q
@@ -157,6 +159,7 @@ def step(
             f"Decoding.vocab_size is {vocab_size}, but the target has {logits.shape[-1]} tokens."
         )
     logits = logits[..., :vocab_size]
+    logits = history.process_block(logits, guesses) if history else logits
     accepted, next_token = config.rule.verify(guesses, logits, q, config.sampling, uniforms)
 
     proposed = jnp.arange(gamma + 1) < accepted[:, None]

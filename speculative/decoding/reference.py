@@ -15,8 +15,9 @@ from speculative.decoding.algorithm_1 import one_hot, standardise
 from speculative.decoding.loop import Params
 from speculative.decoding.rules import DRAFT
 from speculative.decoding.settings import Decoding
-from speculative.drafts.base import Draft, Proposal, layers_read, require_shapes
+from speculative.drafts.base import Draft, Proposal, layers_read, reads_history, require_shapes
 from speculative.models.interface import Model, Started
+from speculative.processors import NO_TOKEN, History
 
 # Allowed distance from 1 of a sum of probabilities: float32 rounding over a vocabulary.
 SUM_TOLERANCE = 1e-3
@@ -63,7 +64,10 @@ _extend = jax.jit(
     static_argnums=0,
     static_argnames="layers",
 )
-_propose = jax.jit(lambda draft, *given: draft.propose(*given), static_argnums=(0, 5, 6))
+_propose = jax.jit(
+    lambda draft, *given, **more: draft.propose(*given, **more), static_argnums=(0, 5, 6)
+)
+_processed = jax.jit(History.process_block)
 
 
 def _require_proper(proposal: Proposal, vocab_size: int, number: int) -> None:
@@ -123,8 +127,11 @@ def generate(
         here = draws[at] if config.rule.keyed_by == "step" else draws[at : at + gamma + 1]
         newest = jnp.array([last], jnp.int32)
         uniforms = jnp.asarray(here[None, :gamma, DRAFT], jnp.float32)
+        said = np.array([[*output, *[NO_TOKEN] * (config.capacity - at)]], np.int32)
+        history = config.history(jnp.asarray(said), jnp.array([at], jnp.int32))
+        more = {"history": history} if history and reads_history(draft) else {}
         proposal = _propose(
-            draft, params.draft, draft_state, newest, uniforms, config.sampling, vocab_size
+            draft, params.draft, draft_state, newest, uniforms, config.sampling, vocab_size, **more
         )
         require_shapes(proposal, 1, gamma, vocab_size)
         guesses = [int(token) for token in np.asarray(proposal.guesses)[0]]
@@ -133,7 +140,10 @@ def generate(
         logits, target_state, hidden = _extend(
             target, params.target, target_state, chunk, layers=layers
         )
-        rows = np.asarray(logits)[0, :, :vocab_size]
+        logits = logits[..., :vocab_size]
+        if history:
+            logits = _processed(history, logits, proposal.guesses)
+        rows = np.asarray(logits)[0]
         q = None if proposal.q is None else np.asarray(proposal.q[0], np.float64)
         n, next_token = config.rule.verify_reference(guesses, rows, q, config.sampling, here)
         block = [*guesses[:n], next_token][: config.max_length - len(output)]

@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+from collections.abc import Hashable
 
 import jax
 import jax.numpy as jnp
@@ -12,6 +13,7 @@ from jax import Array
 from speculative import checks
 from speculative.decoding.adaptive import Adaptive
 from speculative.decoding.rules import EXACT, Rule
+from speculative.processors import History, Processor
 from speculative.ragged import read_rows
 from speculative.sampling import Sampling
 from speculative.types import EOS_ID, Flags, Rows, Tokens
@@ -30,6 +32,7 @@ class Decoding:
         rule: how guesses are verified.
         adaptive: picks gamma step by step; `gamma` is then the largest that it may pick.
         logprobs: whether the log-probabilities of the tokens are kept.
+        processors: what changes logits before `sampling`, in order.
         growing: whether caches grow with the text. On a TPU they do not: they are a few percent of
             what a step reads, and its compiler schedules the loop with larger ones worse.
     """
@@ -42,6 +45,7 @@ class Decoding:
     rule: Rule = EXACT
     adaptive: Adaptive | None = None
     logprobs: bool = False
+    processors: tuple[Processor, ...] = ()
     growing: bool = dataclasses.field(default_factory=lambda: jax.default_backend() != "tpu")
 
     def __post_init__(self) -> None:
@@ -57,6 +61,13 @@ class Decoding:
         checks.instance("adaptive", self.adaptive, Adaptive, type(None))
         checks.instance("logprobs", self.logprobs, bool)
         checks.instance("growing", self.growing, bool)
+        checks.instance("processors", self.processors, tuple)
+        for processor in self.processors:
+            if not callable(processor) or not isinstance(processor, Hashable):
+                raise ValueError(
+                    f"A processor must be a function, or a frozen dataclass with __call__, not "
+                    f"{processor!r}."
+                )
         if self.adaptive and self.gamma != max(self.adaptive.gammas):
             raise ValueError(
                 f"gamma must be the most that Adaptive.gammas {self.adaptive.gammas} may pick, not "
@@ -84,6 +95,10 @@ class Decoding:
         if not self.growing:
             return [last]
         return [size for size in (64, 256, 1024) if self.room <= size < last] + [last]
+
+    def history(self, tokens: Tokens, lengths: Rows) -> History | None:
+        """The text of rows so far, [B, L] and [B], for the processors, if there are any."""
+        return History(tokens, lengths, self.processors) if self.processors else None
 
     def draws(self, seed: int, examples: Array | np.ndarray) -> Array:
         """All random numbers of a generation; see `random_draws`."""

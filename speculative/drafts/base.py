@@ -6,6 +6,7 @@ import jax.numpy as jnp
 from jax import Array
 
 from speculative.models.interface import Started
+from speculative.processors import History
 from speculative.sampling import Sampling, argmax, categorical, standardise
 from speculative.types import Guesses, Inputs, PyTree, Rows
 
@@ -36,8 +37,18 @@ def require_shapes(proposal: Proposal, batch: int, gamma: int, vocab_size: int) 
         )
 
 
-def guess(logits: Array, uniform: Rows, sampling: Sampling) -> tuple[Rows, Array | None]:
-    """Draws a token [B] from logits [B, V], and gives its q [B, V]; None at temperature 0."""
+def guess(
+    logits: Array, uniform: Rows, sampling: Sampling, history: History | None = None
+) -> tuple[Rows, Array | None]:
+    """Draws a token [B] from logits [B, V], and gives its q [B, V]; None at temperature 0.
+
+    `history` is the text before it, where there are processors.
+    """
+    if history is not None:
+        processed = history.process(logits)
+        # A draft may find all tokens forbidden that it knows; it guesses without processors then.
+        some = (processed > -jnp.inf).any(axis=-1, keepdims=True)
+        logits = jnp.where(some, processed, logits)
     if sampling.greedy:
         return argmax(logits), None
     q = standardise(logits, sampling)
@@ -52,6 +63,9 @@ class Draft(Protocol):
 
     A draft that reads the target's hidden states names their layers in an attribute `layers`, a
     tuple of strings (see `models.interface`); `start` and `commit` are then given them.
+    One that hands the text so far to `guess`, so that logits processors change its q as they change
+    p, has an attribute `reads_history` that is true; where there are processors, `propose` is then
+    given a `processors.History` in one more argument, `history`. Other drafts guess without them.
     """
 
     def start(self, params: PyTree, inputs: Inputs, cache_length: int, target: Started) -> Any:
@@ -86,6 +100,11 @@ class Draft(Protocol):
         the guesses; the first `accepted` + 1 positions hold tokens that stay.
         """
         ...
+
+
+def reads_history(draft: Draft | None) -> bool:
+    """Whether a draft's `propose` has the argument `history`."""
+    return getattr(draft, "reads_history", False)
 
 
 def layers_read(draft: Draft | None) -> tuple[str, ...]:

@@ -3,6 +3,7 @@
 import dataclasses
 import pathlib
 from collections.abc import Sequence
+from typing import Any, ClassVar
 
 import jax
 import jax.numpy as jnp
@@ -12,6 +13,7 @@ from jax import Array, lax
 
 from speculative.drafts.base import Draft, Proposal, guess
 from speculative.drafts.tables import COMMAND, Table
+from speculative.processors import History
 from speculative.progress import OnProgress
 from speculative.ragged import read_rows
 from speculative.types import PAD_ID, Rows
@@ -56,6 +58,7 @@ class NgramDraft(Draft):
 
     order: int
     decoder_only: bool = False
+    reads_history: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         _require_positive("order", self.order)
@@ -68,17 +71,22 @@ class NgramDraft(Draft):
         padded = jnp.pad(inputs, ((0, 0), (size, 0)), constant_values=-1)
         return read_rows(padded, (inputs >= 0).sum(axis=1) - 1, size)
 
-    def propose(self, params, state, last, uniforms, sampling, vocab_size) -> Proposal:
+    def propose(
+        self, params, state, last, uniforms, sampling, vocab_size, history=None
+    ) -> Proposal:
         """Looks up one row of the table a guess; the new state holds known and guessed tokens."""
 
-        def step(context: Array, uniform: Array) -> tuple[Array, tuple[Array, Array | None]]:
+        def step(carry: tuple[Array, History | None], uniform: Array) -> Any:
+            context, history = carry
             row = distribution(params, context)[:, :vocab_size]
-            token, q = guess(row if sampling.greedy else jnp.log(row), uniform, sampling)
-            return jnp.concatenate([context, token[:, None]], axis=1)[:, 1:], (token, q)
+            row = row if sampling.greedy and history is None else jnp.log(row)
+            token, q = guess(row, uniform, sampling, history)
+            context = jnp.concatenate([context, token[:, None]], axis=1)[:, 1:]
+            return (context, history and history.followed_by(token)), (token, q)
 
         known = jnp.concatenate([state, last[:, None]], axis=1)
         context = known[:, known.shape[1] - (self.order - 1) :]
-        _, drawn = lax.scan(step, context, uniforms.T)
+        _, drawn = lax.scan(step, (context, history), uniforms.T)
         guesses, q = jax.tree.map(lambda x: x.swapaxes(0, 1), drawn)
         return Proposal(guesses, q, jnp.concatenate([known, guesses], axis=1))
 

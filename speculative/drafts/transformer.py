@@ -1,7 +1,7 @@
 """A smaller model of the same family as a draft."""
 
 import dataclasses
-from typing import Any
+from typing import Any, ClassVar
 
 import jax
 import jax.numpy as jnp
@@ -10,6 +10,7 @@ from jax import Array, lax
 
 from speculative.drafts.base import Draft, Proposal, guess
 from speculative.models.interface import Model
+from speculative.processors import History
 from speculative.types import Rows
 
 
@@ -30,6 +31,7 @@ class TransformerDraft(Draft):
 
     model: Model
     reads_target: bool = False
+    reads_history: ClassVar[bool] = True
 
     @property
     def layers(self) -> tuple[str, ...]:
@@ -42,7 +44,9 @@ class TransformerDraft(Draft):
         state = self.model.start(params, inputs, cache_length, encoded).state
         return TransformerDraftState(state, jnp.full(inputs.shape[0], -1, jnp.int32))
 
-    def propose(self, params, state, last, uniforms, sampling, vocab_size) -> Proposal:
+    def propose(
+        self, params, state, last, uniforms, sampling, vocab_size, history=None
+    ) -> Proposal:
         """One step of width 2, which reads `unseen` too, then gamma - 1 steps of width 1."""
         caught_up = state.unseen < 0
         # A row without an unseen guess feeds `last` and a filler, whose cache entry is masked.
@@ -52,14 +56,17 @@ class TransformerDraft(Draft):
         logits, model, _ = self.model.extend(params, state.model, chunk, at)
         model = self.model.rewind(model, length)
 
-        def step(carry: tuple[Any, Array], uniform: Array) -> Any:
-            logits, model, _ = self.model.extend(params, carry[0], carry[1][:, None])
-            token, q = guess(logits[:, 0, :vocab_size], uniform, sampling)
-            return (model, token), (token, q)
+        def step(carry: tuple[Any, Array, History | None], uniform: Array) -> Any:
+            model, newest, history = carry
+            history = history and history.followed_by(newest)
+            logits, model, _ = self.model.extend(params, model, newest[:, None])
+            token, q = guess(logits[:, 0, :vocab_size], uniform, sampling, history)
+            return (model, token, history), (token, q)
 
-        first, q = guess(logits[:, 0, :vocab_size], uniforms[:, 0], sampling)
+        first, q = guess(logits[:, 0, :vocab_size], uniforms[:, 0], sampling, history)
         # In a loop there is one step to compile, whatever gamma is.
-        (model, last_guess), others = lax.scan(step, (model, first), uniforms[:, 1:].T)
+        carry = model, first, history
+        (model, last_guess, _), others = lax.scan(step, carry, uniforms[:, 1:].T)
         guesses, distributions = jax.tree.map(
             lambda one, more: jnp.concatenate([one[None], more]).swapaxes(0, 1), (first, q), others
         )

@@ -15,7 +15,8 @@ from speculative.decoding.loop import Models
 from speculative.decoding.rules import EXACT
 from speculative.drafts.base import layers_read
 from speculative.measurement import teacher_forced
-from speculative.pair import Pair
+from speculative.pair import BATCH, Pair
+from speculative.ragged import power_of_two
 from speculative.sampling import Sampling
 from speculative.types import Inputs, Tokens
 
@@ -38,16 +39,26 @@ def alpha_on_target_text(
     probabilities of target or draft are not finite.
     """
     models, vocab_size = Models(pair.target, pair.draft), pair.vocabulary.size
-    betas = []
-    for source, text in zip(sources, tokens, strict=True):
-        row = teacher_forced.padded(text, max_length)
-        beta = acceptances(models, pair.params, source, row, sampling, vocab_size, rule)
-        betas.append(np.asarray(beta)[0, : len(text)])
-        if not np.isfinite(betas[-1]).all():
-            raise ValueError(
-                f"The probabilities of {pair.names[0]} or {pair.names[1]} are not finite: its "
-                "weights are damaged, or its dtype is too narrow for it."
-            )
+    by_width: dict[int, list[int]] = {}
+    for place, (source, _) in enumerate(zip(sources, tokens, strict=True)):
+        by_width.setdefault(source.shape[1], []).append(place)
+    betas = [np.zeros(0, np.float32)] * len(sources)
+    for places in by_width.values():
+        size = min(BATCH, power_of_two(len(places)))
+        for chosen in (places[at : at + size] for at in range(0, len(places), size)):
+            # The last batch is filled up with one of its texts, so that it needs no other program.
+            filled = chosen + chosen[:1] * (size - len(chosen))
+            source = jnp.concatenate([sources[place] for place in filled])
+            rows = [teacher_forced.padded(tokens[place], max_length) for place in filled]
+            given = models, pair.params, source, np.concatenate(rows)
+            found = np.asarray(acceptances(*given, sampling, vocab_size, rule))
+            for place, beta in zip(chosen, found, strict=False):
+                betas[place] = beta[: len(tokens[place])]
+                if not np.isfinite(betas[place]).all():
+                    raise ValueError(
+                        f"The probabilities of {pair.names[0]} or {pair.names[1]} are not finite: "
+                        "its weights are damaged, or its dtype is too narrow for it."
+                    )
     return betas
 
 

@@ -63,6 +63,17 @@ def measure(metric: str, targets: Sequence[str], predictions: Sequence[str]) -> 
     return METRICS[metric](targets, predictions)[_kind(metric)]
 
 
+def score(
+    metric: str, targets: Sequence[str], predictions: Sequence[str], seed: int = 0
+) -> tuple[float, float, float]:
+    """`measure`, and its 95% interval over examples."""
+    statistics = _statistics(metric, targets, predictions)
+    low, high = interval(
+        lambda chosen: _score(metric, statistics[chosen].sum(0)), len(targets), seed
+    )
+    return measure(metric, targets, predictions), low, high
+
+
 def difference(
     metric: str,
     targets: Sequence[str],

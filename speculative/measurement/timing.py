@@ -116,11 +116,15 @@ class CostMeter:
         cache_length: int,
         rule: Rule = EXACT,
         batch_size: int = 1,
+        held: int = 0,
     ) -> None:
-        """Compiles every kind of step; a gamma below 1 or too short a cache raises ValueError."""
+        """Compiles every kind of step; a gamma below 1 or too short a cache raises ValueError.
+
+        Steps are those of rows that hold so many tokens, for the target; a draft begins its text.
+        """
         if min(gammas) < 1:
             raise ValueError(f"Costs are timed for gamma of at least 1, not {min(gammas)}.")
-        needed = ITERATIONS + max(gammas) + 2
+        needed = max(ITERATIONS, held) + max(gammas) + 2
         if cache_length < needed:
             raise ValueError(
                 f"Timing gamma = {max(gammas)} needs a cache of {needed} positions, not "
@@ -128,7 +132,7 @@ class CostMeter:
             )
         self._gammas = gammas
         source = jnp.full((batch_size, source_length), pair.vocabulary.size - 1, jnp.int32)
-        self._kinds = timed_calls(pair, sampling, gammas, source, cache_length, rule)
+        self._kinds = timed_calls(pair, sampling, gammas, source, cache_length, rule, held)
         self._seconds: dict[tuple[str, int], list[float]] = {kind: [] for kind in self._kinds}
         self._order = itertools.cycle(self._kinds)
         with ThreadPoolExecutor() as pool:  # The programs are compiled in parallel.
@@ -174,6 +178,7 @@ def timed_calls(
     source: Array,
     cache_length: int,
     rule: Rule,
+    held: int,
 ) -> dict[tuple[str, int], Callable[[], Any]]:
     """The calls to time, by name and gamma; each returns arrays."""
     params, vocab_size, batch = pair.params, pair.vocabulary.size, len(source)
@@ -181,6 +186,9 @@ def timed_calls(
     autoregressive = Decoding(vocab_size, sampling, 0, cache_length - 2, eos_id=-1)
     models = Models(pair.target, _Rejected(pair.draft))
     begun = begin(models, params, source, autoregressive, autoregressive.capacity)
+    lengths = jnp.full(batch, held, jnp.int32)
+    state = pair.target.rewind(begun.target, lengths)
+    begun = dataclasses.replace(begun, lengths=lengths, target=state)
     alone = dataclasses.replace(begun, draft=())
     prefill_target = functools.partial(
         start_target, pair.target, params.target, source, cache_length, layers_read(pair.draft)
@@ -209,7 +217,7 @@ def timed_calls(
 
 @functools.partial(Program, static_argnums=(0, 3))
 def _steps(models: Models, params: Params, progress: Progress, config: Decoding) -> Progress:
-    """Decoding steps, each at the loop's first position, with the token of the step before."""
+    """Decoding steps, each at the position of the first, with the token of the step before."""
     numbers = jax.eval_shape(lambda: config.draws(0, jnp.arange(len(progress.last))))
     draws = jnp.full(numbers.shape, 0.5)
 

@@ -49,7 +49,7 @@ def trace(
     """
     decoding = pair.decoding(
         gamma,
-        *(config.temperature, config.top_k, config.top_p),
+        *(config.temperature, config.top_k, config.top_p, config.min_p),
         *(config.max_length, config.lenience, config.verification),
     )
     inputs = pair.encode([source, *among], truncate=True)[:1]

@@ -21,7 +21,7 @@ from speculative.types import EOS_ID
 
 LARGEST = dict.fromkeys(("num_examples", "alpha_tokens", "rounds"), 10**9)
 LARGEST |= dict.fromkeys(("max_length", "source_length"), checks.MAX_TOKENS)
-LARGEST |= {"gamma": checks.MAX_GAMMA, "seed": 2**32 - 1}
+LARGEST |= {"gamma": checks.MAX_GAMMA, "seed": 2**32 - 1, "batch_size": checks.MAX_BATCH}
 """The largest values of `RowConfig`'s whole numbers; the smallest is 1, a seed's 0."""
 
 
@@ -36,6 +36,7 @@ class RowConfig:
     temperature: float  # 0 is argmax.
     top_k: int = 0  # The likeliest tokens that are kept; 0 is all.
     top_p: float = 1.0  # Their mass, in (0, 1].
+    min_p: float = 0.0  # Their least probability, as a share of the greatest.
     verification: str = "token"  # How guesses are verified, a name of `decoding.rules.RULES`.
     lenience: float = 1.0  # l in (0, 1] of appendix A.5; below 1 outputs are not the target's own.
     gamma: int | None = None  # Guesses a step; None is for commands that pick a number.
@@ -43,6 +44,8 @@ class RowConfig:
     max_length: int = 128  # Tokens at which an output is cut.
     num_examples: int | None = None  # Examples measured; None is all there are.
     alpha_tokens: int = 10_000  # Of the target's own text, on which alpha is measured (4.2).
+    # Texts decoded together where what they say is all that counts; rows are timed one by one.
+    batch_size: int = 16
     rounds: int = 3  # How often each example is decoded each way.
     seed: int = 0  # Of all random numbers.
     paper_draft: str | None = None  # That of the paper's row to compare with, if any.
@@ -98,7 +101,7 @@ class RowConfig:
     @property
     def sampling(self) -> Sampling:
         """How tokens are chosen."""
-        return Sampling(self.temperature, self.top_k, self.top_p)
+        return Sampling(self.temperature, self.top_k, self.top_p, self.min_p)
 
     @property
     def rule(self) -> Rule:

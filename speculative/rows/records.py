@@ -71,6 +71,7 @@ class Record:
     speedup_long: float
     tested: int
     accepted: int
+    min_p: float = 0.0
     simulated_alpha: float | None = None
     alpha_accepted_low: float | None = None
     alpha_accepted_high: float | None = None

@@ -202,6 +202,7 @@ def _record(
         target=config.target + (" (random weights)" if config.checkpoints == RANDOM else ""),
         temperature=float(config.temperature),
         top_p=float(config.top_p),
+        min_p=float(config.min_p),
         lenience=float(config.lenience),
         gamma=gamma,
         batch_size=1,
@@ -263,7 +264,7 @@ def paper_numbers(config: RowConfig, experiment: str = "row") -> tuple[float | N
     """
     sampling, task = config.sampling, config.texts.paper
     random = config.checkpoints == RANDOM and config.simulated_alpha is None
-    if random or config.paper_draft is None or (sampling.top_k, sampling.top_p) != (0, 1.0):
+    if random or config.paper_draft is None or sampling.truncated:
         return None, None
     setting = {"draft": config.paper_draft, "temperature": sampling.temperature}
     if config.lenience < 1 or experiment.startswith("table5/"):

@@ -11,16 +11,23 @@ import math
 import statistics
 import time
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, TypeVar
 
+import numpy as np
+
+from speculative.decoding import queue
 from speculative.measurement.timing import TURNS, CostMeter, Costs
-from speculative.pair import Request, Result
+from speculative.pair import Request, Result, padded
 from speculative.progress import OnProgress
+from speculative.ragged import power_of_two
 from speculative.rows import environment
 from speculative.rows.config import RowConfig
 from speculative.rows.workload import Workload
 
+T = TypeVar("T")
+
 ROUNDS = 3
+TEXTS = 4  # That each row of a batch decodes at least, so that its last ones matter little.
 
 
 @dataclasses.dataclass(frozen=True)
@@ -28,15 +35,19 @@ class Batch:
     """What was measured at a batch size; pairs are of autoregressive and speculative decoding.
 
     Attributes:
-        seconds: of all texts, by round.
+        passes: times that the texts are decoded in a round.
+        seconds: of a round.
         step_ms: of a step of all rows, timed by itself.
-        steps: that these texts take.
+        steps: that a round takes.
+        text_ms: of the beginning and the end of a text: it is read, enters a row and leaves it.
     """
 
     batch_size: int
+    passes: int
     seconds: list[tuple[float, float]]
     step_ms: tuple[float, float]
     steps: tuple[int, int]
+    text_ms: tuple[float, float]
 
     @property
     def speedup(self) -> float:
@@ -44,7 +55,7 @@ class Batch:
         return statistics.median(alone / fast for alone, fast in self.seconds)
 
     def median(self, way: int) -> float:
-        """Seconds of all texts."""
+        """Seconds of a round."""
         return statistics.median(both[way] for both in self.seconds)
 
 
@@ -55,24 +66,23 @@ class Batches:
     Attributes:
         texts: that were decoded, with so many `tokens` in all, both ways.
         tokens_per_call: of speculative decoding.
-        prefill_ms: of a text, both ways; each is read by itself.
     """
 
     config: RowConfig
     texts: int
     tokens: tuple[int, int]
     tokens_per_call: float
-    prefill_ms: tuple[float, float]
     batches: list[Batch]
 
     def rate(self, batch: Batch, way: int) -> float:
         """Tokens a second: 0 autoregressive, 1 speculative."""
-        return self.tokens[way] / batch.median(way)
+        return batch.passes * self.tokens[way] / batch.median(way)
 
     def predicted(self, batch: Batch, way: int) -> float:
-        """Tokens a second by the times of steps and prefills, and by how many there are."""
-        ms = batch.steps[way] * batch.step_ms[way] + self.texts * self.prefill_ms[way]
-        return 1e3 * self.tokens[way] / ms
+        """Tokens a second by the times of steps and of texts, and by how many there are."""
+        texts = batch.passes * self.texts
+        ms = batch.steps[way] * batch.step_ms[way] + texts * batch.text_ms[way]
+        return 1e3 * batch.passes * self.tokens[way] / ms
 
     def predicted_speedup(self, batch: Batch) -> float:
         """Of speculative decoding at a batch size; texts of both ways may differ in length."""
@@ -130,56 +140,99 @@ def steps(calls: Sequence[int], batch_size: int) -> int:
 
 def measure(work: Workload, sizes: Sequence[int], gamma: int, on_progress: OnProgress) -> Batches:
     """Decodes a workload's texts at each batch size, both ways in turn, and times their steps."""
-    ways = [work.decoding(0), work.decoding(gamma)]
-    requests = [
-        [Request(work.source(i), way, work.config.seed, i) for i in range(len(work.sources))]
-        for way in ways
-    ]
-
-    def decode(way: int, batch_size: int) -> tuple[dict[int, Result], float]:
-        began = time.perf_counter()
-        found = dict(work.pair.serve(requests[way], batch_size))
-        return found, time.perf_counter() - began
-
-    costs: list[Costs] = []
-    seconds: list[list[tuple[float, float]]] = [[] for _ in sizes]
-    results: list[dict[int, Result]] = []
+    texts = _Texts(work, gamma)
+    found: list[list[Result]] = []
+    for i, size in enumerate(sizes):
+        on_progress(f"batch {size}, compiling", i / len(sizes))
+        found = [texts.decode(way, size)[0] for way in (0, 1)]
+    tokens, calls = (
+        [sum(count(result) for result in results) for results in found]
+        for count in (lambda result: len(result.tokens), lambda result: result.target_calls)
+    )
+    batches: list[Batch] = []
     for i, size in enumerate(sizes):
         on_progress(f"batch {size}, steps", i / len(sizes))
-        costs.append(_costs(work, size, gamma))
-        results = [decode(way, size)[0] for way in (0, 1)]  # Compiled here.
+        costs = _costs(work, size, gamma, tokens[0] // texts.count // 2)
+        steps_ms = costs.ms_target_step, costs.ms_verify[gamma] + costs.ms_proposal[gamma]
+        taken = texts.steps(found[0], size), texts.steps(found[1], size)
+        text_ms = texts.text_ms(0, size, steps_ms[0]), texts.text_ms(1, size, steps_ms[1])
+        batches.append(Batch(size, texts.passes(size), [], steps_ms, taken, text_ms))
     for turn in range(ROUNDS):
-        for i, size in enumerate(sizes):
-            on_progress(f"batch {size}, texts", turn / ROUNDS)
-            seconds[i].append((decode(0, size)[1], decode(1, size)[1]))
-    calls = [[found[i].target_calls for i in sorted(found)] for found in results]
-    tokens = [sum(len(result.tokens) for result in found.values()) for found in results]
-    alone, both = costs[0].ms_prefill_target, costs[0].ms_prefill_draft
-    batches = [
-        Batch(
-            size,
-            seconds[i],
-            (cost.ms_target_step, cost.ms_verify[gamma] + cost.ms_proposal[gamma]),
-            (steps(calls[0], size), steps(calls[1], size)),
-        )
-        for i, (size, cost) in enumerate(zip(sizes, costs, strict=True))
-    ]
-    return Batches(
-        work.config,
-        len(work.sources),
-        (tokens[0], tokens[1]),
-        tokens[1] / sum(calls[1]),
-        (alone, alone + both),
-        batches,
-    )
+        for batch in batches:
+            on_progress(f"batch {batch.batch_size}, texts", turn / ROUNDS)
+            alone, fast = (texts.decode(way, batch.batch_size)[1] for way in (0, 1))
+            batch.seconds.append((alone, fast))
+    both_tokens = tokens[0], tokens[1]
+    return Batches(work.config, texts.count, both_tokens, tokens[1] / calls[1], batches)
 
 
-def _costs(work: Workload, batch_size: int, gamma: int) -> Costs:
-    """The times of steps with so many rows, in the caches that batches have."""
+class _Texts:
+    """The texts of a workload, to be decoded by the target alone (way 0) and with guesses (1)."""
+
+    def __init__(self, work: Workload, gamma: int) -> None:
+        self._pair, self._seed = work.pair, work.config.seed
+        self._ways = work.decoding(0), work.decoding(gamma)
+        pad = work.pair.target.pad_id
+        self._rows = [row[row != pad].tolist() for row in np.asarray(work.sources)]
+        self.count = len(self._rows)
+
+    def passes(self, size: int) -> int:
+        """How often the texts are decoded in a round."""
+        return -(-TEXTS * size // self.count)
+
+    def _requests(self, way: int, size: int) -> list[Request]:
+        """Of a round; each has a source of its own, because those that share one are read once."""
+        given = self._ways[way], self._seed
+        rows = self._rows * self.passes(size)
+        return [Request(self._pair.row(row), *given, i % self.count) for i, row in enumerate(rows)]
+
+    def decode(self, way: int, size: int) -> tuple[list[Result], float]:
+        """The results of all texts, and the seconds of a round."""
+        asked = self._requests(way, size)
+        began = time.perf_counter()
+        found = dict(self._pair.serve(asked, size))
+        return [found[i] for i in range(self.count)], time.perf_counter() - began
+
+    def _by_width(self, of_texts: Sequence[T], size: int) -> list[list[T]]:
+        """What is given of each text, for a round, by the width of its source."""
+        found: dict[int, list[T]] = {}
+        for row, given in list(zip(self._rows, of_texts, strict=True)) * self.passes(size):
+            found.setdefault(padded(len(row)), []).append(given)
+        return list(found.values())
+
+    def steps(self, found: Sequence[Result], size: int) -> int:
+        """Of a round, in which texts whose sources are of one width share batches."""
+        calls = self._by_width([result.target_calls for result in found], size)
+        return sum(steps(of_width, size) for of_width in calls)
+
+    def text_ms(self, way: int, size: int, step_ms: float) -> float:
+        """What a text takes that ends after its first step, but for that step."""
+        pair, config, seconds = self._pair, self._ways[way], []
+        groups = self._by_width(self._rows, size)
+        count = sum(map(len, groups))
+        for _ in range(ROUNDS):
+            sources = [[pair.row(row) for row in rows] for rows in groups]
+            began = time.perf_counter()
+            for of_width in sources:
+                texts = (
+                    queue.Text(i, source, config.draws(self._seed, np.array([i])))
+                    for i, source in enumerate(of_width)
+                )
+                rows = min(size, power_of_two(len(of_width)))
+                given = pair.target, pair.draft, pair.params, texts, config, rows
+                for _ in queue.generate(*given, lambda *_: True):
+                    pass
+            seconds.append(time.perf_counter() - began)
+        steps_ms = sum(-(-len(texts) // size) for texts in groups) * step_ms
+        return max(0.0, 1e3 * statistics.median(seconds) - steps_ms) / count
+
+
+def _costs(work: Workload, batch_size: int, gamma: int, held: int) -> Costs:
+    """The times of steps of so many rows that hold so many tokens, in the caches of batches."""
     config = dataclasses.replace(work.decoding(gamma), growing=False)
     (cache,) = config.cache_lengths()
     given = work.pair, work.config.sampling, [gamma], work.sources.shape[1], cache, config.rule
-    meter = CostMeter(*given, batch_size)
+    meter = CostMeter(*given, batch_size, held)
     for _ in range(TURNS):
         meter.turn()
     return meter.costs()

@@ -103,8 +103,8 @@ def faults(sampling: Sampling) -> dict[str, tuple[rules.Rule, Sampling]]:
         "every possible guess accepted": DraftIgnored(),
         "coins of block verification keyed by position": CoinsByPosition(),
     }
-    if sampling.top_k or sampling.top_p < 1:
-        found["guesses tested without top-k and top-p"] = Untruncated()
+    if sampling.truncated:
+        found["guesses tested without top-k, top-p and min-p"] = Untruncated()
     wrong = {name: (rule, sampling) for name, rule in found.items()}
     cooler = dataclasses.replace(sampling, temperature=0.9 * sampling.temperature)
     return wrong | {f"temperature {cooler.temperature:.3g}": (rules.EXACT, cooler)}
@@ -136,7 +136,7 @@ def powers(
         on_progress("simulating", number / len(wrong))
         config = pair.decoding(gamma, verification=rule, max_length=max_length)
         config = dataclasses.replace(config, sampling=own)
-        made = _decoded(pair, chosen * rounds, config, seed)
+        made = decoded(pair, chosen * rounds, config, seed)
         audits = [
             audit(pair, made[at : at + count], sampling, passed.false_alarm, seed=seed)
             for at in range(0, len(made), count)
@@ -145,7 +145,7 @@ def powers(
     return found
 
 
-def _decoded(
+def decoded(
     pair: Pair, sources: Sequence[tuple[int, ...]], config: Decoding, seed: int
 ) -> list[Sample]:
     """A text of each source."""

@@ -67,7 +67,7 @@ def _file(pair: Pair, sampling: Sampling) -> tuple[pathlib.Path, dict[str, Any]]
         "dtype": pair.target.config.dtype,
         "device": environment.device(),
         "jax_version": jax.__version__,
-        "sampling": [sampling.greedy, sampling.top_k > 0, sampling.top_p < 1],
+        "sampling": [sampling.greedy, sampling.top_k > 0, sampling.top_p < 1, sampling.min_p > 0],
     }
     digest = hashlib.sha256(json.dumps(identity).encode()).hexdigest()
     return cache_folder() / "costs" / f"{digest[:16]}.json", identity

@@ -113,15 +113,14 @@ def tune(work: Workload, gammas: Sequence[int], on_progress: OnProgress) -> Tuni
     for number in range(count):
         on_progress("decoding", number / count)
         texts.append(work.pair.results(work.decode(number, 0)[0])[0].tokens)
-    betas, blocks = [], []
+    on_progress("scoring", 0)
     scored = config.sampling, config.max_length
-    for number, text in enumerate(texts):
+    sources = [work.source(number) for number in range(count)]
+    betas, blocks = alpha_on_target_text(work.pair, sources, texts, *scored, config.rule), []
+    for number, text in enumerate(() if config.rule.by_guess else texts):
         on_progress("scoring", number / count)
-        source = work.source(number)
-        betas += alpha_on_target_text(work.pair, [source], [text], *scored, config.rule)
-        if not config.rule.by_guess:
-            given = work.pair, source, text, *scored, gammas, (config.rule,)
-            blocks.append(tokens_on_target_text(*given, config.seed + number)[..., 0])
+        given = work.pair, sources[number], text, *scored, gammas, (config.rule,)
+        blocks.append(tokens_on_target_text(*given, config.seed + number)[..., 0])
     lengths = [len(text) for text in texts]
     on_progress("compiling", 0)
     meter = work.meter(gammas, lengths)

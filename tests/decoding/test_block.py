@@ -41,7 +41,7 @@ TABLES = {
     "equal": toy.target_table,
     "disjoint": toy.disjoint_table,
 }
-SAMPLINGS = {1: Sampling(1.3, top_p=0.8), 2: Sampling(0.7, top_k=2), 4: Sampling(), 7: Sampling()}
+SAMPLINGS = {1: Sampling(1.3, min_p=0.15), 2: Sampling(0.7, top_k=2), 4: Sampling(), 7: Sampling()}
 
 
 def settings(gamma: int, rule: rules.Rule = BLOCK, length: int | None = None) -> Decoding:

@@ -21,10 +21,10 @@ from speculative.studies.batches import Batch, Batches, crossover, steps
 CONFIG = RowConfig(task="debian_ende", target="big", draft="small", temperature=0.0)
 # 200 tokens of 10 texts; at batch 1 speculation halves the time, at batch 4 it doubles it.
 FOUND = Batches(
-    CONFIG, 10, (200, 200), 2.5, (1.0, 2.0),
+    CONFIG, 10, (200, 200), 2.5,
     [
-        Batch(1, [(2.0, 1.0), (4.0, 2.0), (2.0, 1.0)], (9.0, 11.0), (200, 80)),
-        Batch(4, [(0.5, 1.0)] * 3, (10.0, 40.0), (50, 24)),
+        Batch(1, 1, [(2.0, 1.0), (4.0, 2.0), (2.0, 1.0)], (9.0, 11.0), (200, 80), (1.0, 2.0)),
+        Batch(4, 2, [(1.0, 2.0)] * 3, (10.0, 40.0), (100, 48), (1.0, 2.0)),
     ],
 )  # fmt: skip
 
@@ -33,10 +33,11 @@ def test_rates_and_speedups() -> None:
     one, four = FOUND.batches
     assert FOUND.rate(one, 0) == 100 and FOUND.rate(four, 1) == 200
     assert FOUND.measured_speedup(one) == 2 and FOUND.measured_speedup(four) == 0.5
-    # 200 steps of 9 ms and 10 prefills of 1 ms; 80 of 11 and 10 of 2.
+    # 200 steps of 9 ms and 10 texts of 1 ms; 80 of 11 and 10 of 2.
     assert FOUND.predicted(one, 0) == pytest.approx(200 / 1.81)
     assert FOUND.predicted(one, 1) == pytest.approx(200 / 0.9)
     assert FOUND.predicted_speedup(one) == pytest.approx(1.81 / 0.9)
+    assert FOUND.predicted(four, 0) == pytest.approx(400 / 1.02)  # The texts twice.
     longer = dataclasses.replace(FOUND, tokens=(200, 220))
     assert longer.measured_speedup(one) == pytest.approx(2.2)
 
@@ -85,7 +86,7 @@ def test_a_pair_is_measured(
     costs = Costs(1.0, 0.5, 2.0, {2: 3.0}, {2: 1.0})
     asked: list[int] = []
 
-    def given(work: object, batch_size: int, gamma: int) -> Costs:
+    def given(work: object, batch_size: int, gamma: int, held: int) -> Costs:
         asked.append(batch_size)
         return costs
 
@@ -102,7 +103,9 @@ def test_a_pair_is_measured(
     assert found["texts"] == 5 and found["tokens"][0] == found["tokens"][1]
     one, four = found["batches"]
     assert one["steps"][0] == found["tokens"][0]  # A call a token.
-    assert four["steps"][0] < one["steps"][0]
+    assert (one["passes"], four["passes"]) == (1, 4)  # 16 texts, 4 for each row.
+    assert four["steps"][0] < 4 * one["steps"][0]
+    assert min(one["text_ms"] + four["text_ms"]) >= 0
     assert "Speculation stops paying" in capsys.readouterr().out
 
 

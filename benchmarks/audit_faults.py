@@ -1,0 +1,93 @@
+"""How often an audit on the shipped pair finds each planted fault, against the power it states.
+
+    python -m benchmarks.audit_faults --output_dir=results/audit_faults
+
+Samples that are exact are audited, with the power against each fault; then samples that each faulty
+decoder makes, with `--seeds` seeds, and as many that are exact. The record is `faults.json`.
+"""
+
+import argparse
+import dataclasses
+import json
+import pathlib
+from collections.abc import Sequence
+from typing import Any
+
+from rich.console import Console
+
+from benchmarks.audit_peers import FALSE_ALARM
+from benchmarks.compare_peers import machine, table
+from speculative import loading, progress
+from speculative.checks import MAX_GAMMA
+from speculative.commands import MAX_LENGTH, whole
+from speculative.decoding.rules import EXACT
+from speculative.sampling import Sampling
+from speculative.studies.audit import audit
+from speculative.studies.power import decoded, faults, powers
+from speculative.tasks.prompts import load_prompts
+
+TASKS = ("debian_ende", "debian_synopsis")
+NONE = "none"  # The fault of the exact decoder.
+
+
+def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        description="Audit faulty decoders of the shipped pair.", allow_abbrev=False
+    )
+    add = parser.add_argument
+    add("--output_dir", default="results/audit_faults", metavar="DIR", help="(%(default)s)")
+    add("--temperature", type=float, default=1.0, metavar="T", help="(1)")
+    add("--top_p", type=float, default=1.0, metavar="P", help="nucleus, in (0, 1] (1)")
+    add("--limit", type=whole(1, 10**4), default=8, help="sources of each task (8)")
+    add("--samples", type=whole(1, 10**4), default=16, help="of each source (16)")
+    length = whole(1, MAX_LENGTH)
+    add("--max_length", type=length, default=128, metavar="TOKENS", help="of a text (128)")
+    add("--gamma", type=whole(1, MAX_GAMMA), default=5, help="guesses a step (5)")
+    add("--seeds", type=whole(1, 10**4), default=20, help="audits of each fault (20)")
+    add("--power_texts", type=whole(1, 10**6), default=1024, metavar="N", help="as of audit (1024)")
+    return parser.parse_args(arguments)
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    options = _options(arguments)
+    sampling = Sampling(options.temperature, top_p=options.top_p)
+    output = pathlib.Path(options.output_dir)
+    output.mkdir(parents=True, exist_ok=True)
+    pair = loading.load()
+    encode = pair.vocabulary.encode
+    prompts = [prompt for task in TASKS for prompt in load_prompts(task, options.limit)]
+    sources = [tuple(encode(prompt.source).tolist()) for prompt in prompts] * options.samples
+    config = pair.decoding(options.gamma, max_length=options.max_length)
+    contents: dict[str, Any] = machine() | {"settings": vars(options), "texts": len(sources)}
+    with progress.bar("faults") as on_progress:
+        own = dataclasses.replace(config, sampling=sampling)
+        samples = decoded(pair, sources, own, options.seeds)
+        passed = audit(pair, samples, sampling, FALSE_ALARM)
+        given = options.max_length, options.gamma, options.power_texts
+        stated = powers(pair, samples, sampling, passed, *given, on_progress, options.seeds + 1)
+        found = {one.fault: dataclasses.asdict(one) | {"failed": 0} for one in stated}
+        found[NONE] = {"fault": NONE, "power": None, "failed": 0}
+        contents["exact_passed"], contents["faults"] = passed.passed, list(found.values())
+        for number, (name, (rule, wrong)) in enumerate(
+            (faults(sampling) | {NONE: (EXACT, sampling)}).items()
+        ):
+            faulty = dataclasses.replace(config, sampling=wrong, rule=rule)
+            for seed in range(options.seeds):
+                on_progress(name, (number + seed / options.seeds) / len(found))
+                made = decoded(pair, sources, faulty, seed)
+                found[name]["failed"] += not audit(pair, made, sampling, FALSE_ALARM).passed
+            (output / "faults.json").write_text(json.dumps(contents, indent=1) + "\n")
+    shown = table(
+        f"audits of {len(sources)} texts that fail, of {options.seeds}",
+        "fault", "failed", "power stated", "test", "texts for 0.9",
+    )  # fmt: skip
+    for one in found.values():
+        power = "–" if one["power"] is None else f"{one['power']:.2f}"
+        cells = str(one["failed"]), power, one.get("test", "–"), str(one.get("texts") or "–")
+        shown.add_row(one["fault"], *cells)
+    Console().print(shown)
+    print(f"Written: {output / 'faults.json'}.", flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,104 @@
+"""Logits processors: functions of the text so far that change logits, the target's and the draft's.
+
+They come before temperature, top-k, top-p and min-p. p and q are then of the changed logits, at
+every position of a block as if each token were decoded alone, so that decoding stays exact.
+"""
+
+import dataclasses
+import math
+from typing import Protocol
+
+import jax
+import jax.numpy as jnp
+from flax import struct
+from jax import Array, lax
+
+from speculative import checks
+from speculative.types import Rows, Tokens
+
+NO_TOKEN = -1  # Where a text has not got to.
+
+
+class Processor(Protocol):
+    """Changes the logits of one position; hashable, as a frozen dataclass is.
+
+    It is traced by JAX, and called for every position of every row by `jax.vmap`. It must be a
+    function of its arguments: in a step the same position may be asked for more than once.
+    """
+
+    def __call__(self, logits: Array, text: Array, length: Array) -> Array:
+        """The logits [V] in place of those given, float32; -inf forbids a token.
+
+        `text` [L] are the tokens of the output so far, the prompt not among them, and `NO_TOKEN`
+        from `length` on.
+        """
+        ...
+
+
+@dataclasses.dataclass(frozen=True)
+class RepetitionPenalty:
+    """Divides positive logits of tokens in the text by the penalty, and multiplies others by it.
+
+    Keskar et al., CTRL, arXiv 1909.05858, section 4.1, for logits of both signs.
+    """
+
+    penalty: float
+
+    def __post_init__(self) -> None:
+        must = "be a positive number"
+        penalty = checks.real("penalty", self.penalty, must, lambda x: 0 < x < math.inf)
+        object.__setattr__(self, "penalty", penalty)
+
+    def __call__(self, logits: Array, text: Array, length: Array) -> Array:
+        """See `Processor`."""
+        size = logits.shape[-1]
+        places = jnp.where(text < 0, size, text)  # Beyond the last one nothing is set.
+        said = jnp.zeros(size, bool).at[places].set(True, mode="drop")
+        changed = jnp.where(logits > 0, logits / self.penalty, logits * self.penalty)
+        return jnp.where(said, changed, logits)
+
+
+@struct.dataclass
+class History:
+    """The text of each row so far, and the processors that look at it."""
+
+    tokens: Tokens  # [B, L], of which the first `lengths` count.
+    lengths: Rows
+    processors: tuple[Processor, ...] = struct.field(pytree_node=False)
+
+    def followed_by(self, tokens: Rows) -> "History":
+        """With one more token [B] each."""
+
+        def put(row: Array, token: Array, at: Array) -> Array:
+            return lax.dynamic_update_slice_in_dim(row, token[None], at, axis=0)
+
+        longer = jax.vmap(put)(self.tokens, tokens, self.lengths)
+        return self.replace(tokens=longer, lengths=self.lengths + 1)
+
+    def process(self, logits: Array) -> Array:
+        """What the processors make of the logits [B, V] of the next token.
+
+        Raises:
+            ValueError: a processor gives another shape.
+        """
+        logits = logits.astype(jnp.float32)
+        past = jnp.arange(self.tokens.shape[1]) < self.lengths[:, None]
+        text = jnp.where(past, self.tokens, NO_TOKEN)
+        for processor in self.processors:
+            given = logits.shape
+            logits = jnp.asarray(jax.vmap(processor)(logits, text, self.lengths))
+            if logits.shape != given:
+                raise ValueError(
+                    f"The processor {processor!r} makes logits of shape {logits.shape[1:]} of "
+                    f"logits of shape {given[1:]}; it must give as many."
+                )
+        return logits.astype(jnp.float32)
+
+    def process_block(self, logits: Array, guesses: Tokens) -> Array:
+        """Likewise the logits [B, G + 1, V] of the tokens after none to all of guesses [B, G]."""
+        processed, history = [], self
+        for at in range(guesses.shape[1]):
+            processed.append(history.process(logits[:, at]))
+            history = history.followed_by(guesses[:, at])
+        processed.append(history.process(logits[:, -1]))
+        return jnp.stack(processed, axis=1)

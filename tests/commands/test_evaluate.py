@@ -1,0 +1,122 @@
+"""`evaluate`: the score of a test set that was decoded in batches."""
+
+import json
+import pathlib
+from typing import Any
+
+import pytest
+import sacrebleu
+
+from speculative import cli
+from speculative.measurement import quality
+from speculative.rows import memory
+
+SOURCES = ["A small editor for plain text.", "An archive", "A map, and more", "A tool", "b c d e"]
+
+
+@pytest.fixture(scope="module")
+def command(
+    saved_pair: tuple[pathlib.Path, pathlib.Path], tmp_path_factory: pytest.TempPathFactory
+) -> list[str]:
+    """Of texts whose references are what the target says of them, a word or two changed."""
+    target, draft = map(str, saved_pair)
+    folder = tmp_path_factory.mktemp("evaluate")
+    given = ["--target", target, "--draft", draft, "--prefix", "", "--gamma", "2"]
+    given += ["--max_length", "12", "--temperature", "0"]
+    data, file = folder / "data.tsv", folder / "said.jsonl"
+    (folder / "sources.txt").write_text("\n".join(SOURCES))
+    asked = ["--target", target, "--draft", draft, "--max_length", "12", "--output", str(file)]
+    assert cli.main(["generate", *asked, "--file", str(folder / "sources.txt")]) == 0
+    said = [json.loads(line)["text"] for line in file.read_text().splitlines()]
+    pairs = zip(SOURCES, said, strict=True)
+    data.write_text("".join(f"{source}\t{text} end of it\n" for source, text in pairs))
+    return ["evaluate", *given, "--metric", "bleu", "--data_file", str(data)]
+
+
+def scores(folder: pathlib.Path) -> dict[str, Any]:
+    return json.loads((folder / "scores.json").read_text())
+
+
+def test_the_score_does_not_depend_on_the_batch(
+    command: list[str], tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    texts: list[list[str]] = []
+    for size in ("1", "4"):
+        folder = tmp_path / size
+        assert cli.main([*command, "--batch_size", size, "--output_dir", str(folder)]) == 0
+        texts.append((folder / "texts.jsonl").read_text().splitlines())
+    assert texts[0] == texts[1] and len(texts[0]) == len(SOURCES)
+    one, four = scores(tmp_path / "1"), scores(tmp_path / "4")
+    assert (one["batch_size"], four["batch_size"]) == (1, 4)
+    assert one["score"] == four["score"] and one["low"] <= one["score"] <= one["high"]
+    data = pathlib.Path(command[command.index("--data_file") + 1]).read_text().splitlines()
+    references = [line.split("\t")[1] for line in data]
+    said = [json.loads(line)["text"] for line in texts[0]]
+    expected = sacrebleu.corpus_bleu(said, [references], tokenize="intl").score
+    assert 0 < expected < 100 and one["score"] == pytest.approx(expected)
+    assert f"bleu {expected:.2f} (" in capsys.readouterr().out
+    assert one["tokens"] == sum(len(json.loads(line)["tokens"]) for line in texts[0])
+
+
+def test_what_is_there_is_not_decoded_again(command: list[str], tmp_path: pathlib.Path) -> None:
+    assert cli.main([*command, "--output_dir", str(tmp_path)]) == 0
+    file, before = tmp_path / "texts.jsonl", scores(tmp_path)["score"]
+    lines = file.read_text().splitlines(keepends=True)
+    kept = json.loads(lines[1]) | {"text": "end of it"}
+    file.write_text("".join([lines[0], json.dumps(kept) + "\n"]))
+    assert cli.main([*command, "--output_dir", str(tmp_path)]) == 0
+    assert json.loads(file.read_text().splitlines()[1])["text"] == "end of it"
+    assert scores(tmp_path)["score"] != before
+
+
+def test_a_score_and_its_interval() -> None:
+    targets = ["a b c d e f", "g h i j k l", "m n o p q r"] * 5
+    said = ["a b c d e f", "g h i j x l", "m n x p q r"] * 5
+    for metric in ("bleu", "rougeL"):
+        found, low, high = quality.score(metric, targets, said)
+        assert found == quality.measure(metric, targets, said)
+        assert low < found < high
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        (["--batch_size", "0"], ["--batch_size", "'0'"]),
+        (["--gin", "RowConfig.metric = None"], ["no metric", "--metric"]),
+        (["--simulated_alpha", "0.5"], ["simulated alpha", "real models"]),
+    ],
+    ids=str,
+)
+def test_what_cannot_be_scored(
+    command: list[str],
+    tmp_path: pathlib.Path,
+    options: list[str],
+    words: list[str],
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert cli.main([*command, *options, "--output_dir", str(tmp_path)]) == 2
+    said = capsys.readouterr().err
+    assert all(word in said for word in words) and said.count("\n") == 1
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_text_without_a_reference_is_named(
+    command: list[str], tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    data = tmp_path / "data.tsv"
+    data.write_text("a\tb\nc\t\n")
+    assert cli.main([*command, "--data_file", str(data), "--output_dir", str(tmp_path)]) == 2
+    assert f"Text 2 of {data} has no reference" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("kind", ["evaluate", "generate"])
+def test_a_batch_that_memory_does_not_hold_is_refused_before_loading(
+    kind: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(memory, "device_bytes", lambda: ("this machine", 2**29))
+    monkeypatch.setattr("speculative.loading.Resolved.load", lambda self: pytest.fail("loaded"))
+    given = ["a"] if kind == "generate" else []
+    assert cli.main([kind, *given, "--batch_size=1024"]) == 2
+    said = capsys.readouterr().err
+    assert "1024 rows of debian_target with debian_draft do not fit the memory of this" in said
+    assert "the largest batch that does has" in said

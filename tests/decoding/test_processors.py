@@ -1,0 +1,241 @@
+"""Logits processors and stop strings, on enumerable models and against the reference loop.
+
+P-values are of chi-square tests against an enumeration in float64 that shares no code with the
+package. Seeds are fixed; a correct program would fail any check here with probability 1e-4 at most
+(Bonferroni).
+"""
+
+import dataclasses
+from collections import Counter
+from collections.abc import Callable
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax import Array
+
+from speculative.decoding import Decoding, Output, Params, queue, reference, rules
+from speculative.decoding import loop as fast
+from speculative.drafts import Draft, NgramDraft, TransformerDraft, count_ngrams, ngram_params
+from speculative.processors import History, RepetitionPenalty
+from speculative.sampling import Sampling
+from speculative.types import PyTree
+from tests import ngrams, toy
+from tests.decoding.test_exactness import outputs
+
+pytestmark = pytest.mark.usefixtures("optimized")
+
+ROWS = 20_000
+THRESHOLD = 1e-4 / 100
+"""There are fewer p-values than 100 here."""
+
+TARGET = toy.MarkovModel()
+MODEL_DRAFT = TransformerDraft(TARGET)
+PENALTY = RepetitionPenalty(1.7)
+OWN = Sampling()
+
+
+@dataclasses.dataclass(frozen=True)
+class NoPairTwice:
+    """Forbids a token that followed the newest one before, but for the end; at first the 3."""
+
+    def __call__(self, logits: Array, text: Array, length: Array) -> Array:
+        newest = text[jnp.maximum(length - 1, 0)]
+        follows = jnp.where((text[:-1] == newest) & (length > 0), text[1:], -1)
+        forbidden = (follows[:, None] == jnp.arange(len(logits))).any(axis=0)
+        forbidden = forbidden | ((jnp.arange(len(logits)) == 3) & (length == 0))
+        return jnp.where(forbidden.at[toy.EOS].set(False), -jnp.inf, logits)
+
+
+def penalised(logits: np.ndarray, prefix: tuple[int, ...]) -> np.ndarray:
+    """`PENALTY` in float64."""
+    changed = logits.copy()
+    for token in set(prefix):
+        changed[token] *= 1 / 1.7 if logits[token] > 0 else 1.7
+    return changed
+
+
+def without_pairs(logits: np.ndarray, prefix: tuple[int, ...]) -> np.ndarray:
+    """`NoPairTwice` in float64."""
+    pairs = set(zip(prefix, prefix[1:], strict=False))
+    changed = logits.copy()
+    for token in range(len(logits)):
+        if token != toy.EOS and (
+            (prefix and (prefix[-1], token) in pairs) or (3, ()) == (token, prefix)
+        ):
+            changed[token] = -np.inf
+    return changed
+
+
+InNumPy = Callable[[np.ndarray, tuple[int, ...]], np.ndarray]
+PROCESSORS = {
+    "penalty": ((PENALTY,), (penalised,)),
+    "no pair twice": ((NoPairTwice(),), (without_pairs,)),
+    "both": ((PENALTY, NoPairTwice()), (penalised, without_pairs)),
+}
+
+
+def law(changes: tuple[InNumPy, ...], sampling: Sampling, length: int) -> toy.Probabilities:
+    """The distribution of whole outputs of the target with processed logits."""
+    table = toy.target_table()
+    found: toy.Probabilities = {}
+    open_prefixes: toy.Probabilities = {(): 1.0}
+    while open_prefixes:
+        grown: toy.Probabilities = {}
+        for prefix, chance in open_prefixes.items():
+            logits = table[(0, 0, *prefix)[-2:]][: toy.VOCABULARY].astype(np.float64)
+            for change in changes:
+                logits = change(logits, prefix)
+            p = toy.standardise(logits, sampling)
+            for token in np.flatnonzero(p):
+                text = (*prefix, int(token))
+                done = token == toy.EOS or len(text) == length
+                (found if done else grown)[text] = chance * p[token]
+        open_prefixes = grown
+    return found
+
+
+def decode(config: Decoding, draft: Draft, draft_params: PyTree, rows: int = ROWS) -> Output:
+    draws = config.draws(17, np.arange(rows))
+    params = Params(toy.params(toy.target_table()), draft_params)
+    sources = jnp.ones((rows, 1), jnp.int32)
+    return jax.tree.map(np.asarray, fast.generate(TARGET, draft, params, sources, draws, config))
+
+
+def settings(
+    name: str, gamma: int, rule: str = "token", sampling: Sampling = OWN, length: int = 6
+) -> Decoding:
+    return Decoding(
+        toy.VOCABULARY, sampling, gamma, length, toy.EOS, rules.select(rule),
+        processors=PROCESSORS[name][0],
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("rule", rules.RULES)
+@pytest.mark.parametrize("name", PROCESSORS)
+@pytest.mark.parametrize(
+    ("table", "gamma", "sampling"),
+    [
+        (toy.near_table, 1, Sampling(1.3, min_p=0.2)),
+        (toy.near_table, 4, OWN),
+        # Here some draft's q has nothing left that is not forbidden.
+        (toy.disjoint_table, 4, OWN),
+    ],
+    ids=["near 1", "near 4", "disjoint 4"],
+)
+def test_outputs_are_the_processed_targets(
+    table: Callable[[], np.ndarray], gamma: int, sampling: Sampling, name: str, rule: str
+) -> None:
+    config = settings(name, gamma, rule, sampling)
+    output = decode(config, MODEL_DRAFT, toy.params(table()))
+    expected = law(PROCESSORS[name][1], sampling, config.max_length)
+    assert toy.p_value(outputs(output), expected) > THRESHOLD
+
+
+def test_guesses_are_of_processed_logits_too() -> None:
+    """A draft that is the target has all its guesses accepted, at every position of a block."""
+    output = decode(settings("both", 4, length=9), MODEL_DRAFT, toy.params(toy.target_table()))
+    np.testing.assert_array_equal(output.accepted, output.tested)
+    assert (output.accepted > 0).mean() > 0.9
+
+
+@pytest.mark.parametrize("sampling", [Sampling(0.0), Sampling(0.8)], ids=str)
+@pytest.mark.parametrize("kind", ["model", "n-gram", "certain"])
+@pytest.mark.parametrize("rule", rules.RULES)
+def test_the_reference_loop_says_the_same(rule: str, kind: str, sampling: Sampling) -> None:
+    texts = ngrams.texts(toy.VOCABULARY)
+    drafts: dict[str, tuple[Draft, PyTree]] = {
+        "model": (MODEL_DRAFT, toy.params(toy.near_table())),
+        "n-gram": (NgramDraft(2), ngram_params(count_ngrams(texts, 2, toy.VOCABULARY), 2)),
+        "certain": (toy.CertainDraft(), jnp.asarray(toy.certain_table())),
+    }
+    draft, draft_params = drafts[kind]
+    config = settings("both", 3, rule, sampling, length=12)
+    output = decode(config, draft, draft_params, rows=12)
+    draws = np.asarray(config.draws(17, np.arange(12)))
+    params = Params(toy.params(toy.target_table()), draft_params)
+    for row in range(12):
+        trace = reference.generate(TARGET, draft, params, np.ones(1, np.int32), draws[row], config)
+        assert trace.tokens == output.tokens[row, : output.lengths[row]].tolist()
+    if sampling.greedy:  # And so does the target alone.
+        alone = decode(dataclasses.replace(config, gamma=0), draft, draft_params, rows=1)
+        np.testing.assert_array_equal(output.tokens[:1], alone.tokens)
+
+
+@pytest.mark.usefixtures("recompiled")
+def test_a_text_that_lags_behind_the_block_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Planted: all of a block is processed as if it came after the text before the block."""
+    monkeypatch.setattr(History, "followed_by", lambda self, tokens: self)
+    config = settings("both", 4)
+    output = decode(config, MODEL_DRAFT, toy.params(toy.near_table()))
+    assert toy.p_value(outputs(output), law(PROCESSORS["both"][1], Sampling(), 6)) < THRESHOLD
+
+
+def test_log_probabilities_are_of_processed_logits() -> None:
+    config = dataclasses.replace(settings("both", 4), logprobs=True)
+    output = decode(config, MODEL_DRAFT, toy.params(toy.near_table()), rows=300)
+    expected = law(PROCESSORS["both"][1], Sampling(), config.max_length)
+    for tokens, length, own in zip(output.tokens, output.lengths, output.logprobs, strict=True):
+        assert own[:length].sum() == pytest.approx(
+            np.log(expected[tuple(tokens[:length].tolist())]), abs=1e-4
+        )
+
+
+@pytest.mark.parametrize("rule", rules.RULES)
+def test_stops_cut_the_targets_outputs(rule: str) -> None:
+    """In a batch that texts enter as others end: the law is that of outputs, each cut at a 2, 3."""
+    count, config = 6000, settings("penalty", 3, rule)
+    params = Params(toy.params(toy.target_table()), toy.params(toy.near_table()))
+    source, draws = jnp.ones((1, 1), jnp.int32), np.asarray(config.draws(23, np.arange(count)))
+    texts = (queue.Text(i, source, jnp.asarray(draws[i : i + 1])) for i in range(count))
+
+    def cut(tokens: list[int]) -> tuple[int, ...]:
+        pairs = list(zip(tokens, tokens[1:], strict=False))
+        return tuple(tokens[: pairs.index((2, 3)) + 2] if (2, 3) in pairs else tokens)
+
+    given = TARGET, MODEL_DRAFT, params, texts, config, 512
+    found = Counter(
+        cut(output.tokens[0, : output.lengths[0]].tolist())
+        for _, output in queue.generate(*given, lambda _, tokens: len(cut(tokens)) < len(tokens))
+    )
+    expected: toy.Probabilities = Counter()
+    for text, chance in law((penalised,), Sampling(), config.max_length).items():
+        expected[cut(list(text))] += chance
+    assert found.total() == count
+    assert toy.p_value(found, expected) > THRESHOLD
+
+
+@dataclasses.dataclass(frozen=True)
+class Wrong:
+    """Gives something of another shape, or NaN."""
+
+    kind: str
+
+    def __call__(self, logits: Array, text: Array, length: Array) -> Array:
+        return {"short": logits[1:], "one": logits.max(), "nan": logits * jnp.nan}[self.kind]
+
+
+@pytest.mark.parametrize(("kind", "shape"), [("short", r"\(3,\)"), ("one", r"\(\)")])
+def test_a_processor_of_another_shape_is_refused(kind: str, shape: str) -> None:
+    config = dataclasses.replace(settings("both", 2), processors=(Wrong(kind),))
+    with pytest.raises(ValueError, match=rf"Wrong\(kind='{kind}'\) makes logits of shape {shape}"):
+        decode(config, MODEL_DRAFT, toy.params(toy.near_table()), rows=2)
+
+
+@pytest.mark.parametrize("sampling", [Sampling(0.0), Sampling()], ids=str)
+def test_nan_of_a_processor_is_told(sampling: Sampling) -> None:
+    config = dataclasses.replace(settings("both", 2, "token", sampling), processors=(Wrong("nan"),))
+    assert not decode(config, MODEL_DRAFT, toy.params(toy.near_table()), rows=2).finite.any()
+
+
+@pytest.mark.parametrize("wrong", ["x", [], {}], ids=str)
+def test_what_is_no_processor_is_refused(wrong: object) -> None:
+    with pytest.raises(ValueError, match="processor must be a function"):
+        dataclasses.replace(settings("both", 2), processors=(wrong,))
+
+
+@pytest.mark.parametrize("penalty", [0, -1, float("inf"), "2", None])
+def test_a_penalty_is_a_positive_number(penalty: object) -> None:
+    with pytest.raises(ValueError, match="penalty must be a positive number"):
+        RepetitionPenalty(penalty)  # pyright: ignore[reportArgumentType]
