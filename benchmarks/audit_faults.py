@@ -83,8 +83,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     )  # fmt: skip
     for one in found.values():
         power = "–" if one["power"] is None else f"{one['power']:.2f}"
-        cells = str(one["failed"]), power, one.get("test", "–"), str(one.get("texts") or "–")
-        shown.add_row(one["fault"], *cells)
+        test, texts = (str(one.get(name) or "–") for name in ("test", "texts"))
+        shown.add_row(str(one["fault"]), str(one["failed"]), power, test, texts)
     Console().print(shown)
     print(f"Written: {output / 'faults.json'}.", flush=True)
 

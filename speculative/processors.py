@@ -73,7 +73,7 @@ class History:
             return lax.dynamic_update_slice_in_dim(row, token[None], at, axis=0)
 
         longer = jax.vmap(put)(self.tokens, tokens, self.lengths)
-        return self.replace(tokens=longer, lengths=self.lengths + 1)
+        return History(longer, self.lengths + 1, self.processors)
 
     def process(self, logits: Array) -> Array:
         """What the processors make of the logits [B, V] of the next token.

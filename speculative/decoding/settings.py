@@ -147,13 +147,15 @@ def random_draws(
     rules (`Rule.keyed_by`) have numbers for each of the `offsets` from the position where a step
     began: [B, length, offsets, numbers]. `examples` [B] are numbers of examples in a task.
     """
-    examples = jnp.asarray(examples, jnp.int32)
-    key = jax.random.key(checks.whole("seed", seed, 0, 2**32 - 1))  # Others would wrap around.
-    return _draws(key, examples, length, offsets, numbers)
+    seed = checks.whole("seed", seed, 0, 2**32 - 1)  # Others would wrap around.
+    # One dispatch: each costs as much as the numbers of a text.
+    return _draws(np.uint32(seed), np.asarray(examples, np.int32), length, offsets, numbers)
 
 
 @functools.partial(jax.jit, static_argnums=(2, 3, 4))
-def _draws(key: Array, examples: Array, length: int, offsets: int | None, numbers: int) -> Array:
+def _draws(seed: Array, examples: Array, length: int, offsets: int | None, numbers: int) -> Array:
+    key = jax.random.key(seed)
+
     def at(example: Array, position: Array) -> Array:
         folded = jax.random.fold_in(jax.random.fold_in(key, example), position)
         if offsets is None:

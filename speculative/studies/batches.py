@@ -16,7 +16,7 @@ from typing import Any, TypeVar
 import numpy as np
 
 from speculative.decoding import queue
-from speculative.measurement.timing import TURNS, CostMeter, Costs
+from speculative.measurement.timing import CostMeter
 from speculative.pair import Request, Result, padded
 from speculative.progress import OnProgress
 from speculative.ragged import power_of_two
@@ -26,7 +26,7 @@ from speculative.rows.workload import Workload
 
 T = TypeVar("T")
 
-ROUNDS = 3
+ROUNDS = 5
 TEXTS = 4  # That each row of a batch decodes at least, so that its last ones matter little.
 
 
@@ -149,19 +149,29 @@ def measure(work: Workload, sizes: Sequence[int], gamma: int, on_progress: OnPro
         [sum(count(result) for result in results) for results in found]
         for count in (lambda result: len(result.tokens), lambda result: result.target_calls)
     )
-    batches: list[Batch] = []
+    meters = []
     for i, size in enumerate(sizes):
-        on_progress(f"batch {size}, steps", i / len(sizes))
-        costs = _costs(work, size, gamma, tokens[0] // texts.count // 2)
-        steps_ms = costs.ms_target_step, costs.ms_verify[gamma] + costs.ms_proposal[gamma]
+        on_progress(f"batch {size}, compiling steps", i / len(sizes))
+        meters.append(_meter(work, size, gamma, tokens[0] // texts.count // 2))
+    seconds: list[list[tuple[float, float]]] = [[] for _ in sizes]
+    ends: list[list[tuple[float, float]]] = [[] for _ in sizes]
+    for turn in range(ROUNDS):  # All that is compared is timed in turn, for machines change speed.
+        for i, (size, meter) in enumerate(zip(sizes, meters, strict=True)):
+            on_progress(f"batch {size}, texts", turn / ROUNDS)
+            alone, fast = (texts.decode(way, size)[1] for way in (0, 1))
+            seconds[i].append((alone, fast))
+            meter.turn()
+            ends[i].append((texts.ends(0, size), texts.ends(1, size)))
+    batches = []
+    for size, meter, both, ended in zip(sizes, meters, seconds, ends, strict=True):
+        costs = meter.costs()
+        step_ms = costs.ms_target_step, costs.ms_verify[gamma] + costs.ms_proposal[gamma]
+        alone, fast = (
+            texts.text_ms(size, statistics.median(times[way] for times in ended), step_ms[way])
+            for way in (0, 1)
+        )
         taken = texts.steps(found[0], size), texts.steps(found[1], size)
-        text_ms = texts.text_ms(0, size, steps_ms[0]), texts.text_ms(1, size, steps_ms[1])
-        batches.append(Batch(size, texts.passes(size), [], steps_ms, taken, text_ms))
-    for turn in range(ROUNDS):
-        for batch in batches:
-            on_progress(f"batch {batch.batch_size}, texts", turn / ROUNDS)
-            alone, fast = (texts.decode(way, batch.batch_size)[1] for way in (0, 1))
-            batch.seconds.append((alone, fast))
+        batches.append(Batch(size, texts.passes(size), both, step_ms, taken, (alone, fast)))
     both_tokens = tokens[0], tokens[1]
     return Batches(work.config, texts.count, both_tokens, tokens[1] / calls[1], batches)
 
@@ -205,34 +215,33 @@ class _Texts:
         calls = self._by_width([result.target_calls for result in found], size)
         return sum(steps(of_width, size) for of_width in calls)
 
-    def text_ms(self, way: int, size: int, step_ms: float) -> float:
-        """What a text takes that ends after its first step, but for that step."""
-        pair, config, seconds = self._pair, self._ways[way], []
+    def ends(self, way: int, size: int) -> float:
+        """Seconds of a round of texts that end after their first step."""
+        pair, config = self._pair, self._ways[way]
         groups = self._by_width(self._rows, size)
-        count = sum(map(len, groups))
-        for _ in range(ROUNDS):
-            sources = [[pair.row(row) for row in rows] for rows in groups]
-            began = time.perf_counter()
-            for of_width in sources:
-                texts = (
-                    queue.Text(i, source, config.draws(self._seed, np.array([i])))
-                    for i, source in enumerate(of_width)
-                )
-                rows = min(size, power_of_two(len(of_width)))
-                given = pair.target, pair.draft, pair.params, texts, config, rows
-                for _ in queue.generate(*given, lambda *_: True):
-                    pass
-            seconds.append(time.perf_counter() - began)
+        sources = [[pair.row(row) for row in rows] for rows in groups]
+        began = time.perf_counter()
+        for of_width in sources:
+            texts = (
+                queue.Text(i, source, config.draws(self._seed, np.array([i])))
+                for i, source in enumerate(of_width)
+            )
+            rows = min(size, power_of_two(len(of_width)))
+            given = pair.target, pair.draft, pair.params, texts, config, rows
+            for _ in queue.generate(*given, lambda *_: True):
+                pass
+        return time.perf_counter() - began
+
+    def text_ms(self, size: int, seconds: float, step_ms: float) -> float:
+        """What each text of `ends` takes, but for its step."""
+        groups = self._by_width(self._rows, size)
         steps_ms = sum(-(-len(texts) // size) for texts in groups) * step_ms
-        return max(0.0, 1e3 * statistics.median(seconds) - steps_ms) / count
+        return max(0.0, 1e3 * seconds - steps_ms) / sum(map(len, groups))
 
 
-def _costs(work: Workload, batch_size: int, gamma: int, held: int) -> Costs:
-    """The times of steps of so many rows that hold so many tokens, in the caches of batches."""
+def _meter(work: Workload, batch_size: int, gamma: int, held: int) -> CostMeter:
+    """Times steps of so many rows that hold so many tokens, in the caches of batches."""
     config = dataclasses.replace(work.decoding(gamma), growing=False)
     (cache,) = config.cache_lengths()
     given = work.pair, work.config.sampling, [gamma], work.sources.shape[1], cache, config.rule
-    meter = CostMeter(*given, batch_size, held)
-    for _ in range(TURNS):
-        meter.turn()
-    return meter.costs()
+    return CostMeter(*given, batch_size, held)

@@ -6,7 +6,7 @@ package. Seeds are fixed; a correct program would fail any check here with proba
 """
 
 import dataclasses
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable
 
 import jax
@@ -199,7 +199,7 @@ def test_stops_cut_the_targets_outputs(rule: str) -> None:
         cut(output.tokens[0, : output.lengths[0]].tolist())
         for _, output in queue.generate(*given, lambda _, tokens: len(cut(tokens)) < len(tokens))
     )
-    expected: toy.Probabilities = Counter()
+    expected: toy.Probabilities = defaultdict(float)
     for text, chance in law((penalised,), Sampling(), config.max_length).items():
         expected[cut(list(text))] += chance
     assert found.total() == count

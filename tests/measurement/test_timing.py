@@ -34,7 +34,9 @@ def measure(draft_params: Any, sampling: Sampling, gammas: tuple[int, ...], turn
 def timed(kind: str, gamma: int, sampling: Sampling, table: np.ndarray) -> Progress:
     """What the timed loop of a toy target with that table, and a draft with the same, leaves."""
     pair = toy_pair(MODEL_DRAFT, toy.params(table), table)
-    return timing.timed_calls(pair, sampling, (max(1, gamma),), SOURCE, CACHE, EXACT)[kind, gamma]()
+    return timing.timed_calls(pair, sampling, (max(1, gamma),), SOURCE, CACHE, EXACT, 0)[
+        kind, gamma
+    ]()
 
 
 def test_every_target_step_runs_on_the_result_of_the_last() -> None:

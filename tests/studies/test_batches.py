@@ -86,11 +86,17 @@ def test_a_pair_is_measured(
     costs = Costs(1.0, 0.5, 2.0, {2: 3.0}, {2: 1.0})
     asked: list[int] = []
 
-    def given(work: object, batch_size: int, gamma: int, held: int) -> Costs:
-        asked.append(batch_size)
-        return costs
+    class Meter:
+        def __init__(self, work: object, batch_size: int, gamma: int, held: int) -> None:
+            asked.append(batch_size)
 
-    monkeypatch.setattr(batches, "_costs", given)
+        def turn(self) -> None:
+            pass
+
+        def costs(self) -> Costs:
+            return costs
+
+    monkeypatch.setattr(batches, "_meter", Meter)
     monkeypatch.setattr(batches, "ROUNDS", 1)
     target, draft = map(str, saved_pair)
     command = ["bench", "--target", target, "--draft", draft, "--task", "debian_ende"]
