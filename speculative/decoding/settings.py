@@ -149,12 +149,12 @@ def random_draws(
     """
     seed = checks.whole("seed", seed, 0, 2**32 - 1)  # Others would wrap around.
     # One dispatch: each costs as much as the numbers of a text.
-    return _draws(np.uint32(seed), np.asarray(examples, np.int32), length, offsets, numbers)
+    return _draws(np.uint32(seed), examples, length, offsets, numbers)
 
 
 @functools.partial(jax.jit, static_argnums=(2, 3, 4))
 def _draws(seed: Array, examples: Array, length: int, offsets: int | None, numbers: int) -> Array:
-    key = jax.random.key(seed)
+    key, examples = jax.random.key(seed), examples.astype(jnp.int32)
 
     def at(example: Array, position: Array) -> Array:
         folded = jax.random.fold_in(jax.random.fold_in(key, example), position)
