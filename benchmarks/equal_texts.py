@@ -1,0 +1,94 @@
+"""Whether the shipped models' texts are the same in batches as one by one.
+
+    python -m benchmarks.equal_texts
+    XLA_FLAGS=--xla_cpu_max_isa=AVX2 python -m benchmarks.equal_texts --machine=x86-64-v3
+
+Every row of Table 3 of the shipped models, T = 0 and 1, with each rule of verification; all
+prompts of its task, in batches of several sizes, in another order each. With `--machine` the kernels
+for CPU are compiled for such a machine. The record is `equal.json`.
+"""
+
+import argparse
+import json
+import pathlib
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from benchmarks.compare_peers import machine
+from speculative import progress
+from speculative.backends.cpu import kernels
+from speculative.checks import MAX_BATCH
+from speculative.commands import whole
+from speculative.decoding.rules import RULES
+from speculative.pair import Pair, Request
+from speculative.rows.config import experiment, read_row
+from speculative.rows.run import gamma_of
+from speculative.rows.weights import Loader
+from speculative.studies import sweep
+from speculative.tasks.prompts import load_prompts
+
+
+def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        description="Compare texts of batches with those of each alone.", allow_abbrev=False
+    )
+    add = parser.add_argument
+    add("--output_dir", default="results/equal_texts", metavar="DIR", help="(%(default)s)")
+    add("--rows", default="", metavar="WORD", help="those whose names have this word (all)")
+    size = whole(2, MAX_BATCH)
+    add("--batch_sizes", type=size, nargs="+", default=[8, 32], metavar="N", help="(8 32)")
+    add("--machine", metavar="NAME", help="as of the compiler's -march (this one)")
+    return parser.parse_args(arguments)
+
+
+def unequal(pair: Pair, requests: Sequence[Request], sizes: Sequence[int]) -> list[int]:
+    """How many results are others in batches of each size than one by one."""
+    alone = dict(pair.serve(requests, 1))
+    found = []
+    for size in sizes:
+        order = np.random.default_rng(size).permutation(len(requests)).tolist()
+        together = dict(pair.serve([requests[i] for i in order], size))
+        found.append(sum(together[place] != alone[i] for place, i in enumerate(order)))
+    return found
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    options = _options(arguments)
+    if options.machine:
+        given = {kernels.NATIVE: f"-march={options.machine}"}
+        kernels.FLAGS = tuple(given.get(flag, flag) for flag in kernels.FLAGS)
+    output, load = pathlib.Path(options.output_dir), Loader()
+    output.mkdir(parents=True, exist_ok=True)
+    configs = {experiment(row): read_row(row) for row in sweep.rows("3")}
+    chosen = {
+        name: config
+        for name, config in configs.items()
+        if sweep.shipped(config) and options.rows in name
+    }
+    rows: list[dict[str, Any]] = []
+    with progress.bar("rows") as on_progress:
+        for number, (name, config) in enumerate(chosen.items()):
+            on_progress(name, number / len(chosen))
+            pair, prompts = load(config), load_prompts(config.task)
+            sources = [pair.encode(prompt.source, truncate=True) for prompt in prompts]
+            for rule in RULES:
+                given = gamma_of(config, name), config.temperature
+                decoding = pair.decoding(*given, verification=rule, max_length=config.max_length)
+                asked = [Request(x, decoding, config.seed, i) for i, x in enumerate(sources)]
+                others = unequal(pair, asked, options.batch_sizes)
+                row = {"row": name, "verification": rule, "texts": len(asked), "unequal": others}
+                rows.append(row)
+                contents = machine() | {"settings": vars(options), "rows": rows}
+                (output / "equal.json").write_text(json.dumps(contents, indent=1) + "\n")
+    texts, others = (sum(np.sum(row[name]) for row in rows) for name in ("texts", "unequal"))
+    print(
+        f"Of {texts} texts in {len(rows)} ways of decoding, each in batches of "
+        f"{', '.join(map(str, options.batch_sizes))}, {others} are others than alone."
+    )
+    print(f"Written: {output / 'equal.json'}.")
+
+
+if __name__ == "__main__":
+    main()
