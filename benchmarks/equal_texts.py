@@ -4,8 +4,8 @@
     XLA_FLAGS=--xla_cpu_max_isa=AVX2 python -m benchmarks.equal_texts --machine=x86-64-v3
 
 Every row of Table 3 of the shipped models, T = 0 and 1, with each rule of verification; all
-prompts of its task, in batches of several sizes, in another order each. With `--machine` the kernels
-for CPU are compiled for such a machine. The record is `equal.json`.
+prompts of its task, in batches of several sizes, each in another order. With `--machine` the
+kernels for CPU are compiled for such a machine. The record is `equal.json`.
 """
 
 import argparse

@@ -34,16 +34,18 @@ ABSENT = {
     "…|[.][.][.]": "the rest of it, for it is cut short",
     "^pip install": "packages to install (scripts/check_wheel.py installs)",
     r"^make (test|check|clean)|pytest": "nothing, but it is for those who change the code",
-    "compare_peers": "the extra `peers`",
+    "compare_peers|audit_peers": "the extra `peers`",
     "bench_accelerator": "an accelerator",
     "speculative compile": "the TPU's compiler (make test-tpu installs it)",
-    "ablate_cpu|measure_|fuzz_formats|kill_runs": "a machine of its own, for many minutes",
+    "ablate_cpu|measure_|audit_faults|equal_texts": "a machine of its own, for many minutes",
+    "fuzz_formats|kill_runs": "a machine of its own, for many minutes",
     r"--checkpoints[= ](?!demo)|\bDIR\b": "checkpoints of your own",
     "--weights[= ]random": "the memory of an accelerator, or hours",
     r"\b(TARGET|DRAFT|FOLDER)\b": "a pair and texts of your own",
     "--module my_tasks": "a module of your own (tests/test_own_rows.py has one)",
     r"scripts/(train|distil)|work/": "texts that training leaves",
     "speculative audit": "samples of another program",
+    r"prompts\.txt": "prompts of your own",
     "table ?9": "the table that the page would add",
 }
 
@@ -62,6 +64,7 @@ SAYS = {
     "speculative plan": "fits on",
     "speculative compile": "Estimated by the TPU's compiler",
     "speculative inspect": "parameters",
+    "speculative evaluate": r"Written: \S+scores\.json",
 }
 
 # Less of everything, where not --whole: options by a pattern of the command. Each has a folder of
@@ -75,8 +78,8 @@ LESS = {
     "speculative figure": [f"--gin=RowConfig.{b}" for b in BINDINGS],
     "speculative verify": ["--limit=1", "--samples=16"],
     "speculative bench": ["--widths", "1", "2"],
-    "speculative demo": ["--limit=1"],
-    "speculative (run|table [2-9]|demo|bench)": ["--output_dir=results/{}"],
+    "speculative (demo|evaluate)": ["--limit=1"],
+    "speculative (run|table [2-9]|demo|bench|evaluate)": ["--output_dir=results/{}"],
 }
 
 TEXT = "translate English to German: This package contains a small editor.\n"

@@ -206,6 +206,7 @@ class Pair:
         Raises:
             ValueError: a value outside its range.
         """
+        checks.instance("processors", processors, list, tuple)
         rule = verification
         if not isinstance(rule, Rule):
             rule = rules.select(rule, lenience)

@@ -103,6 +103,7 @@ def of_numbers() -> Iterator[Case]:
     for option, values in {
         "--temperature": ("-0.5", "1e-9", "nan", "inf", "1e999"),
         "--top_p": ("0", "1.01", "-1", "nan"),
+        "--min_p": ("-0.1", "1.01", "nan"),
         "--top_k": ("-1",),
         "--lenience": ("0", "1.01", "nan"),
     }.items():
@@ -261,6 +262,8 @@ def of_rows() -> Iterator[Case]:
         "temperature": ("True", "'x'", "None", "-1.0", "1e-09", "1" + "0" * 400),
         "top_k": ("True", "1.5", "'x'", "None", "-1"),
         "top_p": ("True", "'x'", "None", "0.0", "1.01"),
+        "min_p": ("True", "'x'", "None", "-0.1", "1.01"),
+        "batch_size": ("True", "1.5", "'x'", "None", "0", "1025"),
         "lenience": ("True", "'x'", "None", "0.0", "1.01"),
         "simulated_alpha": ("True", "'x'", "1.5", "-0.1"),
         "task": (*texts, "None", "'wmt'"),
@@ -341,9 +344,11 @@ SETTINGS = {
     "temperature": (-1, 1e-9, math.nan, math.inf, "x", "1", None, True, [1.0], 10**400),
     "top_k": (-1, 1.5, "x", None, True),
     "top_p": (0, 1.01, -1, math.nan, "0.5", None, True),
+    "min_p": (-0.1, 1.01, math.nan, "0.5", None, True),
     "lenience": (0, 1.01, math.nan, "x", None, True),
     "verification": ("any", "", 3, None, []),
     "adaptive": ("auto", 3, {}),
+    "processors": (3, None, "x"),
     "seed": (-1, 2**32, 1.5, "x", None, True),
     "example": (-1, 2**31, 1.5, 1.0, "x", None, True),
 }

@@ -57,6 +57,7 @@ def test_the_page_on_extending_runs_as_printed(capsys):
     sections = page.read_text(encoding="utf-8").split("\n## ")[1:]
     assert [section.partition("\n")[0] for section in sections] == [
         "A draft",
+        "A logits processor",
         "A verification rule",
         "A family of models",
         "A task",

@@ -145,6 +145,8 @@ def _generate(options: argparse.Namespace) -> None:
     if several:
         first = 0
         for given in lists:
+            for number, prompt in enumerate(given, first + 1):
+                _warn_of_script(pair.vocabulary, prompt.text, number)
             asked = [many.Asked(prefix + prompt.text, told | prompt.own) for prompt in given]
             _together(pair, asked, first, options, drafted | {"stop": stop})
             first += len(given)
