@@ -11,9 +11,10 @@ from typing import Protocol
 import jax
 import jax.numpy as jnp
 from flax import struct
-from jax import Array, lax
+from jax import Array
 
 from speculative import checks
+from speculative.ragged import write_rows
 from speculative.types import Rows, Tokens
 
 NO_TOKEN = -1  # Where a text has not got to.
@@ -68,11 +69,7 @@ class History:
 
     def followed_by(self, tokens: Rows) -> "History":
         """With one more token [B] each."""
-
-        def put(row: Array, token: Array, at: Array) -> Array:
-            return lax.dynamic_update_slice_in_dim(row, token[None], at, axis=0)
-
-        longer = jax.vmap(put)(self.tokens, tokens, self.lengths)
+        longer = write_rows(self.tokens, tokens[:, None], self.lengths, axis=1)
         return History(longer, self.lengths + 1, self.processors)
 
     def process(self, logits: Array) -> Array:
@@ -96,9 +93,10 @@ class History:
 
     def process_block(self, logits: Array, guesses: Tokens) -> Array:
         """Likewise the logits [B, G + 1, V] of the tokens after none to all of guesses [B, G]."""
-        processed, history = [], self
-        for at in range(guesses.shape[1]):
-            processed.append(history.process(logits[:, at]))
-            history = history.followed_by(guesses[:, at])
-        processed.append(history.process(logits[:, -1]))
-        return jnp.stack(processed, axis=1)
+        tokens = write_rows(self.tokens, guesses, self.lengths, axis=1)
+
+        def after(count: Array, logits: Array) -> Array:
+            return History(tokens, self.lengths + count, self.processors).process(logits)
+
+        counts = jnp.arange(guesses.shape[1] + 1)
+        return jax.vmap(after, in_axes=(0, 1), out_axes=1)(counts, logits)

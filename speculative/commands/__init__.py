@@ -101,7 +101,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "--batch_size": {
         "type": whole(1, checks.MAX_BATCH),
         "metavar": "N",
-        "help": "texts that are decoded together, each as it would be alone (%(default)s)",
+        "help": "texts that are decoded together, each as it would be alone (1, in evaluate 16)",
     },
     "--topology": {
         "default": "v4-8",
