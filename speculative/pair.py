@@ -332,6 +332,10 @@ class Pair:
             shared = request.source.shape[1], request.config
             groups.setdefault(shared, {}).setdefault(id(request.source), []).append(place)
 
+        def length(same: list[int]) -> int:
+            source = np.asarray(requests[same[0]].source)
+            return int((source != self.target.pad_id).sum())
+
         def texts(places: list[int]) -> Iterator[queue.Text]:
             for place in places:
                 source, config, seed, example, _ = requests[place]
@@ -343,9 +347,10 @@ class Pair:
 
         def decoded() -> Iterator[tuple[int, Result]]:
             models = self.target, self.draft, self.params
-            # Long sources tend to have long outputs, which had better not begin last.
             for shared in sorted(groups, key=lambda shared: -shared[0]):
-                places = [place for same in groups[shared].values() for place in same]
+                # Long sources tend to have long outputs, which had better not begin last.
+                ordered = sorted(groups[shared].values(), key=length, reverse=True)
+                places = [place for same in ordered for place in same]
                 rows = min(batch_size, power_of_two(len(places)))
                 stops = any(requests[place].stop for place in places)
                 given = texts(places), shared[1], rows, ends if stops else None

@@ -204,9 +204,10 @@ class _Texts:
         return [found[i] for i in range(self.count)], time.perf_counter() - began
 
     def _by_width(self, of_texts: Sequence[T], size: int) -> list[list[T]]:
-        """What is given of each text, for a round, by the width of its source."""
+        """What is given of each text of a round, by its source's width, as `Pair.serve` has it."""
         found: dict[int, list[T]] = {}
-        for row, given in list(zip(self._rows, of_texts, strict=True)) * self.passes(size):
+        pairs = list(zip(self._rows, of_texts, strict=True)) * self.passes(size)
+        for row, given in sorted(pairs, key=lambda pair: len(pair[0]), reverse=True):
             found.setdefault(padded(len(row)), []).append(given)
         return list(found.values())
 
