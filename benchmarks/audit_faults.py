@@ -13,10 +13,8 @@ import pathlib
 from collections.abc import Sequence
 from typing import Any
 
-from rich.console import Console
-
 from benchmarks.audit_peers import FALSE_ALARM
-from benchmarks.compare_peers import machine, table
+from benchmarks.compare_peers import machine
 from speculative import loading, progress
 from speculative.checks import MAX_GAMMA
 from speculative.commands import MAX_LENGTH, whole
@@ -77,15 +75,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
                 made = decoded(pair, sources, faulty, seed)
                 found[name]["failed"] += not audit(pair, made, sampling, FALSE_ALARM).passed
             (output / "faults.json").write_text(json.dumps(contents, indent=1) + "\n")
-    shown = table(
-        f"audits of {len(sources)} texts that fail, of {options.seeds}",
-        "fault", "failed", "power stated", "test", "texts for 0.9",
-    )  # fmt: skip
+    print(f"Of {options.seeds} audits of {len(sources)} texts each:")
     for one in found.values():
-        power = "–" if one["power"] is None else f"{one['power']:.2f}"
-        test, texts = (str(one.get(name) or "–") for name in ("test", "texts"))
-        shown.add_row(str(one["fault"]), str(one["failed"]), power, test, texts)
-    Console().print(shown)
+        stated = "" if one["power"] is None else f" (power stated: {one['power']:.2f})"
+        print(f"{one['failed']:>4} failed{stated}, fault: {one['fault']}")
     print(f"Written: {output / 'faults.json'}.", flush=True)
 
 
