@@ -107,7 +107,9 @@ def distribution(params: NgramParams, context: Array) -> Array:
     h', and so does all of q after a context that was not kept.
     """
     batch = context.shape[0]
-    q = jnp.broadcast_to(params.unigram, (batch, *params.unigram.shape))
+    # Without the barrier XLA would sum a row that all have but once, in an order of its own: draws
+    # from it would then depend, by rounding, on the number of rows.
+    q = lax.optimization_barrier(jnp.broadcast_to(params.unigram, (batch, *params.unigram.shape)))
     node = jnp.zeros(batch, jnp.int32)
     for token in context.T[::-1]:
         node = _child(params, node, token)
