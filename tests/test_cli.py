@@ -77,7 +77,13 @@ def test_a_line_of_json_for_each_line_of_a_file(
         ended = "stop" if result.tokens[-1] == 1 else "length"
         more = {"prompt": TEXT, "finish_reason": ended}
         told = {"target": pair[1], "draft": pair[3], "gamma": 2, "temperature": 1.0, "top_k": 0}
-        told |= {"top_p": 1.0, "verification": "token", "lenience": 1.0, "max_length": 12}
+        told |= {
+            "top_p": 1.0,
+            "min_p": 0.0,
+            "verification": "token",
+            "lenience": 1.0,
+            "max_length": 12,
+        }
         assert line == counted | more | told | {"seed": 0}
         assert list(line) == [*counted, *more, *told, "seed"]
     # The same prompt twice has random numbers of its own each time.

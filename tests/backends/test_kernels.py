@@ -199,7 +199,7 @@ def test_callers_on_several_threads_do_not_disturb_each_other() -> None:
 @needs_compiler
 def test_a_chain_of_products() -> None:
     """Each begins the moment the last one ends: a part that comes late, or never, shows."""
-    size, times = 37 * 32, 400  # On two threads 4 chunks of 9 panels, and a last one of 1.
+    size, times = 37 * 32, 150  # On two threads 4 chunks of 9 panels, and a last one of 1.
     orthogonal = np.linalg.qr(numbers(size, size))[0]
     x, kernel = numbers(40, size), kernels.panels(jnp.asarray(orthogonal))
 

@@ -230,12 +230,12 @@ def test_the_tests_share_the_false_alarm_rate() -> None:
 
 
 def test_the_stated_power_is_a_bound_on_what_is_caught() -> None:
-    """Of audits of 80 texts, 60 with each fault.
+    """Of audits of 80 texts, 40 with each fault.
 
     A power of 0.8 and one of 0.001 are among those stated. If one were true, the share would be
     lower by more than 3.3 standard errors with a probability of 0.0005.
     """
-    count, audits = 80, 60
+    count, audits = 80, 40
     draft = toy.params(toy.far_table())
     pair = dataclasses.replace(PAIR, params=Params(PAIR.params.target, draft))
     right = samples(rules.Token(), 1, count=count)
