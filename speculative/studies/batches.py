@@ -27,6 +27,7 @@ from speculative.rows.workload import Workload
 T = TypeVar("T")
 
 ROUNDS = 5
+TURNS = 4  # Of the steps' times in a round.
 TEXTS = 4  # That each row of a batch decodes at least, so that its last ones matter little.
 
 
@@ -160,7 +161,8 @@ def measure(work: Workload, sizes: Sequence[int], gamma: int, on_progress: OnPro
             on_progress(f"batch {size}, texts", turn / ROUNDS)
             alone, fast = (texts.decode(way, size)[1] for way in (0, 1))
             seconds[i].append((alone, fast))
-            meter.turn()
+            for _ in range(TURNS):
+                meter.turn()
             ends[i].append((texts.ends(0, size), texts.ends(1, size)))
     batches = []
     for size, meter, both, ended in zip(sizes, meters, seconds, ends, strict=True):
