@@ -112,15 +112,15 @@ class CostMeter:
         pair: Pair,
         sampling: Sampling,
         gammas: Sequence[int],
-        source_length: int,
+        sources: Array | int,
         cache_length: int,
         rule: Rule = EXACT,
-        batch_size: int = 1,
         held: int = 0,
     ) -> None:
         """Compiles every kind of step; a gamma below 1 or too short a cache raises ValueError.
 
-        Steps are those of rows that hold so many tokens, for the target; a draft begins its text.
+        Steps are those of rows with these sources [B, S], or of one row with a source of so many
+        tokens, that hold `held` tokens for the target; a draft begins its text.
         """
         if min(gammas) < 1:
             raise ValueError(f"Costs are timed for gamma of at least 1, not {min(gammas)}.")
@@ -131,8 +131,9 @@ class CostMeter:
                 f"{cache_length}."
             )
         self._gammas = gammas
-        source = jnp.full((batch_size, source_length), pair.vocabulary.size - 1, jnp.int32)
-        self._kinds = timed_calls(pair, sampling, gammas, source, cache_length, rule, held)
+        if isinstance(sources, int):
+            sources = jnp.full((1, sources), pair.vocabulary.size - 1, jnp.int32)
+        self._kinds = timed_calls(pair, sampling, gammas, sources, cache_length, rule, held)
         self._seconds: dict[tuple[str, int], list[float]] = {kind: [] for kind in self._kinds}
         self._order = itertools.cycle(self._kinds)
         with ThreadPoolExecutor() as pool:  # The programs are compiled in parallel.

@@ -246,5 +246,6 @@ def _meter(work: Workload, batch_size: int, gamma: int, held: int) -> CostMeter:
     """Times steps of so many rows that hold so many tokens, in the caches of batches."""
     config = dataclasses.replace(work.decoding(gamma), growing=False)
     (cache,) = config.cache_lengths()
-    given = work.pair, work.config.sampling, [gamma], work.sources.shape[1], cache, config.rule
-    return CostMeter(*given, batch_size, held)
+    sources = work.source([i % len(work.sources) for i in range(batch_size)])
+    given = work.pair, work.config.sampling, [gamma], sources, cache, config.rule
+    return CostMeter(*given, held)
