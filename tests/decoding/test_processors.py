@@ -112,20 +112,20 @@ def settings(
     )  # fmt: skip
 
 
-@pytest.mark.parametrize("rule", rules.RULES)
 @pytest.mark.parametrize(
-    ("name", "table", "gamma", "sampling"),
+    ("name", "table", "gamma", "rule", "sampling"),
     [
-        ("penalty", toy.near_table, 4, OWN),
-        ("no pair twice", toy.near_table, 4, OWN),
-        ("both", toy.near_table, 1, Sampling(1.3, min_p=0.2)),
+        ("penalty", toy.near_table, 4, "token", OWN),
+        ("no pair twice", toy.near_table, 4, "block", OWN),
+        ("both", toy.near_table, 1, "token", Sampling(1.3, min_p=0.2)),
         # Here some draft's q has nothing left that is not forbidden.
-        ("both", toy.disjoint_table, 4, OWN),
+        ("both", toy.disjoint_table, 4, "token", OWN),
+        ("both", toy.disjoint_table, 4, "block", OWN),
     ],
-    ids=["penalty", "no pair twice", "both 1", "both 4"],
+    ids=["penalty", "no pair twice", "min-p too", "disjoint", "disjoint, block"],
 )
 def test_outputs_are_the_processed_targets(
-    name: str, table: Callable[[], np.ndarray], gamma: int, sampling: Sampling, rule: str
+    name: str, table: Callable[[], np.ndarray], gamma: int, rule: str, sampling: Sampling
 ) -> None:
     config = settings(name, gamma, rule, sampling)
     output = decode(config, MODEL_DRAFT, toy.params(table()))
@@ -140,10 +140,15 @@ def test_guesses_are_of_processed_logits_too() -> None:
     assert (output.accepted > 0).mean() > 0.9
 
 
-@pytest.mark.parametrize("sampling", [Sampling(0.0), Sampling(0.8)], ids=str)
 @pytest.mark.parametrize(
-    ("kind", "rule"),
-    [("model", "token"), ("model", "block"), ("n-gram", "block"), ("certain", "token")],
+    ("kind", "rule", "sampling"),
+    [
+        ("model", "token", Sampling(0.0)),
+        ("model", "token", Sampling(0.8)),
+        ("n-gram", "block", Sampling(0.8)),
+        ("certain", "token", Sampling(0.8)),
+    ],
+    ids=str,
 )
 def test_the_reference_loop_says_the_same(kind: str, rule: str, sampling: Sampling) -> None:
     texts = ngrams.texts(toy.VOCABULARY)
