@@ -181,13 +181,10 @@ def test_samples_of_a_text_differ_and_the_first_is_its_own(folder: pathlib.Path)
         pair.generate([TEXT], batch_size=0, **asked)
 
 
-@pytest.mark.parametrize("temperature", [0.0, 1.0])
-def test_a_stop_string_cuts_the_text_that_would_have_come(
-    folder: pathlib.Path, temperature: float
-) -> None:
+def test_a_stop_string_cuts_the_text_that_would_have_come(folder: pathlib.Path) -> None:
     """Wherever in a block or a token it ends; texts thereby keep their distribution."""
     pair = load(str(folder / "t5"), str(folder / "t5"))  # All guesses are accepted.
-    asked: dict[str, Any] = {"gamma": 3, "max_length": 20, "temperature": temperature}
+    asked: dict[str, Any] = {"gamma": 3, "max_length": 20, "temperature": 1.0}
     texts = [TEXT, "an editor", "a library for text files"]
     whole = pair.generate(texts, logprobs=True, **asked)
     ends = set()

@@ -44,12 +44,11 @@ SAMPLINGS = {
     "temperature 1": Sampling(),
     "top_k": Sampling(temperature=0.7, top_k=2),
     "top_p": Sampling(temperature=1.3, top_p=0.8),
-    "min_p": Sampling(temperature=1.3, min_p=0.2),
 }
 LENGTHS = {1: 5, 4: 8, 7: 9}
 """Tokens an output may have, by gamma: a bonus token fits, and in most cases another step."""
 
-EACH = [("temperature 1", gamma) for gamma in LENGTHS] + [("top_k", 4), ("top_p", 7), ("min_p", 4)]
+EACH = [("temperature 1", gamma) for gamma in LENGTHS] + [("top_k", 4), ("top_p", 7)]
 """Ways of sampling and gammas: what is standardised does not depend on gamma."""
 
 TARGET = toy.MarkovModel()

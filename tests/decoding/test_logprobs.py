@@ -32,8 +32,15 @@ def expected(row: int, tokens: np.ndarray, sampling: Sampling) -> np.ndarray:
     return np.log(p[np.arange(len(tokens)), tokens])
 
 
-@pytest.mark.parametrize("sampling", [Sampling(0.0), Sampling(0.7), Sampling(1.0, top_p=0.9)])
-@pytest.mark.parametrize("rule", [rules.Token(), rules.Block()], ids=["token", "block"])
+@pytest.mark.parametrize(
+    ("rule", "sampling"),
+    [
+        (rules.Token(), Sampling(0.0)),
+        (rules.Token(), Sampling(0.7)),
+        (rules.Block(), Sampling(1.0, top_p=0.9)),
+    ],
+    ids=str,
+)
 def test_they_are_the_targets(rule: rules.Rule, sampling: Sampling) -> None:
     config = Decoding(tiny.VOCABULARY, sampling, 3, 20, rule=rule, logprobs=True)
     draws = config.draws(1, np.arange(len(SOURCES)))

@@ -234,9 +234,8 @@ def test_a_processor_of_another_shape_is_refused(kind: str, shape: str) -> None:
         decode(config, MODEL_DRAFT, toy.params(toy.near_table()), rows=2)
 
 
-@pytest.mark.parametrize("sampling", [Sampling(0.0), Sampling()], ids=str)
-def test_nan_of_a_processor_is_told(sampling: Sampling) -> None:
-    config = dataclasses.replace(settings("both", 2, "token", sampling), processors=(Wrong("nan"),))
+def test_nan_of_a_processor_is_told() -> None:
+    config = dataclasses.replace(settings("both", 2), processors=(Wrong("nan"),))
     assert not decode(config, MODEL_DRAFT, toy.params(toy.near_table()), rows=2).finite.any()
 
 

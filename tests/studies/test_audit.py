@@ -242,7 +242,7 @@ def test_the_stated_power_is_a_bound_on_what_is_caught() -> None:
     audited = audit(pair, right, OWN, 0.001)
     assert audited.passed
     stated = {
-        one.fault: one for one in power.powers(pair, right, OWN, audited, 16, gamma=4, texts=960)
+        one.fault: one for one in power.powers(pair, right, OWN, audited, 16, gamma=4, texts=640)
     }
     wrong = power.faults(OWN)
     assert list(stated) == list(wrong)
