@@ -46,7 +46,7 @@ class Results:
         try:
             self._found = dict(disk.entries(self._path, self._checked, "result"))
         except ValueError as error:
-            raise ValueError(f"{error} Give another --output, or delete that file.") from error
+            raise ValueError(f"{error} Write elsewhere, or delete that file.") from error
 
     def _checked(self, line: dict[str, Any]) -> tuple[Place, dict[str, Any]]:
         place = line["number"], line["sample"]
