@@ -129,7 +129,7 @@ def test_results_of_other_settings_are_left_alone(
     assert cli.main([*command, *change, "--samples", "2", "--output", str(file)]) == 2
     err = capsys.readouterr().err
     assert said.replace("FILE", str(file)) in err
-    assert "Give another --output, or delete that file." in err
+    assert "Write elsewhere, or delete that file." in err
     assert file.read_text() == samples.read_text()
 
 
