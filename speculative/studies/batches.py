@@ -28,7 +28,7 @@ T = TypeVar("T")
 
 ROUNDS = 5
 TURNS = 4  # Of the steps' times in a round.
-TEXTS = 4  # That each row of a batch decodes at least, so that its last ones matter little.
+TEXTS = 8  # That each row of a batch decodes at least, so that its last ones matter little.
 
 
 @dataclasses.dataclass(frozen=True)

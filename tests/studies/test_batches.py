@@ -108,9 +108,9 @@ def test_a_pair_is_measured(
     assert [one["batch_size"] for one in found["batches"]] == [1, 4]
     assert found["texts"] == 5 and found["tokens"][0] == found["tokens"][1]
     one, four = found["batches"]
-    assert one["steps"][0] == found["tokens"][0]  # A call a token.
-    assert (one["passes"], four["passes"]) == (1, 4)  # 16 texts, 4 for each row.
-    assert four["steps"][0] < 4 * one["steps"][0]
+    assert one["steps"][0] == 2 * found["tokens"][0]  # A call a token.
+    assert (one["passes"], four["passes"]) == (2, 7)  # 8 texts for each row.
+    assert four["steps"][0] < 3 * one["steps"][0]
     assert min(one["text_ms"] + four["text_ms"]) >= 0
     assert "Speculation stops paying" in capsys.readouterr().out
 

@@ -511,19 +511,25 @@ struct Attention {
       for (int64_t l = 0; l < length; ++l) {
         const int64_t position = b * length + l;
         const float* shift = bias + b * bias_batch + n * bias_heads + l * bias_queries;
+        // With the first query the next head's keys and values are prefetched.
+        const int64_t further = l == 0 ? seen * size : 0;
         Query(query + position * stride + n * size, keys + at * seen * size,
-              values + at * seen * size, shift, weights.data(), y + (position * heads + n) * size);
+              values + at * seen * size, further, shift, weights.data(),
+              y + (position * heads + n) * size);
       }
     }
   }
 
-  void Query(const float* q, const float* k, const float* v, const float* shift, float* weights,
-             float* out) const {
+  void Query(const float* q, const float* k, const float* v, int64_t further, const float* shift,
+             float* weights, float* out) const {
     int64_t count = seen;  // What lies behind the mask is not even read.
     while (count > 0 && shift[count - 1] < kMasked) --count;
     if (count == 0) count = seen;
     const int64_t width = (count + kLanes - 1) / kLanes * kLanes;
-    for (int64_t t = 0; t < count; ++t) weights[t] = scale * Dot(q, k + t * size) + shift[t];
+    for (int64_t t = 0; t < count; ++t) {
+      Prefetch(k + t * size + further);
+      weights[t] = scale * Dot(q, k + t * size) + shift[t];
+    }
     std::fill(weights + count, weights + width, -std::numeric_limits<float>::infinity());
     const float peak = Peak(weights, width);
     Vector sums = {};
@@ -535,14 +541,18 @@ struct Attention {
     const float factor = std::isnan(peak) ? peak : 1.0f / Sum(sums);
     int64_t h = 0;
     for (; h + kMixed * kLanes <= size; h += kMixed * kLanes) {
-      Mix<kMixed>(weights, v + h, count, factor, out + h);
+      Mix<kMixed>(weights, v + h, count, further, factor, out + h);
     }
-    for (; h + kLanes <= size; h += kLanes) Mix<1>(weights, v + h, count, factor, out + h);
+    for (; h + kLanes <= size; h += kLanes) Mix<1>(weights, v + h, count, further, factor, out + h);
     for (; h < size; ++h) {
       float sum = 0.0f;
       for (int64_t t = 0; t < count; ++t) sum += weights[t] * v[t * size + h];
       out[h] = sum * factor;
     }
+  }
+
+  void Prefetch(const float* row) const {
+    for (int64_t h = 0; h < size; h += 16) __builtin_prefetch(row + h);
   }
 
   // The largest of them, or no number where one is none.
@@ -572,10 +582,14 @@ struct Attention {
   }
 
   template <int kVectors>
-  void Mix(const float* weights, const float* v, int64_t count, float factor, float* out) const {
+  void Mix(const float* weights, const float* v, int64_t count, int64_t further, float factor,
+           float* out) const {
     Vector sums[kVectors] = {};
     for (int64_t t = 0; t < count; ++t) {
       const Vector w = All(weights[t]);
+      for (int j = 0; j < kVectors * kLanes; j += 16) {
+        __builtin_prefetch(v + t * size + further + j);
+      }
       for (int j = 0; j < kVectors; ++j) sums[j] += w * Load(v + t * size + j * kLanes);
     }
     for (int j = 0; j < kVectors; ++j) Store(out + j * kLanes, sums[j] * factor);
