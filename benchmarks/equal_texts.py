@@ -67,6 +67,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
         for name, config in configs.items()
         if sweep.shipped(config) and options.rows in name
     }
+    if not chosen:
+        raise SystemExit(f"No row has {options.rows!r} in its name (--rows).")
     rows: list[dict[str, Any]] = []
     with progress.bar("rows") as on_progress:
         for number, (name, config) in enumerate(chosen.items()):

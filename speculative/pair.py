@@ -54,7 +54,8 @@ class Result:
         tested_by_position: guesses tested at positions 1 to gamma of a step: the accepted ones and
             the first that was rejected.
         accepted_by_position: guesses accepted there, before the text's end.
-        finish_reason: "stop" if the end of sequence ended it, "length" if `max_length` did.
+        finish_reason: "stop" if the end of sequence or a stop string ended it, "length" if
+            `max_length` did.
         logprobs: of the tokens, as `sampling.log_probabilities`; None if they were not asked for.
     """
 

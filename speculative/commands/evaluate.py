@@ -3,23 +3,26 @@
 import argparse
 import json
 import pathlib
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from speculative import disk
 from speculative.commands import Command, add_options, many, rows
+
+if TYPE_CHECKING:
+    from speculative.rows.config import RowConfig
 
 SETTINGS = ("temperature", "top_k", "top_p", "min_p", "verification", "lenience", "max_length")
 
 
 def _add_evaluate(parser: argparse.ArgumentParser) -> None:
     rows.add_row(parser)
-    add_options(parser, "--batch_size", "--output_dir", output_dir="results/evaluate")
+    add_options(parser, "--batch_size")
+    parser.add_argument("--output_dir", metavar="DIR", help="(results/evaluate and the row's name)")
 
 
 def _evaluate(options: argparse.Namespace) -> None:
     from speculative import progress
-    from speculative.measurement import quality
-    from speculative.rows import environment, memory, weights
+    from speculative.rows import memory, weights
     from speculative.rows.run import gamma_of
     from speculative.tasks.prompts import load_prompts
 
@@ -29,42 +32,60 @@ def _evaluate(options: argparse.Namespace) -> None:
         raise ValueError(
             f"Task {config.task} has no metric to score outputs with; name one (--metric)."
         )
-    if config.simulated_alpha is not None:
-        raise ValueError("A simulated alpha leaves nothing to score; give real models.")
+    if config.simulated_alpha is not None or config.checkpoints == weights.RANDOM:
+        raise ValueError(
+            "A simulated alpha or random weights leave nothing to score; give real models."
+        )
     prompts = load_prompts(config.texts, config.num_examples)
     if lacking := [i for i, prompt in enumerate(prompts, 1) if not prompt.reference]:
         raise ValueError(
             f"Text {lacking[0]} of {config.texts.data or config.task} has no reference, so that it "
             f"cannot be scored by {metric}; give a reference for each text."
         )
-    folder = pathlib.Path(options.output_dir)
-    texts, scores = folder / "texts.jsonl", disk.writable(folder / "scores.json")
+    folder = pathlib.Path(options.output_dir or f"results/evaluate/{name}")
+    texts, scores = folder / "texts.jsonl", folder / "scores.json"
     found = weights.resolve(config)
     memory.require(config, found.configs)
     memory.require_batch(config, found.configs, config.batch_size)
-    with progress.waiting(f"Loading {config.target} ..."):
-        pair = found.load()
     settings: dict[str, Any] = {"gamma": gamma, "seed": config.seed, "truncate": True}
     settings |= {field: getattr(config, field) for field in SETTINGS}
-    told = {"target": pair.names[0], "draft": pair.names[1]}
+    told = {"target": found.names[0], "draft": found.names[1], "dtype": found.target.config.dtype}
     asked = [many.Asked(prompt.source, told | settings) for prompt in prompts]
     places = [(i, 0) for i in range(len(asked))]
     with disk.owned(folder):
-        results = many.into_file(pair, texts, asked, places, config.batch_size, **settings)
+        kept = many.Results(texts, asked)
+        with progress.waiting(f"Loading {config.target} ..."):
+            pair = found.load()
+        many.into_file(pair, kept, asked, places, config.batch_size, **settings)
+        _score(config, kept, [prompt.reference for prompt in prompts], told, scores)
+    print(f"Written: {texts} and {scores}.")
+
+
+def _score(
+    config: "RowConfig",
+    results: many.Results,
+    references: list[str],
+    told: dict[str, str],
+    file: pathlib.Path,
+) -> None:
+    """Scores results, and says and writes the score."""
+    from speculative.measurement import quality
+    from speculative.rows import environment
+
+    metric = config.texts.metric
+    assert metric is not None
     lines = list(results.lines())
-    references = [prompt.reference for prompt in prompts]
     score, low, high = quality.score(metric, references, [line["text"] for line in lines])
     tokens = sum(len(line["tokens"]) for line in lines)
     calls = sum(line["target_calls"] for line in lines)
     fields = {"task": config.task, "metric": metric, "score": score, "low": low, "high": high}
     fields |= {"texts": len(lines), "tokens": tokens, "target_calls": calls}
     fields |= {"batch_size": config.batch_size} | told | {"gin": config.gin()}
-    disk.write(scores, json.dumps(fields | environment.here(), indent=1) + "\n")
+    disk.write(file, json.dumps(fields | environment.here(), indent=1) + "\n")
     print(
         f"{config.task}: {metric} {score:.2f} ({low:.2f} to {high:.2f}) of {len(lines)} texts, "
         f"{tokens:,} tokens, {tokens / calls:.2f} a target call."
     )
-    print(f"Written: {texts} and {scores}.")
 
 
 COMMANDS = {

@@ -120,10 +120,10 @@ def _generate(options: argparse.Namespace) -> None:
             raise ValueError("--output is for a --file or another program's lines, not for typing.")
         disk.writable(options.output)
         lists = iter([list(itertools.chain.from_iterable(lists))])
-    if not typed:
-        lists = _begun(lists)  # Wrong input ends before anything is loaded.
+    begun = [] if typed else next(lists)  # Wrong input ends before anything is loaded.
+    lists = lists if typed else itertools.chain([begun], lists)
     with progress.waiting(f"Loading {options.target} ..."):
-        pair = _load(options)
+        pair = _load(options, begun)
     names = (*DEFAULTS, "seed", "max_length", "truncate", "logprobs")
     settings = {name: getattr(options, name) for name in names}
     most = max(step_costs.GAMMAS) if options.gamma == AUTO else options.gamma
@@ -141,7 +141,7 @@ def _generate(options: argparse.Namespace) -> None:
         drafted["adaptive"] = step_costs.adaptive(pair, sampling, _say_measuring)
     told = {"target": pair.names[0], "draft": pair.names[1], "gamma": options.gamma}
     told |= {name: settings[name] for name in (*DEFAULTS, "max_length", "seed")}
-    told |= {"stop": list(stop)} if stop else {}
+    told |= {"dtype": pair.target.config.dtype, "stop": list(stop)}
     if several:
         first = 0
         for given in lists:
@@ -179,20 +179,24 @@ def _generate(options: argparse.Namespace) -> None:
         print(total, file=sys.stderr)
 
 
-def _load(options: argparse.Namespace) -> "Pair":
-    """The pair, if there is memory for batches as large as they are asked for."""
+def _load(options: argparse.Namespace, begun: Sequence[prompts.Prompt]) -> "Pair":
+    """The pair, if there is memory for batches of such prompts as these first ones."""
     from speculative.loading import resolve
+    from speculative.ragged import power_of_two
     from speculative.rows import memory
     from speculative.rows.config import RowConfig
 
     found = resolve(options.target, options.draft, options.dtype, options.vocabulary)
     if options.batch_size > 1:
         gamma = None if options.gamma == AUTO else options.gamma
-        names, length = dict(zip(("target", "draft"), found.names, strict=True)), options.max_length
-        row = RowConfig(
-            task=rows.OWN, prefix="", temperature=0.0, gamma=gamma, max_length=length, **names
-        )
-        memory.require_batch(row, found.configs, options.batch_size)
+        length = max([options.max_length, *(one.own.get("max_length", 0) for one in begun)])
+        target, draft = found.names
+        given = {"gamma": gamma, "max_length": length, "temperature": 0.0}
+        row = RowConfig(task=rows.OWN, prefix="", target=target, draft=draft, **given)
+        size = options.batch_size
+        if options.file or options.output:  # There are no others.
+            size = min(size, power_of_two(len(begun) * options.samples))
+        memory.require_batch(row, found.configs, size)
     return found.load()
 
 
@@ -264,8 +268,9 @@ def _together(
     """Decodes prompts in batches, `first` others having come before; shows their texts in order."""
     places = [(i, sample) for i in range(len(given)) for sample in range(options.samples)]
     if options.output is not None:
-        asked = options.output, given, places, options.batch_size
-        print(f"Written: {options.output}, {len(many.into_file(pair, *asked, **settings))} texts.")
+        results = many.Results(options.output, given, ["logprobs"] if options.logprobs else [])
+        many.into_file(pair, results, given, places, options.batch_size, **settings)
+        print(f"Written: {options.output}, {len(results)} texts.")
         return
     decoded = many.decode(pair, given, places, options.batch_size, first, **settings)
     for (number, sample), result in many.in_order(places, decoded):

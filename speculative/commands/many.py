@@ -35,16 +35,18 @@ def line(asked: Asked, result: "Result") -> dict[str, Any]:
 class Results:
     """A file of results, a JSON object a line; an interrupted run's file is gone on with."""
 
-    def __init__(self, path: str, prompts: Sequence[Asked]) -> None:
-        """Reads the file, if there is one.
+    def __init__(
+        self, path: str | pathlib.Path, prompts: Sequence[Asked], fields: Sequence[str] = ()
+    ) -> None:
+        """Reads the file, if there is one, whose results must have these `fields`.
 
         Raises:
             ValueError: a line is no result for these prompts and settings; its number is named.
             OSError: the file cannot be written.
         """
-        self._path, self._prompts = disk.writable(path), prompts
+        self.path, self._prompts, self._fields = disk.writable(path), prompts, fields
         try:
-            self._found = dict(disk.entries(self._path, self._checked, "result"))
+            self._found = dict(disk.entries(self.path, self._checked, "result"))
         except ValueError as error:
             raise ValueError(f"{error} Write elsewhere, or delete that file.") from error
 
@@ -53,6 +55,9 @@ class Results:
         if not 0 <= place[0] < len(self._prompts):
             raise ValueError(f"there is no prompt {place[0] + 1}.")
         text, told = self._prompts[place[0]]
+        for name in (*told, *self._fields):
+            if name not in line:
+                raise ValueError(f"it does not say its {name}.")
         for name, value in told.items():
             if line[name] != value:
                 raise ValueError(f"its {name} is {line[name]!r}, not {value!r}.")
@@ -72,12 +77,12 @@ class Results:
 
     def add(self, place: Place, line: dict[str, Any]) -> None:
         """Writes a result, which is on disk when this returns."""
-        disk.append(self._path, line)
+        disk.append(self.path, line)
         self._found[place] = line
 
     def finish(self) -> None:
         """Puts the file's lines in order."""
-        disk.write(self._path, "".join(f"{disk.json_line(line)}\n" for line in self.lines()))
+        disk.write(self.path, "".join(f"{disk.json_line(line)}\n" for line in self.lines()))
 
 
 def decode(
@@ -103,19 +108,19 @@ def decode(
 
 def into_file(
     pair: "Pair",
-    file: str | pathlib.Path,
+    found: Results,
     prompts: Sequence[Asked],
     places: Sequence[Place],
     batch_size: int,
     **settings: Any,
-) -> Results:
-    """Decodes what a file of results still lacks; a KeyboardInterrupt says what it has."""
+) -> None:
+    """Decodes what results still lack; a KeyboardInterrupt says what there is."""
     from speculative import progress
 
-    found, total = Results(str(file), prompts), len(places)
+    total, file = len(places), str(found.path)
     lacking = [place for place in places if place not in found]
     began, tokens = time.perf_counter(), 0
-    with progress.bar(str(file)) as on_progress:
+    with progress.bar(file) as on_progress:
         try:
             for place, result in decode(pair, prompts, lacking, batch_size, **settings):
                 told = line(prompts[place[0]], result)
@@ -128,7 +133,6 @@ def into_file(
                 f"; {len(found)} of {total} texts are in {file}, the same command goes on"
             ) from None
     found.finish()
-    return found
 
 
 def in_order(

@@ -170,8 +170,10 @@ def step(
     lengths = progress.lengths + count
     live = ~progress.finished
     finished = progress.finished | (end <= accepted) | (lengths >= config.max_length)
-    finite = jnp.isfinite(greatest(logits, config.sampling)).all(axis=1)
-    finite = progress.finite & (finite | progress.finished)
+    # Of a text that is not to be, as after a rejected guess, a processor may forbid every token.
+    said = jnp.arange(gamma + 1) < count[:, None]
+    finite = (jnp.isfinite(greatest(logits, config.sampling)) | ~said).all(axis=1)
+    finite = progress.finite & finite
     tested = jnp.minimum(jnp.minimum(accepted + 1, limits), count)
     emitted_guesses = jnp.minimum(accepted, count)
     positions = jnp.arange(config.gamma)[:, None]

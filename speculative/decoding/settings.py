@@ -2,7 +2,6 @@
 
 import dataclasses
 import functools
-from collections.abc import Hashable
 
 import jax
 import jax.numpy as jnp
@@ -63,10 +62,14 @@ class Decoding:
         checks.instance("growing", self.growing, bool)
         checks.instance("processors", self.processors, tuple)
         for processor in self.processors:
-            if not callable(processor) or not isinstance(processor, Hashable):
+            try:
+                fits = callable(processor) and isinstance(hash(processor), int)
+            except TypeError:
+                fits = False
+            if not fits:
                 raise ValueError(
-                    f"A processor must be a function, or a frozen dataclass with __call__, not "
-                    f"{processor!r}."
+                    "A processor must be a function, or a frozen dataclass with __call__ whose "
+                    f"fields can be hashed (a tuple, not a list), not {processor!r}."
                 )
         if self.adaptive and self.gamma != max(self.adaptive.gammas):
             raise ValueError(

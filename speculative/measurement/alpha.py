@@ -15,7 +15,7 @@ from speculative.decoding.loop import Models
 from speculative.decoding.rules import EXACT
 from speculative.drafts.base import layers_read
 from speculative.measurement import teacher_forced
-from speculative.pair import BATCH, Pair
+from speculative.pair import Pair
 from speculative.ragged import power_of_two
 from speculative.sampling import Sampling
 from speculative.types import Inputs, Tokens
@@ -28,6 +28,7 @@ def alpha_on_target_text(
     sampling: Sampling,
     max_length: int,
     rule: Rule = EXACT,
+    batch_size: int = 1,
 ) -> list[NDArray[np.float32]]:
     """Beta [length], the acceptance by `Rule.acceptance`, at every token of the target's outputs.
 
@@ -35,7 +36,8 @@ def alpha_on_target_text(
     lower than that of the share of guesses that decoding accepts.
 
     The source of each example is [1, S], from `Pair.encode`. Outputs, with their end of sequence,
-    are padded to `max_length` tokens, so that one program is compiled. Raises ValueError if the
+    are padded to `max_length` tokens, so that one program is compiled, and up to `batch_size` are
+    scored together. Raises ValueError if the
     probabilities of target or draft are not finite.
     """
     models, vocab_size = Models(pair.target, pair.draft), pair.vocabulary.size
@@ -44,7 +46,7 @@ def alpha_on_target_text(
         by_width.setdefault(source.shape[1], []).append(place)
     betas = [np.zeros(0, np.float32)] * len(sources)
     for places in by_width.values():
-        size = min(BATCH, power_of_two(len(places)))
+        size = min(batch_size, power_of_two(len(places)))
         for chosen in (places[at : at + size] for at in range(0, len(places), size)):
             # The last batch is filled up with one of its texts, so that it needs no other program.
             filled = chosen + chosen[:1] * (size - len(chosen))

@@ -16,7 +16,7 @@ from typing import Any, TypeVar
 import numpy as np
 
 from speculative.decoding import queue
-from speculative.measurement.timing import CostMeter
+from speculative.measurement.timing import ITERATIONS, CostMeter
 from speculative.pair import Request, Result, padded
 from speculative.progress import OnProgress
 from speculative.ragged import power_of_two
@@ -245,7 +245,7 @@ class _Texts:
 def _meter(work: Workload, batch_size: int, gamma: int, held: int) -> CostMeter:
     """Times steps of so many rows that hold so many tokens, in the caches of batches."""
     config = dataclasses.replace(work.decoding(gamma), growing=False)
-    (cache,) = config.cache_lengths()
+    cache = max(*config.cache_lengths(), ITERATIONS + config.room)
     sources = work.source([i % len(work.sources) for i in range(batch_size)])
     given = work.pair, work.config.sampling, [gamma], sources, cache, config.rule
     return CostMeter(*given, held)

@@ -9,6 +9,7 @@ from speculative import checkpoints, disk, gin_files, paper, progress
 from speculative.decoding import rules
 from speculative.measurement.independence import Independence, independence
 from speculative.models import Config
+from speculative.pair import BATCH
 from speculative.progress import OnProgress
 from speculative.rows import environment, memory, records, weights
 from speculative.rows.config import RowConfig, addresses, changed, read_row
@@ -115,8 +116,8 @@ def tuning(config: RowConfig) -> tuple[Tuning, Independence]:
     if config.simulated_alpha is not None:
         raise ValueError("A simulated alpha is nothing to tune by; give real models.")
     with progress.bar(config.task) as on_progress:
-        work, _ = _work(config, on_progress)
-        found = tune(work, TUNED, on_progress)
+        work, models = _work(config, on_progress)
+        found = tune(work, TUNED, on_progress, memory.batch(config, models, BATCH))
         steps = []
         for number in range(len(work.sources)):
             on_progress("stepping", number / len(work.sources))

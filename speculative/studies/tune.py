@@ -107,8 +107,10 @@ def operations_ratio(pair: Pair) -> float:
     return draft / target
 
 
-def tune(work: Workload, gammas: Sequence[int], on_progress: OnProgress) -> Tuning:
-    """Measures alpha on all of a workload's sources, and the costs of each gamma."""
+def tune(
+    work: Workload, gammas: Sequence[int], on_progress: OnProgress, batch_size: int = 1
+) -> Tuning:
+    """Measures alpha on all of a workload's sources, in batches, and the costs of each gamma."""
     config, texts, count = work.config, [], len(work.sources)
     for number in range(count):
         on_progress("decoding", number / count)
@@ -116,11 +118,13 @@ def tune(work: Workload, gammas: Sequence[int], on_progress: OnProgress) -> Tuni
     on_progress("scoring", 0)
     scored = config.sampling, config.max_length
     sources = [work.source(number) for number in range(count)]
-    betas, blocks = alpha_on_target_text(work.pair, sources, texts, *scored, config.rule), []
-    for number, text in enumerate(() if config.rule.by_guess else texts):
-        on_progress("scoring", number / count)
-        given = work.pair, sources[number], text, *scored, gammas, (config.rule,)
-        blocks.append(tokens_on_target_text(*given, config.seed + number)[..., 0])
+    given = work.pair, sources, texts, *scored, config.rule, batch_size
+    betas, blocks = alpha_on_target_text(*given), []
+    if not config.rule.by_guess:
+        for number, text in enumerate(texts):
+            on_progress("scoring", number / count)
+            of_text = work.pair, sources[number], text, *scored, gammas, (config.rule,)
+            blocks.append(tokens_on_target_text(*of_text, config.seed + number)[..., 0])
     lengths = [len(text) for text in texts]
     on_progress("compiling", 0)
     meter = work.meter(gammas, lengths)

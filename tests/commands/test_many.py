@@ -114,6 +114,8 @@ def test_what_is_done_outlives_an_interruption(
         (["--temperature", "0.5"], "Line 1 of FILE is no result: its temperature is 1.0, not 0.5."),
         (["--gamma", "3"], "its gamma is 2, not 3."),
         (["--prefix", "say: "], "its prompt is not prompt 1."),
+        (["--stop", "x"], "its stop is [], not ['x']."),
+        (["--logprobs"], "it does not say its logprobs."),
     ],
 )
 def test_results_of_other_settings_are_left_alone(

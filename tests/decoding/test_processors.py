@@ -239,7 +239,33 @@ def test_nan_of_a_processor_is_told() -> None:
     assert not decode(config, MODEL_DRAFT, toy.params(toy.near_table()), rows=2).finite.any()
 
 
-@pytest.mark.parametrize("wrong", ["x", [], {}], ids=str)
+@dataclasses.dataclass(frozen=True)
+class OnlyThrees:
+    """Forbids all but the 0 and the 3, and every token of a text that has another."""
+
+    def __call__(self, logits: Array, text: Array, length: Array) -> Array:
+        lost = ((text == 1) | (text == 2)).any()
+        allowed = jnp.isin(jnp.arange(len(logits)), jnp.array([0, 3]))
+        return jnp.where(allowed & ~lost, logits, -jnp.inf)
+
+
+@pytest.mark.parametrize("gamma", [0, 4])
+def test_texts_that_are_not_to_be_may_be_forbidden_altogether(gamma: int) -> None:
+    """Of a draft that guesses without processors; what comes after its guesses is not emitted."""
+    config = dataclasses.replace(settings("both", gamma), processors=(OnlyThrees(),))
+    output = decode(config, toy.CertainDraft(), jnp.asarray(toy.certain_table()), rows=200)
+    assert output.finite.all() and (output.lengths == config.max_length).all()
+    assert set(output.tokens.ravel().tolist()) == {0, 3}
+
+
+@dataclasses.dataclass(frozen=True)
+class WithList(OnlyThrees):
+    """Cannot be hashed."""
+
+    tokens: list[int] = dataclasses.field(default_factory=list)
+
+
+@pytest.mark.parametrize("wrong", ["x", [], {}, WithList()], ids=str)
 def test_what_is_no_processor_is_refused(wrong: object) -> None:
     with pytest.raises(ValueError, match="processor must be a function"):
         dataclasses.replace(settings("both", 2), processors=(wrong,))

@@ -15,7 +15,6 @@ from speculative.drafts import (
     count_ngrams,
     ngram_params,
 )
-from speculative.measurement import alpha
 from speculative.measurement.alpha import alpha_on_target_text
 from speculative.sampling import Sampling
 from tests import ngrams, tiny, toy
@@ -102,13 +101,12 @@ def test_beta_of_a_transformer_is_the_reference_loops() -> None:
     assert 0.1 < beta.mean() < 0.95
 
 
-def test_texts_of_any_width_are_scored_as_each_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(alpha, "BATCH", 4)
+def test_texts_of_any_width_are_scored_as_each_alone() -> None:
     pair = toy_pair(MODEL_DRAFT, toy.params(toy.near_table()))
     rng = np.random.default_rng(7)
     texts = [rng.integers(2, 4, 1 + i).tolist() for i in range(7)]
     sources = [jnp.ones((1, 2 + (i == 3)), jnp.int32) for i in range(7)]
-    together = alpha_on_target_text(pair, sources, texts, Sampling(), 8)
+    together = alpha_on_target_text(pair, sources, texts, Sampling(), 8, batch_size=4)
     for source, text, beta in zip(sources, texts, together, strict=True):
         (alone,) = alpha_on_target_text(pair, [source], [text], Sampling(), 8)
         assert len(beta) == len(text)
