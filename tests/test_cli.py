@@ -84,8 +84,9 @@ def test_a_line_of_json_for_each_line_of_a_file(
             "lenience": 1.0,
             "max_length": 12,
         }
-        assert line == counted | more | told | {"seed": 0}
-        assert list(line) == [*counted, *more, *told, "seed"]
+        told |= {"seed": 0, "dtype": "float32", "stop": []}
+        assert line == counted | more | told
+        assert list(line) == [*counted, *more, *told]
     # The same prompt twice has random numbers of its own each time.
     assert len(lines) == 2
     assert lines[0]["tokens"] != lines[1]["tokens"]
