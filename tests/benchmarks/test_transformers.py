@@ -53,14 +53,14 @@ def test_it_loads_what_we_write(
     tmp_path: pathlib.Path, version: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Nothing missing, nothing unexpected, and the same logits; in one file and in shards."""
-    golden["make"](version).save_pretrained(tmp_path / "theirs")
-    expected = golden["expected"](golden["make"](version))
+    theirs = golden["make"](version)
+    theirs.save_pretrained(tmp_path / "theirs")
+    # As it loads its own: transformers 5 scales the logits of an umT5 as if they were tied.
+    expected = golden["expected"](type(theirs).from_pretrained(tmp_path / "theirs").eval())
     for size in (2**30, 20_000):
         monkeypatch.setattr(checkpoints.FORMATS["huggingface"], "SHARD_BYTES", size)
         checkpoints.convert(tmp_path / "theirs", tmp_path / str(size), "huggingface")
-        model, said = transformers.T5ForConditionalGeneration.from_pretrained(
-            tmp_path / str(size), output_loading_info=True
-        )
+        model, said = type(theirs).from_pretrained(tmp_path / str(size), output_loading_info=True)
         assert not any(said[key] for key in ("missing_keys", "unexpected_keys", "mismatched_keys"))
         found = golden["expected"](model.eval())
         np.testing.assert_allclose(found["logits"], expected["logits"], atol=1e-5)
