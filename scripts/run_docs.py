@@ -64,7 +64,7 @@ SAYS = {
     "speculative plan": "fits on",
     "speculative compile": "Estimated by the TPU's compiler",
     "speculative inspect": "parameters",
-    "speculative evaluate": r"Written: \S+scores\.json",
+    "speculative evaluate": r"Written: \S+texts\.jsonl and \S+scores\.json",
 }
 
 # Less of everything, where not --whole: options by a pattern of the command. Each has a folder of
