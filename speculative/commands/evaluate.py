@@ -6,12 +6,12 @@ import pathlib
 from typing import TYPE_CHECKING, Any
 
 from speculative import disk
-from speculative.commands import Command, add_options, many, rows
+from speculative.commands import SAMPLING, Command, add_options, many, rows
 
 if TYPE_CHECKING:
     from speculative.rows.config import RowConfig
 
-SETTINGS = ("temperature", "top_k", "top_p", "min_p", "verification", "lenience", "max_length")
+SETTINGS = (*SAMPLING, "verification", "lenience", "max_length")
 
 
 def _add_evaluate(parser: argparse.ArgumentParser) -> None:
@@ -56,7 +56,7 @@ def _evaluate(options: argparse.Namespace) -> None:
         kept = many.Results(texts, asked)
         with progress.waiting(f"Loading {config.target} ..."):
             pair = found.load()
-        many.into_file(pair, kept, asked, places, config.batch_size, **settings)
+        many.into_file(pair, kept, places, config.batch_size, **settings)
         _score(config, kept, [prompt.reference for prompt in prompts], told, scores)
     print(f"Written: {texts} and {scores}.")
 

@@ -269,7 +269,7 @@ def _together(
     places = [(i, sample) for i in range(len(given)) for sample in range(options.samples)]
     if options.output is not None:
         results = many.Results(options.output, given, ["logprobs"] if options.logprobs else [])
-        many.into_file(pair, results, given, places, options.batch_size, **settings)
+        many.into_file(pair, results, places, options.batch_size, **settings)
         print(f"Written: {options.output}, {len(results)} texts.")
         return
     decoded = many.decode(pair, given, places, options.batch_size, first, **settings)

@@ -44,7 +44,7 @@ class Results:
             ValueError: a line is no result for these prompts and settings; its number is named.
             OSError: the file cannot be written.
         """
-        self.path, self._prompts, self._fields = disk.writable(path), prompts, fields
+        self.path, self.prompts, self._fields = disk.writable(path), prompts, fields
         try:
             self._found = dict(disk.entries(self.path, self._checked, "result"))
         except ValueError as error:
@@ -52,9 +52,9 @@ class Results:
 
     def _checked(self, line: dict[str, Any]) -> tuple[Place, dict[str, Any]]:
         place = line["number"], line["sample"]
-        if not 0 <= place[0] < len(self._prompts):
+        if not 0 <= place[0] < len(self.prompts):
             raise ValueError(f"there is no prompt {place[0] + 1}.")
-        text, told = self._prompts[place[0]]
+        text, told = self.prompts[place[0]]
         for name in (*told, *self._fields):
             if name not in line:
                 raise ValueError(f"it does not say its {name}.")
@@ -109,7 +109,6 @@ def decode(
 def into_file(
     pair: "Pair",
     found: Results,
-    prompts: Sequence[Asked],
     places: Sequence[Place],
     batch_size: int,
     **settings: Any,
@@ -122,8 +121,8 @@ def into_file(
     began, tokens = time.perf_counter(), 0
     with progress.bar(file) as on_progress:
         try:
-            for place, result in decode(pair, prompts, lacking, batch_size, **settings):
-                told = line(prompts[place[0]], result)
+            for place, result in decode(pair, found.prompts, lacking, batch_size, **settings):
+                told = line(found.prompts[place[0]], result)
                 found.add(place, told | {"number": place[0], "sample": place[1]})
                 tokens += len(result.tokens)
                 rate = tokens / (time.perf_counter() - began)

@@ -19,7 +19,7 @@ from jax.typing import ArrayLike
 from speculative.decoding.programs import Program
 from speculative.decoding.rules import DRAFT
 from speculative.decoding.settings import Decoding, Output
-from speculative.drafts.base import Draft, layers_read, reads_history, require_shapes
+from speculative.drafts.base import Draft, given_history, layers_read, require_shapes
 from speculative.models.interface import Model
 from speculative.ragged import grow, write_rows
 from speculative.sampling import first, greatest, log_probabilities
@@ -137,7 +137,7 @@ def step(
         assert models.draft is not None, "gamma > 0 needs a draft"
         numbers = uniforms[:, :gamma, DRAFT]
         given = progress.draft, progress.last, numbers, config.sampling, vocab_size
-        more = {"history": history} if history and reads_history(models.draft) else {}
+        more = given_history(models.draft, history)
         with jax.named_scope(PROPOSING):
             proposal = models.draft.propose(params.draft, *given, **more)
         require_shapes(proposal, batch, gamma, vocab_size)

@@ -15,7 +15,7 @@ from speculative.decoding.algorithm_1 import one_hot, standardise
 from speculative.decoding.loop import Params
 from speculative.decoding.rules import DRAFT
 from speculative.decoding.settings import Decoding
-from speculative.drafts.base import Draft, Proposal, layers_read, reads_history, require_shapes
+from speculative.drafts.base import Draft, Proposal, given_history, layers_read, require_shapes
 from speculative.models.interface import Model, Started
 from speculative.processors import NO_TOKEN, History
 
@@ -129,7 +129,7 @@ def generate(
         uniforms = jnp.asarray(here[None, :gamma, DRAFT], jnp.float32)
         said = np.array([[*output, *[NO_TOKEN] * (config.capacity - at)]], np.int32)
         history = config.history(jnp.asarray(said), jnp.array([at], jnp.int32))
-        more = {"history": history} if history and reads_history(draft) else {}
+        more = given_history(draft, history)
         proposal = _propose(
             draft, params.draft, draft_state, newest, uniforms, config.sampling, vocab_size, **more
         )

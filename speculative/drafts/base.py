@@ -102,9 +102,11 @@ class Draft(Protocol):
         ...
 
 
-def reads_history(draft: Draft | None) -> bool:
-    """Whether a draft's `propose` has the argument `history`."""
-    return getattr(draft, "reads_history", False)
+def given_history(draft: Draft, history: History | None) -> dict[str, History]:
+    """The argument `history` of a draft's `propose`: where there is one, and it reads it."""
+    if history is None or not getattr(draft, "reads_history", False):
+        return {}
+    return {"history": history}
 
 
 def layers_read(draft: Draft | None) -> tuple[str, ...]:
