@@ -1,8 +1,11 @@
 """T5: the Flax module, whose parameters have T5X's names, and the model over it."""
 
 import dataclasses
+import functools
 from typing import Any, ClassVar
 
+import flax.linen as nn
+import jax
 import jax.numpy as jnp
 from jax import Array
 
@@ -47,18 +50,34 @@ class EncoderDecoder(Transformer):
     ) -> tuple[DecoderState, dict[str, Array]]:
         """Encodes inputs [B, S] (0 = padding) and projects keys and values of the source once."""
         config = self.config
-        encoded = self.encode(inputs) if encoded is None else encoded
+        encoded, cross = self._read(inputs) if encoded is None else (encoded, self._project(encoded))
         sizes = inputs.shape[0], config.num_heads, cache_length, config.head_dim
         shape = self.decoder.backend.cache_shape(*sizes)
         empty = tuple(jnp.zeros(shape, config.dtype) for _ in range(config.decoder_layers))
-        lengths, cross = jnp.zeros(inputs.shape[0], jnp.int32), self._project(encoded)
-        state = DecoderState(lengths, empty, empty, cross=cross, source_bias=_padding(inputs))
+        lengths, bias = jnp.zeros(inputs.shape[0], jnp.int32), _padding(inputs)
+        state = DecoderState(lengths, empty, empty, cross=cross, source_bias=bias)
         return state, dict.fromkeys(layers, encoded)
 
     def logits(self, x: Array, norm: LayerNorm | None = None) -> Logits:
         """As of `Transformer`; T5 scales logits that are tied to the embedding."""
         logits = super().logits(x, norm)
         return logits * self.config.emb_dim**-0.5 if self.config.logits_via_embedding else logits
+
+    def _read(self, inputs: Inputs) -> tuple[Array, tuple[tuple[Array, Array], ...]]:
+        """Inputs [B, S] encoded, and projected, without padding that costs time; 0 in its place."""
+        whole = inputs.shape[1]
+        width = self.decoder.backend.shorter(whole)
+
+        def read(size: int, module: "EncoderDecoder", inputs: Inputs) -> Any:
+            encoded = module.encode(inputs[:, :size])
+            found = encoded, module._project(encoded)
+            return jax.tree.map(lambda x: jnp.pad(x, ((0, 0), (0, whole - size), (0, 0))), found)
+
+        if width == whole:
+            return read(whole, self, inputs)
+        short = (inputs[:, width:] == PAD_ID).all()
+        ways = (functools.partial(read, size) for size in (width, whole))
+        return nn.cond(short, *ways, self, inputs)
 
     def _project(self, encoded: Array) -> tuple[tuple[Array, Array], ...]:
         """Each layer's keys and values [B * N, S, H] of a source encoded [B, S, D]."""
