@@ -14,7 +14,7 @@ from speculative.backends.cpu.kernels import cache_folder
 from speculative.checkpoints import Checkpoint
 from speculative.checkpoints.checkpoint import DTYPES
 from speculative.decoding import Params
-from speculative.drafts import TransformerDraft, named
+from speculative.drafts import model_draft, named
 from speculative.drafts.named import MODEL_FREE
 from speculative.models import SIZES, Config, model_of, random_params
 from speculative.pair import Pair
@@ -78,8 +78,7 @@ class Resolved:
         enable_compilation_cache()
         model, name = model_of(self.target.config), self.names[1]
         if self.draft:
-            small = model_of(self.draft.config)
-            draft, params = TransformerDraft(small, small.config.source_dim > 0), ()
+            draft, params = model_draft(model_of(self.draft.config)), ()
         else:
             draft, params = named.model_free(name, model.decoder_only, self.table, self.vocabulary)
         target = self.target.load() if target is None else target
@@ -227,6 +226,13 @@ def _require_of_a_kind(target: Weights, draft: Weights) -> None:
             f"The draft {draft.name} reads an encoder of {read} features, but that of "
             f"{target.name} has {target.config.emb_dim}; load it with the target that it was made "
             "for."
+        )
+    if target.checkpoint and draft.checkpoint and not target.checkpoint.is_target_of(draft.checkpoint):
+        made_for = draft.checkpoint.made_for
+        raise ValueError(
+            f"The draft {draft.name} reads hidden states of the target {made_for and made_for.name} "
+            f"that it was trained with, and {target.name} is another; load it with that, or train "
+            "one for this target (scripts/distil.py)."
         )
 
 

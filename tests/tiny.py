@@ -16,6 +16,8 @@ TARGET = T5(T5Config(64, 16, 2, 8, 32, 1, 1))
 DRAFT = T5(T5Config(56, 8, 1, 8, 16, 1, 1))
 READER = T5(T5Config(56, 8, 1, 8, 16, 0, 1, source_dim=16))
 """A draft that reads the target's encoder."""
+HIDDEN = T5(READER.config.replace(target_layers=("decoder/layers_0", "decoder/decoder_norm")))
+"""A draft that reads hidden states of the target's decoder too."""
 
 
 @functools.cache
@@ -37,6 +39,14 @@ def draft_params() -> PyTree:
 @functools.cache
 def reader_params() -> PyTree:
     return prepack(READER.init(jax.random.key(2)))
+
+
+@functools.cache
+def hidden_params() -> PyTree:
+    """With embeddings small enough that the hidden states matter."""
+    params = HIDDEN.init(jax.random.key(3))
+    params["token_embedder"]["embedding"] *= 0.3
+    return prepack(params)
 
 
 @functools.cache

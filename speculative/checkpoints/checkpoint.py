@@ -25,6 +25,7 @@ from speculative.vocabulary import Vocabulary, open_vocabulary, store
 CONFIG = "config.json"  # It describes a model, in our folders and in Hugging Face's.
 DTYPES = {"float32": np.dtype(np.float32), "bfloat16": np.dtype(ml_dtypes.bfloat16)}
 """The number formats in which checkpoints are written."""
+FINGERPRINT = 16  # Numbers that tell one model from another.
 FLOATS = ("float32", "bfloat16", "float16", "float64")  # Those in which others write them.
 
 
@@ -58,6 +59,13 @@ def sha256(path: pathlib.Path) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
+class MadeFor(NamedTuple):
+    """The target whose hidden states a draft learned to read."""
+
+    name: str  # What it was called then.
+    fingerprint: tuple[float, ...]  # See `Checkpoint.fingerprint`.
+
+
 class Checksums:
     """The SHA-256 of files, each computed once, when it is first needed."""
 
@@ -89,6 +97,7 @@ class Checkpoint:
     vocabulary: pathlib.Path | None = None  # The vocabulary's file beside the weights, or `BYTES`.
     extra_ids: int = 0  # Sentinel tokens after the vocabulary's pieces; T5's own has 100.
     checksums: Checksums = dataclasses.field(default_factory=Checksums)
+    made_for: MadeFor | None = None  # Of a draft that reads its target's decoder.
 
     def __post_init__(self) -> None:
         where, extra_ids, most = self.location, self.extra_ids, 2**16
@@ -124,6 +133,19 @@ class Checkpoint:
     def parameters(self) -> int:
         """The number of parameters."""
         return sum(math.prod(tensor.shape) for tensor in self.tensors.values())
+
+    def fingerprint(self) -> tuple[float, ...]:
+        """Numbers by which the model is known in any format: of its last norm, never quantized."""
+        return tuple(self.read("decoder/decoder_norm/scale")[:FINGERPRINT].tolist())
+
+    def is_target_of(self, draft: "Checkpoint") -> bool:
+        """Whether it is the model that a draft was made for, but for rounding to bfloat16."""
+        made_for = draft.made_for
+        if made_for is None:
+            return True
+        own = self.fingerprint()
+        near = [abs(a - b) <= abs(b) / 128 for a, b in zip(own, made_for.fingerprint, strict=False)]
+        return len(own) == len(made_for.fingerprint) and all(near)
 
     def read(self, name: str) -> np.ndarray:
         """A tensor's values; raises ValueError if they cannot be read or are not finite."""
@@ -177,13 +199,15 @@ def in_memory(
     params: PyTree,
     vocabulary: pathlib.Path | None = None,
     extra_ids: int = 0,
+    made_for: MadeFor | None = None,
 ) -> Checkpoint:
     """A checkpoint of parameters that are in memory already."""
     tensors = {
         name: Tensor(x.shape, str(x.dtype), functools.partial(np.asarray, x))
         for name, x in by_name(params).items()
     }
-    return Checkpoint(location, "native", config, tensors, vocabulary, extra_ids)
+    kept = location, "native", config, tensors, vocabulary, extra_ids
+    return Checkpoint(*kept, made_for=made_for)
 
 
 def by_name(tree: PyTree) -> dict[str, Any]:

@@ -19,6 +19,7 @@ from speculative.checkpoints.checkpoint import (
     DTYPES,
     Checkpoint,
     Checksums,
+    MadeFor,
     Tensor,
     in_memory,
     plain,
@@ -72,12 +73,13 @@ def save(
     vocabulary: str | pathlib.Path | None = None,
     storage: Storage = "float32",
     extra_ids: int = 0,
+    made_for: MadeFor | None = None,
 ) -> None:
     """Writes parameters that are in memory, see `write`, and a copy of a vocabulary's file."""
     path = pathlib.Path(vocabulary) if vocabulary else None
     if path and path.name != BYTES and not path.is_file():
         raise ValueError(f"There is no vocabulary at {path}.")
-    write(folder, in_memory(str(folder), config, params, path, extra_ids), storage)
+    write(folder, in_memory(str(folder), config, params, path, extra_ids, made_for), storage)
 
 
 def write(folder: str | pathlib.Path, checkpoint: Checkpoint, storage: str | None = None) -> None:
@@ -111,6 +113,8 @@ def write(folder: str | pathlib.Path, checkpoint: Checkpoint, storage: str | Non
             "model": checkpoint.config.to_json(),
             "sha256": {path.name: sha256(path) for path in sorted(unfinished.iterdir())},
         }
+        if checkpoint.made_for:
+            description["made_for"] = checkpoint.made_for._asdict()
         description[CHECKSUM] = checksum(description)
         (unfinished / CONFIG).write_text(json.dumps(description, indent=2) + "\n")
 
@@ -158,9 +162,13 @@ def open(folder: str | pathlib.Path) -> Checkpoint:
     vocabulary = pathlib.Path(BYTES) if name == BYTES else vocabulary
     missing = "" if CHECKSUM in description else f" but {CONFIG}, as older versions wrote it"
     checksums = Checksums(recorded, f"of every file{missing}")
+    with reading(where, "says badly which target it was made for"):
+        said = description.get("made_for")
+        made_for = said and MadeFor(said["name"], tuple(map(float, said["fingerprint"])))
     try:
         tensors = _tensors(folder, checksums, recorded)
-        return Checkpoint(str(folder), "native", config, tensors, vocabulary, extra_ids, checksums)
+        kept = str(folder), "native", config, tensors, vocabulary, extra_ids, checksums
+        return Checkpoint(*kept, made_for)
     except ValueError:
         for path in recorded:
             checksums.verify(path)

@@ -2,6 +2,7 @@
 
 from speculative.drafts.base import Draft, Proposal
 from speculative.drafts.copying import CopyDraft
+from speculative.drafts.hidden import HiddenDraft, model_draft
 from speculative.drafts.ngram import NgramDraft, NgramParams, count_ngrams, ngram_params
 from speculative.drafts.suffix import SuffixDraft
 from speculative.drafts.transformer import TransformerDraft
@@ -10,6 +11,7 @@ from speculative.drafts.uniform import UniformDraft
 __all__ = [
     "CopyDraft",
     "Draft",
+    "HiddenDraft",
     "NgramDraft",
     "NgramParams",
     "Proposal",
@@ -17,5 +19,6 @@ __all__ = [
     "TransformerDraft",
     "UniformDraft",
     "count_ngrams",
+    "model_draft",
     "ngram_params",
 ]

@@ -76,7 +76,8 @@ class Config:
 
     def to_json(self) -> dict[str, Any]:
         """The fields as JSON-ready values."""
-        return dataclasses.asdict(self) | {"mlp_activations": list(self.mlp_activations)}
+        fields = dataclasses.asdict(self)
+        return {name: list(x) if isinstance(x, tuple) else x for name, x in fields.items()}
 
     def replace(self, **changes: Any) -> Self:
         """The same configuration with some fields changed."""

@@ -78,9 +78,24 @@ class FlaxModel(abc.ABC):
         padding); attention stays within an example. `encoded` [B, S, D] is an encoder's output in
         place of the model's own. A decoder-only model reads decoder_inputs alone.
         """
+        given = inputs, decoder_inputs, segments, dropout_key, encoded
+        return self.forward_with_hidden(params, *given)[0]
+
+    def forward_with_hidden(
+        self,
+        params: PyTree,
+        inputs: Inputs,
+        decoder_inputs: Tokens,
+        segments: tuple[Array, Array] | None = None,
+        dropout_key: Array | None = None,
+        encoded: Array | None = None,
+        layers: tuple[str, ...] = (),
+    ) -> tuple[Logits, dict[str, Array]]:
+        """As `forward`; and the decoder's hidden states [B, L, D] of `layers`, by name."""
         train = dropout_key is not None
         rngs = {"dropout": dropout_key} if train else None
-        return self._apply(params, inputs, decoder_inputs, segments, train, encoded, rngs=rngs)
+        given = inputs, decoder_inputs, segments, train, encoded, self._given(layers)
+        return self._apply(params, *given, rngs=rngs)
 
     def start(
         self,

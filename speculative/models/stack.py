@@ -3,7 +3,7 @@
 import dataclasses
 import functools
 import itertools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import flax.linen as nn
@@ -125,6 +125,7 @@ class Stack(nn.Module):
     ) -> tuple[tuple[Array, ...], ...]:
         """Whole texts x [B, L, D] under a mask [B or 1, 1, L or 1, L], or chunks that enter caches.
 
+        Whole texts may enter caches too, in which they are several times, under a mask of those.
         Gives [B, L, D] after each layer, and each layer's keys and values, [B * N, L, H] or caches.
         """
         biases = self._biases(x.shape[1], mask, caches)
@@ -148,11 +149,15 @@ class Stack(nn.Module):
             tables = [None if self.config.positions == "learned" else self.relpos_bias]
         else:
             tables = [layer.relative_posemb for layer in self.layers]
-        if caches:
+        if caches and mask is None:
             room, starts = caches[0][0].shape[1], caches[0][2]
             none = jnp.zeros((1, room))
             found = [table.by_distance(room) if table else none for table in tables]
             found = [causal_bias(by_distance, starts, length) for by_distance in found]
+        elif mask is not None and mask.shape[-1] > length:
+            # Caches that hold the same positions several times.
+            times = mask.shape[-1] // length
+            found = [jnp.tile(table(length), times) + mask if table else mask for table in tables]
         else:
             found = [table(length) + mask if table else mask for table in tables]
         return found * (len(self.layers) // len(found))
@@ -177,12 +182,17 @@ class Transformer(nn.Module):
         self.decoder = Stack(config, crosses=crosses, one_dropout=one_dropout)
 
     def extend(
-        self, state: DecoderState, tokens: Tokens, at: Rows | None, layers: tuple[str, ...]
+        self,
+        state: DecoderState,
+        tokens: Tokens,
+        at: Rows | None,
+        layers: tuple[str, ...],
+        read: Callable[[Array], Array] = lambda x: x,
     ) -> tuple[Logits, DecoderState, dict[str, Array]]:
-        """A chunk; see `interface.Model.extend`."""
+        """A chunk; see `interface.Model.extend`. `read` may add to its embedding [B, L, D]."""
         length = tokens.shape[1]
         starts = state.lengths if state.prompt is None else state.prompt + state.lengths
-        x = self._filled(self.embed(tokens, starts[:, None] + jnp.arange(length)))
+        x = self._filled(read(self.embed(tokens, starts[:, None] + jnp.arange(length))))
         sources = [(keys, values, state.source_bias) for keys, values in state.cross]
         caches = [(*cache, starts, length) for cache in zip(state.keys, state.values, strict=True)]
         after, keys, values = self.decoder(x, sources=sources, caches=caches)

@@ -22,7 +22,7 @@ from speculative import theory
 from speculative.backends import for_decoding
 from speculative.decoding import Decoding, Params, loop, rules
 from speculative.decoding.loop import Models
-from speculative.drafts import TransformerDraft
+from speculative.drafts import model_draft
 from speculative.measurement import alpha, chips
 from speculative.measurement.chips import GIB, Chip
 from speculative.measurement.hlo import Program
@@ -299,7 +299,7 @@ class Compiler:
             )
         sizes = [size.replace(dtype=config.dtype or DTYPE) for size in sizes]
         target, small = map(model_of, sizes)
-        models = Models(target, TransformerDraft(small, small.config.source_dim > 0))
+        models = Models(target, model_draft(small))
         rows = target.config.vocab_size
         decoding = config.decoding(PIECES.get(rows, rows), gamma)
         decoding = dataclasses.replace(decoding, growing=False)

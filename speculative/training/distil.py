@@ -4,6 +4,7 @@ import dataclasses
 import pathlib
 import time
 from collections.abc import Mapping
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -11,15 +12,19 @@ from jax import Array
 
 from speculative.backends import for_decoding
 from speculative.checkpoints import native
+from speculative.checkpoints.checkpoint import MadeFor
 from speculative.decoding import Decoding
 from speculative.models import Config, FlaxModel, model_of
+from speculative.models.t5 import T5, shifted
 from speculative.sampling import Sampling
 from speculative.training import outputs
 from speculative.training.examples import load
 from speculative.training.loop import Metrics, TrainConfig, deadline_after, fit
 from speculative.training.train import Files, initial, teacher_forced
-from speculative.types import PyTree
+from speculative.types import Logits, PyTree
 from speculative.vocabulary import open_vocabulary
+
+GUESS_WEIGHT = 0.8
 
 # The temperature of each kind of text; a draft in use reads prefixes of both kinds.
 WRITTEN = {"greedy": 0.0, "sampled": 1.0}
@@ -36,35 +41,63 @@ class Distillation:
         variation_weight: weight of the total variation distance 1 - sum min(p, q). It equals
             1 - alpha, the rate of rejection (Leviathan et al., Theorem 3.5), but where p and q
             hardly overlap its gradient vanishes; there the KL divergence helps.
+        guesses: guesses of a step that a draft which reads the target's decoder is trained to make,
+            each after those before it (`T5.unroll`). Guess k counts as `GUESS_WEIGHT`^k, for it
+            matters only where all before it are accepted.
     """
 
     draft: FlaxModel
     target: FlaxModel
     kl_weight: float = 1.0
     variation_weight: float = 1.0
+    guesses: int = 3
 
     def __call__(
         self, params: PyTree, frozen: PyTree, batch: Mapping[str, Array], dropout_key: Array | None
     ) -> tuple[Array, Metrics]:
         """See `loop.Objective`; the metrics are `loss`, `alpha` and `agreement`.
 
-        The last two are acceptance at temperature 1 (sum min(p, q)) and 0 (equal argmax).
+        The last two are acceptance at temperature 1 (sum min(p, q)) and 0 (equal argmax), of a
+        step's first guess; `alpha_2`, `agreement_2` and so on those of the others.
         """
         weights = batch["decoder_loss_weights"]
         encoded = self.target.encode(
             frozen, batch["encoder_input_tokens"], batch["encoder_segment_ids"]
         )
-        target = teacher_forced(self.target, frozen, batch, None, encoded)
-        shared = encoded if self.draft.config.source_dim else None
-        draft = teacher_forced(self.draft, params, batch, dropout_key, shared)
+        config: Any = self.draft.config
+        layers = getattr(config, "target_layers", ())
+        target, hidden = teacher_forced(self.target, frozen, batch, None, encoded, layers)
         log_p = jax.lax.stop_gradient(jax.nn.log_softmax(target))
+        if layers:
+            assert isinstance(self.draft, T5)
+            segments = batch["encoder_segment_ids"], batch["decoder_segment_ids"]
+            of_target = jnp.concatenate([hidden[name] for name in layers], axis=-1)
+            given = batch["decoder_input_tokens"], segments, encoded, of_target, self.guesses
+            drafts = self.draft.unroll(params, *given)
+        else:
+            shared = encoded if config.source_dim else None
+            drafts = [teacher_forced(self.draft, params, batch, dropout_key, shared)[0]]
+        loss, metrics = jnp.zeros(()), dict[str, Array]()
+        for k, draft in enumerate(drafts):
+            distance, alpha, agreement = self._compared(log_p, draft, weights)
+            loss += GUESS_WEIGHT**k * distance
+            # Metrics are divided by all tokens, of which each guess has fewer: a text's first
+            # position has no second one.
+            share = batch["decoder_loss_weights"].sum() / jnp.maximum(weights.sum(), 1)
+            guess = f"_{k + 1}" if k else ""
+            metrics |= {f"alpha{guess}": share * alpha, f"agreement{guess}": share * agreement}
+            weights = weights * (shifted(weights, batch["decoder_segment_ids"]) > 0)
+        return loss, {"loss": loss} | metrics
+
+    def _compared(self, log_p: Array, draft: Logits, weights: Array) -> tuple[Array, Array, Array]:
+        """The distance of a draft's logits, and both kinds of acceptance, summed over tokens."""
         log_q = jax.nn.log_softmax(draft)
         p, q = jnp.exp(log_p), jnp.exp(log_q)
         divergence = jnp.sum(weights * jnp.sum(p * (log_p - log_q), axis=-1))
         alpha = jnp.sum(weights * jnp.sum(jnp.minimum(p, q), axis=-1))
         agreement = jnp.sum(weights * (log_p.argmax(-1) == log_q.argmax(-1)))
-        loss = self.kl_weight * divergence + self.variation_weight * (jnp.sum(weights) - alpha)
-        return loss, {"loss": loss, "alpha": alpha, "agreement": agreement}
+        distance = self.kl_weight * divergence + self.variation_weight * (jnp.sum(weights) - alpha)
+        return distance, alpha, agreement
 
 
 def distil(
@@ -102,6 +135,12 @@ def distil(
     checkpoint = native.open(target_dir)
     target_config = checkpoint.config
     target, draft = model_of(target_config.replace(dtype=model.dtype)), model_of(model)
+    layers = getattr(model, "target_layers", ())
+    if unknown := [name for name in layers if name not in target.extend_layers]:
+        raise ValueError(
+            f"The draft's target_layers has {unknown[0]!r}; the target in {target_dir} has "
+            f"{', '.join(target.extend_layers)}."
+        )
     if target.decoder_only != draft.decoder_only:
         raise ValueError(
             f"The draft's sizes are a {type(model).__name__}, those of the target in {target_dir} "
@@ -147,5 +186,9 @@ def distil(
     start, frozen = initial(draft, config.seed, init_from), for_decoding(target_params)
     params, finished = fit(objective, start, config, *batches, work_dir, frozen, deadline)
     if finished:
-        native.save(out_dir, model.replace(dtype="float32"), params, vocabulary, "int8")
+        made_for = None
+        if layers:
+            made_for = MadeFor(str(target_dir), checkpoint.fingerprint())
+        stored = model.replace(dtype="float32")
+        native.save(out_dir, stored, params, vocabulary, "int8", made_for=made_for)
     return finished

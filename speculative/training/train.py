@@ -29,11 +29,13 @@ def teacher_forced(
     batch: Mapping[str, Array],
     dropout_key: Array | None,
     encoded: Array | None = None,
-) -> Logits:
-    """Teacher-forced logits [B, L, V] of a packed batch; `encoded` as in `FlaxModel.forward`."""
+    layers: tuple[str, ...] = (),
+) -> tuple[Logits, dict[str, Array]]:
+    """Teacher-forced logits [B, L, V] and hidden states of a packed batch; see `FlaxModel`."""
     source, target = batch["encoder_input_tokens"], batch["decoder_input_tokens"]
     segments = (batch["encoder_segment_ids"], batch["decoder_segment_ids"])
-    return model.forward(params, source, target, segments, dropout_key, encoded)
+    given = source, target, segments, dropout_key, encoded, layers
+    return model.forward_with_hidden(params, *given)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -53,7 +55,7 @@ class CrossEntropy:
         self, params: PyTree, frozen: PyTree, batch: Mapping[str, Array], dropout_key: Array | None
     ) -> tuple[Array, Metrics]:
         """See `loop.Objective`; the metrics are `loss`, without z-loss, and argmax `accuracy`."""
-        logits = teacher_forced(self.model, params, batch, dropout_key)
+        logits, _ = teacher_forced(self.model, params, batch, dropout_key)
         targets, weights = batch["decoder_target_tokens"], batch["decoder_loss_weights"]
         normaliser = jax.nn.logsumexp(logits, axis=-1)
         chosen = jnp.take_along_axis(logits, targets[..., None], axis=-1)[..., 0]
@@ -67,7 +69,8 @@ def initial(model: FlaxModel, seed: int, init_from: str | pathlib.Path | None) -
     """A run's first parameters: random, or a checkpoint's, with layers on top that it lacks.
 
     An added layer has output kernels of zero, so that the residual connection passes its input on
-    and the deeper model first computes the same function (Chen et al., arXiv 1511.05641). Raises
+    and the deeper model first computes the same function (Chen et al., arXiv 1511.05641); so has
+    what reads a target's hidden states, where the checkpoint reads none. Raises
     ValueError if the checkpoint cannot be opened, or has other sizes or more layers.
     """
     if init_from is None:
@@ -75,6 +78,8 @@ def initial(model: FlaxModel, seed: int, init_from: str | pathlib.Path | None) -
     checkpoint = checkpoints.open(init_from)
     sizes, wanted = checkpoint.config, model.config
     free = {name: getattr(wanted, name) for name in ("dropout_rate", "dtype", *wanted.depths)}
+    if hasattr(wanted, "target_layers") and not sizes.target_layers:
+        free["target_layers"] = wanted.target_layers
     if (
         type(sizes) is not type(wanted)
         or sizes.replace(**free) != wanted
@@ -82,15 +87,16 @@ def initial(model: FlaxModel, seed: int, init_from: str | pathlib.Path | None) -
     ):
         raise ValueError(f"{init_from} holds {sizes}, but the run is of {wanted}.")
     params = checkpoint.numpy()
-    if all(getattr(sizes, depth) == free[depth] for depth in wanted.depths):
+    if sizes.replace(dtype=wanted.dtype, dropout_rate=wanted.dropout_rate) == wanted:
         return params
 
     def identity(path: tuple[Any, ...], leaf: Array) -> Array:
-        return jnp.zeros_like(leaf) if {"out", "wo"} & {key.key for key in path} else leaf
+        return jnp.zeros_like(leaf) if {"out", "wo", "dense"} & {key.key for key in path} else leaf
 
     for name, stack in model.init(jax.random.key(seed)).items():
-        added = {layer: stack[layer] for layer in stack.keys() - params[name].keys()}
-        params[name] |= jax.tree_util.tree_map_with_path(identity, added)
+        known = params.setdefault(name, {})
+        added = {layer: stack[layer] for layer in stack.keys() - known.keys()}
+        known |= jax.tree_util.tree_map_with_path(identity, added)
     return params
 
 

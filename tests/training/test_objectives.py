@@ -16,6 +16,8 @@ from speculative.training.train import CrossEntropy, Files, teacher_forced, trai
 from tests.training import tiny
 
 DRAFT = T5(tiny.MODEL.config.replace(emb_dim=16, dropout_rate=0.0))
+LAYERS = ("decoder/layers_0", "decoder/decoder_norm")
+HIDDEN = DRAFT.config.replace(num_encoder_layers=0, source_dim=32, target_layers=LAYERS)
 
 
 @pytest.fixture(scope="module")
@@ -40,7 +42,7 @@ def log_softmax(logits: jax.Array) -> np.ndarray:
 
 
 def test_cross_entropy_is_the_log_likelihood(params: dict, batch: tiny.Batch) -> None:
-    logits = teacher_forced(tiny.MODEL, params, batch, None)
+    logits, _ = teacher_forced(tiny.MODEL, params, batch, None)
     log_p = log_softmax(logits)
     log_z = np.log(np.exp(np.asarray(logits, np.float64)).sum(-1))
     loss = z = right = 0.0
@@ -80,8 +82,8 @@ def test_packing_changes_no_example(params: dict) -> None:
 def test_distillation_is_divergence_and_rejection(
     params: dict, draft_params: dict, batch: tiny.Batch
 ) -> None:
-    log_p = log_softmax(teacher_forced(tiny.MODEL, params, batch, None))
-    log_q = log_softmax(teacher_forced(DRAFT, draft_params, batch, None))
+    log_p = log_softmax(teacher_forced(tiny.MODEL, params, batch, None)[0])
+    log_q = log_softmax(teacher_forced(DRAFT, draft_params, batch, None)[0])
     seen = np.asarray(batch["decoder_segment_ids"]) > 0
     p, q = np.exp(log_p[seen]), np.exp(log_q[seen])
     divergence = (p * (log_p[seen] - log_q[seen])).sum()
@@ -91,6 +93,41 @@ def test_distillation_is_divergence_and_rejection(
     assert total == pytest.approx(0.5 * divergence + 2 * variation, rel=1e-4)
     assert metrics["alpha"] == pytest.approx(float(seen.sum() - variation), rel=1e-4)
     assert metrics["agreement"] == (p.argmax(-1) == q.argmax(-1)).sum()
+
+
+def test_every_guess_of_a_draft_that_reads_the_decoder_counts(params: dict) -> None:
+    """Of packed texts: each guess as in the text alone, less and less, and none before a text."""
+    draft = T5(HIDDEN)
+    hidden_params = draft.init(jax.random.key(3))
+    objective = Distillation(draft, tiny.MODEL, 0.5, 2.0, guesses=3)
+    examples = tiny.examples(20, 7)
+    batches = data.Mixture([(examples, 1.0)], 8, tiny.SOURCE, tiny.TARGET).once()
+    found = [objective(hidden_params, params, b, None) for b in tiny.on_device(batches)]
+    loss = sum(float(total) for total, _ in found)
+    expected, alphas, counts = 0.0, np.zeros(3), np.zeros(3)
+    for i in range(len(examples)):
+        source, target = (x[None].astype(np.int32) for x in (examples.input(i), examples.target(i)))
+        fed = np.pad(target, ((0, 0), (1, 0)))[:, :-1]
+        given = tiny.MODEL, params, source, fed
+        encoded = tiny.MODEL.encode(params, source)
+        logits, hidden = tiny.MODEL.forward_with_hidden(params, source, fed, layers=LAYERS)
+        of_target = np.concatenate([hidden[name] for name in LAYERS], axis=-1)
+        drafts = draft.unroll(hidden_params, fed, None, encoded, of_target, 3)
+        log_p = log_softmax(logits)[0]
+        for k, own in enumerate(drafts):
+            log_q = log_softmax(own)[0, k:]
+            p, q = np.exp(log_p[k:]), np.exp(log_q)
+            variation = np.abs(p - q).sum() / 2
+            divergence = (p * (log_p[k:] - log_q)).sum()
+            expected += 0.8**k * (0.5 * divergence + 2 * variation)
+            counts[k] += len(p)
+            alphas[k] += len(p) - variation
+    assert loss == pytest.approx(expected, rel=1e-4)
+    # A batch's metrics are scaled to all of its tokens.
+    assert sum(float(m["alpha"]) for _, m in found) == pytest.approx(alphas[0], rel=1e-4)
+    for k in (1, 2):
+        scaled = sum(float(m[f"alpha_{k + 1}"]) for _, m in found)
+        assert scaled / counts[0] == pytest.approx(alphas[k] / counts[k], rel=0.02)
 
 
 def test_only_the_draft_is_pulled(params: dict, draft_params: dict, batch: tiny.Batch) -> None:

@@ -24,16 +24,22 @@ class Decoder(Transformer):
         self.declare(self.config.emb_dim**-0.5, one_dropout=True)
 
     def __call__(
-        self, inputs: Array, decoder_inputs: Array, segments: Any, train: bool, encoded: Any
-    ) -> Logits:
-        """Teacher-forced logits; see `FlaxModel.forward`."""
+        self,
+        inputs: Array,
+        decoder_inputs: Array,
+        segments: Any,
+        train: bool,
+        encoded: Any,
+        layers: tuple[str, ...] = (),
+    ) -> tuple[Logits, dict[str, Array]]:
+        """Teacher-forced logits and hidden states; see `FlaxModel.forward_with_hidden`."""
         segment = jnp.ones_like(decoder_inputs) if segments is None else segments[1]
         index = jnp.arange(segment.shape[1])
         begins = jnp.pad(segment[:, 1:] != segment[:, :-1], ((0, 0), (1, 0)))
         positions = index - lax.cummax(jnp.where(begins, index, 0), axis=1)
         mask = same_segment(segment, segment, index[:, None] >= index)
         after, _, _ = self.decoder(self.embed(decoder_inputs, positions), mask, train)
-        return self.logits(after[-1], self.decoder.norm)
+        return self.logits(after[-1], self.decoder.norm), self.decoder.hidden(after, layers)
 
     def start(
         self, inputs: Inputs, cache_length: int, encoded: None, layers: tuple[str, ...]

@@ -1,0 +1,96 @@
+"""A small model as a draft that reads the target's hidden states (EAGLE, arXiv 2401.15077)."""
+
+import dataclasses
+from typing import Any, ClassVar
+
+import jax
+import jax.numpy as jnp
+from flax import struct
+from jax import Array, lax
+
+from speculative.drafts.base import Draft, Proposal, guess
+from speculative.drafts.transformer import TransformerDraft
+from speculative.models import FlaxModel
+from speculative.models.t5 import T5, T5Config
+from speculative.processors import History
+from speculative.types import PyTree
+
+
+@struct.dataclass
+class HiddenDraftState:
+    """The state of a draft's model, which has read all of the text but the newest token.
+
+    Every token was read with the target's hidden states of the position before it.
+    """
+
+    model: Any
+    hidden: Array  # [B, 1, F] the target's, of the newest token's predecessor; 0 before the first.
+
+
+@dataclasses.dataclass(frozen=True)
+class HiddenDraft(Draft):
+    """Drafts autoregressively with a model of `T5Config.target_layers`.
+
+    The first guess of a step is made from the target's hidden states of the last position that it
+    has read, the others from the draft's own. What the draft has read is computed again, from the
+    target's hidden states, where it is accepted: a pass over gamma positions without logits.
+    """
+
+    model: T5
+    reads_history: ClassVar[bool] = True
+
+    @property
+    def layers(self) -> tuple[str, ...]:
+        """The target's encoder, and what is read of its decoder."""
+        return ("encoder", *self.model.config.target_layers)
+
+    def start(self, params, inputs, cache_length, target) -> HiddenDraftState:
+        """Projects the target's encoder output."""
+        encoded = target.hidden["encoder"]
+        config = self.model.config
+        state = self.model.start(params, inputs, cache_length, encoded).state
+        size = len(config.target_layers) * config.source_dim
+        return HiddenDraftState(state, jnp.zeros((len(inputs), 1, size)))
+
+    def propose(
+        self, params, state, last, uniforms, sampling, vocab_size, history=None
+    ) -> Proposal:
+        """Gamma steps of width 1."""
+        logits, model, own = self.model.read_on(params, state.model, last[:, None], state.hidden)
+
+        def step(carry: tuple[Any, Array, Array, History | None], uniform: Array) -> Any:
+            model, own, newest, history = carry
+            history = history and history.followed_by(newest)
+            logits, model, own = self.model.read_on(params, model, newest[:, None], own=own)
+            token, q = guess(logits[:, 0, :vocab_size], uniform, sampling, history)
+            return (model, own, token, history), (token, q)
+
+        first, q = guess(logits[:, 0, :vocab_size], uniforms[:, 0], sampling, history)
+        # In a loop there is one step to compile, whatever gamma is.
+        carry = model, own, first, history
+        (model, *_), others = lax.scan(step, carry, uniforms[:, 1:].T)
+        guesses, distributions = jax.tree.map(
+            lambda one, more: jnp.concatenate([one[None], more]).swapaxes(0, 1), (first, q), others
+        )
+        return Proposal(guesses, distributions, (params, model))
+
+    def commit(self, proposal, accepted, hidden) -> HiddenDraftState:
+        """Reads the accepted guesses again, with the target's hidden states."""
+        gamma = proposal.guesses.shape[1]
+        drafted: tuple[PyTree, Any] = proposal.state
+        params, model = drafted
+        read = model.lengths - (gamma - 1)  # With `last`, and without the guesses.
+        of_target = jnp.concatenate([hidden[name] for name in self.layers[1:]], axis=-1)
+        of_target = of_target.astype(jnp.float32)
+        model = self.model.rewind(model, read)
+        _, model, _ = self.model.read_on(params, model, proposal.guesses, of_target[:, :gamma])
+        newest = jnp.take_along_axis(of_target, accepted[:, None, None], axis=1)
+        return HiddenDraftState(self.model.rewind(model, read + accepted), newest)
+
+
+def model_draft(model: FlaxModel) -> Draft:
+    """The draft of a model: it reads of its target what its configuration says."""
+    if isinstance(model.config, T5Config) and model.config.target_layers:
+        assert isinstance(model, T5)
+        return HiddenDraft(model)
+    return TransformerDraft(model, model.config.source_dim > 0)
