@@ -81,6 +81,32 @@ def test_what_is_wrong_is_refused_before_a_tensor_is_read(
         load(names[0], names[1])
 
 
+def test_a_draft_that_reads_the_decoder_is_for_its_target_alone(tmp_path: pathlib.Path) -> None:
+    """Its target is known again in bfloat16 and in int8, and another is not taken for it."""
+    layers = ("decoder/layers_0",)
+    rng = np.random.default_rng(0)
+
+    def random(config: Config) -> dict:
+        draw = lambda x: rng.normal(1.0, 0.3, x.shape).astype(np.float32)
+        return jax.tree.map(draw, abstract_params(config))
+
+    made = native.MadeFor("mine/target", ())
+    for name in ("mine", "other"):
+        native.save(tmp_path / name, saved.TARGET, random(saved.TARGET), saved.VOCABULARY)
+    made = native.MadeFor("mine/target", checkpoints.open(tmp_path / "mine").fingerprint())
+    config = READER.replace(target_layers=layers)
+    native.save(tmp_path / "draft", config, random(config), saved.VOCABULARY, made_for=made)
+    checkpoints.convert(tmp_path / "mine", tmp_path / "half", "native", "bfloat16")
+    checkpoints.convert(tmp_path / "half", tmp_path / "int8", "native", "int8")
+    for target in ("mine", "half", "int8"):
+        pair = resolve(tmp_path / target, tmp_path / "draft").load()
+        assert pair.draft.layers == ("encoder", *layers)
+    with pytest.raises(ValueError, match="draft reads .* target mine/target .* and .*other is"):
+        resolve(tmp_path / "other", tmp_path / "draft")
+    copied = checkpoints.convert(tmp_path / "draft", tmp_path / "copied", "native")
+    assert copied.made_for == made
+
+
 def test_a_draft_that_reads_an_encoder_is_no_target(folder: pathlib.Path) -> None:
     for draft in (None, "copy", str(folder / "draft")):
         with pytest.raises(

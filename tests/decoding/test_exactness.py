@@ -19,19 +19,22 @@ import numpy as np
 import pytest
 from jax import Array
 
+from speculative.backends import prepack
 from speculative.decoding import Decoding, Output, Params, random_draws, rules
 from speculative.decoding import loop as fast
 from speculative.drafts import (
     Draft,
+    HiddenDraft,
     NgramDraft,
     TransformerDraft,
     UniformDraft,
     count_ngrams,
     ngram_params,
 )
+from speculative.models import T5, T5Config
 from speculative.sampling import Sampling, categorical
 from speculative.types import PyTree
-from tests import ngrams, toy
+from tests import ngrams, numpy_t5, toy
 
 pytestmark = pytest.mark.usefixtures("optimized")
 
@@ -130,6 +133,39 @@ def test_a_bigram_draft_is_exact() -> None:
     output = decode(NgramDraft(2), table, config)
     q = toy.standardise(np.broadcast_to(np.log(rows), (toy.VOCABULARY,) * 3), config.sampling)
     assert min(p_values(output, q, config)) > THRESHOLD
+
+
+@pytest.mark.parametrize("rule", [rules.Token(), rules.Block()], ids=str)
+def test_a_draft_that_reads_hidden_states_is_exact(rule: rules.Rule) -> None:
+    """A T5 of four tokens, whose outputs are enumerated by float64 T5."""
+    target = T5(T5Config(toy.PADDED, 16, 2, 8, 32, 1, 1))
+    layers = ("decoder/layers_0", "decoder/decoder_norm")
+    small = T5(T5Config(toy.PADDED, 8, 1, 8, 16, 0, 1, source_dim=16, target_layers=layers))
+    config = Decoding(toy.VOCABULARY, Sampling(0.7), 3, 6, toy.EOS, rule=rule)
+    target_params, params = (m.init(jax.random.key(i)) for i, m in enumerate((target, small)))
+    target_params["decoder"]["logits_dense"]["kernel"] *= 3
+
+    @functools.cache
+    def p(prefix: tuple[int, ...]) -> np.ndarray:
+        fed = np.array([0, *prefix])
+        logits = numpy_t5.logits(target_params, target.config, np.array([2, 3]), fed)
+        return toy.standardise(logits[-1, : toy.VOCABULARY], config.sampling)
+
+    expected: dict[tuple[int, ...], float] = {}
+    growing = {(): 1.0}
+    while growing:
+        prefix, so_far = growing.popitem()
+        for token, probability in enumerate(p(prefix)):
+            text = (*prefix, token)
+            over = token == toy.EOS or len(text) == config.max_length
+            (expected if over else growing)[text] = so_far * probability
+    sources = jnp.tile(jnp.array([2, 3]), (ROWS, 1))
+    both = Params(prepack(target_params), prepack(params))
+    numbers = config.draws(5, np.arange(ROWS))
+    found = fast.generate(target, HiddenDraft(small), both, sources, numbers, config)
+    found = jax.tree.map(np.asarray, found)
+    assert 0.1 < found.accepted.sum() / found.drafted.sum() < 0.95
+    assert toy.p_value(outputs(found), expected) > THRESHOLD
 
 
 @pytest.mark.parametrize("sampling", SAMPLINGS)

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from speculative.decoding import Adaptive, Decoding, Output, Params, loop, queue, rules
-from speculative.drafts import CopyDraft, Draft, TransformerDraft, UniformDraft
+from speculative.drafts import CopyDraft, Draft, HiddenDraft, TransformerDraft, UniformDraft
 from speculative.sampling import Sampling
 from speculative.types import PyTree
 from tests import tiny
@@ -66,8 +66,9 @@ SHUFFLED = np.random.default_rng(1).permutation(COUNT).tolist()
         (CopyDraft(), tuple, rules.Token(), 1.0),
         (UniformDraft(), tuple, rules.Block(), 1.0),
         (TransformerDraft(tiny.READER, True), tiny.reader_params, rules.Token(), 1.0),
+        (HiddenDraft(tiny.HIDDEN), tiny.hidden_params, rules.Token(), 1.0),
     ],
-    ids=["greedy", "token", "block", "copy", "uniform", "reader"],
+    ids=["greedy", "token", "block", "copy", "uniform", "reader", "hidden"],
 )
 def test_texts_are_as_if_alone(
     draft: Draft, params: Callable[[], PyTree], rule: rules.Rule, temperature: float

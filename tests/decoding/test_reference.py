@@ -10,7 +10,7 @@ import pytest
 from speculative.decoding import Decoding, Params, random_draws, reference, rules
 from speculative.decoding import loop as fast
 from speculative.decoding.loop import Model
-from speculative.drafts import Draft, TransformerDraft
+from speculative.drafts import Draft, HiddenDraft, TransformerDraft
 from speculative.sampling import Sampling
 from tests import tiny, toy
 
@@ -82,6 +82,15 @@ def test_blocks_on_t5() -> None:
         traces = check_same_tokens(tiny.TARGET, draft, params, sources, config, seed=number)
         accepted = {step.accepted for trace in traces for step in trace.steps}
         assert 4 in accepted and (number or accepted == set(range(5)))
+
+
+@pytest.mark.parametrize("rule", [rules.Token(), rules.Block()], ids=str)
+def test_with_hidden_states(rule: rules.Rule) -> None:
+    config = Decoding(tiny.VOCABULARY, Sampling(0.5), 4, 24, eos_id=7, rule=rule)
+    params = Params(tiny.target_params(), tiny.hidden_params())
+    draft = HiddenDraft(tiny.HIDDEN)
+    traces = check_same_tokens(tiny.TARGET, draft, params, tiny.sources(40), config, seed=0)
+    assert {0, 1, 2} <= {step.accepted for trace in traces for step in trace.steps}
 
 
 def test_a_trace_holds_the_distributions_that_algorithm_1_used() -> None:
