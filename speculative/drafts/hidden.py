@@ -11,7 +11,6 @@ from jax import Array, lax
 from speculative.drafts.base import Draft, Proposal, guess
 from speculative.drafts.transformer import TransformerDraft
 from speculative.models import FlaxModel
-from speculative.models.t5 import T5, T5Config
 from speculative.processors import History
 from speculative.types import PyTree
 
@@ -29,28 +28,35 @@ class HiddenDraftState:
 
 @dataclasses.dataclass(frozen=True)
 class HiddenDraft(Draft):
-    """Drafts autoregressively with a model of `T5Config.target_layers`.
+    """Drafts autoregressively with a model of `Config.target_layers`.
 
     The first guess of a step is made from the target's hidden states of the last position that it
     has read, the others from the draft's own. What the draft has read is computed again, from the
     target's hidden states, where it is accepted: a pass over gamma positions without logits.
     """
 
-    model: T5
+    model: FlaxModel
     reads_history: ClassVar[bool] = True
 
     @property
     def layers(self) -> tuple[str, ...]:
-        """The target's encoder, and what is read of its decoder."""
-        return ("encoder", *self.model.config.target_layers)
+        """What is read of the target's decoder, and its encoder if it has one."""
+        encoder = () if self.model.decoder_only else ("encoder",)
+        return (*self.model.config.target_layers, *encoder)
 
     def start(self, params, inputs, cache_length, target) -> HiddenDraftState:
-        """Projects the target's encoder output."""
-        encoded = target.hidden["encoder"]
-        config = self.model.config
+        """Projects the target's encoder output, or reads a prompt as the target has read it."""
+        if not self.model.decoder_only:
+            encoded, config = target.hidden["encoder"], self.model.config
+            size = len(config.target_layers) * config.source_dim
+            hidden = jnp.zeros((len(inputs), 1, size))
+        else:
+            encoded = self._of_target(target.hidden)
+            last = (inputs != self.model.pad_id).sum(axis=1) - 1
+            before = jnp.pad(encoded, ((0, 0), (1, 0), (0, 0)))
+            hidden = jnp.take_along_axis(before, last[:, None, None], axis=1)
         state = self.model.start(params, inputs, cache_length, encoded).state
-        size = len(config.target_layers) * config.source_dim
-        return HiddenDraftState(state, jnp.zeros((len(inputs), 1, size)))
+        return HiddenDraftState(state, hidden)
 
     def propose(
         self, params, state, last, uniforms, sampling, vocab_size, history=None
@@ -80,17 +86,20 @@ class HiddenDraft(Draft):
         drafted: tuple[PyTree, Any] = proposal.state
         params, model = drafted
         read = model.lengths - (gamma - 1)  # With `last`, and without the guesses.
-        of_target = jnp.concatenate([hidden[name] for name in self.layers[1:]], axis=-1)
-        of_target = of_target.astype(jnp.float32)
+        of_target = self._of_target(hidden)
         model = self.model.rewind(model, read)
         _, model, _ = self.model.read_on(params, model, proposal.guesses, of_target[:, :gamma])
         newest = jnp.take_along_axis(of_target, accepted[:, None, None], axis=1)
         return HiddenDraftState(self.model.rewind(model, read + accepted), newest)
 
+    def _of_target(self, hidden: dict[str, Array]) -> Array:
+        """The hidden states of the target's decoder, side by side: [B, L, F]."""
+        layers = [hidden[name] for name in self.model.config.target_layers]
+        return jnp.concatenate(layers, axis=-1).astype(jnp.float32)
+
 
 def model_draft(model: FlaxModel) -> Draft:
     """The draft of a model: it reads of its target what its configuration says."""
-    if isinstance(model.config, T5Config) and model.config.target_layers:
-        assert isinstance(model, T5)
+    if model.config.target_layers:
         return HiddenDraft(model)
     return TransformerDraft(model, model.config.source_dim > 0)

@@ -47,9 +47,11 @@ class Config:
     shared_positions: bool = True
     num_buckets: int = 32  # Of relative positions.
     max_distance: int = 128  # From which on all positions share the last bucket.
-    # Features of another model's encoder (a draft's target) that this one reads in place of its
-    # own; 0: none.
+    # Features of another model (a draft's target) that this one reads; 0: none. An
+    # encoder-decoder reads that one's encoder in place of its own.
     source_dim: int = 0
+    # The hidden states of that one's decoder that this one reads, as `interface.Model` names them.
+    target_layers: tuple[str, ...] = ()
 
     depths: ClassVar[tuple[str, ...]]  # The fields that count layers, the decoder's last.
     may_be_0: ClassVar[tuple[str, ...]] = ("num_kv_heads", "max_positions", "source_dim")
@@ -86,6 +88,7 @@ class Config:
     def __post_init__(self) -> None:
         # A list from JSON or gin would make the configuration unhashable, hence no jit key.
         object.__setattr__(self, "mlp_activations", tuple(self.mlp_activations))
+        object.__setattr__(self, "target_layers", tuple(self.target_layers))
         for field in dataclasses.fields(self):
             value = getattr(self, field.name)
             least = 0 if field.name in self.may_be_0 else 1
@@ -106,6 +109,8 @@ class Config:
             self._refuse("mlp_activations", "one or two names")
         if self.gated and self.biases:
             self._refuse("mlp_activations", "one name where biases is True")
+        if self.target_layers and not self.source_dim:
+            self._refuse("source_dim", "the target's emb_dim where there are target_layers")
         if self.num_kv_heads not in (0, self.num_heads):
             self._refuse("num_kv_heads", f"{self.num_heads}, as num_heads is, or 0 for as many")
         if (self.positions == "learned") != (self.max_positions > 0):

@@ -121,6 +121,34 @@ class FlaxModel(abc.ABC):
         given = self._given(layers)
         return Extended(*self._apply(params, state, tokens, at, given, method="extend"))
 
+    def unroll(
+        self,
+        params: PyTree,
+        tokens: Tokens,
+        segments: tuple[Array, Array] | None,
+        encoded: Array | None,
+        hidden: Array,
+        guesses: int,
+    ) -> list[Logits]:
+        """As of `Transformer`, for training a draft with `Config.target_layers`."""
+        return self._apply(params, tokens, segments, encoded, hidden, guesses, method="unroll")
+
+    def read_on(
+        self,
+        params: PyTree,
+        state: Any,
+        tokens: Tokens,
+        hidden: Array | None = None,
+        own: Array | None = None,
+    ) -> tuple[Logits, Any, Array]:
+        """Appends a chunk [B, L], as `extend`, where there are `Config.target_layers`.
+
+        Each token is read with the target's hidden states [B, L, F] of the position before it,
+        those of all layers side by side, or with this model's own [B, L, D]. Gives logits
+        [B, L, V], the state, and this model's own hidden states [B, L, D].
+        """
+        return self._apply(params, state, tokens, hidden, own, method="read_on")
+
     def rewind(self, state: Any, lengths: Rows) -> Any:
         """As of the interface."""
         return dataclasses.replace(state, lengths=lengths)

@@ -196,3 +196,27 @@ class Mlp(nn.Module):
         else:
             y = self.wi(x, norm, activation=activations[0])
         return self.wo(self.dropout(y, dropout is None), add=x, dropout=dropout)
+
+
+class Reading(nn.Module):
+    """A hidden state of so many features, normed, projected and added to a token's embedding."""
+
+    config: Config
+    features: int
+
+    def setup(self) -> None:
+        """Declares norm and projection."""
+        init = nn.initializers.variance_scaling(1.0, "fan_in", "normal")
+        self.norm = LayerNorm(self.config.replace(emb_dim=self.features))
+        self.dense = Dense(self.config.emb_dim, self.config.dtype, init)
+
+    def __call__(self, hidden: Array, embedded: Array) -> Array:
+        """[B, L, features] and [B, L, D] -> [B, L, D]; a hidden state of zeros adds nothing."""
+        return self.dense(hidden.astype(self.config.dtype), self.norm, add=embedded)
+
+
+def shifted(x: Array, segments: Array) -> Array:
+    """Of each position of x [B, L, ...] what is at the one before it; 0 where a text begins."""
+    same = jnp.pad(segments[:, 1:] == segments[:, :-1], ((0, 0), (1, 0)))
+    before = jnp.roll(x, 1, axis=1)
+    return jnp.where(same.reshape(*same.shape, *[1] * (x.ndim - 2)), before, 0)

@@ -14,7 +14,18 @@ from jax import Array, lax
 
 from speculative.backends import PREPACKED, Cache, Dropout, Xla, backend_of, look_up
 from speculative.models.config import Config
-from speculative.models.layers import MASKED, Attention, Dense, LayerNorm, Mlp, RelativeBias, Source
+from speculative.models.layers import (
+    MASKED,
+    Attention,
+    Dense,
+    LayerNorm,
+    Mlp,
+    Reading,
+    RelativeBias,
+    Source,
+    same_segment,
+    shifted,
+)
 from speculative.ragged import read_rows
 from speculative.types import Logits, Rows, Tokens
 
@@ -69,6 +80,13 @@ class Layer(nn.Module):
             norm = self.pre_cross_attention_layer_norm
             x = self.encoder_decoder_attention.cross(x, norm, source, dropout)
         return self.mlp(x, self.pre_mlp_layer_norm, dropout), keys, values
+
+
+def positions_in(segments: Array) -> Array:
+    """Each position [B, L] of packed texts, counted from the beginning of its own."""
+    index = jnp.arange(segments.shape[1])
+    begins = jnp.pad(segments[:, 1:] != segments[:, :-1], ((0, 0), (1, 0)))
+    return index - lax.cummax(jnp.where(begins, index, 0), axis=1)
 
 
 def causal_bias(by_distance: Array, starts: Array, length: int) -> Array:
@@ -171,7 +189,12 @@ class Stack(nn.Module):
 
 
 class Transformer(nn.Module):
-    """An embedding and a decoder; a family adds how texts begin."""
+    """An embedding and a decoder; a family adds how texts begin.
+
+    With `Config.target_layers` a token is read together with a hidden state of the position before
+    it: the target's or, where that is not known yet, this decoder's own. Before the first token
+    both are zero. (EAGLE, Li et al. 2024, arXiv 2401.15077; several layers as in EAGLE-3.)
+    """
 
     config: Config
 
@@ -180,6 +203,9 @@ class Transformer(nn.Module):
         config, init = self.config, nn.initializers.normal(deviation)
         self.token_embedder = nn.Embed(config.vocab_size, config.emb_dim, embedding_init=init)
         self.decoder = Stack(config, crosses=crosses, one_dropout=one_dropout)
+        if config.target_layers:
+            self.reads_target = Reading(config, len(config.target_layers) * config.source_dim)
+            self.reads_itself = Reading(config, config.emb_dim)
 
     def extend(
         self,
@@ -202,6 +228,63 @@ class Transformer(nn.Module):
         logits = self.logits(x, self.decoder.norm)[:, : length if at is None else 1]
         after = [x[:, :length] for x in after]
         return logits, state, self.decoder.hidden(after, layers)
+
+    def read_on(
+        self, state: DecoderState, tokens: Tokens, hidden: Array | None, own: Array | None
+    ) -> tuple[Logits, DecoderState, Array]:
+        """A chunk [B, L] with hidden states of the positions before it; see `FlaxModel`."""
+
+        def read(embedded: Array) -> Array:
+            if hidden is None:
+                return self.reads_itself(own, embedded)
+            return self.reads_target(hidden, embedded)
+
+        last = f"decoder/layers_{self.config.decoder_layers - 1}"
+        logits, state, found = self.extend(state, tokens, None, (last,), read)
+        return logits, state, found[last]
+
+    def unroll(
+        self, tokens: Tokens, segments: Any, encoded: Array, hidden: Array, guesses: int
+    ) -> list[Logits]:
+        """Teacher-forced logits [B, L, V] of each guess of a step, as the draft will compute them.
+
+        Those of guess k at position l know the target's hidden states [B, L, F] of positions before
+        l - k; for the k positions after these there are the draft's own, of guesses 0 to k - 1.
+        (The training-time test of EAGLE-3, Li et al. 2025, arXiv 2503.01840, section 3.2.)
+        """
+        target = jnp.ones_like(tokens) if segments is None else segments[1]
+        sources = self.sources(encoded, segments, tokens)
+        embedded, (_, length) = self.embed(tokens, positions_in(target)), tokens.shape
+        back = jnp.arange(length)[:, None] - jnp.arange(length)
+        x = self.reads_target(shifted(hidden, target), embedded)
+        mask = same_segment(target, target, back >= 0)
+        after, *caches = self.decoder(x, mask, False, sources)
+        logits = [self.logits(after[-1], self.decoder.norm)]
+        for k in range(1, guesses):
+            x = self.reads_itself(shifted(after[-1], target), embedded)
+            # Keys of guess j, of the one position that it was made for; before, those of guess 0.
+            seen = [back >= k, *(back == k - j for j in range(1, k + 1))]
+            mask = jnp.concatenate([same_segment(target, target, s) for s in seen], axis=-1)
+            starts = jnp.full(len(tokens), k * length)
+            caches = [[jnp.pad(y, ((0, 0), (0, length), (0, 0))) for y in each] for each in caches]
+            given = [(*cache, starts, length) for cache in zip(*caches, strict=True)]
+            after, *caches = self.decoder(x, mask, False, sources, given)
+            logits.append(self.logits(after[-1], self.decoder.norm))
+        return logits
+
+    def unread(
+        self, tokens: Tokens, segments: Any, encoded: Array
+    ) -> tuple[Logits, dict[str, Array]]:
+        """Teacher-forced logits where nothing is known of the target's decoder; no hidden states.
+
+        Of two guesses, so that every parameter is used where this one declares them.
+        """
+        hidden = jnp.zeros((*tokens.shape, self.reads_target.features))
+        return self.unroll(tokens, segments, encoded, hidden, 2)[0], {}
+
+    def sources(self, encoded: Array, segments: Any, tokens: Tokens) -> list[Source]:
+        """What whole texts attend to beside themselves; a family may have something."""
+        return []
 
     def _filled(self, x: Array) -> Array:
         """A chunk [B, L, D] with as many positions, the others 0, as the backend computes best."""

@@ -4,7 +4,6 @@ import dataclasses
 import pathlib
 import time
 from collections.abc import Mapping
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -15,7 +14,7 @@ from speculative.checkpoints import native
 from speculative.checkpoints.checkpoint import MadeFor
 from speculative.decoding import Decoding
 from speculative.models import Config, FlaxModel, model_of
-from speculative.models.t5 import T5, shifted
+from speculative.models.layers import shifted
 from speculative.sampling import Sampling
 from speculative.training import outputs
 from speculative.training.examples import load
@@ -64,18 +63,16 @@ class Distillation:
         encoded = self.target.encode(
             frozen, batch["encoder_input_tokens"], batch["encoder_segment_ids"]
         )
-        config: Any = self.draft.config
-        layers = getattr(config, "target_layers", ())
+        layers = self.draft.config.target_layers
         target, hidden = teacher_forced(self.target, frozen, batch, None, encoded, layers)
         log_p = jax.lax.stop_gradient(jax.nn.log_softmax(target))
         if layers:
-            assert isinstance(self.draft, T5)
             segments = batch["encoder_segment_ids"], batch["decoder_segment_ids"]
             of_target = jnp.concatenate([hidden[name] for name in layers], axis=-1)
             given = batch["decoder_input_tokens"], segments, encoded, of_target, self.guesses
             drafts = self.draft.unroll(params, *given)
         else:
-            shared = encoded if config.source_dim else None
+            shared = encoded if self.draft.config.source_dim else None
             drafts = [teacher_forced(self.draft, params, batch, dropout_key, shared)[0]]
         loss, metrics = jnp.zeros(()), dict[str, Array]()
         for k, draft in enumerate(drafts):
@@ -135,7 +132,7 @@ def distil(
     checkpoint = native.open(target_dir)
     target_config = checkpoint.config
     target, draft = model_of(target_config.replace(dtype=model.dtype)), model_of(model)
-    layers = getattr(model, "target_layers", ())
+    layers = model.target_layers
     if unknown := [name for name in layers if name not in target.extend_layers]:
         raise ValueError(
             f"The draft's target_layers has {unknown[0]!r}; the target in {target_dir} has "

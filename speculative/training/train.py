@@ -69,8 +69,8 @@ def initial(model: FlaxModel, seed: int, init_from: str | pathlib.Path | None) -
     """A run's first parameters: random, or a checkpoint's, with layers on top that it lacks.
 
     An added layer has output kernels of zero, so that the residual connection passes its input on
-    and the deeper model first computes the same function (Chen et al., arXiv 1511.05641); so has
-    what reads a target's hidden states, where the checkpoint reads none. Raises
+    and the deeper model first computes the same function (Chen et al., arXiv 1511.05641). What
+    reads a target's hidden states, where the checkpoint reads none, has small ones. Raises
     ValueError if the checkpoint cannot be opened, or has other sizes or more layers.
     """
     if init_from is None:
@@ -78,7 +78,7 @@ def initial(model: FlaxModel, seed: int, init_from: str | pathlib.Path | None) -
     checkpoint = checkpoints.open(init_from)
     sizes, wanted = checkpoint.config, model.config
     free = {name: getattr(wanted, name) for name in ("dropout_rate", "dtype", *wanted.depths)}
-    if hasattr(wanted, "target_layers") and not sizes.target_layers:
+    if not sizes.target_layers:
         free["target_layers"] = wanted.target_layers
     if (
         type(sizes) is not type(wanted)
@@ -91,7 +91,10 @@ def initial(model: FlaxModel, seed: int, init_from: str | pathlib.Path | None) -
         return params
 
     def identity(path: tuple[Any, ...], leaf: Array) -> Array:
-        return jnp.zeros_like(leaf) if {"out", "wo", "dense"} & {key.key for key in path} else leaf
+        names = {key.key for key in path}
+        # Adafactor's steps are in proportion to a kernel: one of zeros would take long to grow.
+        leaf = 0.1 * leaf if "dense" in names else leaf
+        return jnp.zeros_like(leaf) if {"out", "wo"} & names else leaf
 
     for name, stack in model.init(jax.random.key(seed)).items():
         known = params.setdefault(name, {})

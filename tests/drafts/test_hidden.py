@@ -1,6 +1,10 @@
-"""A draft that reads the target's hidden states guesses as its training pass says it should."""
+"""A draft that reads the target's hidden states guesses as its training pass says it should.
+
+The training pass sees whole texts under masks; the draft has caches, which it corrects as it goes.
+"""
 
 import functools
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -8,81 +12,127 @@ import numpy as np
 import pytest
 
 from speculative.drafts import HiddenDraft, model_draft
+from speculative.models import DecoderOnly, DecoderOnlyConfig, FlaxModel
 from speculative.sampling import Sampling, standardise
+from speculative.types import PyTree
 from tests import tiny
 
 GAMMA = 3
-DRAFT = HiddenDraft(tiny.HIDDEN)
-LAYERS = tiny.HIDDEN.config.target_layers
-SAMPLING = Sampling(0.8)
 ROWS = GAMMA + 1
-TEXT = 14
+SAMPLING = Sampling(0.8)
+LAYERS = tiny.HIDDEN.config.target_layers
 
 start = jax.jit(HiddenDraft.start, static_argnums=(0, 3))
 propose = jax.jit(HiddenDraft.propose, static_argnums=(0, 5, 6))
-begin = jax.jit(functools.partial(tiny.TARGET.start, layers=DRAFT.layers), static_argnums=2)
-extend = jax.jit(functools.partial(tiny.TARGET.extend, layers=DRAFT.layers))
 
 
-def unrolled(text: np.ndarray) -> list[np.ndarray]:
-    """[B, L, V] by guess, of texts [B, L] that begin with the start token, as training has them."""
-    sources = jnp.asarray(tiny.sources(ROWS))
-    encoded = tiny.TARGET.encode(tiny.target_params(), sources)
-    given = tiny.target_params(), sources, jnp.asarray(text)
-    _, hidden = tiny.TARGET.forward_with_hidden(*given, layers=LAYERS)
-    hidden = jnp.concatenate([hidden[name] for name in LAYERS], axis=-1)
-    segments = (sources != 0).astype(int), jnp.ones_like(text)
-    given = tiny.hidden_params(), jnp.asarray(text), segments, encoded, hidden, GAMMA
-    return [np.asarray(logits[..., : tiny.VOCABULARY]) for logits in tiny.HIDDEN.unroll(*given)]
+class Given(NamedTuple):
+    """A target and a draft of its hidden states, with inputs [4, S]."""
+
+    target: FlaxModel
+    params: PyTree
+    draft: HiddenDraft
+    draft_params: PyTree
+    inputs: np.ndarray
+
+    def texts(self) -> list[list[int]]:
+        """The beginning of each row's text, the first `last` included."""
+        if not self.target.decoder_only:
+            return [[0] for _ in self.inputs]
+        return [row[row >= 0].tolist() for row in self.inputs]
+
+    def unrolled(self, texts: np.ndarray) -> list[np.ndarray]:
+        """[B, L, V] by guess, of texts [B, L], as training has them."""
+        target, draft = self.target, self.draft.model
+        inputs, fed = jnp.asarray(self.inputs), jnp.asarray(texts)
+        encoded = target.encode(self.params, inputs)
+        _, hidden = target.forward_with_hidden(self.params, inputs, fed, layers=LAYERS)
+        hidden = jnp.concatenate([hidden[name] for name in LAYERS], axis=-1)
+        segments = (inputs != target.pad_id).astype(int), jnp.ones_like(fed)
+        found = draft.unroll(self.draft_params, fed, segments, encoded, hidden, GAMMA)
+        return [np.asarray(logits[..., : tiny.VOCABULARY]) for logits in found]
 
 
-def test_q_is_that_of_the_training_pass_however_much_of_a_block_stands() -> None:
-    """Row b accepts b guesses, then another number, and so on; the text so far is teacher-forced.
+def t5() -> Given:
+    draft = HiddenDraft(tiny.HIDDEN)
+    return Given(
+        tiny.TARGET, tiny.target_params(), draft, tiny.hidden_params(), tiny.sources(ROWS)
+    )
 
-    The training pass sees whole texts under masks, the draft caches that it corrects as it goes.
-    """
+
+def gpt() -> Given:
+    target = DecoderOnlyConfig(64, 16, 2, 8, 32, 2, max_positions=64)
+    small = DecoderOnlyConfig(
+        56, 8, 1, 8, 16, 1, max_positions=64, source_dim=16, target_layers=LAYERS
+    )
+    models = DecoderOnly(target), DecoderOnly(small)
     rng = np.random.default_rng(0)
-    sources = jnp.asarray(tiny.sources(ROWS))
-    begun = begin(tiny.target_params(), sources, 64)
-    state, target = start(DRAFT, tiny.hidden_params(), sources, 64, begun), begun.state
-    texts, last = [[0] for _ in range(ROWS)], jnp.zeros(ROWS, jnp.int32)
+    params = [
+        jax.tree.map(
+            lambda x: rng.normal(0.0, 0.5, x.shape).astype(np.float32),
+            jax.eval_shape(model.init, jax.random.key(0)),
+        )
+        for model in models
+    ]
+    prompts = rng.integers(0, tiny.VOCABULARY, (ROWS, 8)).astype(np.int32)
+    prompts = np.where(np.arange(8) < np.array([[1], [8], [3], [6]]), prompts, -1)
+    return Given(models[0], params[0], HiddenDraft(models[1]), params[1], prompts)
+
+
+@pytest.fixture(scope="module", params=[t5, gpt])
+def given(request: pytest.FixtureRequest) -> Given:
+    return request.param()
+
+
+def test_q_is_that_of_the_training_pass_however_much_of_a_block_stands(given: Given) -> None:
+    """Row b accepts b guesses, then another number, and so on."""
+    target, draft, inputs = given.target, given.draft, jnp.asarray(given.inputs)
+    begin = jax.jit(functools.partial(target.start, layers=draft.layers), static_argnums=2)
+    extend = jax.jit(functools.partial(target.extend, layers=draft.layers))
+    begun = begin(given.params, inputs, 64)
+    state = start(draft, given.draft_params, inputs, 64, begun)
+    texts, before = given.texts(), begun.state
+    prompts = np.array([len(text) - 1 for text in texts])
+    last = target.first(inputs)
+    rng = np.random.default_rng(0)
     for turn in range(4):
         uniforms = jnp.asarray(rng.random((ROWS, GAMMA)), jnp.float32)
-        proposal = propose(
-            DRAFT, tiny.hidden_params(), state, last, uniforms, SAMPLING, tiny.VOCABULARY
-        )
+        sampled = uniforms, SAMPLING, tiny.VOCABULARY
+        proposal = propose(draft, given.draft_params, state, last, *sampled)
         assert proposal.q is not None
         guesses = np.asarray(proposal.guesses)
-        whole = np.zeros((ROWS, 24), int)
+        whole = np.zeros((ROWS, 32), np.int32)
         for row, text in enumerate(texts):
             whole[row, : len(text) + GAMMA] = [*text, *guesses[row]]
-        expected = unrolled(whole)
+        expected = given.unrolled(whole)
         for row, text in enumerate(texts):
             for k in range(GAMMA):
                 q = standardise(expected[k][row, len(text) - 1 + k], SAMPLING)
-                np.testing.assert_allclose(proposal.q[row, k], q, atol=1e-5)
+                np.testing.assert_allclose(proposal.q[row, k], q, atol=2e-5)
         chunk = jnp.concatenate([last[:, None], proposal.guesses], axis=1)
-        _, target, hidden = extend(tiny.target_params(), target, chunk)
+        _, after, hidden = extend(given.params, before, chunk)
         accepted = (np.arange(ROWS) + turn) % (GAMMA + 1)
         last = jnp.asarray(rng.integers(2, tiny.VOCABULARY, ROWS), jnp.int32)
         for row, text in enumerate(texts):
             text += [*guesses[row, : accepted[row]].tolist(), int(last[row])]
-        lengths = jnp.array([len(text) - 1 for text in texts])
-        target = tiny.TARGET.rewind(target, lengths)
-        state = DRAFT.commit(proposal, jnp.asarray(accepted), hidden)
+        lengths = np.array([len(text) - 1 for text in texts]) - prompts
+        before = target.rewind(after, jnp.asarray(lengths))
+        state = draft.commit(proposal, jnp.asarray(accepted), hidden)
 
 
-def test_the_hidden_states_matter() -> None:
+def test_the_hidden_states_matter(given: Given) -> None:
     """Else the test above would say nothing about them."""
-    text = np.random.default_rng(1).integers(2, tiny.VOCABULARY, (ROWS, 8))
-    text[:, 0] = 0
-    first, second, third = (np.asarray(jax.nn.softmax(logits)) for logits in unrolled(text))
+    text = np.random.default_rng(1).integers(2, tiny.VOCABULARY, (ROWS, 8)).astype(np.int32)
+    first, second, third = (np.asarray(jax.nn.softmax(x)) for x in given.unrolled(text))
     assert np.abs(first - second)[:, 1:].sum(-1).mean() > 0.05
     assert np.abs(third - second)[:, 2:].sum(-1).mean() > 0.01
 
 
 def test_a_models_configuration_says_what_its_draft_reads() -> None:
-    assert model_draft(tiny.HIDDEN) == DRAFT
+    assert model_draft(tiny.HIDDEN) == HiddenDraft(tiny.HIDDEN)
     assert model_draft(tiny.READER).layers == ("encoder",)
-    with pytest.raises(ValueError, match="source_dim"):
-        tiny.DRAFT.config.replace(target_layers=LAYERS)
+    assert model_draft(gpt().draft.model).layers == LAYERS
+    with pytest.raises(ValueError, match="source_dim must be the target's emb_dim"):
+        tiny.DRAFT.config.replace(source_dim=0, target_layers=LAYERS)
+    with pytest.raises(ValueError, match="source_dim must be 0 where there are no target_layers"):
+        DecoderOnlyConfig(56, 8, 1, 8, 16, 1, max_positions=64, source_dim=16)

@@ -30,7 +30,11 @@ class DecoderOnlyConfig(Config):
     logits_via_embedding: bool = True
 
     depths = ("num_layers",)
-    fixed = {"source_dim": 0}
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.source_dim and not self.target_layers:
+            self._refuse("source_dim", "0 where there are no target_layers")
 
     @classmethod
     def from_json(cls, fields: Mapping[str, Any]) -> Self:

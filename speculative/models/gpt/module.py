@@ -4,12 +4,12 @@ import dataclasses
 from typing import Any, ClassVar
 
 import jax.numpy as jnp
-from jax import Array, lax
+from jax import Array
 
 from speculative.models.flax_model import FlaxModel
 from speculative.models.gpt.config import DecoderOnlyConfig
-from speculative.models.layers import masked, same_segment
-from speculative.models.stack import DecoderState, Transformer
+from speculative.models.layers import masked, same_segment, shifted
+from speculative.models.stack import DecoderState, Transformer, positions_in
 from speculative.types import Inputs, Logits, Rows
 
 PADDING = -1
@@ -33,23 +33,30 @@ class Decoder(Transformer):
         layers: tuple[str, ...] = (),
     ) -> tuple[Logits, dict[str, Array]]:
         """Teacher-forced logits and hidden states; see `FlaxModel.forward_with_hidden`."""
+        if self.config.target_layers:
+            return self.unread(decoder_inputs, segments, encoded)
         segment = jnp.ones_like(decoder_inputs) if segments is None else segments[1]
         index = jnp.arange(segment.shape[1])
-        begins = jnp.pad(segment[:, 1:] != segment[:, :-1], ((0, 0), (1, 0)))
-        positions = index - lax.cummax(jnp.where(begins, index, 0), axis=1)
         mask = same_segment(segment, segment, index[:, None] >= index)
-        after, _, _ = self.decoder(self.embed(decoder_inputs, positions), mask, train)
+        embedded = self.embed(decoder_inputs, positions_in(segment))
+        after, _, _ = self.decoder(embedded, mask, train)
         return self.logits(after[-1], self.decoder.norm), self.decoder.hidden(after, layers)
 
     def start(
-        self, inputs: Inputs, cache_length: int, encoded: None, layers: tuple[str, ...]
+        self, inputs: Inputs, cache_length: int, encoded: Array | None, layers: tuple[str, ...]
     ) -> tuple[DecoderState, dict[str, Array]]:
-        """The state behind prompts [B, S] filled up with -1; see `interface.Model.start`."""
+        """The state behind prompts [B, S] filled up with -1; see `interface.Model.start`.
+
+        With `Config.target_layers`, `encoded` [B, S, F] is what the target made of the prompts.
+        """
         seen = inputs != PADDING
         index = jnp.arange(inputs.shape[1])
         # Padding comes last: its keys are masked until those of other tokens overwrite them.
         mask = masked(index[:, None] >= index)[None, None]
-        after, *caches = self.decoder(self.embed(jnp.where(seen, inputs, 0), index[None]), mask)
+        x = self.embed(jnp.where(seen, inputs, 0), index[None])
+        if self.config.target_layers:
+            x = self.reads_target(shifted(encoded, seen), x)
+        after, *caches = self.decoder(x, mask)
         room = ((0, 0), (0, cache_length), (0, 0))
         keys, values = (tuple(jnp.pad(x, room) for x in cache) for cache in caches)
         prompt = seen.sum(axis=1, dtype=jnp.int32) - 1

@@ -17,9 +17,6 @@ class T5Config(Config):
 
     num_encoder_layers: int  # 0 where `source_dim` is not.
     num_decoder_layers: int
-    # Of a draft that reads its target's decoder: the hidden states it reads there, each of
-    # `source_dim` features, as `interface.Model` names them.
-    target_layers: tuple[str, ...] = ()
 
     depths = ("num_encoder_layers", "num_decoder_layers")
     may_be_0 = (*Config.may_be_0, "num_encoder_layers")
@@ -27,12 +24,6 @@ class T5Config(Config):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        object.__setattr__(self, "target_layers", tuple(self.target_layers))
-        if self.target_layers and not self.source_dim:
-            raise ValueError(
-                "A model with T5Config.target_layers is a draft that reads its target's encoder "
-                "too; set source_dim to the target's emb_dim."
-            )
         if (self.source_dim == 0) == (self.num_encoder_layers == 0):
             raise ValueError(
                 "A model has an encoder of its own or reads another's: one of "
