@@ -227,12 +227,16 @@ def _require_of_a_kind(target: Weights, draft: Weights) -> None:
             f"{target.name} has {target.config.emb_dim}; load it with the target that it was made "
             "for."
         )
-    if target.checkpoint and draft.checkpoint and not target.checkpoint.is_target_of(draft.checkpoint):
+    if (
+        target.checkpoint
+        and draft.checkpoint
+        and not target.checkpoint.is_target_of(draft.checkpoint)
+    ):
         made_for = draft.checkpoint.made_for
         raise ValueError(
             f"The draft {draft.name} reads hidden states of the target {made_for and made_for.name} "
-            f"that it was trained with, and {target.name} is another; load it with that, or train "
-            "one for this target (scripts/distil.py)."
+            f"with which it was trained, and {target.name} is another; load it with that one, or "
+            "train a draft for this target (scripts/distil.py)."
         )
 
 

@@ -79,7 +79,7 @@ def initial(model: FlaxModel, seed: int, init_from: str | pathlib.Path | None) -
     sizes, wanted = checkpoint.config, model.config
     free = {name: getattr(wanted, name) for name in ("dropout_rate", "dtype", *wanted.depths)}
     if not sizes.target_layers:
-        free["target_layers"] = wanted.target_layers
+        free |= {"target_layers": wanted.target_layers, "source_dim": wanted.source_dim}
     if (
         type(sizes) is not type(wanted)
         or sizes.replace(**free) != wanted

@@ -152,7 +152,7 @@ def test_a_draft_that_reads_hidden_states_is_exact(rule: rules.Rule) -> None:
         return toy.standardise(logits[-1, : toy.VOCABULARY], config.sampling)
 
     expected: dict[tuple[int, ...], float] = {}
-    growing = {(): 1.0}
+    growing: dict[tuple[int, ...], float] = {(): 1.0}
     while growing:
         prefix, so_far = growing.popitem()
         for token, probability in enumerate(p(prefix)):

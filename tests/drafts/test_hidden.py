@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 from speculative.drafts import HiddenDraft, model_draft
+from speculative.drafts.base import layers_read
 from speculative.models import DecoderOnly, DecoderOnlyConfig, FlaxModel
 from speculative.sampling import Sampling, standardise
 from speculative.types import PyTree
@@ -55,9 +56,7 @@ class Given(NamedTuple):
 
 def t5() -> Given:
     draft = HiddenDraft(tiny.HIDDEN)
-    return Given(
-        tiny.TARGET, tiny.target_params(), draft, tiny.hidden_params(), tiny.sources(ROWS)
-    )
+    return Given(tiny.TARGET, tiny.target_params(), draft, tiny.hidden_params(), tiny.sources(ROWS))
 
 
 def gpt() -> Given:
@@ -130,8 +129,8 @@ def test_the_hidden_states_matter(given: Given) -> None:
 
 def test_a_models_configuration_says_what_its_draft_reads() -> None:
     assert model_draft(tiny.HIDDEN) == HiddenDraft(tiny.HIDDEN)
-    assert model_draft(tiny.READER).layers == ("encoder",)
-    assert model_draft(gpt().draft.model).layers == LAYERS
+    assert layers_read(model_draft(tiny.READER)) == ("encoder",)
+    assert layers_read(model_draft(gpt().draft.model)) == LAYERS
     with pytest.raises(ValueError, match="source_dim must be the target's emb_dim"):
         tiny.DRAFT.config.replace(source_dim=0, target_layers=LAYERS)
     with pytest.raises(ValueError, match="source_dim must be 0 where there are no target_layers"):

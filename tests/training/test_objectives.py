@@ -4,6 +4,7 @@ import pathlib
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
@@ -106,12 +107,11 @@ def test_every_guess_of_a_draft_that_reads_the_decoder_counts(params: dict) -> N
     loss = sum(float(total) for total, _ in found)
     expected, alphas, counts = 0.0, np.zeros(3), np.zeros(3)
     for i in range(len(examples)):
-        source, target = (x[None].astype(np.int32) for x in (examples.input(i), examples.target(i)))
-        fed = np.pad(target, ((0, 0), (1, 0)))[:, :-1]
-        given = tiny.MODEL, params, source, fed
+        source = jnp.asarray(examples.input(i)[None], jnp.int32)
+        fed = jnp.asarray(np.append(0, examples.target(i)[:-1])[None], jnp.int32)
         encoded = tiny.MODEL.encode(params, source)
         logits, hidden = tiny.MODEL.forward_with_hidden(params, source, fed, layers=LAYERS)
-        of_target = np.concatenate([hidden[name] for name in LAYERS], axis=-1)
+        of_target = jnp.concatenate([hidden[name] for name in LAYERS], axis=-1)
         drafts = draft.unroll(hidden_params, fed, None, encoded, of_target, 3)
         log_p = log_softmax(logits)[0]
         for k, own in enumerate(drafts):

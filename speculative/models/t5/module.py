@@ -64,7 +64,9 @@ class EncoderDecoder(Transformer):
     ) -> tuple[DecoderState, dict[str, Array]]:
         """Encodes inputs [B, S] (0 = padding) and projects keys and values of the source once."""
         config = self.config
-        encoded, cross = self._read(inputs) if encoded is None else (encoded, self._project(encoded))
+        encoded, cross = (
+            self._read(inputs) if encoded is None else (encoded, self._project(encoded))
+        )
         sizes = inputs.shape[0], config.num_heads, cache_length, config.head_dim
         shape = self.decoder.backend.cache_shape(*sizes)
         empty = tuple(jnp.zeros(shape, config.dtype) for _ in range(config.decoder_layers))
@@ -90,8 +92,8 @@ class EncoderDecoder(Transformer):
         if width == whole:
             return read(whole, self, inputs)
         short = (inputs[:, width:] == PAD_ID).all()
-        ways = (functools.partial(read, size) for size in (width, whole))
-        return nn.cond(short, *ways, self, inputs)
+        narrow, wide = (functools.partial(read, size) for size in (width, whole))
+        return nn.cond(short, narrow, wide, self, inputs)
 
     def _project(self, encoded: Array) -> tuple[tuple[Array, Array], ...]:
         """Each layer's keys and values [B * N, S, H] of a source encoded [B, S, D]."""
