@@ -227,16 +227,12 @@ def _require_of_a_kind(target: Weights, draft: Weights) -> None:
             f"{target.name} has {target.config.emb_dim}; load it with the target that it was made "
             "for."
         )
-    if (
-        target.checkpoint
-        and draft.checkpoint
-        and not target.checkpoint.is_target_of(draft.checkpoint)
-    ):
-        made_for = draft.checkpoint.made_for
+    made_for = draft.checkpoint and draft.checkpoint.made_for
+    if made_for and target.checkpoint and not target.checkpoint.has(made_for.fingerprint):
         raise ValueError(
-            f"The draft {draft.name} reads hidden states of the target {made_for and made_for.name} "
-            f"with which it was trained, and {target.name} is another; load it with that one, or "
-            "train a draft for this target (scripts/distil.py)."
+            f"The draft {draft.name} reads hidden states of the target {made_for.name}, with which "
+            f"it was trained, and {target.name} is another; load it with that one, or train a "
+            "draft for this target (scripts/distil.py)."
         )
 
 

@@ -7,7 +7,7 @@ import hashlib
 import math
 import os
 import pathlib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -138,14 +138,11 @@ class Checkpoint:
         """Numbers by which the model is known in any format: of its last norm, never quantized."""
         return tuple(self.read("decoder/decoder_norm/scale")[:FINGERPRINT].tolist())
 
-    def is_target_of(self, draft: "Checkpoint") -> bool:
-        """Whether it is the model that a draft was made for, but for rounding to bfloat16."""
-        made_for = draft.made_for
-        if made_for is None:
-            return True
+    def has(self, fingerprint: Sequence[float]) -> bool:
+        """Whether this is the model's, but for rounding to bfloat16."""
         own = self.fingerprint()
-        near = [abs(a - b) <= abs(b) / 128 for a, b in zip(own, made_for.fingerprint, strict=False)]
-        return len(own) == len(made_for.fingerprint) and all(near)
+        near = [abs(a - b) <= abs(b) / 128 for a, b in zip(own, fingerprint, strict=False)]
+        return len(own) == len(fingerprint) and all(near)
 
     def read(self, name: str) -> np.ndarray:
         """A tensor's values; raises ValueError if they cannot be read or are not finite."""

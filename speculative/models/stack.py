@@ -172,12 +172,9 @@ class Stack(nn.Module):
             none = jnp.zeros((1, room))
             found = [table.by_distance(room) if table else none for table in tables]
             found = [causal_bias(by_distance, starts, length) for by_distance in found]
-        elif mask is not None and mask.shape[-1] > length:
-            # Caches that hold the same positions several times.
-            times = mask.shape[-1] // length
-            found = [jnp.tile(table(length), times) + mask if table else mask for table in tables]
         else:
-            found = [table(length) + mask if table else mask for table in tables]
+            times = mask.shape[-1] // length  # That caches hold the same positions.
+            found = [jnp.tile(table(length), times) + mask if table else mask for table in tables]
         return found * (len(self.layers) // len(found))
 
     def hidden(self, after: Sequence[Array], wanted: tuple[str, ...]) -> dict[str, Array]:
@@ -235,9 +232,10 @@ class Transformer(nn.Module):
         """A chunk [B, L] with hidden states of the positions before it; see `FlaxModel`."""
 
         def read(embedded: Array) -> Array:
-            if hidden is None:
-                return self.reads_itself(own, embedded)
-            return self.reads_target(hidden, embedded)
+            if hidden is not None:
+                return self.reads_target(hidden, embedded)
+            assert own is not None, "a token is read with a hidden state"
+            return self.reads_itself(own, embedded)
 
         last = f"decoder/layers_{self.config.decoder_layers - 1}"
         logits, state, found = self.extend(state, tokens, None, (last,), read)

@@ -8,6 +8,7 @@ from typing import Any, get_args
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import Array
 
 from speculative import checkpoints, disk
@@ -92,8 +93,8 @@ def initial(model: FlaxModel, seed: int, init_from: str | pathlib.Path | None) -
 
     def identity(path: tuple[Any, ...], leaf: Array) -> Array:
         names = {key.key for key in path}
-        # Adafactor's steps are in proportion to a kernel: one of zeros would take long to grow.
-        leaf = 0.1 * leaf if "dense" in names else leaf
+        if "dense" in names:  # It adds little to an embedding; from 0 Adafactor's steps are tiny.
+            return 0.1 * np.std(params["token_embedder"]["embedding"]) * leaf
         return jnp.zeros_like(leaf) if {"out", "wo"} & names else leaf
 
     for name, stack in model.init(jax.random.key(seed)).items():

@@ -54,7 +54,7 @@ class Decoder(Transformer):
         # Padding comes last: its keys are masked until those of other tokens overwrite them.
         mask = masked(index[:, None] >= index)[None, None]
         x = self.embed(jnp.where(seen, inputs, 0), index[None])
-        if self.config.target_layers:
+        if encoded is not None:
             x = self.reads_target(shifted(encoded, seen), x)
         after, *caches = self.decoder(x, mask)
         room = ((0, 0), (0, cache_length), (0, 0))
