@@ -6,12 +6,20 @@ import hashlib
 import os
 import pathlib
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from types import ModuleType
 from typing import get_args
 
+import numpy as np
+
 from speculative.checkpoints import huggingface, native, t5x
-from speculative.checkpoints.checkpoint import DTYPES, Checkpoint, read_settings, vacant
+from speculative.checkpoints.checkpoint import (
+    DTYPES,
+    Checkpoint,
+    narrowed,
+    read_settings,
+    vacant,
+)
 from speculative.disk import reading
 from speculative.models import SIZES
 from speculative.models.names import SPIECE
@@ -97,13 +105,14 @@ def convert(
     dtype: str | None = None,
     vocabulary: str | os.PathLike[str] | None = None,
     extra_ids: int | None = None,
+    tokens: Sequence[int] | np.ndarray | None = None,
 ) -> Checkpoint:
     """Writes a checkpoint into a new folder in one of `FORMATS`, and opens it there.
 
     One tensor or file is in memory at a time. `dtype` is "float32" or "bfloat16", by default the
     one that loses nothing. A `vocabulary` file replaces the source's; `extra_ids` sentinels follow
     its pieces, by default T5's 100 if the embedding has enough rows. T5X's format holds no
-    vocabulary.
+    vocabulary. With `tokens` the copy is a draft that guesses these alone, see `narrowed`.
 
     Raises:
         ValueError: a format is unknown, the source cannot be read, the destination exists, or the
@@ -127,6 +136,14 @@ def convert(
         pieces.require_room(rows, str(source))
         given = {"vocabulary": pieces.path, "extra_ids": pieces.extra_ids}
         checkpoint = dataclasses.replace(checkpoint, **given)
+    if tokens is not None:
+        checkpoint = narrowed(checkpoint, tokens)
+    config = checkpoint.config
+    if to != "native" and (config.draft_vocabulary or config.target_layers):
+        raise ValueError(
+            f"{source} is a draft that reads its target's decoder, or guesses some tokens alone; "
+            f"the format {to} knows no such model (--to native)."
+        )
     FORMATS[to].write(destination, checkpoint, dtype)
     return FORMATS[to].open(destination)
 

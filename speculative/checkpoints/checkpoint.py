@@ -19,12 +19,14 @@ from safetensors.numpy import save_file
 from speculative import disk
 from speculative.disk import read_json, reading
 from speculative.models import Config, abstract_params
+from speculative.models.config import packed, unpacked
 from speculative.types import PyTree
 from speculative.vocabulary import Vocabulary, open_vocabulary, store
 
 CONFIG = "config.json"  # It describes a model, in our folders and in Hugging Face's.
 DTYPES = {"float32": np.dtype(np.float32), "bfloat16": np.dtype(ml_dtypes.bfloat16)}
 """The number formats in which checkpoints are written."""
+LOGITS = "decoder/logits_dense/kernel"
 FINGERPRINT = 16  # Numbers that tell one model from another.
 FLOATS = ("float32", "bfloat16", "float16", "float64")  # Those in which others write them.
 
@@ -188,6 +190,28 @@ class Checkpoint:
             return None
         self.checksums.verify(self.vocabulary)
         return store(self.vocabulary, folder)
+
+
+def narrowed(checkpoint: Checkpoint, tokens: Sequence[int] | np.ndarray) -> Checkpoint:
+    """A draft whose logits are of these tokens alone: it guesses no other, and costs less.
+
+    Raises ValueError if there are none, if the draft does not guess one already, or if its logits
+    are tied to the embedding.
+    """
+    if not len(tokens):
+        raise ValueError("A draft must guess some tokens; keep at least one.")
+    config = checkpoint.config.replace(draft_vocabulary=packed(tokens))
+    before = checkpoint.config.draft_vocabulary
+    guessed = unpacked(before) if before else np.arange(config.vocab_size)
+    wanted = unpacked(config.draft_vocabulary)
+    if len(unknown := np.setdiff1d(wanted, guessed)):
+        raise ValueError(f"{checkpoint.location} does not guess token {unknown[0]}; leave it out.")
+    columns, whole = np.searchsorted(guessed, wanted), checkpoint.tensors[LOGITS]
+    part = whole._replace(
+        shape=(whole.shape[0], len(columns)), read=lambda: whole.read()[:, columns]
+    )
+    tensors = {**checkpoint.tensors, LOGITS: part}
+    return dataclasses.replace(checkpoint, config=config, tensors=tensors)
 
 
 def in_memory(

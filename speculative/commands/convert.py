@@ -2,7 +2,7 @@
 
 import argparse
 
-from speculative.commands import Command, add_options
+from speculative.commands import Command, add_options, whole
 
 
 def _add_convert(parser: argparse.ArgumentParser) -> None:
@@ -12,14 +12,37 @@ def _add_convert(parser: argparse.ArgumentParser) -> None:
     add("--to", required=True, choices=["native", "t5x", "huggingface"], help="its format")
     add_options(parser, "--dtype")
     add("--vocabulary", metavar="FILE", help="SentencePiece model to store with the weights")
+    add(
+        "--keep",
+        type=whole(1, 2**31 - 1),
+        metavar="N",
+        help="make a draft that guesses the N most frequent tokens of --texts alone: it is faster",
+    )
+    add(
+        "--texts",
+        nargs="+",
+        metavar="FILE",
+        help="texts like those that the target writes, as of speculative count",
+    )
 
 
 def _convert(options: argparse.Namespace) -> None:
     from speculative import checkpoints
 
-    made = checkpoints.convert(
-        options.source, options.destination, options.to, options.dtype, options.vocabulary
-    )
+    if (options.keep is None) != (options.texts is None):
+        raise ValueError("--keep and --texts belong together; give both or neither.")
+    kept = None
+    if options.texts:
+        from speculative import loading, progress
+        from speculative.training import counting
+
+        counting.require(options.texts)
+        vocabulary = loading.vocabulary(options.source, options.vocabulary)
+        with progress.bar("convert") as on_progress:
+            texts = counting.tokens(options.texts, vocabulary, on_progress=on_progress)
+            kept = counting.most_frequent(texts, options.keep, vocabulary.size)
+    given = options.source, options.destination, options.to, options.dtype, options.vocabulary
+    made = checkpoints.convert(*given, tokens=kept)
     print(f"Written: {made.location} ({made.format}, {made.parameters / 1e6:.1f} M parameters).")
 
 

@@ -3,16 +3,14 @@
 import dataclasses
 from typing import Any, ClassVar
 
-import jax
 import jax.numpy as jnp
 from flax import struct
-from jax import Array, lax
+from jax import Array
 
-from speculative.drafts.base import Draft, Proposal, guess
-from speculative.drafts.transformer import TransformerDraft
+from speculative.drafts.base import Draft, Proposal
+from speculative.drafts.transformer import TransformerDraft, guess_on
 from speculative.models import FlaxModel
-from speculative.processors import History
-from speculative.types import PyTree
+from speculative.types import Logits, PyTree, Rows
 
 
 @struct.dataclass
@@ -64,21 +62,14 @@ class HiddenDraft(Draft):
         """Gamma steps of width 1."""
         logits, model, own = self.model.read_on(params, state.model, last[:, None], state.hidden)
 
-        def step(carry: tuple[Any, Array, Array, History | None], uniform: Array) -> Any:
-            model, own, newest, history = carry
-            history = history and history.followed_by(newest)
+        def read(state: tuple[Any, Array], newest: Rows) -> tuple[Logits, tuple[Any, Array]]:
+            model, own = state
             logits, model, own = self.model.read_on(params, model, newest[:, None], own=own)
-            token, q = guess(logits[:, 0, :vocab_size], uniform, sampling, history)
-            return (model, own, token, history), (token, q)
+            return logits, (model, own)
 
-        first, q = guess(logits[:, 0, :vocab_size], uniforms[:, 0], sampling, history)
-        # In a loop there is one step to compile, whatever gamma is.
-        carry = model, own, first, history
-        (model, *_), others = lax.scan(step, carry, uniforms[:, 1:].T)
-        guesses, distributions = jax.tree.map(
-            lambda one, more: jnp.concatenate([one[None], more]).swapaxes(0, 1), (first, q), others
-        )
-        return Proposal(guesses, distributions, (params, model))
+        given = uniforms, sampling, vocab_size, history
+        guesses, q, (model, _) = guess_on(self.model, logits, (model, own), read, *given)
+        return Proposal(guesses, q, (params, model))
 
     def commit(self, proposal, accepted, hidden) -> HiddenDraftState:
         """Reads the accepted guesses again, with the target's hidden states."""

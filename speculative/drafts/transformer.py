@@ -1,6 +1,7 @@
 """A smaller model of the same family as a draft."""
 
 import dataclasses
+from collections.abc import Callable
 from typing import Any, ClassVar
 
 import jax
@@ -8,10 +9,11 @@ import jax.numpy as jnp
 from flax import struct
 from jax import Array, lax
 
-from speculative.drafts.base import Draft, Proposal, guess
+from speculative.drafts.base import Draft, Proposal, guess, whole
 from speculative.models.interface import Model
 from speculative.processors import History
-from speculative.types import Rows
+from speculative.sampling import Sampling
+from speculative.types import Guesses, Logits, Rows
 
 
 @struct.dataclass
@@ -20,6 +22,46 @@ class TransformerDraftState:
 
     model: Any
     unseen: Rows  # The last guess if all were accepted, which the next proposal feeds; else -1.
+
+
+def guess_on(
+    model: Model,
+    logits: Logits,
+    state: Any,
+    read: Callable[[Any, Rows], tuple[Logits, Any]],
+    uniforms: Array,
+    sampling: Sampling,
+    vocab_size: int,
+    history: History | None,
+) -> tuple[Guesses, Array | None, Any]:
+    """Guesses [B, G] and their q, the first from logits [B, 1, V]; and the state after `read`.
+
+    `read` appends a guess to a state and gives the logits after it; the last guess is not read.
+    """
+    tokens = getattr(model, "draft_vocabulary", None)
+    size = vocab_size if tokens is None else len(tokens)
+
+    def draw(logits: Logits, uniform: Rows, history: History | None) -> tuple[Rows, Array | None]:
+        given = uniform, sampling, history, tokens, vocab_size
+        return guess(logits[:, 0, :size], *given)
+
+    def step(carry: tuple[Any, Array, History | None], uniform: Array) -> Any:
+        state, newest, history = carry
+        history = history and history.followed_by(newest)
+        logits, state = read(state, newest)
+        token, q = draw(logits, uniform, history)
+        return (state, token, history), (token, q)
+
+    first, q = draw(logits, uniforms[:, 0], history)
+    # In a loop there is one step to compile, whatever gamma is.
+    (state, *_), others = lax.scan(step, (state, first, history), uniforms[:, 1:].T)
+    guesses, q = jax.tree.map(
+        lambda one, more: jnp.concatenate([one[None], more]).swapaxes(0, 1), (first, q), others
+    )
+    if q is not None and q.shape[-1] < vocab_size:
+        assert tokens is not None, "a model's logits are of all tokens"
+        q = whole(q, tokens, vocab_size, 0.0)
+    return guesses, q, state
 
 
 @dataclasses.dataclass(frozen=True)
@@ -56,21 +98,12 @@ class TransformerDraft(Draft):
         logits, model, _ = self.model.extend(params, state.model, chunk, at)
         model = self.model.rewind(model, length)
 
-        def step(carry: tuple[Any, Array, History | None], uniform: Array) -> Any:
-            model, newest, history = carry
-            history = history and history.followed_by(newest)
-            logits, model, _ = self.model.extend(params, model, newest[:, None])
-            token, q = guess(logits[:, 0, :vocab_size], uniform, sampling, history)
-            return (model, token, history), (token, q)
+        def read(model: Any, newest: Array) -> tuple[Array, Any]:
+            return self.model.extend(params, model, newest[:, None])[:2]
 
-        first, q = guess(logits[:, 0, :vocab_size], uniforms[:, 0], sampling, history)
-        # In a loop there is one step to compile, whatever gamma is.
-        carry = model, first, history
-        (model, last_guess, _), others = lax.scan(step, carry, uniforms[:, 1:].T)
-        guesses, distributions = jax.tree.map(
-            lambda one, more: jnp.concatenate([one[None], more]).swapaxes(0, 1), (first, q), others
-        )
-        return Proposal(guesses, distributions, TransformerDraftState(model, last_guess))
+        given = uniforms, sampling, vocab_size, history
+        guesses, q, model = guess_on(self.model, logits, model, read, *given)
+        return Proposal(guesses, q, TransformerDraftState(model, guesses[:, -1]))
 
     def commit(self, proposal, accepted, hidden) -> TransformerDraftState:
         """Rewinds to the accepted prefix; keeps the last guess as unseen if all were accepted."""

@@ -1,8 +1,11 @@
 """What the configurations of all families have in common."""
 
 import dataclasses
-from collections.abc import Mapping
+import functools
+from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar, Self
+
+import numpy as np
 
 from speculative.types import ACTIVATIONS
 
@@ -52,6 +55,9 @@ class Config:
     source_dim: int = 0
     # The hidden states of that one's decoder that this one reads, as `interface.Model` names them.
     target_layers: tuple[str, ...] = ()
+    # The tokens that a draft's logits are of, as `packed` writes them; of no other it makes a
+    # guess. Empty: all.
+    draft_vocabulary: str = ""
 
     depths: ClassVar[tuple[str, ...]]  # The fields that count layers, the decoder's last.
     may_be_0: ClassVar[tuple[str, ...]] = ("num_kv_heads", "max_positions", "source_dim")
@@ -61,6 +67,13 @@ class Config:
     def decoder_layers(self) -> int:
         """Layers of the decoder; each keeps a key and a value of every token."""
         return getattr(self, self.depths[-1])
+
+    @property
+    def logits(self) -> int:
+        """How many tokens logits are of."""
+        return (
+            self.vocab_size if not self.draft_vocabulary else len(unpacked(self.draft_vocabulary))
+        )
 
     @property
     def gated(self) -> bool:
@@ -111,6 +124,14 @@ class Config:
             self._refuse("mlp_activations", "one name where biases is True")
         if self.target_layers and not self.source_dim:
             self._refuse("source_dim", "the target's emb_dim where there are target_layers")
+        if self.draft_vocabulary:
+            kept = unpacked(self.draft_vocabulary)
+            if not len(kept):
+                self._refuse("draft_vocabulary", "of at least one token, or empty for all")
+            if kept[-1] >= self.vocab_size:
+                self._refuse("draft_vocabulary", f"of tokens below {self.vocab_size}")
+            if self.logits_via_embedding:
+                self._refuse("draft_vocabulary", "empty where logits are tied to the embedding")
         if self.num_kv_heads not in (0, self.num_heads):
             self._refuse("num_kv_heads", f"{self.num_heads}, as num_heads is, or 0 for as many")
         if (self.positions == "learned") != (self.max_positions > 0):
@@ -129,8 +150,27 @@ class Config:
             self._refuse("dropout_rate", "in [0, 1)")
 
     def _refuse(self, field: str, wanted: str) -> None:
-        name, value = type(self).__name__, getattr(self, field)
-        raise ValueError(f"{name}.{field} must be {wanted}, not {value!r}.")
+        name, value = type(self).__name__, repr(getattr(self, field))
+        shown = value if len(value) < 40 else f"{value[:36]}…'"
+        raise ValueError(f"{name}.{field} must be {wanted}, not {shown}.")
+
+
+def packed(tokens: Sequence[int] | np.ndarray) -> str:
+    """A set of tokens as text: a bit for each token from 0 on, in hexadecimal."""
+    index = np.asarray(tokens, np.int64)
+    mask = np.zeros(index.max(initial=-1) + 1, bool)
+    mask[index] = True
+    return np.packbits(mask).tobytes().hex()
+
+
+@functools.cache
+def unpacked(text: str) -> np.ndarray:
+    """The tokens, ascending, of what `packed` wrote; ValueError if it wrote no such text."""
+    try:
+        mask = np.unpackbits(np.frombuffer(bytes.fromhex(text), np.uint8))
+    except (ValueError, TypeError) as error:
+        raise ValueError(f"draft_vocabulary must be hexadecimal digits, not {text!r}.") from error
+    return np.flatnonzero(mask).astype(np.int32)
 
 
 def count(number: int, noun: str) -> str:

@@ -8,10 +8,11 @@ from typing import Any, ClassVar
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import Array
 
 from speculative.backends import PREPACKED
-from speculative.models.config import Config
+from speculative.models.config import Config, unpacked
 from speculative.models.interface import Extended, Started
 from speculative.models.stack import LAST
 from speculative.types import Inputs, Logits, PyTree, Rows, Tokens
@@ -57,6 +58,12 @@ class FlaxModel(abc.ABC):
     def extend_layers(self) -> tuple[str, ...]:
         """Names of the hidden states that `extend` can give."""
         return (*(f"decoder/layers_{i}" for i in range(self.config.decoder_layers)), LAST)
+
+    @property
+    def draft_vocabulary(self) -> np.ndarray | None:
+        """The tokens, ascending, that logits are of; None for all."""
+        kept = self.config.draft_vocabulary
+        return unpacked(kept) if kept else None
 
     @property
     def vocab_size(self) -> int:

@@ -131,7 +131,7 @@ class Stack(nn.Module):
         self.dropout = nn.Dropout(config.dropout_rate, broadcast_dims=(1,))
         if not encoder and not config.logits_via_embedding:
             init = nn.initializers.variance_scaling(1.0, "fan_in", "truncated_normal")
-            self.logits_dense = Dense(config.vocab_size, config.dtype, init, out_dtype="float32")
+            self.logits_dense = Dense(config.logits, config.dtype, init, out_dtype="float32")
 
     def __call__(
         self,

@@ -65,6 +65,23 @@ def tokens(
             raise ValueError(f"{file} is empty; give texts like those that the target writes.")
 
 
+def most_frequent(texts: Iterable[np.ndarray], most: int, vocab_size: int) -> np.ndarray:
+    """So many of the tokens of texts at most, the most frequent ones, ascending.
+
+    Raises ValueError if a text has a token outside the vocabulary.
+    """
+    counts = np.zeros(vocab_size, np.int64)
+    for text in texts:
+        if text.max(initial=0) >= vocab_size:
+            raise ValueError(
+                f"A text has token {text.max()}, outside a vocabulary of {vocab_size} pieces; "
+                "tokenise it with that vocabulary."
+            )
+        counts += np.bincount(text, minlength=vocab_size)
+    order = np.argsort(-counts, kind="stable")[:most]
+    return np.sort(order[counts[order] > 0])
+
+
 def sample(texts: Iterable[np.ndarray], most: int, room: int = MOST["ngrams"]) -> list[np.ndarray]:
     """Whole texts, evenly spread, of so many tokens at most; all of them, if they are no more.
 

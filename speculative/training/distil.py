@@ -14,9 +14,11 @@ from speculative.checkpoints import native
 from speculative.checkpoints.checkpoint import MadeFor
 from speculative.decoding import Decoding
 from speculative.models import Config, FlaxModel, model_of
+from speculative.models.config import packed
 from speculative.models.layers import shifted
 from speculative.sampling import Sampling
 from speculative.training import outputs
+from speculative.training.counting import most_frequent
 from speculative.training.examples import load
 from speculative.training.loop import Metrics, TrainConfig, deadline_after, fit
 from speculative.training.train import Files, initial, teacher_forced
@@ -88,11 +90,15 @@ class Distillation:
 
     def _compared(self, log_p: Array, draft: Logits, weights: Array) -> tuple[Array, Array, Array]:
         """The distance of a draft's logits, and both kinds of acceptance, summed over tokens."""
+        likeliest, guessed = log_p.argmax(-1), draft.argmax(-1)
+        if (tokens := self.draft.draft_vocabulary) is not None:
+            # Of other tokens q is 0 whatever is learned: their part of the divergence is left out.
+            log_p, guessed = log_p[..., tokens], jnp.asarray(tokens)[guessed]
         log_q = jax.nn.log_softmax(draft)
         p, q = jnp.exp(log_p), jnp.exp(log_q)
         divergence = jnp.sum(weights * jnp.sum(p * (log_p - log_q), axis=-1))
         alpha = jnp.sum(weights * jnp.sum(jnp.minimum(p, q), axis=-1))
-        agreement = jnp.sum(weights * (log_p.argmax(-1) == log_q.argmax(-1)))
+        agreement = jnp.sum(weights * (likeliest == guessed))
         distance = self.kl_weight * divergence + self.variation_weight * (jnp.sum(weights) - alpha)
         return distance, alpha, agreement
 
@@ -113,6 +119,7 @@ def distil(
     variation_weight: float = 1.0,
     max_length: int = 128,
     generation_batch: int = 1024,
+    keep: int = 0,
 ) -> bool:
     """Trains a draft on text that its target writes, and saves it; a second call resumes.
 
@@ -120,8 +127,9 @@ def distil(
     for the inputs of `files` (a decoder-only target continues the beginnings of their texts) into
     `<work_dir>/texts/<name>_greedy.npz` and `<name>_sampled.npz`. The draft also learns the
     target's distribution after each prefix of the targets of `references`, files that are named
-    with their passes an epoch. The weights are those of `Distillation`; the other arguments and
-    the result are as in `train.train`.
+    with their passes an epoch. With `keep` its logits are of so many tokens alone, the most
+    frequent ones of what the target wrote for training. The weights are those of `Distillation`;
+    the other arguments and the result are as in `train.train`.
 
     Raises:
         ValueError: target and draft do not fit each other, or a file is missing or damaged.
@@ -173,6 +181,14 @@ def distil(
             )
             (outputs.whole_texts(written) if target.decoder_only else written).save(path)
             print(f"{path}: {len(examples)} outputs, {time.monotonic() - began:.0f} s", flush=True)
+    if keep:
+        written = [
+            load(text_dir / f"{name}_{kind}.npz") for name in files.train for kind in WRITTEN
+        ]
+        texts = (target for examples in written for _, target in examples)
+        tokens = most_frequent(texts, keep, model.vocab_size)
+        model = model.replace(draft_vocabulary=packed(tokens))
+        draft = model_of(model)
     # An absolute path replaces the folder of the written texts to which it is joined.
     own = pathlib.Path(data_dir).absolute()
     learned = {f"{name}_{kind}": w for name, w in files.train.items() for kind in WRITTEN}

@@ -13,9 +13,11 @@ from jax import Array
 
 from speculative import checkpoints, disk
 from speculative.checkpoints import native
+from speculative.checkpoints.checkpoint import narrowed
 from speculative.decoding import Decoding
 from speculative.measurement import quality
 from speculative.models import Config, FlaxModel, model_of
+from speculative.models.config import unpacked
 from speculative.sampling import Sampling
 from speculative.training import data, outputs
 from speculative.training.examples import load
@@ -76,8 +78,10 @@ def initial(model: FlaxModel, seed: int, init_from: str | pathlib.Path | None) -
     """
     if init_from is None:
         return model.init(jax.random.key(seed))
-    checkpoint = checkpoints.open(init_from)
-    sizes, wanted = checkpoint.config, model.config
+    checkpoint, wanted = checkpoints.open(init_from), model.config
+    if wanted.draft_vocabulary and wanted.draft_vocabulary != checkpoint.config.draft_vocabulary:
+        checkpoint = narrowed(checkpoint, unpacked(wanted.draft_vocabulary))
+    sizes = checkpoint.config
     free = {name: getattr(wanted, name) for name in ("dropout_rate", "dtype", *wanted.depths)}
     if not sizes.target_layers:
         free |= {"target_layers": wanted.target_layers, "source_dim": wanted.source_dim}
