@@ -17,11 +17,12 @@ import numpy as np
 import pytest
 
 import speculative
-from speculative import cli
+from speculative import checkpoints, cli
 from speculative.checkpoints import native
 from speculative.commands.generate import as_it_grows
 from speculative.decoding.loop import Step
 from speculative.models import T5
+from speculative.models.config import unpacked
 from speculative.studies import step_costs
 from speculative.vocabulary import Bytes, Vocabulary
 from tests import saved
@@ -170,6 +171,21 @@ def test_converted_checkpoints_decode_the_same(
     assert capsys.readouterr().out == expected(pair, TEXT).text + "\n"
     fails(capsys, ["generate", *arguments, TEXT], "without a vocabulary", "--vocabulary")
     fails(capsys, ["convert", hub, t5x, "--to", "native"], "exists already")
+
+
+def test_a_draft_of_frequent_tokens(pair: list[str], tmp_path: pathlib.Path, capsys) -> None:
+    """It changes no text at temperature 0, and guesses none but the tokens of the texts given."""
+    texts, narrow = tmp_path / "texts.txt", str(tmp_path / "narrow")
+    texts.write_text("a package of tools\na package of programs\n")
+    asked = ["convert", pair[3], narrow, "--to", "native", "--keep"]
+    assert cli.main([*asked, "5", "--texts", str(texts)]) == 0
+    capsys.readouterr()
+    kept = checkpoints.open(narrow).config.draft_vocabulary
+    seen = Vocabulary(VOCABULARY).encode("a package of tools programs").tolist()
+    assert len(unpacked(kept)) == 5 and set(unpacked(kept).tolist()) <= set(seen)
+    assert generate([*pair[:2], "--draft", narrow], TEXT) == 0
+    assert capsys.readouterr().out == expected(pair, TEXT).text + "\n"
+    fails(capsys, [*asked, "5"], "--keep and --texts belong together")
 
 
 def test_inspect_tells_what_there_is(pair: list[str], capsys) -> None:

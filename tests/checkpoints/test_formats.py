@@ -376,6 +376,40 @@ def test_what_convert_refuses_before_it_reads(
     assert sorted(path.name for path in tmp_path.iterdir()) == ["made", "wide"]
 
 
+def test_a_draft_that_guesses_some_tokens_alone(tmp_path: pathlib.Path) -> None:
+    """Its logits are some of the whole draft's, in int8 too; and what it knows it keeps."""
+    whole = V1_1.replace(num_encoder_layers=0, source_dim=24)
+    params = params_of(whole)
+    checkpoints.native.save(tmp_path / "whole", whole, params, storage="int8")
+    kept = [39, 1, 3, 17]
+    made = checkpoints.convert(tmp_path / "whole", tmp_path / "part", "native", "int8", tokens=kept)
+    fewer = checkpoints.convert(tmp_path / "part", tmp_path / "few", "native", tokens=[3, 39])
+    rng = np.random.default_rng(0)
+    tokens = jnp.asarray(rng.integers(0, whole.vocab_size, (2, 5)))
+    encoded = jnp.asarray(rng.normal(size=(2, 7, 24)), jnp.float32)
+
+    def logits(checkpoint: Checkpoint) -> np.ndarray:
+        model = model_of(checkpoint.config)
+        inputs = jnp.ones((2, 7), jnp.int32)
+        return np.asarray(
+            model.forward(checkpoint.load("float32"), inputs, tokens, encoded=encoded)
+        )
+
+    all_of_them = logits(checkpoints.open(tmp_path / "whole"))
+    np.testing.assert_allclose(logits(made), all_of_them[..., sorted(kept)], rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(logits(fewer), all_of_them[..., [3, 39]], rtol=1e-5, atol=1e-6)
+    for given, said in (
+        ([], "must guess some tokens"),
+        ([1, 2], "part does not guess token 2"),
+        ([40], "draft_vocabulary must be of tokens below 40"),
+    ):
+        with pytest.raises(ValueError, match=said):
+            checkpoints.convert(tmp_path / "part", tmp_path / "no", "native", tokens=given)
+    for to in ("t5x", "huggingface"):
+        with pytest.raises(ValueError, match=f"the format {to} knows no such model"):
+            checkpoints.convert(tmp_path / "part", tmp_path / "no", to)
+
+
 @pytest.mark.parametrize("to", checkpoints.FORMATS)
 def test_two_conversions_to_one_folder(
     tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch, to: str

@@ -12,6 +12,7 @@ import dataclasses
 import functools
 from collections import Counter
 from collections.abc import Callable
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -32,6 +33,7 @@ from speculative.drafts import (
     ngram_params,
 )
 from speculative.models import T5, T5Config
+from speculative.models.interface import Extended
 from speculative.sampling import Sampling, categorical
 from speculative.types import PyTree
 from tests import ngrams, numpy_t5, toy
@@ -108,6 +110,27 @@ def test_a_model_draft_is_exact(table: Callable[[], np.ndarray], sampling: str, 
     config = settings(sampling, gamma)
     output = decode(MODEL_DRAFT, toy.params(table()), config, rows(sampling, gamma))
     q = toy.distribution(table(), config.sampling)
+    assert min(p_values(output, q, config)) > THRESHOLD
+
+
+@dataclasses.dataclass(frozen=True)
+class NarrowModel(toy.MarkovModel):
+    """Whose logits are of three of the four tokens, none of them the end."""
+
+    draft_vocabulary = np.array([0, 2, 3])
+
+    def extend(self, *given: Any, **more: Any) -> Extended:
+        found = super().extend(*given, **more)
+        return found._replace(logits=found.logits[..., self.draft_vocabulary])
+
+
+@pytest.mark.parametrize(("sampling", "gamma"), EACH)
+def test_a_draft_that_guesses_some_tokens_alone_is_exact(sampling: str, gamma: int) -> None:
+    config = settings(sampling, gamma)
+    output = decode(TransformerDraft(NarrowModel()), toy.params(toy.near_table()), config)
+    logits = toy.near_table()
+    logits[..., toy.EOS] = -np.inf
+    q = toy.distribution(logits, config.sampling)
     assert min(p_values(output, q, config)) > THRESHOLD
 
 

@@ -17,6 +17,7 @@ from speculative.models import (
     model_of,
     named,
 )
+from speculative.models.config import packed, unpacked
 from speculative.models.gpt import LAMDA
 
 TINY = T5Config(100, 16, 2, 8, 32, 1, 1)
@@ -110,6 +111,8 @@ def test_public_sizes_have_their_number_of_parameters(size: str, millions: float
         T5Config(100, 16, 2, 8, 32, 2, 3),
         T5Config(100, 16, 2, 8, 32, 3, 2, shared_positions=False),
         T5Config(100, 16, 2, 8, 32, 0, 3, source_dim=24),
+        T5Config(100, 16, 2, 8, 32, 0, 3, source_dim=24, target_layers=("decoder/layers_0",)),
+        T5Config(100, 16, 2, 8, 32, 2, 3, draft_vocabulary=packed([1, 5, 99])),
         DecoderOnlyConfig(100, 16, 2, 8, 32, 3, max_positions=48),
     ],
 )
@@ -157,6 +160,26 @@ def test_a_shape_that_cannot_be_built_is_refused(field: str, value: object) -> N
 def test_what_is_not_implemented_is_refused(config: Config, field: str, value: object) -> None:
     with pytest.raises(ValueError, match=f"({field}|max_positions) must be .*, not"):
         config.replace(**{field: value})
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ("zz", "draft_vocabulary must be hexadecimal digits, not 'zz'"),
+        ("00", "draft_vocabulary must be of at least one token"),
+        (packed([3, 100]), "draft_vocabulary must be of tokens below 100, not"),
+    ],
+)
+def test_a_draft_vocabulary_that_cannot_be(given: str, said: str) -> None:
+    with pytest.raises(ValueError, match=said):
+        T5Config(100, 16, 2, 8, 32, 1, 1, draft_vocabulary=given)
+    with pytest.raises(ValueError, match="draft_vocabulary must be empty where logits are tied"):
+        GPT.replace(draft_vocabulary=packed([1]))
+
+
+def test_a_set_of_tokens_is_kept() -> None:
+    for tokens in ([0], [7, 8, 9], [0, 5, 32127]):
+        assert unpacked(packed(tokens)).tolist() == tokens
 
 
 def test_a_config_without_positions_is_told_what_relative_ones_need() -> None:
