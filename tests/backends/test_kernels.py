@@ -87,7 +87,7 @@ def test_product(inputs: int, outputs: int, extras: int) -> None:
 @pytest.mark.parametrize("extras", [False, True], ids=["plain", "with all that a layer adds"])
 @pytest.mark.parametrize(("inputs", "outputs"), SHAPES)
 def test_product_with_a_kernel_of_whole_numbers(inputs: int, outputs: int, extras: bool) -> None:
-    """Against the same numbers in float64, scales included."""
+    """Against the same numbers in float64, scales included, and x rounded as it is there."""
     generator = np.random.default_rng(inputs)
     whole = generator.integers(-127, 128, size=(inputs, outputs))
     whole[0] = 127  # Every output's largest, so that rounding finds these very numbers again.
@@ -101,18 +101,47 @@ def test_product_with_a_kernel_of_whole_numbers(inputs: int, outputs: int, extra
     bias = numbers(outputs, seed=2)
     given = (norm_scale, bias, "relu", adds) if extras else ()
     for x, add, y in zip(xs, adds, products(panels, xs, outputs, *given), strict=True):
-        want = (norm(x, norm_scale) if extras else x).astype(np.float64) @ kernel
+        want = rounded(normed(x, norm_scale) if extras else x) @ kernel
         want = activated("relu", want + bias) + add if extras else want
         np.testing.assert_allclose(y, want, atol=3e-5)
+
+
+@needs_compiler
+def test_no_number_in_gives_no_number_out() -> None:
+    kernel = kernels.panels(jnp.asarray(numbers(20, 40)), quantized=True)
+    x = numbers(4, 20)
+    x[1, 3], x[2, 19], x[3] = np.nan, np.inf, 0
+    y = product(kernel, x, 40)
+    assert np.isfinite(y[0]).all() and np.isnan(y[1:3]).all() and (y[3] == 0).all()
+
+
+def normed(x: np.ndarray, scale: np.ndarray) -> np.ndarray:
+    """As kernels compute it, in float32: what they round depends on its last bit."""
+    size = x.shape[1]
+    return product(kernels.panels(jnp.eye(size)), x, size, scale)
+
+
+def rounded(x: np.ndarray) -> np.ndarray:
+    """Each position to 255 multiples of a 127th of its greatest, float64."""
+    peak = np.abs(x).max(axis=1, keepdims=True)
+    return np.rint(x * (np.float32(127) / peak)).astype(np.float64) * (peak / np.float32(127))
+
+
+def laid_flat(values: jax.Array, inputs: int) -> np.ndarray:
+    """Panels of int8 as the kernel [I, O] that they were."""
+    parts = np.asarray(values).reshape(len(values), -1, 32, 4)
+    return parts.transpose(1, 3, 0, 2).reshape(-1, 32 * len(values))[:inputs].astype(np.float64)
 
 
 @needs_compiler
 def test_rounding_is_to_the_nearest_of_255_multiples() -> None:
     kernel = numbers(64, 33)
     kernel[:, 7] = 0
-    values, scales = kernels.panels(jnp.asarray(kernel), quantized=True)
+    values, both = kernels.panels(jnp.asarray(kernel), quantized=True)
+    scales, sums = np.asarray(both).reshape(-1, 2, 32).swapaxes(0, 1)
     scales = np.ravel(scales)[:33]
-    whole = np.asarray(values).swapaxes(0, 1).reshape(64, -1)[:, :33]
+    np.testing.assert_array_equal(np.ravel(sums)[:33], laid_flat(values, 64)[:, :33].sum(axis=0))
+    whole = laid_flat(values, 64)[:, :33]
     want = np.where(kernel.any(axis=0), np.abs(kernel).max(axis=0) / 127, 1)
     np.testing.assert_allclose(scales, want, rtol=1e-6)
     assert (np.abs(whole * scales - kernel) <= scales * 0.5001).all()
@@ -169,8 +198,8 @@ def test_gated_products(
     scale = 1 + 0.2 * numbers(inputs)
     xs = [numbers(positions, inputs) for positions in WIDTHS]
     for x, y in zip(xs, multiply(both, xs, outputs, scale), strict=True):
-        normed = norm(x, scale)
-        want = activated(first, normed @ one) * activated(second, normed @ other)
+        seen = rounded(normed(x, scale)) if quantized else norm(x, scale)
+        want = activated(first, seen @ one) * activated(second, seen @ other)
         np.testing.assert_allclose(y, want, atol=3e-4, rtol=3e-5)
 
 
@@ -325,9 +354,10 @@ def test_products_for_heads(heads: int, size: int, quantized: bool) -> None:
     found = jax.jit(kernels.heads, static_argnums=(2, 3))(prepacked, x, heads, size)
     for kernel, laid_out, y in zip(given, prepacked, found, strict=True):
         if quantized:  # As the panels have it.
-            whole = laid_out.values * laid_out.scales[:, None]
-            kernel = whole.swapaxes(0, 1).reshape(24, -1)[:, :width]
-        want = (x.astype(np.float64) @ np.asarray(kernel)).reshape(2, 37, heads, size)
+            scales = np.asarray(laid_out.scales).reshape(-1, 2, 32)[:, 0].ravel()
+            kernel = (laid_flat(laid_out.values, 24) * scales)[:, :width]
+        seen = rounded(x.reshape(-1, 24)).reshape(x.shape) if quantized else x.astype(np.float64)
+        want = (seen @ np.asarray(kernel)).reshape(2, 37, heads, size)
         np.testing.assert_allclose(y, want.transpose(0, 2, 1, 3), atol=3e-5)
 
 

@@ -17,6 +17,7 @@
 #include <limits>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <thread>
 #include <utility>
 #include <vector>
@@ -50,27 +51,6 @@ inline Vector Load(const float* from) {
   Vector v;
   std::memcpy(&v, from, sizeof(v));  // An unaligned load.
   return v;
-}
-
-inline Vector Load(const int8_t* from) {
-#if defined(__AVX512F__)
-  const __m128i narrow = _mm_loadu_si128(reinterpret_cast<const __m128i*>(from));
-  return _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(narrow));
-#elif defined(__AVX2__)
-  const __m128i narrow = _mm_loadl_epi64(reinterpret_cast<const __m128i*>(from));
-  return _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(narrow));
-#elif defined(__aarch64__)
-  // Each byte becomes the highest of a lane's four; its conversion divides by 2^24.
-  const uint8x16_t bytes = {16, 16, 16, 0, 16, 16, 16, 1, 16, 16, 16, 2, 16, 16, 16, 3};
-  uint32_t narrow;
-  std::memcpy(&narrow, from, sizeof(narrow));
-  const uint8x16_t wide = vqtbl1q_u8(vreinterpretq_u8_u32(vdupq_n_u32(narrow)), bytes);
-  return reinterpret_cast<Vector>(vcvtq_n_f32_s32(vreinterpretq_s32_u8(wide), 24));
-#else
-  Vector v;
-  for (int i = 0; i < kLanes; ++i) v[i] = from[i];
-  return v;
-#endif
 }
 
 inline void Store(float* to, Vector v) { std::memcpy(to, &v, sizeof(v)); }
@@ -228,10 +208,13 @@ void Parallel(Pool pool, int64_t items, int64_t floats, const Work& work) {
 //
 //   y[l, o] = add[l, o] + first(bias[o] + sum_i kernel[i, o] norm(x)[l, i])     x [L, I], y [L, O]
 //
-// An int8 kernel has a scale for each output, which multiplies the sum. The product costs what
-// reading the kernel from memory costs, if that is read once, front to back. The kernel is
-// therefore stored as panels [O / 32, I, 32]: a panel's 32 outputs for up to 8 positions stay in
-// registers while it streams past, and no sum runs across a register.
+// The product costs what reading the kernel from memory costs, if that is read once, front to back.
+// The kernel is therefore stored as panels [O / 32, I, 32]: a panel's 32 outputs for up to 8
+// positions stay in registers while it streams past, and no sum runs across a register.
+//
+// An int8 kernel has a scale for each output. Each position of x is rounded to int8 too, with a scale
+// of its own, so that sums are of whole numbers, and as exact as they are fast. Instructions
+// multiply four inputs at a time, so panels are [O / 32, I / 4, 32, 4], filled up with zeros.
 //
 // Two kernels of a gated layer take turns in their panels, and
 //
@@ -275,6 +258,121 @@ __attribute__((always_inline)) inline void Tile(const Weight* panel, const float
   }
 }
 
+// Positions as int8 kernels meet them: numbers from -127 to 127, four inputs side by side, and what
+// they are multiples of. x86 multiplies bytes without a sign by bytes with one, so there 128 is
+// added to each, and taken away again from the sums.
+#if defined(__AVX512VNNI__)
+constexpr int kShift = 128;
+#else
+constexpr int kShift = 0;
+#endif
+
+struct Rounded {
+  int64_t width;  // Inputs, filled up to a multiple of 4.
+  std::vector<uint8_t> values;
+  std::vector<float> scales;
+
+  Rounded(const float* x, int64_t rows, int64_t inputs)
+      : width((inputs + 3) / 4 * 4), values(rows * width, kShift), scales(rows) {
+    for (int64_t l = 0; l < rows; ++l) {
+      const float* from = x + l * inputs;
+      float peak = 0.0f, finite = 0.0f;
+      for (int64_t i = 0; i < inputs; ++i) {
+        peak = std::max(peak, std::abs(from[i]));
+        finite += from[i] * 0.0f;  // 0, or no number where one is none, or infinite.
+      }
+      scales[l] = peak / 127.0f + finite;
+      const float factor = peak > 0.0f && finite == 0.0f ? 127.0f / peak : 0.0f;
+      uint8_t* to = values.data() + l * width;
+      for (int64_t i = 0; i < inputs && factor > 0.0f; ++i) {
+        to[i] = static_cast<uint8_t>(static_cast<int>(std::rint(from[i] * factor)) + kShift);
+      }
+    }
+  }
+};
+
+// The sums of a panel's outputs for kPositions positions of so many groups of four inputs.
+template <int kPositions>
+__attribute__((always_inline)) inline void Tile(const int8_t* panel, const uint8_t* x,
+                                                int64_t width, int32_t (*sums)[kPanel]) {
+#if defined(__AVX512VNNI__)
+  // A sum waits some five cycles for its last addition; few positions have several sums.
+  constexpr int kSums = kPositions == 1 ? 4 : kPositions == 2 ? 2 : 1;
+  __m512i parts[kSums][kPositions][2] = {};
+  const auto add = [&](int64_t i, int part) __attribute__((always_inline)) {
+    const int8_t* weights = panel + i * kPanel;
+    __builtin_prefetch(reinterpret_cast<const char*>(weights) + kAhead);
+    __builtin_prefetch(reinterpret_cast<const char*>(weights) + kAhead + 64);
+    const __m512i low = _mm512_loadu_si512(weights), high = _mm512_loadu_si512(weights + 64);
+    for (int l = 0; l < kPositions; ++l) {
+      int32_t four;
+      std::memcpy(&four, x + l * width + i, sizeof(four));
+      const __m512i v = _mm512_set1_epi32(four);
+      parts[part][l][0] = _mm512_dpbusd_epi32(parts[part][l][0], v, low);
+      parts[part][l][1] = _mm512_dpbusd_epi32(parts[part][l][1], v, high);
+    }
+  };
+  int64_t i = 0;
+  for (; i + 4 * kSums <= width; i += 4 * kSums) {
+    for (int part = 0; part < kSums; ++part) add(i + 4 * part, part);
+  }
+  for (; i < width; i += 4) add(i, 0);
+  for (int l = 0; l < kPositions; ++l) {
+    for (int half = 0; half < 2; ++half) {
+      __m512i sum = parts[0][l][half];
+      for (int part = 1; part < kSums; ++part) sum = _mm512_add_epi32(sum, parts[part][l][half]);
+      _mm512_storeu_si512(sums[l] + 16 * half, sum);
+    }
+  }
+#elif defined(__AVX2__)
+  for (int l = 0; l < kPositions; ++l) {
+    __m256i parts[8] = {};  // Of four outputs each: the sums of two inputs and of the other two.
+    for (int64_t i = 0; i < width; i += 4) {
+      const int8_t* weights = panel + i * kPanel;
+      __builtin_prefetch(reinterpret_cast<const char*>(weights) + kAhead);
+      __builtin_prefetch(reinterpret_cast<const char*>(weights) + kAhead + 64);
+      int32_t four;
+      std::memcpy(&four, x + l * width + i, sizeof(four));
+      const __m256i v = _mm256_cvtepi8_epi16(_mm_set1_epi32(four));
+      for (int part = 0; part < 8; ++part) {
+        const auto* from = reinterpret_cast<const __m128i*>(weights + 16 * part);
+        const __m256i w = _mm256_cvtepi8_epi16(_mm_loadu_si128(from));
+        parts[part] = _mm256_add_epi32(parts[part], _mm256_madd_epi16(w, v));
+      }
+    }
+    for (int part = 0; part < 8; ++part) {
+      int32_t pairs[8];
+      std::memcpy(pairs, &parts[part], sizeof(pairs));
+      for (int o = 0; o < 4; ++o) sums[l][4 * part + o] = pairs[2 * o] + pairs[2 * o + 1];
+    }
+  }
+#elif defined(__ARM_FEATURE_DOTPROD)
+  for (int l = 0; l < kPositions; ++l) {
+    int32x4_t parts[8] = {};
+    for (int64_t i = 0; i < width; i += 4) {
+      const int8_t* weights = panel + i * kPanel;
+      __builtin_prefetch(reinterpret_cast<const char*>(weights) + kAhead);
+      int32_t four;
+      std::memcpy(&four, x + l * width + i, sizeof(four));
+      const int8x16_t v = vreinterpretq_s8_s32(vdupq_n_s32(four));
+      for (int part = 0; part < 8; ++part) {
+        parts[part] = vdotq_s32(parts[part], vld1q_s8(weights + 16 * part), v);
+      }
+    }
+    for (int part = 0; part < 8; ++part) vst1q_s32(sums[l] + 4 * part, parts[part]);
+  }
+#else
+  for (int l = 0; l < kPositions; ++l) {
+    std::fill(sums[l], sums[l] + kPanel, 0);
+    for (int64_t i = 0; i < width; ++i) {
+      const int v = static_cast<int8_t>(x[l * width + i]);
+      const int8_t* weights = panel + (i - i % 4) * kPanel + i % 4;
+      for (int o = 0; o < kPanel; ++o) sums[l][o] += v * weights[4 * o];
+    }
+  }
+#endif
+}
+
 // What a feed-forward layer does to its products; the order is that of `ACTIVATIONS` in types.py.
 enum class Activation : int64_t { kGelu, kSilu, kRelu, kLinear };
 
@@ -296,7 +394,8 @@ enum class Outputs { kRows, kGated, kHeads };
 template <typename Weight, Outputs kOutputs>
 struct Product {
   const Weight* panels;
-  const float *scales, *x;  // Scales are of the outputs of int8 panels.
+  const float *scales, *x;  // Scales are of int8 panels: of the outputs, and sums of each.
+  const Rounded* rounded;   // What int8 panels meet in place of x.
   const float *bias, *add;  // Null where there is nothing to add.
   float* y;
   int64_t positions, inputs, outputs;
@@ -363,14 +462,24 @@ struct Product {
 
   template <int kPositions>
   void Sums(int64_t p, int64_t l, float (*sums)[kPanel]) const {
-    const Weight* panel = panels + p * inputs * kPanel;
-    constexpr std::make_integer_sequence<int, Vectors(kPositions)> vectors;
-    for (int o = 0; o < kPanel; o += vectors.size() * kLanes) {
-      Tile<kPositions>(panel + o, x + l * inputs, inputs, sums[0] + o, vectors);
-    }
-    if constexpr (sizeof(Weight) < sizeof(float)) {
+    if constexpr (sizeof(Weight) == sizeof(float)) {
+      const Weight* panel = panels + p * inputs * kPanel;
+      constexpr std::make_integer_sequence<int, Vectors(kPositions)> vectors;
+      for (int o = 0; o < kPanel; o += vectors.size() * kLanes) {
+        Tile<kPositions>(panel + o, x + l * inputs, inputs, sums[0] + o, vectors);
+      }
+    } else {
+      const int64_t width = rounded->width;
+      int32_t whole[kPositions][kPanel];
+      Tile<kPositions>(panels + p * width * kPanel, rounded->values.data() + l * width, width,
+                       whole);
+      const float *scale = scales + 2 * p * kPanel, *sum = scale + kPanel;
       for (int k = 0; k < kPositions; ++k) {
-        for (int o = 0; o < kPanel; ++o) sums[k][o] *= scales[p * kPanel + o];
+        const float of_position = rounded->scales[l + k];
+        for (int o = 0; o < kPanel; ++o) {
+          const int32_t added = kShift * static_cast<int32_t>(sum[o]);
+          sums[k][o] = static_cast<float>(whole[k][o] - added) * (of_position * scale[o]);
+        }
       }
     }
   }
@@ -416,13 +525,14 @@ using First = ffi::Attr<int64_t, kFirst>;
 using Second = ffi::Attr<int64_t, kSecond>;
 using Scale = ffi::Attr<float, kScale>;
 
-// `norm` is [I], [2 I] with shifts, or empty; `scales` are [panels, 32] for int8.
+// `norm` is [I], [2 I] with shifts, or empty; for int8 `scales` are [panels, 64], each output's
+// scale and the sum of its kernel.
 template <Outputs kOutputs, ffi::DataType kType>
 ffi::Error Run(Pool pool, ffi::Buffer<kType, 3> kernel, Rank2 scales, Rank2 x, Rank1 norm,
                const float* bias, const float* add, Rank2 y, Activation first, Activation second) {
   using Weight = ffi::NativeType<kType>;
-  const int64_t panels = kernel.dimensions()[0], inputs = kernel.dimensions()[1];
-  const int64_t positions = x.dimensions()[0];
+  const int64_t panels = kernel.dimensions()[0], size = kernel.element_count() / panels;
+  const int64_t positions = x.dimensions()[0], inputs = x.dimensions()[1];
   const float* from = x.typed_data();
   std::vector<float> normed;
   if (norm.element_count()) {
@@ -430,11 +540,13 @@ ffi::Error Run(Pool pool, ffi::Buffer<kType, 3> kernel, Rank2 scales, Rank2 x, R
     normed = Normed(from, norm.typed_data(), shifted, positions, inputs);
     from = normed.data();
   }
+  std::optional<Rounded> rounded;
+  if constexpr (sizeof(Weight) < sizeof(float)) rounded.emplace(from, positions, inputs);
   const Product<Weight, kOutputs> product{
-      kernel.typed_data(), scales.typed_data(), from, bias, add, y.typed_data(), positions,
-      inputs, y.dimensions()[1], {first, second}};
+      kernel.typed_data(), scales.typed_data(), from, rounded ? &*rounded : nullptr, bias, add,
+      y.typed_data(), positions, inputs, y.dimensions()[1], {first, second}};
   const int64_t items = kOutputs == Outputs::kGated ? panels / 2 : panels;
-  Parallel(pool, items, panels / items * inputs * kPanel * sizeof(Weight) / sizeof(float), product);
+  Parallel(pool, items, panels / items * size * sizeof(Weight) / sizeof(float), product);
   return ffi::Error::Success();
 }
 
@@ -461,6 +573,10 @@ template <ffi::DataType kType>
 ffi::Error MultiplyForHeads(Pool pool, Rank3 x, ffi::RemainingArgs kernels, ffi::RemainingRets ys) {
   using Weight = ffi::NativeType<kType>;
   const int64_t batch = x.dimensions()[0], source = x.dimensions()[1], inputs = x.dimensions()[2];
+  std::optional<Rounded> rounded;
+  if constexpr (sizeof(Weight) < sizeof(float)) {
+    rounded.emplace(x.typed_data(), batch * source, inputs);
+  }
   std::vector<Product<Weight, Outputs::kHeads>> products;
   int64_t panels = 0;
   for (size_t i = 0; i < ys.size(); ++i) {
@@ -473,8 +589,9 @@ ffi::Error MultiplyForHeads(Pool pool, Rank3 x, ffi::RemainingArgs kernels, ffi:
     const Rank4 y = **result;
     const auto shape = y.dimensions();
     panels = kernel->dimensions()[0];
-    products.push_back({kernel->typed_data(), scales->typed_data(), x.typed_data(), nullptr,
-                        nullptr, y.typed_data(), batch * source, inputs, shape[1] * shape[3],
+    products.push_back({kernel->typed_data(), scales->typed_data(), x.typed_data(),
+                        rounded ? &*rounded : nullptr, nullptr, nullptr, y.typed_data(),
+                        batch * source, inputs, shape[1] * shape[3],
                         {Activation::kLinear, Activation::kLinear}, source, shape[3]});
   }
   const auto work = [&](int64_t begin, int64_t end) {

@@ -35,6 +35,7 @@ PRODUCTS = ("product", "gated", "heads")
 INT8_PRODUCTS = tuple(f"{name}_int8" for name in PRODUCTS)
 TARGETS = (*PRODUCTS, *INT8_PRODUCTS, "attend", "attend_self", "attend_cached", "total")
 PANEL = 32  # Outputs that a product sums side by side; `kPanel` in `kernels.cc`.
+FOUR = 4  # Inputs that are multiplied at a time where kernels are int8.
 FLOAT32 = functools.partial(jax.ShapeDtypeStruct, dtype=jnp.float32)
 
 
@@ -106,8 +107,11 @@ def _compiled(compiler: str) -> pathlib.Path:
 class Panels(NamedTuple):
     """A kernel [I, O] as `product` reads it."""
 
-    values: Array  # [O / 32, I, 32], filled up with zeros; float32 or int8.
-    scales: Array  # [O / 32, 32], what int8 values are multiples of; empty for float32.
+    # Filled up with zeros: [O / 32, I, 32] float32, or [O / 32, I / 4, 128] int8, of four inputs
+    # for each of 32 outputs.
+    values: Array
+    # What int8 values are multiples of, and their sums, [O / 32, 64]; empty for float32.
+    scales: Array
 
     def target(self, name: str) -> str:
         """The full name of a product that reads such numbers."""
@@ -115,16 +119,23 @@ class Panels(NamedTuple):
 
 
 def panels(kernel: Array, quantized: bool = False) -> Panels:
-    """Lays a kernel [I, O] out; quantized to int8 with a scale for each output, if asked for."""
+    """Lays a kernel [I, O] out; quantized to int8 with a scale for each output, if asked for.
+
+    Products with an int8 kernel round each position of their input to int8 too.
+    """
     kernel = kernel.astype(jnp.float32)
     kernel = jnp.pad(kernel, ((0, 0), (0, -kernel.shape[1] % PANEL)))
-    scales = jnp.zeros((0, PANEL))
-    if quantized:
-        scales = jnp.abs(kernel).max(axis=0) / 127
-        scales = jnp.where(scales > 0, scales, 1)
-        kernel = jnp.rint(kernel / scales).astype(jnp.int8)
-        scales = scales.reshape(-1, PANEL)
-    return Panels(kernel.reshape(kernel.shape[0], -1, PANEL).swapaxes(0, 1), scales)
+    if not quantized:
+        values = kernel.reshape(kernel.shape[0], -1, PANEL).swapaxes(0, 1)
+        return Panels(values, jnp.zeros((0, 2 * PANEL)))
+    scales = jnp.abs(kernel).max(axis=0) / 127
+    scales = jnp.where(scales > 0, scales, 1)
+    whole = jnp.rint(kernel / scales)
+    sums = whole.sum(axis=0)
+    whole = jnp.pad(whole, ((0, -len(whole) % FOUR), (0, 0))).astype(jnp.int8)
+    whole = whole.reshape(len(whole) // FOUR, FOUR, -1, PANEL).transpose(2, 0, 3, 1)
+    both = jnp.stack([scales.reshape(-1, PANEL), sums.reshape(-1, PANEL)], axis=1)
+    return Panels(whole.reshape(*whole.shape[:2], -1), both.reshape(-1, 2 * PANEL))
 
 
 def gated_panels(first: Array, second: Array, quantized: bool = False) -> Panels:
