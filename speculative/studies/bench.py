@@ -17,7 +17,7 @@ from jax.experimental.compilation_cache import compilation_cache
 from speculative.decoding import Output
 from speculative.decoding.loop import generate, stream
 from speculative.decoding.reference import start_target
-from speculative.drafts import TransformerDraft
+from speculative.drafts import HiddenDraft, TransformerDraft
 from speculative.drafts.base import layers_read
 from speculative.loading import Resolved
 from speculative.measurement import hardware
@@ -148,7 +148,7 @@ def bench(
     target, source = pair.params.target, work.source(0)
     started = start_target(pair.target, target, source, cache, layers_read(pair.draft))
     timed = _passes(pair.target, target, started.state, cache, widths)
-    if isinstance(pair.draft, TransformerDraft):
+    if isinstance(pair.draft, TransformerDraft | HiddenDraft):
         state = pair.draft.start(pair.params.draft, source, cache, started).model
         timed += _passes(pair.draft.model, pair.params.draft, state, cache, (1, 2))
     for _, _, run, _ in timed:

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from speculative import theory
-from speculative.drafts import TransformerDraft
+from speculative.drafts import HiddenDraft, TransformerDraft
 from speculative.measurement.alpha import alpha_on_target_text
 from speculative.measurement.blocks import tokens_on_target_text
 from speculative.measurement.timing import TURNS, Costs
@@ -99,7 +99,7 @@ def operations_ratio(pair: Pair) -> float:
 
     A token takes two operations for each number that a step reads.
     """
-    if not isinstance(pair.draft, TransformerDraft):
+    if not isinstance(pair.draft, TransformerDraft | HiddenDraft):
         return 0.0
     models: list[Any] = [pair.draft.model, pair.target]
     read = [read_by_step(abstract_params(model.config)) for model in models]
