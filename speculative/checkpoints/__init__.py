@@ -28,7 +28,10 @@ from speculative.vocabulary import MERGES, from_elsewhere
 ASSETS = pathlib.Path(__file__).parent.parent / "assets"
 SHIPPED = {
     f"debian_{name}": ASSETS / name
-    for name in ("target", "draft", "draft_smaller", "lm", "lm_draft", "lm_draft_smaller")
+    for name in (
+        *("target", "draft_hidden", "draft", "draft_smaller"),
+        *("lm", "lm_draft", "lm_draft_smaller"),
+    )
 }
 """The models that ship with the package: a target and a language model, each with its drafts."""
 

@@ -201,7 +201,7 @@ def distil(
     if finished:
         made_for = None
         if layers:
-            made_for = MadeFor(str(target_dir), checkpoint.fingerprint())
+            made_for = MadeFor(pathlib.Path(target_dir).name, checkpoint.fingerprint())
         stored = model.replace(dtype="float32")
         native.save(out_dir, stored, params, vocabulary, "int8", made_for=made_for)
     return finished
