@@ -73,8 +73,11 @@ class Resolved:
     def load(self, target: PyTree | None = None) -> Pair:
         """The pair, ready to decode; `target` holds the target's parameters if loaded already.
 
-        Raises ValueError if a file is damaged, or a draft's table is of another vocabulary.
+        Raises ValueError if a file is damaged, a draft's table is of another vocabulary, or it
+        reads another target's hidden states.
         """
+        if self.draft:
+            _require_its_target(self.target, self.draft)
         enable_compilation_cache()
         model, name = model_of(self.target.config), self.names[1]
         if self.draft:
@@ -227,6 +230,10 @@ def _require_of_a_kind(target: Weights, draft: Weights) -> None:
             f"{target.name} has {target.config.emb_dim}; load it with the target that it was made "
             "for."
         )
+
+
+def _require_its_target(target: Weights, draft: Weights) -> None:
+    """Raises ValueError if a draft reads the hidden states of another target; reads a tensor."""
     made_for = draft.checkpoint and draft.checkpoint.made_for
     if made_for and target.checkpoint and not target.checkpoint.has(made_for.fingerprint):
         raise ValueError(

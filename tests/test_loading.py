@@ -102,7 +102,7 @@ def test_a_draft_that_reads_the_decoder_is_for_its_target_alone(tmp_path: pathli
         pair = resolve(tmp_path / target, tmp_path / "draft").load()
         assert layers_read(pair.draft) == (*layers, "encoder")
     with pytest.raises(ValueError, match="states of the target mine/target, .*other is another"):
-        resolve(tmp_path / "other", tmp_path / "draft")
+        load(tmp_path / "other", tmp_path / "draft")
     copied = checkpoints.convert(tmp_path / "draft", tmp_path / "copied", "native")
     assert copied.made_for == made
 

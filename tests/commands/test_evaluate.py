@@ -118,5 +118,5 @@ def test_a_batch_that_memory_does_not_hold_is_refused_before_loading(
     given = ["a"] if kind == "generate" else []
     assert cli.main([kind, *given, "--batch_size=1024"]) == 2
     said = capsys.readouterr().err
-    assert "1024 rows of debian_target with debian_draft do not fit the memory of this" in said
+    assert "1024 rows of debian_target with debian_draft_hidden do not fit the memory" in said
     assert "the largest batch that does has" in said

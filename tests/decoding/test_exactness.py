@@ -127,7 +127,8 @@ class NarrowModel(toy.MarkovModel):
 @pytest.mark.parametrize(("sampling", "gamma"), EACH)
 def test_a_draft_that_guesses_some_tokens_alone_is_exact(sampling: str, gamma: int) -> None:
     config = settings(sampling, gamma)
-    output = decode(TransformerDraft(NarrowModel()), toy.params(toy.near_table()), config)
+    given = TransformerDraft(NarrowModel()), toy.params(toy.near_table()), config
+    output = decode(*given, rows(sampling, gamma))
     logits = toy.near_table()
     logits[..., toy.EOS] = -np.inf
     q = toy.distribution(logits, config.sampling)

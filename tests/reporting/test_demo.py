@@ -69,7 +69,7 @@ def test_both_tasks_at_both_temperatures(
     for call in asked:
         assert len(call["prompts"]) == 2
         assert (call["config"].seed, call["config"].max_length) == (3, 6)
-        assert call["config"].gamma == 5
+        assert call["config"].gamma == (7 if call["config"].task == "debian_ende" else 5)
     kept = records.read(tmp_path / "d" / "records.jsonl")
     assert [(record.task, record.temperature) for record in kept] == ROWS
     out = capsys.readouterr().out

@@ -121,5 +121,5 @@ def test_a_batch_that_memory_does_not_hold_is_refused(
     monkeypatch.setattr(memory, "device_bytes", lambda: ("this machine", 2**29))
     assert cli.main(["bench", "--batch_sizes=2,1024"]) == 2
     said = capsys.readouterr().err
-    assert "1024 rows of debian_target with debian_draft do not fit the memory of this" in said
+    assert "1024 rows of debian_target with debian_draft_hidden do not fit the memory" in said
     assert "the largest batch that does has" in said
