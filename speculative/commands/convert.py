@@ -2,7 +2,7 @@
 
 import argparse
 
-from speculative.commands import Command, add_options, whole
+from speculative.commands import Command, whole
 
 
 def _add_convert(parser: argparse.ArgumentParser) -> None:
@@ -10,7 +10,11 @@ def _add_convert(parser: argparse.ArgumentParser) -> None:
     add("source", help="checkpoint folder, gs://bucket/folder, name, or Hugging Face id")
     add("destination", help="the folder to make")
     add("--to", required=True, choices=["native", "t5x", "huggingface"], help="its format")
-    add_options(parser, "--dtype")
+    add(
+        "--dtype",
+        choices=["float32", "bfloat16", "int8"],
+        help="number format to store, int8 in ours alone (the one that loses nothing)",
+    )
     add("--vocabulary", metavar="FILE", help="SentencePiece model to store with the weights")
     add(
         "--keep",
