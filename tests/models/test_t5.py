@@ -203,6 +203,23 @@ def test_quantized_it_is_the_model_whose_kernels_are_stored_as_int8(name: str) -
     assert np.corrcoef((want - whole).ravel(), (got - whole).ravel())[0, 1] > 0.4
 
 
+@pytest.mark.skipif(not kernels.native(), reason="no C++ compiler")
+@pytest.mark.parametrize("tokens", [20, 24, 25, 31])
+def test_padding_that_is_not_read_changes_no_bit(tokens: int) -> None:
+    """Of sources of 32: up to 24 tokens are read alone, and what is made of others is the same."""
+    model, params = v1_1()
+    rng = np.random.default_rng(0)
+    inputs = rng.integers(2, 50, (2, 32)).astype(np.int32) * (np.arange(32) < tokens)
+    begin = jax.jit(model.start, static_argnums=2, static_argnames="layers")
+    state, hidden = begin(prepack(params), inputs, 8, layers=("encoder",))
+    expected, encoded = begin(prepack(params), inputs[:, :tokens], 8, layers=("encoder",))
+    np.testing.assert_array_equal(hidden["encoder"][:, :tokens], encoded["encoder"])
+    for got, want in zip(
+        jax.tree.leaves(state.cross), jax.tree.leaves(expected.cross), strict=True
+    ):
+        np.testing.assert_array_equal(got[:, :tokens], want)
+
+
 def test_rows_advance_raggedly() -> None:
     model, params = v1_1()
     tokens = decoder_inputs(16)
