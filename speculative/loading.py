@@ -17,6 +17,7 @@ from speculative.decoding import Params
 from speculative.drafts import model_draft, named
 from speculative.drafts.named import MODEL_FREE
 from speculative.models import SIZES, Config, model_of, random_params
+from speculative.models.config import unpacked
 from speculative.pair import Pair
 from speculative.types import PyTree
 from speculative.vocabulary import Numbers, Vocabulary, from_elsewhere
@@ -151,6 +152,12 @@ def resolve(
     small = None if named.known(draft) else _weights(draft, random, dtype, open_checkpoint)
     _require_use(file, big, small)
     vocabulary = big.vocabulary(file)
+    last = unpacked(small.config.draft_vocabulary).max(initial=0) if small else 0
+    if last >= vocabulary.size:
+        raise ValueError(
+            f"The draft {draft} guesses token {last}, but the vocabulary has {vocabulary.size} "
+            "pieces; make its draft vocabulary again (speculative convert --keep)."
+        )
     path = None
     if small is None:
         folder = pathlib.Path(big.checkpoint.location) if big.checkpoint else None

@@ -13,6 +13,7 @@ from speculative.checkpoints import native
 from speculative.drafts.base import layers_read
 from speculative.loading import load, resolve
 from speculative.models import SIZES, Config, T5Config, abstract_params
+from speculative.models.config import packed
 from tests import saved
 
 READER = dataclasses.replace(saved.DRAFT, num_encoder_layers=0, source_dim=16)
@@ -34,6 +35,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
         "reader": READER,
         "far_reader": READER.replace(source_dim=24),
         "narrow": saved.DRAFT.replace(vocab_size=100),
+        "beyond": saved.DRAFT.replace(vocab_size=8200, draft_vocabulary=packed([5, 8195])),
     }.items():
         save(folder / name, config, saved.VOCABULARY)
     save(folder / "bare", saved.TARGET, None)
@@ -63,6 +65,7 @@ def test_nothing_is_hashed_but_vocabularies(
         ("target", "gpt_draft", "is a decoder-only model, but its target .* an encoder-decoder"),
         ("target", "far_reader", "reads an encoder of 24 features, but that of .* has 16; load"),
         ("target", "suffix", r"needs .*target/past_outputs\.npz, which does not exist"),
+        ("target", "beyond", "beyond guesses token 8195, but the vocabulary has 8192 pieces"),
         ("target", "narrow", "narrow has 100 embeddings, fewer than the 8192 pieces"),
         ("narrow", "copy", "narrow has 100 embeddings, fewer than the 8192 pieces"),
         ("target", "debian_lm_draft", "one kind"),

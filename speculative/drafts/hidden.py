@@ -69,7 +69,7 @@ class HiddenDraft(Draft):
 
         given = uniforms, sampling, vocab_size, history
         guesses, q, (model, _) = guess_on(self.model, logits, (model, own), read, *given)
-        return Proposal(guesses, q, (params, model))
+        return Proposal(guesses, q, (params, model))  # `commit` reads on, and is given no params.
 
     def commit(self, proposal, accepted, hidden) -> HiddenDraftState:
         """Reads the accepted guesses again, with the target's hidden states."""

@@ -211,7 +211,7 @@ class Reading(nn.Module):
         self.dense = Dense(self.config.emb_dim, self.config.dtype, init)
 
     def __call__(self, hidden: Array, embedded: Array) -> Array:
-        """[B, L, features] and [B, L, D] -> [B, L, D]; a hidden state of zeros adds nothing."""
+        """[B, L, features] and [B, L, D] -> [B, L, D]."""
         return self.dense(hidden.astype(self.config.dtype), self.norm, add=embedded)
 
 
