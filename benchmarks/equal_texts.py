@@ -14,6 +14,7 @@ import pathlib
 from collections.abc import Sequence
 from typing import Any
 
+import jax
 import numpy as np
 
 from benchmarks.compare_peers import machine
@@ -73,6 +74,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     with progress.bar("rows") as on_progress:
         for number, (name, config) in enumerate(chosen.items()):
             on_progress(name, number / len(chosen))
+            jax.clear_caches()  # A process can map so many compiled programs and no more.
             pair, prompts = load(config), load_prompts(config.task)
             sources = [pair.encode(prompt.source, truncate=True) for prompt in prompts]
             for rule in RULES:
