@@ -143,8 +143,7 @@ class Checkpoint:
     def has(self, fingerprint: Sequence[float]) -> bool:
         """Whether this is the model's, but for rounding to bfloat16."""
         own = self.fingerprint()
-        near = [abs(a - b) <= abs(b) / 128 for a, b in zip(own, fingerprint, strict=False)]
-        return len(own) == len(fingerprint) and all(near)
+        return len(own) == len(fingerprint) and np.allclose(own, fingerprint, 1 / 128, atol=0)
 
     def read(self, name: str) -> np.ndarray:
         """A tensor's values; raises ValueError if they cannot be read or are not finite."""

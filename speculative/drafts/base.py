@@ -3,10 +3,8 @@
 from typing import Any, NamedTuple, Protocol
 
 import jax.numpy as jnp
-import numpy as np
 from jax import Array
 
-from speculative.backends import look_up
 from speculative.models.interface import Started
 from speculative.processors import History
 from speculative.sampling import Sampling, argmax, categorical, standardise
@@ -40,39 +38,21 @@ def require_shapes(proposal: Proposal, batch: int, gamma: int, vocab_size: int) 
 
 
 def guess(
-    logits: Array,
-    uniform: Rows,
-    sampling: Sampling,
-    history: History | None = None,
-    tokens: np.ndarray | None = None,
-    vocab_size: int = 0,
+    logits: Array, uniform: Rows, sampling: Sampling, history: History | None = None
 ) -> tuple[Rows, Array | None]:
     """Draws a token [B] from logits [B, V], and gives its q [B, V]; None at temperature 0.
 
-    `history` is the text before it, where there are processors. Logits may be of some `tokens` [K]
-    of the V = `vocab_size` alone, [B, K]; then q is too, and `whole` completes it.
+    `history` is the text before it, where there are processors.
     """
-    if tokens is not None and history is not None:
-        logits, tokens = whole(logits, tokens, vocab_size, -jnp.inf), None
     if history is not None:
         processed = history.process(logits)
         # A draft may find all tokens forbidden that it knows; it guesses without processors then.
         some = (processed > -jnp.inf).any(axis=-1, keepdims=True)
         logits = jnp.where(some, processed, logits)
-    q = None if sampling.greedy else standardise(logits, sampling)
-    token = argmax(logits) if q is None else categorical(q, uniform)
-    return (token if tokens is None else look_up(jnp.asarray(tokens)[:, None], token)[:, 0]), q
-
-
-def whole(values: Array, tokens: np.ndarray, vocab_size: int, others: float) -> Array:
-    """Values [..., K] of some tokens as values [..., V] of all, those that are no tokens `others`.
-
-    A gather, which on CPU is many times as fast as a scatter.
-    """
-    index = np.full(vocab_size, len(tokens), np.int32)
-    index[tokens] = np.arange(len(tokens))
-    filler = jnp.full((*values.shape[:-1], 1), others, values.dtype)
-    return jnp.take(jnp.concatenate([values, filler], axis=-1), index, axis=-1)
+    if sampling.greedy:
+        return argmax(logits), None
+    q = standardise(logits, sampling)
+    return categorical(q, uniform), q
 
 
 class Draft(Protocol):

@@ -45,9 +45,8 @@ class HiddenDraft(Draft):
     def start(self, params, inputs, cache_length, target) -> HiddenDraftState:
         """Projects the target's encoder output, or reads a prompt as the target has read it."""
         if not self.model.decoder_only:
-            encoded, config = target.hidden["encoder"], self.model.config
-            size = len(config.target_layers) * config.source_dim
-            hidden = jnp.zeros((len(inputs), 1, size))
+            encoded = target.hidden["encoder"]
+            hidden = jnp.zeros((len(inputs), 1, self.model.config.hidden_dim))
         else:
             encoded = self._of_target(target.hidden)
             last = (inputs != self.model.pad_id).sum(axis=1) - 1

@@ -69,6 +69,11 @@ class Config:
         return getattr(self, self.depths[-1])
 
     @property
+    def hidden_dim(self) -> int:
+        """Features of all `target_layers` side by side."""
+        return len(self.target_layers) * self.source_dim
+
+    @property
     def logits(self) -> int:
         """How many tokens logits are of."""
         return (

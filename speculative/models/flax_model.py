@@ -43,6 +43,10 @@ class FlaxModel(abc.ABC):
         """Random parameters to train: a tree with T5X's names, float32."""
         tokens, size = jnp.ones((1, 1), jnp.int32), self.config.source_dim
         encoded = jnp.ones((1, 1, size)) if size else None
+        if self.config.target_layers:
+            hidden = jnp.ones((1, 1, self.config.hidden_dim))
+            given = tokens, None, encoded, hidden, 2  # Guesses: the second reads the model's own.
+            return self._module.init(key, *given, method="unroll")["params"]
         return self._module.init(key, tokens, tokens, None, False, encoded)["params"]
 
     def encode(self, params: PyTree, inputs: Inputs, segments: Array | None = None) -> Array | None:

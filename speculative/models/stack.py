@@ -201,7 +201,7 @@ class Transformer(nn.Module):
         self.token_embedder = nn.Embed(config.vocab_size, config.emb_dim, embedding_init=init)
         self.decoder = Stack(config, crosses=crosses, one_dropout=one_dropout)
         if config.target_layers:
-            self.reads_target = Reading(config, len(config.target_layers) * config.source_dim)
+            self.reads_target = Reading(config, config.hidden_dim)
             self.reads_itself = Reading(config, config.emb_dim)
 
     def extend(
@@ -269,16 +269,6 @@ class Transformer(nn.Module):
             after, *caches = self.decoder(x, mask, False, sources, given)
             logits.append(self.logits(after[-1], self.decoder.norm))
         return logits
-
-    def unread(
-        self, tokens: Tokens, segments: Any, encoded: Array
-    ) -> tuple[Logits, dict[str, Array]]:
-        """Teacher-forced logits where nothing is known of the target's decoder; no hidden states.
-
-        Of two guesses, so that every parameter is used where this one declares them.
-        """
-        hidden = jnp.zeros((*tokens.shape, self.reads_target.features))
-        return self.unroll(tokens, segments, encoded, hidden, 2)[0], {}
 
     def sources(self, encoded: Array, segments: Any, tokens: Tokens) -> list[Source]:
         """What whole texts attend to beside themselves; a family may have something."""

@@ -43,8 +43,8 @@ class Distillation:
             1 - alpha, the rate of rejection (Leviathan et al., Theorem 3.5), but where p and q
             hardly overlap its gradient vanishes; there the KL divergence helps.
         guesses: guesses of a step that a draft which reads the target's decoder is trained to make,
-            each after those before it (`T5.unroll`). Guess k counts as `GUESS_WEIGHT`^k, for it
-            matters only where all before it are accepted.
+            each after those before it (`FlaxModel.unroll`). Guess k counts as `GUESS_WEIGHT`^k, for
+            it matters only where all before it are accepted.
     """
 
     draft: FlaxModel

@@ -33,8 +33,6 @@ class Decoder(Transformer):
         layers: tuple[str, ...] = (),
     ) -> tuple[Logits, dict[str, Array]]:
         """Teacher-forced logits and hidden states; see `FlaxModel.forward_with_hidden`."""
-        if self.config.target_layers:
-            return self.unread(decoder_inputs, segments, encoded)
         segment = jnp.ones_like(decoder_inputs) if segments is None else segments[1]
         index = jnp.arange(segment.shape[1])
         mask = same_segment(segment, segment, index[:, None] >= index)

@@ -41,8 +41,6 @@ class EncoderDecoder(Transformer):
         layers: tuple[str, ...] = (),
     ) -> tuple[Logits, dict[str, Array]]:
         """Teacher-forced logits and hidden states; see `FlaxModel.forward_with_hidden`."""
-        if self.config.target_layers:
-            return self.unread(decoder_inputs, segments, encoded)
         source, target = segments or (None, jnp.ones_like(decoder_inputs))
         causal = jnp.tril(jnp.ones((decoder_inputs.shape[1],) * 2, bool))
         if encoded is None:
