@@ -3,16 +3,21 @@
 import dataclasses
 import pathlib
 import time
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 from jax import Array
 
+from speculative import checks
 from speculative.backends import for_decoding
 from speculative.checkpoints import native
 from speculative.checkpoints.checkpoint import MadeFor
 from speculative.decoding import Decoding
+from speculative.decoding.rules import EXACT, Simulated
+from speculative.drafts.base import Draft
+from speculative.drafts.hidden import model_draft
 from speculative.models import Config, FlaxModel, model_of
 from speculative.models.config import packed
 from speculative.models.layers import shifted
@@ -29,6 +34,10 @@ GUESS_WEIGHT = 0.8
 
 # The temperature of each kind of text; a draft in use reads prefixes of both kinds.
 WRITTEN = {"greedy": 0.0, "sampled": 1.0}
+
+# Of its own text a draft writes so many tokens a step; the target adds one that the draft reads
+# like any other.
+OWN_GAMMA = 7
 
 
 @dataclasses.dataclass(frozen=True)
@@ -103,6 +112,63 @@ class Distillation:
         return distance, alpha, agreement
 
 
+@dataclasses.dataclass(frozen=True)
+class Writing:
+    """The texts of a distillation: where they are, how long they may be, and until when to write.
+
+    Attributes:
+        data_dir: folder of the tokenised inputs, `<name>.npz`.
+        text_dir: folder of the texts, `<name>_greedy.npz` and `<name>_sampled.npz`, and of the
+            draft's own, `<name>_greedy_own.npz` and `<name>_sampled_own.npz`.
+        max_length: tokens of an output.
+        eos_id: the token that ends one.
+        batch_size: outputs written at a time.
+        deadline: the `time.monotonic()` after which nothing more is begun.
+    """
+
+    data_dir: pathlib.Path
+    text_dir: pathlib.Path
+    max_length: int
+    eos_id: int
+    batch_size: int
+    deadline: float
+
+    def ensure(
+        self,
+        names: Iterable[str],
+        target: FlaxModel,
+        params: PyTree,
+        draft: tuple[Draft, PyTree] | None = None,
+    ) -> bool:
+        """Writes what is missing of the target's texts, or of a draft's; False at the deadline.
+
+        A draft writes with its parameters: its guesses stand, whatever the target holds of them.
+        """
+        by = "_own" if draft else ""
+        rule, gamma = (Simulated(1.0), OWN_GAMMA) if draft else (EXACT, 0)
+        for name in names:
+            examples = load(self.data_dir / f"{name}.npz")
+            if target.decoder_only:
+                examples = outputs.prompts(examples)
+            for kind, temperature in WRITTEN.items():
+                path = self.text_dir / f"{name}_{kind}{by}.npz"
+                if path.exists():
+                    continue
+                if time.monotonic() > self.deadline:
+                    return False
+                began, sampling = time.monotonic(), Sampling(temperature)
+                decoding = Decoding(
+                    target.vocab_size, sampling, gamma, self.max_length, self.eos_id, rule
+                )
+                written = outputs.write(
+                    target, params, examples, decoding, 0, self.batch_size, *(draft or ())
+                )
+                (outputs.whole_texts(written) if target.decoder_only else written).save(path)
+                took = time.monotonic() - began
+                print(f"{path}: {len(examples)} outputs, {took:.0f} s", flush=True)
+        return True
+
+
 def distil(
     model: Config,
     config: TrainConfig,
@@ -120,22 +186,25 @@ def distil(
     max_length: int = 128,
     generation_batch: int = 1024,
     keep: int = 0,
+    own_share: float = 0.0,
 ) -> bool:
     """Trains a draft on text that its target writes, and saves it; a second call resumes.
 
     The target, a native checkpoint in `target_dir`, writes outputs of at most `max_length` tokens
     for the inputs of `files` (a decoder-only target continues the beginnings of their texts) into
-    `<work_dir>/texts/<name>_greedy.npz` and `<name>_sampled.npz`. The draft also learns the
-    target's distribution after each prefix of the targets of `references`, files that are named
-    with their passes an epoch. With `keep` its logits are of so many tokens alone, the most
-    frequent ones of what the target wrote for training. The weights are those of `Distillation`;
-    the other arguments and the result are as in `train.train`.
+    `<work_dir>/texts`. A share `own_share` of the texts to learn from is the draft's own, which it
+    writes as it begins (DistillSpec, arXiv 2310.08461). The draft also learns the target's
+    distribution after each prefix of the targets of `references`, files that are named with their
+    passes an epoch. With `keep` its logits are of so many tokens alone, the most frequent ones of
+    what the target wrote for training. The weights are those of `Distillation`; the other arguments
+    and the result are as in `train.train`.
 
     Raises:
         ValueError: target and draft do not fit each other, or a file is missing or damaged.
     """
     if pathlib.Path(out_dir).exists():
         return True
+    checks.real("distil.own_share", own_share, "lie in [0, 1]", lambda x: 0 <= x <= 1)
     deadline = deadline_after(max_minutes)
     checkpoint = native.open(target_dir)
     target_config = checkpoint.config
@@ -163,24 +232,13 @@ def distil(
             "source_dim 0 and the encoder the draft's own."
         )
     target_params = checkpoint.load("float32")
-    text_dir, eos_id = pathlib.Path(work_dir) / "texts", open_vocabulary(vocabulary).eos_id
-    for name in (*files.train, *files.held_out):
-        examples = load(pathlib.Path(data_dir, f"{name}.npz"))
-        if target.decoder_only:
-            examples = outputs.prompts(examples)
-        for kind, temperature in WRITTEN.items():
-            path = text_dir / f"{name}_{kind}.npz"
-            if path.exists():
-                continue
-            if time.monotonic() > deadline:
-                return False
-            began = time.monotonic()
-            decoding = Decoding(target.vocab_size, Sampling(temperature), 0, max_length, eos_id)
-            written = outputs.write(
-                target, target_params, examples, decoding, batch_size=generation_batch
-            )
-            (outputs.whole_texts(written) if target.decoder_only else written).save(path)
-            print(f"{path}: {len(examples)} outputs, {time.monotonic() - began:.0f} s", flush=True)
+    text_dir = pathlib.Path(work_dir) / "texts"
+    writing = Writing(
+        pathlib.Path(data_dir), text_dir, max_length, open_vocabulary(vocabulary).eos_id,
+        generation_batch, deadline,
+    )  # fmt: skip
+    if not writing.ensure((*files.train, *files.held_out), target, target_params):
+        return False
     if keep:
         written = [
             load(text_dir / f"{name}_{kind}.npz") for name in files.train for kind in WRITTEN
@@ -189,14 +247,23 @@ def distil(
         tokens = most_frequent(texts, keep, model.vocab_size)
         model = model.replace(draft_vocabulary=packed(tokens))
         draft = model_of(model)
+    start, frozen = initial(draft, config.seed, init_from), for_decoding(target_params)
+    by_draft = model_draft(draft), start
+    if own_share and not writing.ensure(files.train, target, target_params, by_draft):
+        return False
     # An absolute path replaces the folder of the written texts to which it is joined.
     own = pathlib.Path(data_dir).absolute()
-    learned = {f"{name}_{kind}": w for name, w in files.train.items() for kind in WRITTEN}
+    learned = {
+        f"{name}_{kind}{author}": share * passes
+        for author, share in (("", 1 - own_share), ("_own", own_share))
+        for name, passes in files.train.items()
+        for kind in WRITTEN
+        if share
+    }
     learned |= {str(own / name): weight for name, weight in (references or {}).items()}
     held_out = [f"{name}_{kind}" for name in files.held_out for kind in WRITTEN]
     batches = Files(learned, held_out).read(text_dir, config)
     objective = Distillation(draft, target, kl_weight, variation_weight)
-    start, frozen = initial(draft, config.seed, init_from), for_decoding(target_params)
     params, finished = fit(objective, start, config, *batches, work_dir, frozen, deadline)
     if finished:
         made_for = None

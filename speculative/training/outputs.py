@@ -6,6 +6,7 @@ import numpy as np
 
 from speculative.backends import for_decoding
 from speculative.decoding import Decoding, Params, loop
+from speculative.drafts.base import Draft
 from speculative.models import FlaxModel
 from speculative.pair import SOURCE_LENGTHS
 from speculative.training.examples import Examples, ragged
@@ -21,12 +22,14 @@ def write(
     decoding: Decoding,
     seed: int = 0,
     batch_size: int = 1024,
+    draft: Draft | None = None,
+    draft_params: PyTree = (),
 ) -> Examples:
     """The same inputs with the model's own outputs as targets, in the same order.
 
     Outputs are cut at the `max_length` of `decoding`. Each example has its own random numbers, from
-    `seed`; `batch_size` examples are decoded at a time. Raises ValueError if an input is too long,
-    or if the model's logits are not finite.
+    `seed`; `batch_size` examples are decoded at a time. A `draft` guesses as `decoding` says. Raises
+    ValueError if an input is too long, or if the model's logits are not finite.
     """
     sizes = np.diff(examples.inputs_offsets)
     if sizes.max() > WIDTHS[-1]:
@@ -34,7 +37,8 @@ def write(
             f"Example {sizes.argmax()} has {sizes.max()} source tokens; at most {WIDTHS[-1]} can "
             "be decoded."
         )
-    params = for_decoding(jax.tree.map(jnp.asarray, params))
+    params, draft_params = jax.tree.map(jnp.asarray, (params, draft_params))
+    used = Params(for_decoding(params), for_decoding(draft_params, draft=True) if draft else ())
     targets: list[np.ndarray] = [np.zeros(0, np.int32)] * len(examples)
     # Sorted, because a batch takes as long as its longest output, and long inputs have long ones.
     order = np.argsort(sizes, kind="stable")
@@ -49,7 +53,7 @@ def write(
                 row[: sizes[i]] = examples.input(i)
             draws = decoding.draws(seed, np.array(rows))
             sources = jnp.asarray(inputs)
-            output = loop.generate(model, None, Params(params), sources, draws, decoding)
+            output = loop.generate(model, draft, used, sources, draws, decoding)
             tokens, lengths, finite = jax.device_get((output.tokens, output.lengths, output.finite))
             if not finite.all():
                 raise ValueError(f"Logits are not finite for example {rows[finite.argmin()]}.")

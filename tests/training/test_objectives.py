@@ -103,16 +103,25 @@ def test_every_guess_of_a_draft_that_reads_the_decoder_counts(params: dict) -> N
     objective = Distillation(draft, tiny.MODEL, 0.5, 2.0, guesses=3)
     examples = tiny.examples(20, 7)
     batches = data.Mixture([(examples, 1.0)], 8, tiny.SOURCE, tiny.TARGET).once()
-    found = [objective(hidden_params, params, b, None) for b in tiny.on_device(batches)]
+    scored = jax.jit(objective)
+    found = [scored(hidden_params, params, b, None) for b in tiny.on_device(batches)]
     loss = sum(float(total) for total, _ in found)
-    expected, alphas, counts = 0.0, np.zeros(3), np.zeros(3)
-    for i in range(len(examples)):
-        source = jnp.asarray(examples.input(i)[None], jnp.int32)
-        fed = jnp.asarray(np.append(0, examples.target(i)[:-1])[None], jnp.int32)
+
+    @jax.jit
+    def alone(source: jax.Array, fed: jax.Array) -> tuple[jax.Array, list[jax.Array]]:
         encoded = tiny.MODEL.encode(params, source)
         logits, hidden = tiny.MODEL.forward_with_hidden(params, source, fed, layers=LAYERS)
         of_target = jnp.concatenate([hidden[name] for name in LAYERS], axis=-1)
-        drafts = draft.unroll(hidden_params, fed, None, encoded, of_target, 3)
+        segments = (source > 0).astype(int), jnp.ones_like(fed)
+        return logits, draft.unroll(hidden_params, fed, segments, encoded, of_target, 3)
+
+    expected, alphas, counts = 0.0, np.zeros(3), np.zeros(3)
+    for i in range(len(examples)):
+        # Padding in the source is masked, in the text it is later.
+        source = np.pad(examples.input(i), (0, tiny.SOURCE - len(examples.input(i))))
+        length = len(examples.target(i))
+        fed = np.pad(examples.target(i)[:-1], (1, tiny.TARGET - length))
+        logits, drafts = jax.tree.map(lambda x: x[:, :length], alone(source[None], fed[None]))
         log_p = log_softmax(logits)[0]
         for k, own in enumerate(drafts):
             log_q = log_softmax(own)[0, k:]
