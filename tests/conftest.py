@@ -44,7 +44,7 @@ if "XLA_FLAGS" not in os.environ:
 
 # Tracing makes many objects that live on, which the collector would look through again and again:
 # this saves a twentieth of the time.
-gc.set_threshold(100_000, 50, 100)
+gc.set_threshold(1_000_000, 50, 100)
 
 import jax  # noqa: E402
 

@@ -1,6 +1,6 @@
 """The audit: samples of exact programs pass, those of wrong ones fail. The toy has four tokens.
 
-Of 20 audits of exact samples at a false-alarm rate of 0.001, one fails with probability 0.02 at
+Of 10 audits of exact samples at a false-alarm rate of 0.001, one fails with probability 0.01 at
 most; seeds are fixed.
 """
 
@@ -28,7 +28,7 @@ from tests import toy
 from tests.decoding.test_block import P, Q, of_two
 from tests.measurement.pairs import MODEL_DRAFT, toy_pair
 
-TEXTS, SEEDS = 500, 20
+TEXTS, SEEDS = 500, 10
 OWN = Sampling()
 
 
