@@ -10,13 +10,24 @@ from types import FrameType
 from typing import NoReturn
 
 from speculative import checks, disk
-from speculative.commands import audit, bench, compile, convert, count, evaluate, generate, tables
+from speculative.commands import (
+    audit,
+    bench,
+    compile,
+    convert,
+    count,
+    distil,
+    evaluate,
+    generate,
+    tables,
+)
 
 USAGE_ERROR, INTERRUPTED, CLOSED_PIPE = 2, 130, 141
 """Exit codes; the last two are a shell's own for SIGINT and SIGPIPE."""
 
 COMMANDS = generate.COMMANDS | tables.COMMANDS | bench.COMMANDS | convert.COMMANDS
-COMMANDS |= count.COMMANDS | compile.COMMANDS | audit.COMMANDS | evaluate.COMMANDS
+COMMANDS |= count.COMMANDS | distil.COMMANDS | compile.COMMANDS | audit.COMMANDS
+COMMANDS |= evaluate.COMMANDS
 
 
 class _Parser(argparse.ArgumentParser):

@@ -29,6 +29,7 @@ def tokens(
     columns: str | None = None,
     sources: bool = False,
     on_progress: OnProgress = lambda what, share: None,
+    prefix: str = "",
 ) -> Iterator[np.ndarray]:
     """The tokens [length] of each text that is not empty, with the end of sequence.
 
@@ -39,6 +40,7 @@ def tokens(
         columns: as of `read_pairs`.
         sources: whether to take sources, as where there are no references, or references.
         on_progress: called with what is being done and the share of it that is done.
+        prefix: words to put before each text that is not tokenised yet.
 
     Raises:
         ValueError: a file is missing, empty or malformed.
@@ -60,7 +62,7 @@ def tokens(
                 on_progress(f"reading {file}", shown := share)
             if text.strip():
                 empty = False
-                yield vocabulary.encode(text).astype(small)
+                yield vocabulary.encode(prefix + text).astype(small)
         if empty:
             raise ValueError(f"{file} is empty; give texts like those that the target writes.")
 

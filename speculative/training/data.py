@@ -11,6 +11,7 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 
 from speculative.training.examples import Examples
+from speculative.types import PAD_ID
 
 Batch = dict[str, np.ndarray]
 """The fields of seqio's packing encoder-decoder converter, without positions; all int32:
@@ -24,8 +25,8 @@ class Mixture:
     """Several files of examples, mixed and packed into rows of S source and L target tokens.
 
     `sources` are each file's examples and passes an epoch; 1.5 passes show every example once, and
-    a random half of them a second time. Raises ValueError if a weight is not positive or no
-    example fits a row.
+    a random half of them a second time. The decoder reads `start_id` before each target. Raises
+    ValueError if a weight is not positive or no example fits a row.
     """
 
     def __init__(
@@ -34,11 +35,12 @@ class Mixture:
         batch_size: int,
         source_length: int,
         target_length: int,
+        start_id: int = PAD_ID,
     ) -> None:
         weights = [weight for _, weight in sources]
         if not weights or min(weights) <= 0:
             raise ValueError(f"A mixture needs files of positive weight, not {weights}.")
-        self.batch_size = batch_size
+        self.batch_size, self._start_id = batch_size, start_id
         self._lengths = (source_length, target_length)
         # The tokens of all files, and each example's start and size; for sources, then for targets.
         self._sides: list[tuple[np.ndarray, np.ndarray, np.ndarray]] = []
@@ -77,7 +79,7 @@ class Mixture:
                 # dropped, missing ones are copied from its beginning.
                 order = np.resize(np.arange(len(rows[0])), (self.steps_per_epoch, self.batch_size))
                 for chosen in order[first:]:
-                    yield _batch(*(column[chosen] for column in rows))
+                    yield self._batch(*(column[chosen] for column in rows))
                 first = 0
 
     def once(self) -> list[Batch]:
@@ -86,7 +88,7 @@ class Mixture:
         count = -(-len(rows[0]) // self.batch_size)
         padding = ((0, count * self.batch_size - len(rows[0])), (0, 0))
         columns = [np.split(np.pad(column, padding), count) for column in rows]
-        return [_batch(*parts) for parts in zip(*columns, strict=True)]
+        return [self._batch(*parts) for parts in zip(*columns, strict=True)]
 
     def _packed(self, seed: int, epoch: int | None) -> list[np.ndarray]:
         """An epoch's rows: source tokens and segments [R, S], then those of the target [R, L].
@@ -117,6 +119,25 @@ class Mixture:
             numbers[to] = np.repeat(segments, size)
             packed += [values.reshape(-1, length), numbers.reshape(-1, length)]
         return packed
+
+    def _batch(
+        self,
+        source: np.ndarray,
+        source_segments: np.ndarray,
+        target: np.ndarray,
+        segments: np.ndarray,
+    ) -> Batch:
+        shifted = np.full_like(target, self._start_id)
+        same = segments[:, 1:] == segments[:, :-1]
+        shifted[:, 1:] = np.where(same, target[:, :-1], self._start_id)
+        return {
+            "encoder_input_tokens": source,
+            "encoder_segment_ids": source_segments,
+            "decoder_input_tokens": shifted,
+            "decoder_target_tokens": target,
+            "decoder_segment_ids": segments,
+            "decoder_loss_weights": (segments > 0).astype(np.int32),
+        }
 
 
 def first_fit(
@@ -149,19 +170,3 @@ def first_fit(
         row[2] += source
         row[3] += target
     return np.array(placed, np.int64).T
-
-
-def _batch(
-    source: np.ndarray, source_segments: np.ndarray, target: np.ndarray, segments: np.ndarray
-) -> Batch:
-    shifted = np.zeros_like(target)
-    same = segments[:, 1:] == segments[:, :-1]
-    shifted[:, 1:] = np.where(same, target[:, :-1], 0)
-    return {
-        "encoder_input_tokens": source,
-        "encoder_segment_ids": source_segments,
-        "decoder_input_tokens": shifted,
-        "decoder_target_tokens": target,
-        "decoder_segment_ids": segments,
-        "decoder_loss_weights": (segments > 0).astype(np.int32),
-    }

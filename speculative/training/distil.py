@@ -4,18 +4,17 @@ import dataclasses
 import pathlib
 import time
 from collections.abc import Iterable, Mapping
-from typing import Any
 
 import jax
 import jax.numpy as jnp
 from jax import Array
 
-from speculative import checks
+from speculative import checkpoints, checks
 from speculative.backends import for_decoding
 from speculative.checkpoints import native
 from speculative.checkpoints.checkpoint import MadeFor
 from speculative.decoding import Decoding
-from speculative.decoding.rules import EXACT, Simulated
+from speculative.decoding.rules import EXACT, Token
 from speculative.drafts.base import Draft
 from speculative.drafts.hidden import model_draft
 from speculative.models import Config, FlaxModel, model_of
@@ -26,18 +25,18 @@ from speculative.training import outputs
 from speculative.training.counting import most_frequent
 from speculative.training.examples import load
 from speculative.training.loop import Metrics, TrainConfig, deadline_after, fit
-from speculative.training.train import Files, initial, teacher_forced
+from speculative.training.train import Files, initial, teacher_forced, vocabulary_of
 from speculative.types import Logits, PyTree
-from speculative.vocabulary import open_vocabulary
+from speculative.vocabulary import Vocabulary
 
 GUESS_WEIGHT = 0.8
 
 # The temperature of each kind of text; a draft in use reads prefixes of both kinds.
 WRITTEN = {"greedy": 0.0, "sampled": 1.0}
 
-# Of its own text a draft writes so many tokens a step; the target adds one that the draft reads
-# like any other.
-OWN_GAMMA = 7
+# Of its own text a draft writes so many tokens a step, whatever the target holds of them; the target
+# then adds one.
+OWN_GAMMA, OWN_RULE = 7, Token(lenience=1e-30)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -121,7 +120,7 @@ class Writing:
         text_dir: folder of the texts, `<name>_greedy.npz` and `<name>_sampled.npz`, and of the
             draft's own, `<name>_greedy_own.npz` and `<name>_sampled_own.npz`.
         max_length: tokens of an output.
-        eos_id: the token that ends one.
+        vocabulary: the target's, whose tokens begin and end an output.
         batch_size: outputs written at a time.
         deadline: the `time.monotonic()` after which nothing more is begun.
     """
@@ -129,7 +128,7 @@ class Writing:
     data_dir: pathlib.Path
     text_dir: pathlib.Path
     max_length: int
-    eos_id: int
+    vocabulary: Vocabulary
     batch_size: int
     deadline: float
 
@@ -142,14 +141,14 @@ class Writing:
     ) -> bool:
         """Writes what is missing of the target's texts, or of a draft's; False at the deadline.
 
-        A draft writes with its parameters: its guesses stand, whatever the target holds of them.
+        A draft writes with its parameters, by `OWN_RULE`.
         """
         by = "_own" if draft else ""
-        rule, gamma = (Simulated(1.0), OWN_GAMMA) if draft else (EXACT, 0)
+        rule, gamma = (OWN_RULE, OWN_GAMMA) if draft else (EXACT, 0)
         for name in names:
             examples = load(self.data_dir / f"{name}.npz")
             if target.decoder_only:
-                examples = outputs.prompts(examples)
+                examples = outputs.prompts(examples, self.vocabulary.start_id)
             for kind, temperature in WRITTEN.items():
                 path = self.text_dir / f"{name}_{kind}{by}.npz"
                 if path.exists():
@@ -157,9 +156,8 @@ class Writing:
                 if time.monotonic() > self.deadline:
                     return False
                 began, sampling = time.monotonic(), Sampling(temperature)
-                decoding = Decoding(
-                    target.vocab_size, sampling, gamma, self.max_length, self.eos_id, rule
-                )
+                ends = self.max_length, self.vocabulary.eos_id
+                decoding = Decoding(target.vocab_size, sampling, gamma, *ends, rule)
                 written = outputs.write(
                     target, params, examples, decoding, 0, self.batch_size, *(draft or ())
                 )
@@ -177,7 +175,7 @@ def distil(
     data_dir: str | pathlib.Path,
     work_dir: str | pathlib.Path,
     out_dir: str | pathlib.Path,
-    vocabulary: str | pathlib.Path,
+    vocabulary: str | pathlib.Path | None = None,
     init_from: str | pathlib.Path | None = None,
     max_minutes: float | None = None,
     references: Mapping[str, float] | None = None,
@@ -190,7 +188,7 @@ def distil(
 ) -> bool:
     """Trains a draft on text that its target writes, and saves it; a second call resumes.
 
-    The target, a native checkpoint in `target_dir`, writes outputs of at most `max_length` tokens
+    The target, a checkpoint of any format, writes outputs of at most `max_length` tokens
     for the inputs of `files` (a decoder-only target continues the beginnings of their texts) into
     `<work_dir>/texts`. A share `own_share` of the texts to learn from is the draft's own, which it
     writes as it begins (DistillSpec, arXiv 2310.08461). The draft also learns the target's
@@ -206,7 +204,7 @@ def distil(
         return True
     checks.real("distil.own_share", own_share, "lie in [0, 1]", lambda x: 0 <= x <= 1)
     deadline = deadline_after(max_minutes)
-    checkpoint = native.open(target_dir)
+    checkpoint = checkpoints.open(target_dir)
     target_config = checkpoint.config
     target, draft = model_of(target_config.replace(dtype=model.dtype)), model_of(model)
     layers = model.target_layers
@@ -231,12 +229,11 @@ def distil(
             f"{target_dir} has {target_config.emb_dim} features; they must be equal, or "
             "source_dim 0 and the encoder the draft's own."
         )
+    pieces = vocabulary_of(model, vocabulary, target_dir)
     target_params = checkpoint.load("float32")
     text_dir = pathlib.Path(work_dir) / "texts"
-    writing = Writing(
-        pathlib.Path(data_dir), text_dir, max_length, open_vocabulary(vocabulary).eos_id,
-        generation_batch, deadline,
-    )  # fmt: skip
+    written = pathlib.Path(data_dir), text_dir, max_length, pieces, generation_batch, deadline
+    writing = Writing(*written)
     if not writing.ensure((*files.train, *files.held_out), target, target_params):
         return False
     if keep:
@@ -262,7 +259,7 @@ def distil(
     }
     learned |= {str(own / name): weight for name, weight in (references or {}).items()}
     held_out = [f"{name}_{kind}" for name in files.held_out for kind in WRITTEN]
-    batches = Files(learned, held_out).read(text_dir, config)
+    batches = Files(learned, held_out).read(text_dir, config, pieces.start_id)
     objective = Distillation(draft, target, kl_weight, variation_weight)
     params, finished = fit(objective, start, config, *batches, work_dir, frozen, deadline)
     if finished:
@@ -270,5 +267,6 @@ def distil(
         if layers:
             made_for = MadeFor(pathlib.Path(target_dir).name, checkpoint.fingerprint())
         stored = model.replace(dtype="float32")
-        native.save(out_dir, stored, params, vocabulary, "int8", made_for=made_for)
+        kept = pieces.path, "int8", pieces.extra_ids, made_for
+        native.save(out_dir, stored, params, *kept)
     return finished

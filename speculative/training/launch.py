@@ -19,9 +19,6 @@ KNOWN = (*MODELS, loop.TrainConfig, train.Files, train.train, distil.distil)
 for configurable in KNOWN:
     gin.register(configurable)
 
-UNFINISHED = 75
-"""Exit code of a run that stopped at `--max_minutes`; the same command continues it."""
-
 
 def main(recipe: Callable[..., bool], documentation: str | None, target_dir: bool = False) -> int:
     """Configures `train.train` or `distil.distil` by gin, runs it, and returns the exit code.
@@ -49,7 +46,7 @@ def main(recipe: Callable[..., bool], documentation: str | None, target_dir: boo
     except (ValueError, OSError) as error:
         print("error:", disk.sentence(error), file=sys.stderr)
         return 2
-    return 0 if finished else UNFINISHED
+    return 0 if finished else loop.UNFINISHED
 
 
 def configured(

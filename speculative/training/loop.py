@@ -25,6 +25,9 @@ Objective = Callable[[PyTree, PyTree, Mapping[str, Array], Array | None], tuple[
 """From (params, frozen, batch, dropout key) to the loss and the metrics, each summed over the
 batch's target tokens. The frozen parameters, such as a teacher's, are used but not trained."""
 
+UNFINISHED = 75
+"""Exit code of a command that stopped at its deadline; the same command goes on."""
+
 
 @dataclasses.dataclass(frozen=True)
 class TrainConfig:

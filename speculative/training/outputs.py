@@ -14,6 +14,8 @@ from speculative.types import PAD_ID, PyTree
 
 WIDTHS = SOURCE_LENGTHS[::2]  # Inputs are padded to one of these, each of which is compiled once.
 
+MOST_PROMPT = 23  # Tokens of a text that `prompts` takes at most, without the start token.
+
 
 def write(
     model: FlaxModel,
@@ -28,8 +30,8 @@ def write(
     """The same inputs with the model's own outputs as targets, in the same order.
 
     Outputs are cut at the `max_length` of `decoding`. Each example has its own random numbers, from
-    `seed`; `batch_size` examples are decoded at a time. A `draft` guesses as `decoding` says. Raises
-    ValueError if an input is too long, or if the model's logits are not finite.
+    `seed`; `batch_size` examples are decoded at a time. A `draft` guesses as `decoding` says.
+    Raises ValueError if an input is too long, or if the model's logits are not finite.
     """
     sizes = np.diff(examples.inputs_offsets)
     if sizes.max() > WIDTHS[-1]:
@@ -62,13 +64,13 @@ def write(
     return ragged([source for source, _ in examples], targets)
 
 
-def prompts(texts: Examples) -> Examples:
+def prompts(texts: Examples, start_id: int = PAD_ID) -> Examples:
     """Prompts for a decoder-only model: the start token and the beginning of each target.
 
-    Beginnings of 4 to 23 tokens take turns, but none is longer than half of its text.
+    Beginnings of 4 to `MOST_PROMPT` tokens take turns, but none is longer than half of its text.
     """
     beginnings = [
-        np.append(PAD_ID, target[: min(4 + i % 20, len(target) // 2)])
+        np.append(start_id, target[: min(4 + i % (MOST_PROMPT - 3), len(target) // 2)])
         for i, (_, target) in enumerate(texts)
     ]
     return ragged(beginnings, [np.zeros(0, np.int32)] * len(beginnings))

@@ -22,7 +22,7 @@ from speculative.sampling import Sampling
 from speculative.training import data, outputs
 from speculative.training.examples import load
 from speculative.training.loop import Metrics, TrainConfig, deadline_after, fit
-from speculative.types import Logits, PyTree
+from speculative.types import PAD_ID, Logits, PyTree
 from speculative.vocabulary import Vocabulary, from_elsewhere
 
 
@@ -140,16 +140,18 @@ class Files:
     held_out: Sequence[str]  # File names, which also name the held-out columns of the log.
 
     def read(
-        self, folder: str | pathlib.Path, config: TrainConfig
+        self, folder: str | pathlib.Path, config: TrainConfig, start_id: int = PAD_ID
     ) -> tuple[data.Mixture, dict[str, list[data.Batch]]]:
         """Training batches, and each held-out file's examples once in batches of a microbatch.
 
-        Raises ValueError if a file is missing, damaged or fits no row.
+        `start_id` is the vocabulary's token before a text. Raises ValueError if a file is missing,
+        damaged or fits no row.
         """
 
         def mixture(weights: Mapping[str, float], rows: int) -> data.Mixture:
             sources = [(load(pathlib.Path(folder, f"{n}.npz")), w) for n, w in weights.items()]
-            return data.Mixture(sources, rows, config.source_length, config.target_length)
+            lengths = config.source_length, config.target_length
+            return data.Mixture(sources, rows, *lengths, start_id)
 
         rows = config.batch_size // config.microbatches
         held_out = {name: mixture({name: 1.0}, rows).once() for name in self.held_out}
@@ -200,7 +202,7 @@ def train(
     if not pathlib.Path(out_dir).exists():
         made = model_of(model)
         objective, start = CrossEntropy(made, z_loss), initial(made, config.seed, init_from)
-        batches = files.read(data_dir, config)
+        batches = files.read(data_dir, config, pieces.start_id)
         params, finished = fit(objective, start, config, *batches, work_dir, deadline=deadline)
         if not finished:
             return False

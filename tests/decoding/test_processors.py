@@ -24,7 +24,6 @@ from speculative.types import PyTree
 from tests import ngrams, toy
 from tests.decoding.test_exactness import outputs
 
-
 ROWS = 20_000
 THRESHOLD = 1e-4 / 100
 """There are fewer p-values than 100 here."""

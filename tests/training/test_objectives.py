@@ -121,10 +121,10 @@ def test_every_guess_of_a_draft_that_reads_the_decoder_counts(params: dict) -> N
         source = np.pad(examples.input(i), (0, tiny.SOURCE - len(examples.input(i))))
         length = len(examples.target(i))
         fed = np.pad(examples.target(i)[:-1], (1, tiny.TARGET - length))
-        logits, drafts = jax.tree.map(lambda x: x[:, :length], alone(source[None], fed[None]))
-        log_p = log_softmax(logits)[0]
+        logits, drafts = alone(source[None], fed[None])
+        log_p = log_softmax(logits)[0, :length]
         for k, own in enumerate(drafts):
-            log_q = log_softmax(own)[0, k:]
+            log_q = log_softmax(own)[0, k:length]
             p, q = np.exp(log_p[k:]), np.exp(log_q)
             variation = np.abs(p - q).sum() / 2
             divergence = (p * (log_p[k:] - log_q)).sum()

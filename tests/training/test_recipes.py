@@ -1,5 +1,6 @@
 """From tokenised files to a pair: train, quantise, write, distil; and the training scripts."""
 
+import itertools
 import json
 import pathlib
 import re
@@ -11,23 +12,27 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+import sentencepiece
 
 from speculative import checkpoints
 from speculative.checkpoints import native
 from speculative.checkpoints.checkpoint import read_settings
 from speculative.decoding import Decoding
+from speculative.drafts import TransformerDraft
 from speculative.models import T5, T5Config, model_of, named
 from speculative.rows import weights
 from speculative.rows.config import experiment, read_row
 from speculative.sampling import Sampling
 from speculative.studies import sweep
-from speculative.training import data, distil, launch, outputs
+from speculative.training import data, distil, launch, loop, outputs
 from speculative.training import examples as examples_lib
 from speculative.training import train as train_lib
 from tests.training import tiny
 
 ROOT = pathlib.Path(__file__).parents[2]
 VOCABULARY = ROOT / "speculative" / "assets" / "debian.model"
+OWN = tiny.MODEL.config.replace(emb_dim=16)
+READS = OWN.replace(num_encoder_layers=0, source_dim=tiny.MODEL.config.emb_dim)
 
 
 @pytest.fixture(autouse=True)
@@ -66,21 +71,61 @@ def test_sampled_outputs_do_not_depend_on_the_batch() -> None:
     assert len({tuple(one.target(i)) for i in range(7)}) == 7
 
 
+def test_a_drafts_own_text_is_its_argmax() -> None:
+    """But for each fourth token, which is the target's."""
+    params, draft = tiny.MODEL.init(jax.random.key(4)), T5(READS)
+    draft_params = draft.init(jax.random.key(5))
+    examples = tiny.examples(7, 3)
+    decoding = Decoding(tiny.VOCABULARY, Sampling(0.0), 3, 9, rule=distil.OWN_RULE)
+    own = TransformerDraft(draft, reads_target=True), draft_params
+    written = outputs.write(tiny.MODEL, params, examples, decoding, 0, 4, *own)
+
+    @jax.jit
+    def both(source: jax.Array, before: jax.Array) -> tuple[jax.Array, jax.Array]:
+        encoded, segments = (
+            tiny.MODEL.encode(params, source),
+            ((source > 0).astype(int), before > -1),
+        )
+        of_draft = draft.forward_with_hidden(draft_params, source, before, segments, None, encoded)
+        return tiny.MODEL.forward(params, source, before), of_draft[0]
+
+    for i in range(len(examples)):
+        target, source = written.target(i), np.zeros((1, 8), np.int32)
+        source[0, : len(examples.input(i))] = examples.input(i)
+        before = np.zeros((1, 9), np.int32)
+        before[0, 1 : len(target)] = target[:-1]
+        of_target, of_draft = (np.asarray(x)[0] for x in both(source, before))
+        for at, token in enumerate(target):
+            logits, rounding = (of_target, 1e-5) if at % 4 == 3 else (of_draft, 0.05)
+            # A draft's products are of whole numbers of 8 bits.
+            assert logits[at, token] > logits[at].max() - rounding * logits[at].std()
+
+
 def test_inputs_too_long_to_decode_are_named() -> None:
     examples = examples_lib.ragged([np.full(700, 5)], [np.array([1])])
     with pytest.raises(ValueError, match="Example 0 has 700 source tokens; at most 512"):
         outputs.write(tiny.MODEL, {}, examples, Decoding(tiny.VOCABULARY))
 
 
-OWN = tiny.MODEL.config.replace(emb_dim=16)
-READS = OWN.replace(num_encoder_layers=0, source_dim=tiny.MODEL.config.emb_dim)
+@pytest.fixture(scope="module")
+def pieces(tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
+    """A vocabulary of as many pieces as the tiny model knows."""
+    prefix = tmp_path_factory.mktemp("pieces") / "tiny"
+    letters = ["".join(letters) for letters in itertools.permutations("abcdefghijklmnopqrst", 2)]
+    sentencepiece.SentencePieceTrainer.train(  # pyright: ignore
+        sentence_iterator=iter(letters), model_prefix=str(prefix), vocab_size=tiny.VOCABULARY,
+        pad_id=0, eos_id=1, unk_id=2, bos_id=-1, minloglevel=2,
+    )  # fmt: skip
+    return prefix.with_suffix(".model")
 
 
 @pytest.mark.parametrize("model", [OWN, READS], ids=["own encoder", "target's encoder"])
-def test_a_draft_learns_from_a_target(tmp_path: pathlib.Path, model: T5Config) -> None:
+def test_a_draft_learns_from_a_target(
+    tmp_path: pathlib.Path, model: T5Config, pieces: pathlib.Path
+) -> None:
     """Target saved in int8 -> its text -> draft: acceptance rises, and stages are not redone."""
     params = tiny.MODEL.init(jax.random.key(4))
-    native.save(tmp_path / "target", tiny.MODEL.config, params, VOCABULARY, "int8")
+    native.save(tmp_path / "target", tiny.MODEL.config, params, pieces, "int8")
     for name, count in (("train", 150), ("held", 30)):
         tiny.examples(count, count).save(tmp_path / f"{name}.npz")
     arguments = {
@@ -91,9 +136,9 @@ def test_a_draft_learns_from_a_target(tmp_path: pathlib.Path, model: T5Config) -
         "data_dir": tmp_path,
         "work_dir": tmp_path / "work",
         "out_dir": tmp_path / "draft",
-        "vocabulary": VOCABULARY,
         "max_length": 12,
         "generation_batch": 50,
+        "own_share": 0.5 if model is READS else 0.0,
     }
     assert not distil.distil(**arguments, max_minutes=0)
     assert distil.distil(**arguments, max_minutes=None)
@@ -113,6 +158,8 @@ def test_a_draft_learns_from_a_target(tmp_path: pathlib.Path, model: T5Config) -
         tokens += int(batch["decoder_loss_weights"].sum())
     assert last["held_sampled/alpha"] == pytest.approx(alpha / tokens, abs=0.01)
     assert distil.distil(**arguments)
+    files = {path.name for path in (tmp_path / "work" / "texts").glob("*_own.npz")}
+    assert files == ({"train_greedy_own.npz", "train_sampled_own.npz"} if model is READS else set())
 
 
 @pytest.mark.parametrize(
@@ -193,7 +240,7 @@ def test_the_target_config_trains_saves_and_scores(
     for task in ("debian_ende", "debian_synopsis"):
         for split, count in (("train", 60), ("validation", 9), ("test", 5)):
             tiny.examples(count, count).save(tmp_path / f"{task}_{split}.npz")
-    assert run(monkeypatch, tmp_path, SMALL, "--max_minutes=0") == launch.UNFINISHED
+    assert run(monkeypatch, tmp_path, SMALL, "--max_minutes=0") == loop.UNFINISHED
     gin.clear_config()
     assert run(monkeypatch, tmp_path, SMALL | {"train.train.max_minutes": None}) == 0
     assert read_settings(tmp_path / "out")["quantisation"] == "int8"

@@ -1,0 +1,185 @@
+"""A draft for any target, distilled on texts of one's own with settings that suit most pairs."""
+
+import dataclasses
+import hashlib
+import json
+import math
+import pathlib
+from collections.abc import Iterable
+
+import numpy as np
+
+from speculative import checkpoints, disk
+from speculative.models import Config, model_of
+from speculative.training.distil import WRITTEN, distil
+from speculative.training.examples import Examples, ragged
+from speculative.training.loop import TrainConfig
+from speculative.training.outputs import MOST_PROMPT, WIDTHS
+from speculative.training.train import Files
+
+HELD_OUT, FEWEST = 256, 40
+"""Texts that are held out at most, and the fewest that are enough."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Settings:
+    """What may be chosen; `scripts/distil.py` reads everything else from gin files.
+
+    Attributes:
+        dim: features of the draft, a multiple of 64; None is half of the target's, at most 1,024.
+        layers: its decoder layers.
+        keep: tokens of its draft vocabulary at most, the most frequent ones.
+        steps: of training.
+        max_length: tokens of a text that the target writes.
+        batch_size: texts that it writes at a time.
+        seed: of the first parameters and of the texts' order.
+    """
+
+    dim: int | None = None
+    layers: int = 1
+    keep: int = 8192
+    steps: int = 3000
+    max_length: int = 128
+    batch_size: int = 64
+    seed: int = 0
+
+    def model(self, target: Config) -> Config:
+        """The draft's sizes: thin layers that read the target's encoder, if any, and its decoder.
+
+        Of the decoder they read the hidden states after each third of its layers. Raises ValueError
+        if `dim` is no multiple of 64.
+        """
+        dim = self.dim or min(1024, max(64, 64 * round(target.emb_dim / 128)))
+        if dim % 64:
+            raise ValueError(f"--dim must be a multiple of 64, the size of a head, not {dim}.")
+        depth = target.decoder_layers
+        read = sorted({math.ceil(depth * k / 3) - 1 for k in (1, 2, 3)})
+        return target.replace(
+            emb_dim=dim,
+            num_heads=dim // 64,
+            num_kv_heads=0,
+            head_dim=64,
+            mlp_dim=4 * dim,
+            **dict.fromkeys(target.depths, 0) | {target.depths[-1]: self.layers},
+            source_dim=target.emb_dim,
+            target_layers=tuple(f"decoder/layers_{i}" for i in read),
+            logits_via_embedding=False,
+            dropout_rate=0.0,
+            dtype="float32",
+        )
+
+    def training(self, source: int, text: int) -> TrainConfig:
+        """For sources and texts of so many tokens at most; a row holds several short ones."""
+        return TrainConfig(
+            steps=self.steps,
+            batch_size=4,
+            source_length=max(256, source) if source else 1,
+            target_length=max(160, text),
+            learning_rate=0.02,
+            warmup_steps=min(200, self.steps // 10),
+            seed=self.seed,
+            log_every=25,
+            evaluate_every=500,
+            checkpoint_every=250,
+        )
+
+
+def divided(texts: Iterable[np.ndarray], target: Config) -> dict[str, Examples]:
+    """The texts to learn from and those held out, as examples by the names of their files.
+
+    A text of more tokens than the target can read is cut. Raises ValueError if there are too few.
+    """
+    most = min(WIDTHS[-1], target.max_positions or WIDTHS[-1])
+    cut = [x if len(x) <= most else np.append(x[: most - 1], x[-1:]) for x in texts]
+    if len(cut) < FEWEST:
+        raise ValueError(
+            f"There are {len(cut)} texts to learn from; give at least {FEWEST}, better thousands."
+        )
+    every = -(-len(cut) // min(HELD_OUT, len(cut) // 10))
+    chosen = {"train": [x for i, x in enumerate(cut) if i % every], "held_out": cut[::every]}
+    order = 1 if model_of(target).decoder_only else -1  # Texts are targets, or sources.
+    nothing = np.zeros(0, np.int32)
+    return {name: ragged(*([nothing] * len(part), part)[::order]) for name, part in chosen.items()}
+
+
+def decoder_only(target: str) -> bool:
+    """Whether a target goes on with texts, as against answering them."""
+    return model_of(checkpoints.open(target).config).decoder_only
+
+
+def train(
+    target: str,
+    texts: Iterable[np.ndarray],
+    output: str | pathlib.Path,
+    work_dir: pathlib.Path,
+    settings: Settings,
+    vocabulary: str | None = None,
+    max_minutes: float | None = None,
+) -> bool:
+    """Distils a draft into the folder `output`; a second call goes on, as `distil.distil` does.
+
+    The `texts` are the sources of an encoder-decoder, or texts of which a decoder-only target
+    continues the beginnings: tokens with the end of sequence. `work_dir` holds what is between.
+
+    Raises:
+        ValueError: a setting is wrong, the target cannot be opened, there are too few texts, or
+            `work_dir` holds a run of other settings, texts or another target.
+    """
+    config = checkpoints.open(target).config
+    model, goes_on = settings.model(config), model_of(config).decoder_only
+    examples, data_dir = divided(texts, config), work_dir / "data"
+    with disk.owned(work_dir):
+        _require_same(work_dir / "settings.json", target, examples, settings)
+        for name, part in examples.items():
+            part.save(data_dir / f"{name}.npz")
+    source, text = (
+        max(int(np.diff(getattr(part, offsets)).max()) for part in examples.values())
+        for offsets in ("inputs_offsets", "targets_offsets")
+    )
+    text = max(text, settings.max_length + (MOST_PROMPT if goes_on else 0))
+    return distil(
+        model,
+        settings.training(source, text),
+        Files({"train": 1.0}, ["held_out"]),
+        target,
+        data_dir,
+        work_dir,
+        output,
+        vocabulary,
+        max_minutes=max_minutes,
+        # The texts themselves cost no writing; those of an encoder-decoder are sources.
+        references={"train": 1.0} if goes_on else {},
+        max_length=settings.max_length,
+        generation_batch=settings.batch_size,
+        keep=settings.keep if settings.keep < model.vocab_size else 0,
+    )
+
+
+def acceptance(work_dir: pathlib.Path) -> dict[float, list[float]]:
+    """What share of guess 1, 2, ... was accepted of held-out texts, by temperature; as it ended."""
+    lines = disk.entries(work_dir / "log.jsonl", dict, "line of a log")
+    last = next(line for line in reversed(lines) if "held_out_greedy/loss" in line)
+    found = dict[float, list[float]]()
+    for kind, temperature in WRITTEN.items():
+        metric = f"held_out_{kind}/{'alpha' if temperature else 'agreement'}"
+        found[temperature] = [last[name] for name in sorted(last) if name.startswith(metric)]
+    return found
+
+
+def _require_same(
+    file: pathlib.Path, target: str, texts: dict[str, Examples], settings: Settings
+) -> None:
+    """Notes what a run is of; raises ValueError if the file says that it is of something else."""
+    whole = hashlib.sha256()
+    for part in texts.values():
+        for array in vars(part).values():
+            whole.update(array.tobytes())
+    now = {"target": target, "texts": whole.hexdigest()} | dataclasses.asdict(settings)
+    before = disk.read_json(file) if file.is_file() else now
+    for name, value in now.items():
+        if before.get(name) != value:
+            raise ValueError(
+                f"{file.parent} holds a run whose {name} is {before.get(name)!r}, not {value!r}; "
+                "go on with the same, or choose another --work_dir."
+            )
+    disk.write(file, json.dumps(now, indent=1) + "\n")

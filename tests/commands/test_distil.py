@@ -1,0 +1,101 @@
+"""`distil`: from texts and a target of random weights to a draft, in one command."""
+
+import json
+import pathlib
+
+import pytest
+
+from speculative import checkpoints, cli
+from speculative.models import Config, DecoderOnlyConfig, T5Config
+from speculative.training.loop import UNFINISHED
+from speculative.training.own import FEWEST, Settings
+from tests import saved
+
+LESS = ["--steps", "25", "--max_length", "8", "--batch_size", "40", "--keep", "500"]
+
+
+@pytest.fixture
+def texts(tmp_path: pathlib.Path) -> pathlib.Path:
+    words = "small large editor archive library tool text files for of with".split()
+    lines = [" ".join(words[(i * j) % len(words)] for j in range(1, 9)) for i in range(FEWEST)]
+    file = tmp_path / "texts.txt"
+    file.write_text("\n".join(lines))
+    return file
+
+
+@pytest.mark.parametrize("config", [saved.TARGET, saved.GPT], ids=["t5", "gpt"])
+def test_a_draft_is_made_and_used(
+    config: Config,
+    texts: pathlib.Path,
+    tmp_path: pathlib.Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """Stopped, gone on with, and then a draft whose texts are the target's own."""
+    target, draft = tmp_path / "target", tmp_path / "draft"
+    saved.save(target, config, 0)
+    given = ["distil", str(texts), "--target", str(target), "--output", str(draft), *LESS]
+    assert cli.main([*given, "--max_minutes", "0"]) == UNFINISHED
+    assert "the same command goes on" in capsys.readouterr().out
+    assert cli.main([*given, "--seed", "1"]) == 2
+    assert "holds a run whose seed is 0, not 1;" in capsys.readouterr().err
+    assert cli.main(given) == 0
+    said = capsys.readouterr().out
+    assert "guess 3" in said and f"Written: {draft}" in said
+    made = checkpoints.open(draft).config
+    assert (made.emb_dim, made.source_dim, made.decoder_layers) == (64, 16, 1)
+    assert made.target_layers and 0 < made.logits <= 500
+    assert cli.main(given) == 2
+    assert f"{draft} exists; choose another --output" in capsys.readouterr().err
+
+    asked = ["generate", "small editor", "--target", str(target), "--max_length", "8", "--json"]
+    tokens = []
+    for other in (["--draft", str(draft), "--gamma", "3"], ["--gamma", "1", "--draft", "copy"]):
+        assert cli.main([*asked, *other]) == 0
+        tokens.append(json.loads(capsys.readouterr().out)["tokens"])
+    assert tokens[0] == tokens[1]
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (["--dim", "100"], "--dim must be a multiple of 64"),
+        (["--steps", "3"], "a whole number from 25"),
+        (["--output", "{texts}"], "exists; choose another --output"),
+    ],
+)
+def test_wrong_settings_are_a_sentence(
+    change: list[str],
+    said: str,
+    texts: pathlib.Path,
+    saved_pair: tuple[pathlib.Path, pathlib.Path],
+    tmp_path: pathlib.Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    given = ["distil", str(texts), "--target", str(saved_pair[0]), "--output", str(tmp_path / "d")]
+    assert cli.main(given + [word.format(texts=texts) for word in change]) == 2
+    assert said in capsys.readouterr().err
+
+
+def test_too_few_texts(
+    texts: pathlib.Path,
+    saved_pair: tuple[pathlib.Path, pathlib.Path],
+    tmp_path: pathlib.Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    texts.write_text("One text.\nAnother.\n")
+    given = ["distil", str(texts), "--target", str(saved_pair[0]), "--output", str(tmp_path / "d")]
+    assert cli.main(given) == 2
+    assert f"There are 2 texts to learn from; give at least {FEWEST}" in capsys.readouterr().err
+
+
+def test_sizes_are_the_targets_in_small() -> None:
+    """Of the shipped targets' shapes: those of the drafts that ship."""
+    t5 = Settings().model(T5Config(8192, 384, 6, 64, 1536, 4, 8))
+    assert (t5.emb_dim, t5.num_heads, t5.mlp_dim, t5.source_dim) == (192, 3, 768, 384)
+    assert t5.target_layers == tuple(f"decoder/layers_{i}" for i in (2, 5, 7))
+    gpt = Settings().model(DecoderOnlyConfig(8192, 320, 5, 64, 1280, 6, max_positions=1024))
+    assert (gpt.emb_dim, gpt.num_heads, gpt.max_positions) == (128, 2, 1024)
+    assert gpt.target_layers == tuple(f"decoder/layers_{i}" for i in (1, 3, 5))
+    xxl = Settings().model(T5Config(32128, 4096, 64, 64, 10240, 24, 24))
+    assert (xxl.emb_dim, xxl.target_layers[0]) == (1024, "decoder/layers_7")
+    assert Settings(dim=256, layers=2).model(xxl).decoder_layers == 2
