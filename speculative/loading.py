@@ -86,9 +86,11 @@ class Resolved:
         else:
             draft, params = named.model_free(name, model.decoder_only, self.table, self.vocabulary)
         target = self.target.load() if target is None else target
+        minutes = None
         if self.draft:
             params = self.draft.load(draft=True)
-        return Pair(model, draft, Params(target, params), self.vocabulary, self.names)
+            minutes = self.draft.checkpoint and self.draft.checkpoint.training_minutes
+        return Pair(model, draft, Params(target, params), self.vocabulary, self.names, minutes)
 
 
 def default_draft(target: str, random: bool = False) -> str:

@@ -136,6 +136,7 @@ class Pair:
         params: of both, laid out for decoding.
         vocabulary: of both.
         names: of target and draft, as the user gave them.
+        training_minutes: what it took to train the draft, if that is known.
     """
 
     target: FlaxModel
@@ -143,6 +144,7 @@ class Pair:
     params: Params
     vocabulary: Vocabulary
     names: tuple[str, str]
+    training_minutes: float | None = None
 
     def encode(self, texts: Texts, truncate: bool = False) -> Array:
         """The sources or prompts [B, S] of a text or several, padded to one of `SOURCE_LENGTHS`.

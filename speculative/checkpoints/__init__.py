@@ -87,6 +87,11 @@ def describe(checkpoint: Checkpoint) -> dict[str, str]:
         "sizes": f"{config.emb_dim} features, {config.num_heads} heads of {config.head_dim}, "
         f"feed-forward {config.mlp_dim:,}, {config.vocab_size:,} embeddings",
         "parameters": f"{checkpoint.parameters:,}",
+        **(
+            {"training": f"{checkpoint.training_minutes:.0f} minutes"}
+            if checkpoint.training_minutes is not None
+            else {}
+        ),
         "stored as": ", ".join(f"{kind} ({count} tensors)" for kind, count in kinds.items()),
         "vocabulary": vocabulary,
         "checksums": checkpoint.checksums.extent,

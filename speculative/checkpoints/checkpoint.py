@@ -100,6 +100,7 @@ class Checkpoint:
     extra_ids: int = 0  # Sentinel tokens after the vocabulary's pieces; T5's own has 100.
     checksums: Checksums = dataclasses.field(default_factory=Checksums)
     made_for: MadeFor | None = None  # Of a draft that reads its target's decoder.
+    training_minutes: float | None = None  # All that it took to train it, if that is known.
 
     def __post_init__(self) -> None:
         where, extra_ids, most = self.location, self.extra_ids, 2**16
@@ -220,6 +221,7 @@ def in_memory(
     vocabulary: pathlib.Path | None = None,
     extra_ids: int = 0,
     made_for: MadeFor | None = None,
+    training_minutes: float | None = None,
 ) -> Checkpoint:
     """A checkpoint of parameters that are in memory already."""
     tensors = {
@@ -227,7 +229,7 @@ def in_memory(
         for name, x in by_name(params).items()
     }
     kept = location, "native", config, tensors, vocabulary, extra_ids
-    return Checkpoint(*kept, made_for=made_for)
+    return Checkpoint(*kept, made_for=made_for, training_minutes=training_minutes)
 
 
 def by_name(tree: PyTree) -> dict[str, Any]:

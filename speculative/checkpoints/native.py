@@ -74,12 +74,14 @@ def save(
     storage: Storage = "float32",
     extra_ids: int = 0,
     made_for: MadeFor | None = None,
+    training_minutes: float | None = None,
 ) -> None:
     """Writes parameters that are in memory, see `write`, and a copy of a vocabulary's file."""
     path = pathlib.Path(vocabulary) if vocabulary else None
     if path and path.name != BYTES and not path.is_file():
         raise ValueError(f"There is no vocabulary at {path}.")
-    write(folder, in_memory(str(folder), config, params, path, extra_ids, made_for), storage)
+    told = path, extra_ids, made_for, training_minutes
+    write(folder, in_memory(str(folder), config, params, *told), storage)
 
 
 def write(folder: str | pathlib.Path, checkpoint: Checkpoint, storage: str | None = None) -> None:
@@ -115,6 +117,8 @@ def write(folder: str | pathlib.Path, checkpoint: Checkpoint, storage: str | Non
         }
         if checkpoint.made_for:
             description["made_for"] = checkpoint.made_for._asdict()
+        if checkpoint.training_minutes is not None:
+            description["training_minutes"] = checkpoint.training_minutes
         description[CHECKSUM] = checksum(description)
         (unfinished / CONFIG).write_text(json.dumps(description, indent=2) + "\n")
 
@@ -165,10 +169,13 @@ def open(folder: str | pathlib.Path) -> Checkpoint:
     with reading(where, "says badly which target it was made for"):
         said = description.get("made_for")
         made_for = said and MadeFor(said["name"], tuple(map(float, said["fingerprint"])))
+    with reading(where, "says badly how long it was trained"):
+        minutes = description.get("training_minutes")
+        minutes = None if minutes is None else float(minutes)
     try:
         tensors = _tensors(folder, checksums, recorded)
         kept = str(folder), "native", config, tensors, vocabulary, extra_ids, checksums
-        return Checkpoint(*kept, made_for)
+        return Checkpoint(*kept, made_for, minutes)
     except ValueError:
         for path in recorded:
             checksums.verify(path)

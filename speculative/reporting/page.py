@@ -188,6 +188,8 @@ def _speedups(rows: Sequence[_Row]) -> list[str]:
     if compared := tables.verification(found):
         shown = [row for row in rows if row.record in compared]
         parts.append(_table("Rules of verification", tables.VERIFICATION, shown))
+    if len({record.draft for record in found}) > 1:
+        parts.append(_table("Drafts", tables.DRAFTS, rows))
     return parts
 
 

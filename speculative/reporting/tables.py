@@ -58,6 +58,11 @@ def _interval(name: str, dash: str = "–") -> Callable[[Record], str]:
     return cell
 
 
+def _millions(name: str) -> Callable[[Record], str]:
+    """The cell of a field in millions; a dash where it is not known."""
+    return lambda record: "–" if (x := getattr(record, name)) is None else f"{x / 1e6:.2f}"
+
+
 def _draft_free(factor: Callable[[float, int, float], float]) -> Callable[[paper.TheoryRow], str]:
     return lambda row: f"{factor(row.alpha, row.gamma, 0.0):.2f}"
 
@@ -105,6 +110,17 @@ VERIFICATION = (  # Of rows above temperature 0, where a rule verifies guesses t
         "that over what token verification of the same guesses yields",
     ),
     Column("95%", _interval("gain_over_token"), "its interval over the examples"),
+)
+
+DRAFTS = (  # Of rows with several drafts.
+    Column("draft", field("draft"), "what guesses"),
+    Column("parameters", _millions("draft_parameters"), "in millions; of a table, its numbers"),
+    Column("MB", _millions("draft_bytes"), "that they take in memory"),
+    Column(
+        "minutes",
+        field("draft_training_minutes", ".0f"),
+        "that its training took, if its checkpoint knows",
+    ),
 )
 
 SPEED = (
@@ -203,6 +219,8 @@ def show_records(records: Sequence[Record], console: Console = CONSOLE) -> None:
     if compared_rules := verification(records):
         parts.append((VERIFICATION, compared_rules))
     parts.append((SPEED, records))
+    if len({record.draft for record in records}) > 1:
+        parts.append((DRAFTS, records))
     if judged := [record for record in records if record.metric is not None]:
         parts.append((QUALITY, judged))
     if compared := [record for record in records if record.outputs_identical is not None]:

@@ -87,6 +87,9 @@ class Record:
     gain_over_token_low: float | None = None
     gain_over_token_high: float | None = None
     draft_tokens: int | None = None  # Guesses proposed.
+    draft_parameters: int | None = None
+    draft_bytes: int | None = None  # As they lie in memory.
+    draft_training_minutes: float | None = None  # As its checkpoint says.
     # Guesses tested and accepted at each position of a step, and steps that accepted 0 to gamma.
     tested_by_position: list[int] | None = None
     accepted_by_position: list[int] | None = None

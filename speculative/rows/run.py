@@ -6,6 +6,7 @@ import statistics
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import jax
 import numpy as np
 from numpy.typing import NDArray
 
@@ -17,6 +18,7 @@ from speculative.measurement.blocks import tokens_on_target_text
 from speculative.measurement.bootstrap import interval
 from speculative.measurement.exactness import compare_greedy
 from speculative.measurement.timing import TURNS, CostMeter, Costs
+from speculative.models import FlaxModel, abstract_params
 from speculative.pair import Pair, lengths_accepted
 from speculative.progress import OnProgress
 from speculative.rows import environment
@@ -184,7 +186,7 @@ def _record(
         found |= {name: of(np.arange(size)), f"{name}_low": low, f"{name}_high": high}
     for name in ("task", "draft", "top_k", "verification", "seed", "simulated_alpha"):
         found[name] = getattr(config, name)
-    found |= _qualities(config, examples) | environment.here()
+    found |= _qualities(config, examples) | _size(work.pair) | environment.here()
     ms = 1e3 * seconds.sum(axis=1) / tokens.sum(axis=1)
     tested, accepted = (
         np.sum([getattr(example, name) for example in examples], axis=0, dtype=int).tolist()
@@ -254,6 +256,18 @@ def _qualities(config: RowConfig, examples: list[Example]) -> dict[str, Any]:
         ends = ("", "_low", "_high")
         fields |= {f"quality_difference{end}": x for end, x in zip(ends, found, strict=True)}
     return fields
+
+
+def _size(pair: Pair) -> dict[str, Any]:
+    """How large a draft is, and what it took to train it."""
+    leaves = jax.tree.leaves(pair.params.draft)
+    model: FlaxModel | None = getattr(pair.draft, "model", None)
+    counted = jax.tree.leaves(abstract_params(model.config)) if model else leaves
+    return {
+        "draft_parameters": sum(leaf.size for leaf in counted),
+        "draft_bytes": sum(leaf.nbytes for leaf in leaves),
+        "draft_training_minutes": pair.training_minutes,
+    }
 
 
 def paper_numbers(config: RowConfig, experiment: str = "row") -> tuple[float | None, float | None]:

@@ -24,7 +24,7 @@ from speculative.sampling import Sampling
 from speculative.training import outputs
 from speculative.training.counting import most_frequent
 from speculative.training.examples import load
-from speculative.training.loop import Metrics, TrainConfig, deadline_after, fit
+from speculative.training.loop import Metrics, TrainConfig, deadline_after, fit, minutes
 from speculative.training.train import Files, initial, teacher_forced, vocabulary_of
 from speculative.types import Logits, PyTree
 from speculative.vocabulary import Vocabulary
@@ -34,8 +34,8 @@ GUESS_WEIGHT = 0.8
 # The temperature of each kind of text; a draft in use reads prefixes of both kinds.
 WRITTEN = {"greedy": 0.0, "sampled": 1.0}
 
-# Of its own text a draft writes so many tokens a step, whatever the target holds of them; the target
-# then adds one.
+# Of its own text a draft writes so many tokens a step, whatever the target holds of them; then the
+# target adds one.
 OWN_GAMMA, OWN_RULE = 7, Token(lenience=1e-30)
 
 
@@ -267,6 +267,7 @@ def distil(
         if layers:
             made_for = MadeFor(pathlib.Path(target_dir).name, checkpoint.fingerprint())
         stored = model.replace(dtype="float32")
-        kept = pieces.path, "int8", pieces.extra_ids, made_for
+        before = checkpoints.open(init_from).training_minutes if init_from else None
+        kept = pieces.path, "int8", pieces.extra_ids, made_for, minutes(work_dir) + (before or 0.0)
         native.save(out_dir, stored, params, *kept)
     return finished

@@ -133,10 +133,10 @@ def fit(
     """Trains from the folder's newest checkpoint, or else from `params`.
 
     The folder gets `checkpoints/` and `log.jsonl`, whose lines hold the step, the mean loss and
-    metrics since the line before, the learning rate, tokens a second, and the means over the
-    `held_out` batches of each name, evaluated without dropout. A resumed run uses the same batches
-    and dropout masks as one that never stopped. After `deadline`, a `time.monotonic()` in seconds,
-    the run saves and stops.
+    metrics since the line before, the learning rate, seconds and tokens a second, and the means
+    over the `held_out` batches of each name, evaluated without dropout. A resumed run uses the same
+    batches and dropout masks as one that never stopped. After `deadline`, a `time.monotonic()` in
+    seconds, the run saves and stops.
 
     Returns:
         The parameters, and whether the run is finished (False: stopped at the deadline).
@@ -194,7 +194,8 @@ def fit(
                     "TrainConfig.learning_rate and start again from the last checkpoint."
                 )
             line["learning_rate"] = float(np.asarray(config.schedule()(done - 1)))
-            line["tokens_per_second"] = round(line.pop("tokens") / (time.monotonic() - since))
+            line["seconds"] = round(time.monotonic() - since, 3)
+            line["tokens_per_second"] = round(line.pop("tokens") / line["seconds"])
             if last or done % config.evaluate_every == 0:
                 for name, batches_of in held_out.items():
                     of = _means([evaluate_step(state.params, frozen, b) for b in batches_of])
@@ -211,6 +212,12 @@ def fit(
                 break
             window, since = [], time.monotonic()
     return state.params, done >= config.steps
+
+
+def minutes(folder: str | pathlib.Path) -> float:
+    """The minutes of a run's steps, without what it evaluated and saved between them."""
+    kept = disk.entries(pathlib.Path(folder) / "log.jsonl", dict, "line of a log")
+    return sum(line.get("seconds", 0.0) for line in kept) / 60
 
 
 def deadline_after(minutes: float | None) -> float:

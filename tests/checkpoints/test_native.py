@@ -38,6 +38,17 @@ def test_float32_returns_every_bit(tmp_path: pathlib.Path, params: dict) -> None
         np.testing.assert_array_equal(flat(loaded)[name], value)
 
 
+def test_what_training_took_is_kept(tmp_path: pathlib.Path, params: dict) -> None:
+    native.save(tmp_path / "known", CONFIG, params, training_minutes=7.5)
+    assert checkpoints.open(tmp_path / "known").training_minutes == 7.5
+    copy = checkpoints.convert(tmp_path / "known", tmp_path / "copy", "native", "int8")
+    assert copy.training_minutes == 7.5
+    assert checkpoints.describe(copy)["training"] == "8 minutes"
+    native.save(tmp_path / "unknown", CONFIG, params)
+    unknown = checkpoints.open(tmp_path / "unknown")
+    assert unknown.training_minutes is None and "training" not in checkpoints.describe(unknown)
+
+
 def test_int8_is_within_half_a_step_of_each_output(tmp_path: pathlib.Path, params: dict) -> None:
     native.save(tmp_path / "model", CONFIG, params, storage="int8")
     _, loaded = native.load(tmp_path / "model")

@@ -41,6 +41,18 @@ def test_tables_fit_80_columns_uncut() -> None:
     assert "…" not in "".join(lines)
 
 
+def test_several_drafts_have_their_sizes() -> None:
+    sized = {"draft_parameters": 3_800_000, "draft_bytes": 5_120_000}
+    records = [
+        made.record(experiment="t/one", draft="small", **sized, draft_training_minutes=144.6),
+        made.record(experiment="t/two", draft="copy"),
+    ]
+    lines = [line.split() for line in shown(*records)]
+    assert ["one", "small", "3.80", "5.12", "145"] in lines
+    assert ["two", "copy", "–", "–", "–"] in lines
+    assert not any("minutes" in line for line in shown(records[0], records[0]))
+
+
 def test_what_was_not_measured_is_a_dash() -> None:
     changes = {"paper_alpha": None, "paper_speedup": None, "metric": None}
     lines = shown(made.record(**changes, quality_speculative=None, outputs_identical=None))

@@ -102,6 +102,11 @@ def test_a_row_of_a_draft_that_knows_nothing(pair: Pair, temperature: float) -> 
     assert (r.target, r.draft) == ("the_target", "the_draft")
     assert r.metric == "rougeL"
     assert r.dtype == "float32"
+    # Two embeddings of 8,200 by 8 are nearly all of the draft, and no number is left out.
+    assert r.draft_parameters and r.draft_bytes
+    assert 2 * 8200 * 8 < r.draft_parameters < 2 * 8200 * 8 + 2000
+    assert r.draft_parameters <= r.draft_bytes < 8 * r.draft_parameters
+    assert r.draft_training_minutes is None
     assert r.jax_version == jax.__version__
     assert r.paper_alpha == (0.65 if temperature == 0 else 0.53)
     assert r.simulated_alpha is None
