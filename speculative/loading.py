@@ -102,7 +102,7 @@ def default_draft(target: str, random: bool = False) -> str:
     raise ValueError(
         f"No draft ships for {target}; choose one (--draft): a checkpoint of its kind and "
         f"vocabulary, what needs no training: {free}, a table that speculative count makes from "
-        "text like its outputs, or a small model distilled from it (scripts/distil.py)."
+        "text like its outputs, or a small model distilled from it (speculative distil)."
     )
 
 
@@ -248,7 +248,7 @@ def _require_its_target(target: Weights, draft: Weights) -> None:
         raise ValueError(
             f"The draft {draft.name} reads hidden states of the target {made_for.name}, with which "
             f"it was trained, and {target.name} is another; load it with that one, or train a "
-            "draft for this target (scripts/distil.py)."
+            "draft for this target (speculative distil)."
         )
 
 
