@@ -3,6 +3,7 @@
 import argparse
 import pathlib
 
+from speculative import checks, disk
 from speculative.commands import Command, add_options, whole
 
 SETTINGS = ("dim", "layers", "keep", "steps", "max_length", "batch_size", "seed")
@@ -25,7 +26,14 @@ def _add_distil(parser: argparse.ArgumentParser) -> None:
     add("--layers", type=whole(1, 100), metavar="N", help="its decoder layers (1)")
     add("--keep", type=most, metavar="N", help="the frequent tokens that it may guess (8192)")
     add("--steps", type=whole(25, 10**6), metavar="N", help="of training (3000)")
-    add_options(parser, "--max_length", "--batch_size", "--seed")
+    add_options(parser, "--max_length")
+    add(
+        "--batch_size",
+        type=whole(1, checks.MAX_BATCH),
+        metavar="N",
+        help="texts that the target writes at a time (64)",
+    )
+    add_options(parser, "--seed")
     add("--max_minutes", type=float, metavar="MINUTES", help="then save and stop; exit code 75")
 
 
@@ -37,6 +45,7 @@ def _distil(options: argparse.Namespace) -> int:
     output = options.output.rstrip("/")
     if pathlib.Path(output).exists():
         raise ValueError(f"{output} exists; choose another --output, or remove it.")
+    disk.writable(output)
     counting.require(options.files)
     chosen = {name: getattr(options, name) for name in SETTINGS}
     settings = own.Settings(**{k: v for k, v in chosen.items() if v is not None})
