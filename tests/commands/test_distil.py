@@ -3,12 +3,13 @@
 import json
 import pathlib
 
+import numpy as np
 import pytest
 
 from speculative import checkpoints, cli
 from speculative.models import Config, DecoderOnlyConfig, T5Config
 from speculative.training.loop import UNFINISHED
-from speculative.training.own import FEWEST, Settings
+from speculative.training.own import FEWEST, Settings, divided
 from tests import saved
 
 LESS = ["--steps", "25", "--max_length", "8", "--batch_size", "40", "--keep", "500"]
@@ -23,16 +24,14 @@ def texts(tmp_path: pathlib.Path) -> pathlib.Path:
     return file
 
 
-@pytest.mark.parametrize("config", [saved.TARGET, saved.GPT], ids=["t5", "gpt"])
 def test_a_draft_is_made_and_used(
-    config: Config,
     texts: pathlib.Path,
+    saved_pair: tuple[pathlib.Path, pathlib.Path],
     tmp_path: pathlib.Path,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     """Stopped, gone on with, and then a draft whose texts are the target's own."""
-    target, draft = tmp_path / "target", tmp_path / "draft"
-    saved.save(target, config, 0)
+    target, draft = saved_pair[0], tmp_path / "draft"
     given = ["distil", str(texts), "--target", str(target), "--output", str(draft), *LESS]
     assert cli.main([*given, "--max_minutes", "0"]) == UNFINISHED
     assert "the same command goes on" in capsys.readouterr().out
@@ -87,6 +86,23 @@ def test_too_few_texts(
     given = ["distil", str(texts), "--target", str(saved_pair[0]), "--output", str(tmp_path / "d")]
     assert cli.main(given) == 2
     assert f"There are 2 texts to learn from; give at least {FEWEST}" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("config", [saved.TARGET, saved.GPT], ids=["t5", "gpt"])
+def test_texts_are_divided(config: Config) -> None:
+    """Sources of an encoder-decoder, texts of a GPT; none is lost, twice there, or too long."""
+    texts = [np.append(np.full(3 + i * 7, i + 2), 1) for i in range(80)]
+    parts = divided(texts, config)
+    pairs = [pair for part in parts.values() for pair in part]
+    sources, targets = zip(*pairs, strict=True)
+    read, empty = (sources, targets) if config is saved.TARGET else (targets, sources)
+    assert not any(map(len, empty)) and len(parts["held_out"]) == 8
+    assert sorted(text[0] for text in read) == [text[0] for text in texts]
+    most = 512 if config is saved.TARGET else saved.GPT.max_positions
+    for text in read:
+        whole = texts[text[0] - 2]
+        assert len(text) == min(most, len(whole)) and text[-1] == 1
+        assert (text[:-1] == whole[: len(text) - 1]).all()
 
 
 def test_sizes_are_the_targets_in_small() -> None:
