@@ -100,7 +100,8 @@ class Checkpoint:
     extra_ids: int = 0  # Sentinel tokens after the vocabulary's pieces; T5's own has 100.
     checksums: Checksums = dataclasses.field(default_factory=Checksums)
     made_for: MadeFor | None = None  # Of a draft that reads its target's decoder.
-    training_minutes: float | None = None  # All that it took to train it, if that is known.
+    # Of all steps of its training, those of what it began as included; None if that is not known.
+    training_minutes: float | None = None
 
     def __post_init__(self) -> None:
         where, extra_ids, most = self.location, self.extra_ids, 2**16

@@ -205,35 +205,13 @@ def distil(
     checks.real("distil.own_share", own_share, "lie in [0, 1]", lambda x: 0 <= x <= 1)
     deadline = deadline_after(max_minutes)
     checkpoint = checkpoints.open(target_dir)
-    target_config = checkpoint.config
-    target, draft = model_of(target_config.replace(dtype=model.dtype)), model_of(model)
-    layers = model.target_layers
-    if unknown := [name for name in layers if name not in target.extend_layers]:
-        raise ValueError(
-            f"The draft's target_layers has {unknown[0]!r}; the target in {target_dir} has "
-            f"{', '.join(target.extend_layers)}."
-        )
-    if target.decoder_only != draft.decoder_only:
-        raise ValueError(
-            f"The draft's sizes are a {type(model).__name__}, those of the target in {target_dir} "
-            f"a {type(target_config).__name__}; they must be of one kind."
-        )
-    if target_config.vocab_size != model.vocab_size:
-        raise ValueError(
-            f"The draft has a vocabulary of {model.vocab_size}, its target in {target_dir} one "
-            f"of {target_config.vocab_size}; they must be equal."
-        )
-    if model.source_dim not in (0, target_config.emb_dim):
-        raise ValueError(
-            f"The draft's source_dim is {model.source_dim}, but the target's encoder in "
-            f"{target_dir} has {target_config.emb_dim} features; they must be equal, or "
-            "source_dim 0 and the encoder the draft's own."
-        )
+    target, draft = model_of(checkpoint.config.replace(dtype=model.dtype)), model_of(model)
+    _require_fit(target, draft, target_dir)
     pieces = vocabulary_of(model, vocabulary, target_dir)
     target_params = checkpoint.load("float32")
     text_dir = pathlib.Path(work_dir) / "texts"
-    written = pathlib.Path(data_dir), text_dir, max_length, pieces, generation_batch, deadline
-    writing = Writing(*written)
+    how = max_length, pieces, generation_batch, deadline
+    writing = Writing(pathlib.Path(data_dir), text_dir, *how)
     if not writing.ensure((*files.train, *files.held_out), target, target_params):
         return False
     if keep:
@@ -264,10 +242,36 @@ def distil(
     params, finished = fit(objective, start, config, *batches, work_dir, frozen, deadline)
     if finished:
         made_for = None
-        if layers:
+        if model.target_layers:
             made_for = MadeFor(pathlib.Path(target_dir).name, checkpoint.fingerprint())
         stored = model.replace(dtype="float32")
         before = checkpoints.open(init_from).training_minutes if init_from else None
         kept = pieces.path, "int8", pieces.extra_ids, made_for, minutes(work_dir) + (before or 0.0)
         native.save(out_dir, stored, params, *kept)
     return finished
+
+
+def _require_fit(target: FlaxModel, draft: FlaxModel, where: str | pathlib.Path) -> None:
+    """Raises ValueError unless a draft of these sizes can learn from the target in `where`."""
+    big, small = target.config, draft.config
+    if unknown := [name for name in small.target_layers if name not in target.extend_layers]:
+        raise ValueError(
+            f"The draft's target_layers has {unknown[0]!r}; the target in {where} has "
+            f"{', '.join(target.extend_layers)}."
+        )
+    if target.decoder_only != draft.decoder_only:
+        raise ValueError(
+            f"The draft's sizes are a {type(small).__name__}, those of the target in {where} "
+            f"a {type(big).__name__}; they must be of one kind."
+        )
+    if big.vocab_size != small.vocab_size:
+        raise ValueError(
+            f"The draft has a vocabulary of {small.vocab_size}, its target in {where} one "
+            f"of {big.vocab_size}; they must be equal."
+        )
+    if small.source_dim not in (0, big.emb_dim):
+        raise ValueError(
+            f"The draft's source_dim is {small.source_dim}, but the target's encoder in "
+            f"{where} has {big.emb_dim} features; they must be equal, or "
+            "source_dim 0 and the encoder the draft's own."
+        )
