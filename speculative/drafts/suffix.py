@@ -32,7 +32,7 @@ State = tuple[Text, Array]
 
 @dataclasses.dataclass(frozen=True)
 class SuffixDraft(Draft):
-    """Guesses from the text itself (`CopyDraft`) or, where that finds no match, from past outputs.
+    """Guesses from the text itself (`CopyDraft`) or, after short matches, from past outputs.
 
     Its parameters are those of `automaton`, and its proposals are deterministic. `decoder_only` is
     that of `CopyDraft`.
@@ -55,17 +55,19 @@ class SuffixDraft(Draft):
         return text, lax.scan(read, states, (inputs.T, ended.T))[0]
 
     def propose(self, params, state, last, uniforms, sampling, vocab_size) -> Proposal:
-        """Copies after a match of two tokens; uses past outputs where there is no match.
+        """Uses past outputs where the text itself has no match long enough to copy from.
 
-        After a match of one token it uses past outputs if their guess is sure. With the shipped
-        target more guesses are accepted than if the longer match won: past outputs are many, so
-        that their matches are longer, but they lack the names in the source.
+        A match of one token is enough, or of two where past outputs are sure of their guess; of
+        three and five for a decoder-only target. With the shipped models more guesses are accepted
+        than if the longer match won: past outputs are many, so that their matches are longer, but
+        they lack the names in a source.
         """
+        enough, if_sure = (3, 5) if self.decoder_only else (1, 2)
 
         def follow_guess(carry: tuple[Text, Rows], _: None) -> Any:
             text, states = carry
             copied, matched = CopyDraft(self.decoder_only).following(text, vocab_size)
-            past = (matched == 0) | ((matched == 1) & params["sure"][states])
+            past = (matched < enough) | ((matched < if_sure) & params["sure"][states])
             token = jnp.where(past, params["guesses"][states], copied)
             states = follow(params, states, token)
             return (append(text, token), states), (token, states)

@@ -105,6 +105,7 @@ def test_the_context_where_it_matches_and_past_outputs_where_they_are_sure(
 ) -> None:
     rows = sequences(8)
     counts, params = occurrences(rows), suffix.automaton(rows, VOCAB)
+    enough, if_sure = (3, 5) if decoder_only else (1, 2)
     chosen: Counter[tuple[int, bool]] = Counter()
 
     def following(text: list[int]) -> int:
@@ -112,12 +113,12 @@ def test_the_context_where_it_matches_and_past_outputs_where_they_are_sure(
         output = text if decoder_only else text[text.index(0) :]
         past, sure = followers(longest_known(output, counts), counts)
         token, length = copied(text)
-        chosen[min(length, 2), sure] += 1
-        return past if length == 0 or (length == 1 and sure) else token
+        chosen[min(length, if_sure), sure] += 1
+        return past if length < enough or (length < if_sure and sure) else token
 
     for seed in range(2):
         check_against_search(SuffixDraft(decoder_only), params, decoder_only, following, seed)
-    assert all(chosen[length, sure] for length in range(3) for sure in (False, True))
+    assert all(chosen[length, sure] for length in range(if_sure + 1) for sure in (False, True))
 
 
 @pytest.mark.parametrize("decoder_only", [False, True])
