@@ -194,8 +194,9 @@ def fit(
                     "TrainConfig.learning_rate and start again from the last checkpoint."
                 )
             line["learning_rate"] = float(np.asarray(config.schedule()(done - 1)))
-            line["seconds"] = round(time.monotonic() - since, 3)
-            line["tokens_per_second"] = round(line.pop("tokens") / line["seconds"])
+            seconds = time.monotonic() - since
+            line["tokens_per_second"] = round(line.pop("tokens") / seconds)
+            line["seconds"] = round(seconds, 3)
             if last or done % config.evaluate_every == 0:
                 for name, batches_of in held_out.items():
                     of = _means([evaluate_step(state.params, frozen, b) for b in batches_of])
