@@ -11,9 +11,7 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
-import jax
 import jax.numpy as jnp
-import numpy as np
 import pytest
 
 import speculative
@@ -21,7 +19,6 @@ from speculative import checkpoints, cli
 from speculative.checkpoints import native
 from speculative.commands.generate import as_it_grows
 from speculative.decoding.loop import Step
-from speculative.models import T5
 from speculative.models.config import unpacked
 from speculative.studies import step_costs
 from speculative.vocabulary import Bytes, Vocabulary
@@ -314,7 +311,7 @@ def test_vocabularies_of_one_size_with_another_piece(
     assert raw.count("▁editor".encode()) > 0
     other = tmp_path / "other.model"
     other.write_bytes(raw.replace("▁editor".encode(), "▁editxr".encode()))
-    params = jax.tree.map(np.asarray, T5(saved.DRAFT).init(jax.random.key(1)))
+    params = saved.random(saved.DRAFT, 1)
     native.save(tmp_path / "draft", saved.DRAFT, params, other)
     arguments = ["generate", TEXT, *pair[:2], "--draft", str(tmp_path / "draft")]
     fails(capsys, arguments, "share a vocabulary", "'▁editor", "'▁editxr")

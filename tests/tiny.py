@@ -8,6 +8,7 @@ import numpy as np
 from speculative.backends import prepack
 from speculative.models import T5, T5Config
 from speculative.types import PyTree
+from tests import saved
 
 VOCABULARY = 50
 """Pieces; the models have more rows than that, as likely as any other."""
@@ -23,7 +24,7 @@ HIDDEN = T5(READER.config.replace(target_layers=("decoder/layers_0", "decoder/de
 @functools.cache
 def stored_params() -> PyTree:
     """The target's parameters as a checkpoint stores them."""
-    return TARGET.init(jax.random.key(0))
+    return saved.random(TARGET.config, 0)
 
 
 @functools.cache
@@ -33,18 +34,18 @@ def target_params() -> PyTree:
 
 @functools.cache
 def draft_params() -> PyTree:
-    return prepack(DRAFT.init(jax.random.key(1)), quantized=True)
+    return prepack(saved.random(DRAFT.config, 1), quantized=True)
 
 
 @functools.cache
 def reader_params() -> PyTree:
-    return prepack(READER.init(jax.random.key(2)))
+    return prepack(saved.random(READER.config, 2))
 
 
 @functools.cache
 def hidden_params() -> PyTree:
     """With embeddings small enough that the hidden states matter."""
-    params = HIDDEN.init(jax.random.key(3))
+    params = saved.random(HIDDEN.config, 3)
     params["token_embedder"]["embedding"] *= 0.3
     return prepack(params)
 

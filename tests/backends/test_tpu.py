@@ -15,11 +15,11 @@ from speculative.decoding import Decoding, Params
 from speculative.decoding.loop import Models, begin, generate, put_row, stream
 from speculative.drafts import TransformerDraft
 from speculative.sampling import Sampling
-from tests import tiny
+from tests import saved, tiny
 
 DRAFTS = {
-    "draft": (tiny.DRAFT, lambda: tiny.DRAFT.init(jax.random.key(1))),
-    "reader": (tiny.READER, lambda: tiny.READER.init(jax.random.key(2))),
+    "draft": (tiny.DRAFT, lambda: saved.random(tiny.DRAFT.config, 1)),
+    "reader": (tiny.READER, lambda: saved.random(tiny.READER.config, 2)),
 }
 
 
@@ -62,7 +62,7 @@ def test_a_row_of_a_batch_is_replaced() -> None:
     config, draft = settings(3, 0.0, 20), TransformerDraft(tiny.DRAFT)
     params = Params(
         lay_out(tiny.stored_params(), draft=False),
-        lay_out(tiny.DRAFT.init(jax.random.key(1)), draft=True),
+        lay_out(saved.random(tiny.DRAFT.config, 1), draft=True),
     )
     models, sources = Models(tiny.TARGET, draft), jnp.asarray(tiny.sources(3))
     whole = begin(models, params, sources, config, config.capacity)

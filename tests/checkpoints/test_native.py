@@ -14,7 +14,7 @@ from safetensors.numpy import load_file, save_file
 from speculative import checkpoints
 from speculative.checkpoints import native
 from speculative.checkpoints.checkpoint import read_settings, sha256
-from speculative.models import T5, T5Config
+from speculative.models import T5Config
 from tests import saved
 
 CONFIG = T5Config(40, 16, 2, 8, 24, 2, 1)
@@ -22,7 +22,7 @@ CONFIG = T5Config(40, 16, 2, 8, 24, 2, 1)
 
 @pytest.fixture(scope="module")
 def params() -> dict:
-    return jax.tree.map(np.asarray, T5(CONFIG).init(jax.random.key(3)))
+    return jax.tree.map(np.asarray, saved.random(CONFIG, 3))
 
 
 def flat(tree: dict) -> dict[str, Any]:
@@ -208,7 +208,7 @@ def test_an_edited_description_is_one_sentence(small: pathlib.Path, change, mess
 @pytest.fixture
 def small(tmp_path: pathlib.Path) -> pathlib.Path:
     config = T5Config(16, 8, 2, 4, 8, 1, 1)
-    native.save(tmp_path / "model", config, T5(config).init(jax.random.key(0)))
+    native.save(tmp_path / "model", config, saved.random(config, 0))
     return tmp_path / "model"
 
 

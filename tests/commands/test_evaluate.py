@@ -29,7 +29,8 @@ def command(
     assert cli.main(["generate", *asked, "--file", str(folder / "sources.txt")]) == 0
     said = [json.loads(line)["text"] for line in file.read_text().splitlines()]
     pairs = zip(SOURCES, said, strict=True)
-    data.write_text("".join(f"{source}\t{text} end of it\n" for source, text in pairs))
+    lines = (f"{source}\t{' '.join(text.split())} end of it\n" for source, text in pairs)
+    data.write_text("".join(lines))
     return ["evaluate", *given, "--metric", "bleu", "--data_file", str(data)]
 
 

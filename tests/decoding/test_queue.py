@@ -82,7 +82,7 @@ def test_texts_are_as_if_alone(
 def test_autoregressive_texts_are_as_if_alone_in_batches_of_any_size() -> None:
     given = UniformDraft(), (), settings(1.0, gamma=0)
     expected = alone(*given)
-    assert len({int(output.lengths[0]) for output in expected.values()}) > 3  # They end apart.
+    assert len({int(output.lengths[0]) for output in expected.values()}) > 2  # They end apart.
     for batch_size in (1, 3, 16):
         require_equal(decoded(*given, batch_size, SHUFFLED), expected)
 

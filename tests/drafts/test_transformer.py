@@ -9,7 +9,7 @@ import pytest
 
 from speculative.drafts import TransformerDraft
 from speculative.sampling import Sampling
-from tests import numpy_t5, tiny, toy
+from tests import numpy_t5, saved, tiny, toy
 
 GAMMA = 3
 DRAFT = TransformerDraft(tiny.TARGET)
@@ -110,7 +110,7 @@ def test_a_draft_may_read_the_encoder_of_its_target() -> None:
     given = tiny.reader_params(), state, last, uniforms, SAMPLING, VOCABULARY
     proposal = propose(draft, *given)
     assert proposal.q is not None
-    stored = tiny.READER.init(jax.random.key(2))
+    stored = saved.random(tiny.READER.config, 2)
     for row, source in enumerate(tiny.sources(2)):
         source = source[source != 0]
         encoded = numpy_t5.encode(tiny.stored_params(), tiny.TARGET.config, source)

@@ -14,6 +14,7 @@ from speculative.models.gpt import LAMDA
 from speculative.training import data
 from speculative.training.distil import Distillation
 from speculative.training.train import CrossEntropy, Files, teacher_forced, train
+from tests import saved
 from tests.training import tiny
 
 DRAFT = T5(tiny.MODEL.config.replace(emb_dim=16, dropout_rate=0.0))
@@ -23,12 +24,12 @@ HIDDEN = DRAFT.config.replace(num_encoder_layers=0, source_dim=32, target_layers
 
 @pytest.fixture(scope="module")
 def params() -> dict:
-    return tiny.MODEL.init(jax.random.key(1))
+    return saved.random(tiny.MODEL.config, 1)
 
 
 @pytest.fixture(scope="module")
 def draft_params() -> dict:
-    return DRAFT.init(jax.random.key(2))
+    return saved.random(DRAFT.config, 2)
 
 
 @pytest.fixture(scope="module")
@@ -99,7 +100,7 @@ def test_distillation_is_divergence_and_rejection(
 def test_every_guess_of_a_draft_that_reads_the_decoder_counts(params: dict) -> None:
     """Of packed texts: each guess as in the text alone, less and less, and none before a text."""
     draft = T5(HIDDEN)
-    hidden_params = draft.init(jax.random.key(3))
+    hidden_params = saved.random(HIDDEN, 3)
     objective = Distillation(draft, tiny.MODEL, 0.5, 2.0, guesses=3)
     examples = tiny.examples(20, 7)
     batches = data.Mixture([(examples, 1.0)], 8, tiny.SOURCE, tiny.TARGET).once()
