@@ -118,10 +118,10 @@ def show(records: Sequence[dict[str, Any]], console: Console) -> None:
     """Prints each way's tokens a call, and the gain over the first with a 95% t interval."""
 
     def values(arm: str, task: str, temperature: float) -> np.ndarray:
-        chosen = sorted((r["seed"], r) for r in records if r["arm"] == arm)
+        chosen = sorted((r for r in records if r["arm"] == arm), key=lambda r: r["seed"])
         return np.array([
             one["tokens"] / one["calls"]
-            for _, record in chosen
+            for record in chosen
             for one in record["acceptance"]
             if (one["task"], one["temperature"]) == (task, temperature)
         ])  # fmt: skip

@@ -74,6 +74,8 @@ def describe(checkpoint: Checkpoint) -> dict[str, str]:
     if pieces := checkpoint.open_vocabulary():
         vocabulary = f"{pieces.path.name}, {pieces.size - pieces.extra_ids:,} pieces"
         vocabulary += f" and {pieces.extra_ids} sentinels" if pieces.extra_ids else ""
+    minutes = checkpoint.training_minutes
+    training = {} if minutes is None else {"training": f"{minutes:.0f} minutes"}
     family, layers = config.description()
     whole = hashlib.sha256()
     for path in sorted(path for path in folder.rglob("*") if path.is_file()):
@@ -87,11 +89,7 @@ def describe(checkpoint: Checkpoint) -> dict[str, str]:
         "sizes": f"{config.emb_dim} features, {config.num_heads} heads of {config.head_dim}, "
         f"feed-forward {config.mlp_dim:,}, {config.vocab_size:,} embeddings",
         "parameters": f"{checkpoint.parameters:,}",
-        **(
-            {"training": f"{checkpoint.training_minutes:.0f} minutes"}
-            if checkpoint.training_minutes is not None
-            else {}
-        ),
+        **training,
         "stored as": ", ".join(f"{kind} ({count} tensors)" for kind, count in kinds.items()),
         "vocabulary": vocabulary,
         "checksums": checkpoint.checksums.extent,

@@ -1,12 +1,11 @@
 """`distil`: a draft for a target, trained on what it writes for texts of one's own."""
 
 import argparse
+import dataclasses
 import pathlib
 
 from speculative import checks, disk
 from speculative.commands import Command, add_options, whole
-
-SETTINGS = ("dim", "layers", "keep", "steps", "max_length", "batch_size", "seed")
 
 
 def _add_distil(parser: argparse.ArgumentParser) -> None:
@@ -39,15 +38,16 @@ def _add_distil(parser: argparse.ArgumentParser) -> None:
 
 def _distil(options: argparse.Namespace) -> int:
     from speculative import loading, progress
+    from speculative.checkpoints.checkpoint import vacant
     from speculative.training import counting, own
     from speculative.training.loop import UNFINISHED
 
-    output = options.output.rstrip("/")
-    if pathlib.Path(output).exists():
-        raise ValueError(f"{output} exists; choose another --output, or remove it.")
+    output = vacant(options.output)
     disk.writable(output)
     counting.require(options.files)
-    chosen = {name: getattr(options, name) for name in SETTINGS}
+    chosen = {
+        field.name: getattr(options, field.name) for field in dataclasses.fields(own.Settings)
+    }
     settings = own.Settings(**{k: v for k, v in chosen.items() if v is not None})
     vocabulary = loading.vocabulary(options.target, options.vocabulary)
     loading.enable_compilation_cache()  # A resumed run needs the same compiled programs.

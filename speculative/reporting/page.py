@@ -188,7 +188,7 @@ def _speedups(rows: Sequence[_Row]) -> list[str]:
     if compared := tables.verification(found):
         shown = [row for row in rows if row.record in compared]
         parts.append(_table("Rules of verification", tables.VERIFICATION, shown))
-    if len({record.draft for record in found}) > 1:
+    if tables.drafts(found):
         parts.append(_table("Drafts", tables.DRAFTS, rows))
     return parts
 

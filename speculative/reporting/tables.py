@@ -187,6 +187,11 @@ def verification(records: Sequence[Record]) -> list[Record]:
     return sampled if any(record.verification != "token" for record in sampled) else []
 
 
+def drafts(records: Sequence[Record]) -> Sequence[Record]:
+    """The rows whose drafts are to be compared: all, if there are several drafts."""
+    return records if len({record.draft for record in records}) > 1 else []
+
+
 def table(columns: Sequence[Column], rows: Iterable[Any]) -> Table:
     """Rows as a table for the terminal."""
     cells = ([column.cell(row) for column in columns] for row in rows)
@@ -219,8 +224,8 @@ def show_records(records: Sequence[Record], console: Console = CONSOLE) -> None:
     if compared_rules := verification(records):
         parts.append((VERIFICATION, compared_rules))
     parts.append((SPEED, records))
-    if len({record.draft for record in records}) > 1:
-        parts.append((DRAFTS, records))
+    if compared_drafts := drafts(records):
+        parts.append((DRAFTS, compared_drafts))
     if judged := [record for record in records if record.metric is not None]:
         parts.append((QUALITY, judged))
     if compared := [record for record in records if record.outputs_identical is not None]:

@@ -22,7 +22,7 @@ CONFIG = T5Config(40, 16, 2, 8, 24, 2, 1)
 
 @pytest.fixture(scope="module")
 def params() -> dict:
-    return jax.tree.map(np.asarray, saved.random(CONFIG, 3))
+    return saved.random(CONFIG, 3)
 
 
 def flat(tree: dict) -> dict[str, Any]:

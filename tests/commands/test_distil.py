@@ -44,7 +44,7 @@ def test_a_draft_is_made_and_used(
     assert (made.emb_dim, made.source_dim, made.decoder_layers) == (64, 16, 1)
     assert made.target_layers and 0 < made.logits <= 500
     assert cli.main(given) == 2
-    assert f"{draft} exists; choose another --output" in capsys.readouterr().err
+    assert f"{draft} exists already; remove it or choose another folder" in capsys.readouterr().err
 
     asked = ["generate", "small editor", "--target", str(target), "--max_length", "8", "--json"]
     tokens = []
@@ -59,7 +59,7 @@ def test_a_draft_is_made_and_used(
     [
         (["--dim", "100"], "--dim must be a multiple of 64"),
         (["--steps", "3"], "a whole number from 25"),
-        (["--output", "{texts}"], "exists; choose another --output"),
+        (["--output", "{texts}"], "exists already; remove it or choose another folder"),
         (["--target", "debian_draft"], "debian_draft reads its target's encoder or decoder"),
     ],
 )

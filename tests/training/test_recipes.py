@@ -61,7 +61,7 @@ def test_the_greedy_outputs_are_the_argmax_of_the_model_on_them() -> None:
 
 
 def test_sampled_outputs_do_not_depend_on_the_batch() -> None:
-    params = saved.random(tiny.MODEL.config, 4)
+    params = saved.random(tiny.MODEL.config, 5)
     examples = tiny.examples(7, 3)
     decoding = Decoding(tiny.VOCABULARY, Sampling(1.0), max_length=9)
     one, other = (
@@ -69,7 +69,7 @@ def test_sampled_outputs_do_not_depend_on_the_batch() -> None:
         for size in (3, 7)
     )
     np.testing.assert_array_equal(one.targets, other.targets)
-    assert len({tuple(one.target(i)) for i in range(7)}) > 5  # Texts of one token may be equal.
+    assert len({tuple(one.target(i)) for i in range(7)}) == 7
 
 
 def test_a_drafts_own_text_is_its_argmax() -> None:
@@ -83,10 +83,8 @@ def test_a_drafts_own_text_is_its_argmax() -> None:
 
     @jax.jit
     def both(source: jax.Array, before: jax.Array) -> tuple[jax.Array, jax.Array]:
-        encoded, segments = (
-            tiny.MODEL.encode(params, source),
-            ((source > 0).astype(int), before > -1),
-        )
+        encoded = tiny.MODEL.encode(params, source)
+        segments = (source > 0).astype(int), jnp.ones_like(before)
         of_draft = draft.forward_with_hidden(draft_params, source, before, segments, None, encoded)
         return tiny.MODEL.forward(params, source, before), of_draft[0]
 
@@ -436,7 +434,7 @@ def test_a_run_without_a_vocabulary_is_refused(
 
 
 def test_a_run_may_start_from_a_checkpoint_of_its_sizes(tmp_path: pathlib.Path) -> None:
-    params = jax.tree.map(np.asarray, saved.random(tiny.MODEL.config, 5))
+    params = saved.random(tiny.MODEL.config, 5)
     native.save(tmp_path / "start", tiny.MODEL.config, params)
     found = train_lib.initial(tiny.MODEL, 0, tmp_path / "start")
     jax.tree.map(np.testing.assert_array_equal, found, params)
