@@ -31,20 +31,14 @@ TARGET, BEGIN = SHIPPED["debian_target"], SHIPPED["debian_draft"]
 TASKS = ("debian_ende", "debian_synopsis")
 GAMMA, BATCH = 7, 16
 
-# Weights of KL and TV, and the share of the draft's own text. The first is the recipe in use.
+# In words, weights of KL and TV, and the share of the draft's own text. The first is the recipe in
+# use.
 ARMS = {
-    "both_target": (1.0, 1.0, 0.0),
-    "kl_target": (1.0, 0.0, 0.0),
-    "tv_target": (0.0, 1.0, 0.0),
-    "kl_own": (1.0, 0.0, 1.0),
-    "tv_own": (0.0, 1.0, 1.0),
-}
-WORDS = {
-    "both_target": "KL + TV, target's text",
-    "kl_target": "KL, target's text",
-    "tv_target": "TV, target's text",
-    "kl_own": "KL, draft's text",
-    "tv_own": "TV, draft's text",
+    "both_target": ("KL + TV, target's text", 1.0, 1.0, 0.0),
+    "kl_target": ("KL, target's text", 1.0, 0.0, 0.0),
+    "tv_target": ("TV, target's text", 0.0, 1.0, 0.0),
+    "kl_own": ("KL, draft's text", 1.0, 0.0, 1.0),
+    "tv_own": ("TV, draft's text", 0.0, 1.0, 1.0),
 }
 
 
@@ -63,7 +57,7 @@ def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
 
 def train(arm: str, seed: int, steps: int, data_dir: str, work_dir: pathlib.Path) -> pathlib.Path:
     """The draft of a run, which is made if it is not there; all runs read the same texts."""
-    kl, tv, own = ARMS[arm]
+    _, kl, tv, own = ARMS[arm]
     folder = work_dir / f"{arm}_{seed}"
     folder.mkdir(parents=True, exist_ok=True)
     (work_dir / "texts").mkdir(exist_ok=True)
@@ -130,7 +124,7 @@ def show(records: Sequence[dict[str, Any]], console: Console) -> None:
     table = Table("tokens a call", *(f"{task}, T = {t:g}" for task, t in columns), box=None)
     begun = {record["arm"] for record in records}
     first, *others = (arm for arm in ARMS if arm in begun)
-    table.add_row(WORDS[first], *(f"{values(first, *column).mean():.3f}" for column in columns))
+    table.add_row(ARMS[first][0], *(f"{values(first, *column).mean():.3f}" for column in columns))
     for arm in others:
         cells = []
         for column in columns:
@@ -141,7 +135,7 @@ def show(records: Sequence[dict[str, Any]], console: Console) -> None:
                 half = stats.t.ppf(0.975, len(ratio) - 1) * ratio.std(ddof=1) / len(ratio) ** 0.5
                 cell += f" ({100 * (ratio.mean() - 1):+.1f} ± {100 * half:.1f}%)"
             cells.append(cell)
-        table.add_row(WORDS[arm], *cells)
+        table.add_row(ARMS[arm][0], *cells)
     console.print(table)
 
 
