@@ -29,6 +29,8 @@ SHAPES = ((1, 1), (6, 10), (37, 64), (64, 33), (384, 1152), (1024, 384))
 
 needs_compiler = pytest.mark.skipif(not kernels.native(), reason="no C++ compiler")
 product = jax.jit(kernels.product, static_argnums=(2, 5))
+panels = jax.jit(kernels.panels, static_argnums=1)
+gated_panels = jax.jit(kernels.gated_panels, static_argnums=2)
 
 
 @functools.partial(jax.jit, static_argnums=(2, 5))
@@ -76,7 +78,7 @@ def test_product(inputs: int, outputs: int, extras: int) -> None:
     adds = [numbers(positions, outputs, seed=1) for positions in WIDTHS]
     bias, activation = numbers(outputs, seed=2), ("linear", "relu", "gelu")[extras]
     given = (scale, bias, activation, adds) if extras else ()
-    ys = products(kernels.panels(jnp.asarray(kernel)), xs, outputs, *given)
+    ys = products(panels(kernel), xs, outputs, *given)
     for x, add, y in zip(xs, adds, ys, strict=True):
         want = (norm(x, scale) if extras else x).astype(np.float64) @ kernel
         want = activated(activation, want + bias) + add if extras else want
@@ -93,32 +95,34 @@ def test_product_with_a_kernel_of_whole_numbers(inputs: int, outputs: int, extra
     whole[0] = 127  # Every output's largest, so that rounding finds these very numbers again.
     scales = generator.uniform(0.5, 1.5, size=outputs).astype(np.float32) / np.sqrt(inputs) / 64
     kernel = (whole * scales).astype(np.float32)
-    panels = kernels.panels(jnp.asarray(kernel), quantized=True)
-    assert panels.values.dtype == jnp.int8
+    prepacked = panels(kernel, True)
+    assert prepacked.values.dtype == jnp.int8
     norm_scale = 1 + 0.2 * numbers(inputs)
     xs = [numbers(positions, inputs) for positions in WIDTHS]
     adds = [numbers(positions, outputs, seed=1) for positions in WIDTHS]
     bias = numbers(outputs, seed=2)
     given = (norm_scale, bias, "relu", adds) if extras else ()
-    for x, add, y in zip(xs, adds, products(panels, xs, outputs, *given), strict=True):
-        want = rounded(normed(x, norm_scale) if extras else x) @ kernel
+    seen = normed(xs, norm_scale) if extras else xs
+    for x, add, y in zip(seen, adds, products(prepacked, xs, outputs, *given), strict=True):
+        want = rounded(x) @ kernel
         want = activated("relu", want + bias) + add if extras else want
         np.testing.assert_allclose(y, want, atol=3e-5)
 
 
 @needs_compiler
 def test_no_number_in_gives_no_number_out() -> None:
-    kernel = kernels.panels(jnp.asarray(numbers(20, 40)), quantized=True)
+    kernel = panels(numbers(20, 40), True)
     x = numbers(4, 20)
     x[1, 3], x[2, 19], x[3] = np.nan, np.inf, 0
     y = product(kernel, x, 40)
     assert np.isfinite(y[0]).all() and np.isnan(y[1:3]).all() and (y[3] == 0).all()
 
 
-def normed(x: np.ndarray, scale: np.ndarray) -> np.ndarray:
+def normed(xs: list[np.ndarray], scale: np.ndarray) -> list[np.ndarray]:
     """As kernels compute it, in float32: what they round depends on its last bit."""
-    size = x.shape[1]
-    return product(kernels.panels(jnp.eye(size)), x, size, scale)
+    size = len(scale)
+    eye = panels(np.eye(size, dtype=np.float32))
+    return [np.asarray(y) for y in products(eye, xs, size, scale)]
 
 
 def rounded(x: np.ndarray) -> np.ndarray:
@@ -137,7 +141,7 @@ def laid_flat(values: jax.Array, inputs: int) -> np.ndarray:
 def test_rounding_is_to_the_nearest_of_255_multiples() -> None:
     kernel = numbers(64, 33)
     kernel[:, 7] = 0
-    values, both = kernels.panels(jnp.asarray(kernel), quantized=True)
+    values, both = panels(kernel, True)
     scales, sums = np.asarray(both).reshape(-1, 2, 32).swapaxes(0, 1)
     scales = np.ravel(scales)[:33]
     np.testing.assert_array_equal(np.ravel(sums)[:33], laid_flat(values, 64)[:, :33].sum(axis=0))
@@ -154,7 +158,7 @@ def test_a_product_does_not_depend_on_the_positions_beside_it(
     inputs: int, outputs: int, quantized: bool
 ) -> None:
     """To the last bit: why a verify pass sees the logits of decoding token by token."""
-    kernel = kernels.panels(jnp.asarray(numbers(inputs, outputs)), quantized)
+    kernel = panels(numbers(inputs, outputs), quantized)
     x, scale = numbers(max(WIDTHS), inputs), 1 + 0.2 * numbers(inputs)
     add, bias = numbers(len(x), outputs, seed=1), numbers(outputs, seed=2)
     alone = [
@@ -194,11 +198,12 @@ def test_gated_products(
     pair[:, 0] = 127  # As above, rounding finds these very numbers again.
     scales = generator.uniform(0.5, 1.5, size=(2, 1, outputs)) / np.sqrt(inputs) / 16
     one, other = (pair * scales).astype(np.float32)
-    both = kernels.gated_panels(jnp.asarray(one), jnp.asarray(other), quantized)
+    both = gated_panels(one, other, quantized)
     scale = 1 + 0.2 * numbers(inputs)
     xs = [numbers(positions, inputs) for positions in WIDTHS]
-    for x, y in zip(xs, multiply(both, xs, outputs, scale), strict=True):
-        seen = rounded(normed(x, scale)) if quantized else norm(x, scale)
+    of_panels = normed(xs, scale)
+    for x, rounds, y in zip(xs, of_panels, multiply(both, xs, outputs, scale), strict=True):
+        seen = rounded(rounds) if quantized else norm(x, scale)
         want = activated(first, seen @ one) * activated(second, seen @ other)
         np.testing.assert_allclose(y, want, atol=3e-4, rtol=3e-5)
 
@@ -218,7 +223,7 @@ def test_what_is_no_number_stays_none_through_a_gated_product(first: str) -> Non
 @needs_compiler
 def test_callers_on_several_threads_do_not_disturb_each_other() -> None:
     """The helpers serve one caller at a time; the others work alone, to the same result."""
-    kernel, x = kernels.panels(jnp.asarray(numbers(384, 1152))), numbers(6, 384)
+    kernel, x = panels(numbers(384, 1152)), numbers(6, 384)
     want = product(kernel, x, 1152)
     with ThreadPoolExecutor(4) as pool:
         for y in pool.map(lambda _: product(kernel, x, 1152), range(400)):
@@ -230,7 +235,7 @@ def test_a_chain_of_products() -> None:
     """Each begins the moment the last one ends: a part that comes late, or never, shows."""
     size, times = 37 * 32, 150  # On two threads 4 chunks of 9 panels, and a last one of 1.
     orthogonal = np.linalg.qr(numbers(size, size))[0]
-    x, kernel = numbers(40, size), kernels.panels(jnp.asarray(orthogonal))
+    x, kernel = numbers(40, size), panels(orthogonal)
 
     @jax.jit
     def chain(kernel: kernels.Panels, x: jax.Array) -> jax.Array:
@@ -291,14 +296,22 @@ def run_this_file(*options: str, **variables: str) -> subprocess.CompletedProces
 
 @pytest.mark.parametrize("positions", WIDTHS)
 def test_the_product_of_xla(positions: int) -> None:
-    kernel, x = jnp.asarray(numbers(6, 10)), numbers(1, positions, 6)
-    add, bias = jnp.asarray(numbers(1, positions, 10)), jnp.asarray(numbers(10, seed=2))
+    kernel, x = numbers(6, 10), numbers(1, positions, 6)
+    add, bias = numbers(1, positions, 10), numbers(10, seed=2)
     layer_norm = LayerNorm(T5Config(10, 6, 1, 6, 6, 1, 1))
     params = {"params": {"scale": 1 + 0.2 * numbers(6)}}
 
     def multiply(module: LayerNorm, x: jax.Array) -> jax.Array:
         return TRANSPOSED.product(
-            kernel.T, x, 10, "float32", None, module, bias=bias, activation="gelu", add=add
+            jnp.asarray(kernel.T),
+            x,
+            10,
+            "float32",
+            None,
+            module,
+            bias=jnp.asarray(bias),
+            activation="gelu",
+            add=jnp.asarray(add),
         )
 
     y = jax.jit(lambda x: layer_norm.apply(params, x, method=multiply))(x)
@@ -311,21 +324,27 @@ def test_the_product_of_xla(positions: int) -> None:
 @pytest.mark.parametrize("length", [1, 3, 8, 40])
 def test_attention(heads: int, size: int, length: int) -> None:
     """Keys behind a mask, biases shared by heads, by queries, by rows or by none."""
-    rows, scale = 2, 1.0 if length == 1 else 0.3
+    rows, scale, given = 2, 1.0 if length == 1 else 0.3, []
     for seen in (1, 15, 16, 70):
         query = numbers(rows, length, heads, size)
         keys, values = numbers(2, rows * heads, seen, size)
         for shape in ((rows, heads, length, seen), (rows, 1, 1, seen), (1, heads, length, seen)):
             bias = 3 * numbers(*shape)
             bias[..., max(1, seen - 3) :] = -1e10
-            scores = np.einsum(
-                "blnh,bnkh->bnlk", query.astype(np.float64), keys.reshape(rows, heads, seen, size)
-            )
-            weights = scale * scores + bias
-            weights = np.exp(weights - weights.max(axis=-1, keepdims=True))
-            weights /= weights.sum(axis=-1, keepdims=True)
-            want = np.einsum("bnlk,bnkh->blnh", weights, values.reshape(rows, heads, seen, size))
-            np.testing.assert_allclose(attend(query, keys, values, bias, scale), want, atol=1e-5)
+            given.append((query, keys, values, bias))
+
+    @jax.jit
+    def attended(given: list[tuple[jax.Array, ...]]) -> list[jax.Array]:
+        return [kernels.attend(*one, scale) for one in given]
+
+    for (query, keys, values, bias), found in zip(given, attended(given), strict=True):
+        keys, values = (x.reshape(rows, heads, -1, size) for x in (keys, values))
+        scores = np.einsum("blnh,bnkh->bnlk", query.astype(np.float64), keys)
+        weights = scale * scores + bias
+        weights = np.exp(weights - weights.max(axis=-1, keepdims=True))
+        weights /= weights.sum(axis=-1, keepdims=True)
+        want = np.einsum("bnlk,bnkh->blnh", weights, values)
+        np.testing.assert_allclose(found, want, atol=1e-5)
 
 
 @needs_compiler
@@ -350,7 +369,7 @@ def test_products_for_heads(heads: int, size: int, quantized: bool) -> None:
     """Several kernels, whose panels end within heads or beyond them."""
     x, width = numbers(2, 37, 24), heads * size
     given = [numbers(24, width, seed=seed) for seed in range(5)]
-    prepacked = [kernels.panels(jnp.asarray(kernel), quantized) for kernel in given]
+    prepacked = [panels(kernel, quantized) for kernel in given]
     found = jax.jit(kernels.heads, static_argnums=(2, 3))(prepacked, x, heads, size)
     for kernel, laid_out, y in zip(given, prepacked, found, strict=True):
         if quantized:  # As the panels have it.
@@ -393,11 +412,11 @@ def test_attention_where_everything_is_masked_is_the_mean() -> None:
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_axes_before_the_last_and_types_are_kept(dtype: str) -> None:
     kernel, x = jnp.asarray(numbers(37, 64), dtype), jnp.asarray(numbers(3, 4, 37), dtype)
-    y = COMPILED.product(kernels.panels(kernel), x, 64, dtype)
+    y = COMPILED.product(panels(kernel), x, 64, dtype)
     assert (y.shape, y.dtype) == ((3, 4, 64), x.dtype)
     want = np.asarray(x, np.float64) @ np.asarray(kernel, np.float64)
     np.testing.assert_allclose(np.asarray(y, np.float64), want, rtol=1e-2, atol=1e-2)
-    wide = COMPILED.product(kernels.panels(kernel), x, 64, dtype, "float32")
+    wide = COMPILED.product(panels(kernel), x, 64, dtype, "float32")
     assert wide.dtype == jnp.float32
     np.testing.assert_allclose(wide, want, rtol=1e-5, atol=1e-5)
 

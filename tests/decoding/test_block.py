@@ -50,8 +50,8 @@ def settings(gamma: int, rule: rules.Rule = BLOCK, length: int | None = None) ->
 
 
 @functools.cache
-def numbers(rows: int, length: int, offsets: int | None) -> Array:
-    return random_draws(2403, np.arange(rows), length, offsets)
+def numbers(begin: int, length: int, offsets: int | None) -> Array:
+    return random_draws(2403, begin + np.arange(FEWER), length, offsets)
 
 
 def decode(
@@ -61,11 +61,16 @@ def decode(
     table: np.ndarray | None = None,
     rows: int = ROWS,
 ) -> Output:
+    """`FEWER` rows at a time, so that there is one program to compile."""
     step = config.rule.keyed_by == "step"
     given = (config.max_length, config.gamma + 1) if step else (config.capacity, None)
-    sources, draws = jnp.ones((rows, 1), jnp.int32), numbers(rows, *given)
+    sources = jnp.ones((FEWER, 1), jnp.int32)
     params = Params(toy.params(toy.target_table() if table is None else table), draft_params)
-    return jax.tree.map(np.asarray, fast.generate(TARGET, draft, params, sources, draws, config))
+    outputs = [
+        fast.generate(TARGET, draft, params, sources, numbers(begin, *given), config)
+        for begin in range(0, rows, FEWER)
+    ]
+    return jax.tree.map(lambda *parts: np.concatenate(parts), *outputs)
 
 
 def p_value(output: Output, config: Decoding, table: np.ndarray | None = None) -> float:

@@ -13,7 +13,7 @@ from speculative.decoding.loop import Models, decode
 from speculative.drafts import TransformerDraft
 from speculative.models import DecoderOnly, DecoderOnlyConfig, FlaxModel
 from speculative.sampling import Sampling
-from tests import tiny
+from tests import saved, tiny
 
 CACHE = 64
 """Positions of the one cache size that is compiled."""
@@ -40,7 +40,7 @@ def compiled(
     model: FlaxModel, gamma: int, temperature: float, adaptive: Adaptive | None = None
 ) -> str:
     """Decoding by a model that is its own draft."""
-    params = prepack(model.init(jax.random.key(0)))
+    params = prepack(saved.random(model.config, 0))
     config = Decoding(50, Sampling(temperature), gamma, CACHE - gamma - 2, adaptive=adaptive)
     assert config.cache_lengths() == [CACHE]
     source, draws = jnp.asarray(tiny.sources(1)), random_draws(0, jnp.zeros(1, int), CACHE)

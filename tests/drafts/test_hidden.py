@@ -10,6 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax import Array
 
 from speculative.drafts import HiddenDraft, model_draft
 from speculative.drafts.base import layers_read
@@ -25,6 +26,24 @@ LAYERS = tiny.HIDDEN.config.target_layers
 
 start = jax.jit(HiddenDraft.start, static_argnums=(0, 3))
 propose = jax.jit(HiddenDraft.propose, static_argnums=(0, 5, 6))
+commit = jax.jit(HiddenDraft.commit, static_argnums=0)
+
+
+@functools.partial(jax.jit, static_argnums=(0, 1))
+def unroll(
+    target: FlaxModel,
+    draft: FlaxModel,
+    params: PyTree,
+    draft_params: PyTree,
+    inputs: Array,
+    texts: Array,
+) -> list[Array]:
+    """Logits [B, L, V] by guess, of texts [B, L], as training has them."""
+    encoded = target.encode(params, inputs)
+    _, hidden = target.forward_with_hidden(params, inputs, texts, layers=LAYERS)
+    hidden = jnp.concatenate([hidden[name] for name in LAYERS], axis=-1)
+    segments = (inputs != target.pad_id).astype(int), jnp.ones_like(texts)
+    return draft.unroll(draft_params, texts, segments, encoded, hidden, GAMMA)
 
 
 class Given(NamedTuple):
@@ -43,15 +62,10 @@ class Given(NamedTuple):
         return [row[row >= 0].tolist() for row in self.inputs]
 
     def unrolled(self, texts: np.ndarray) -> list[np.ndarray]:
-        """[B, L, V] by guess, of texts [B, L], as training has them."""
-        target, draft = self.target, self.draft.model
-        inputs, fed = jnp.asarray(self.inputs), jnp.asarray(texts)
-        encoded = target.encode(self.params, inputs)
-        _, hidden = target.forward_with_hidden(self.params, inputs, fed, layers=LAYERS)
-        hidden = jnp.concatenate([hidden[name] for name in LAYERS], axis=-1)
-        segments = (inputs != target.pad_id).astype(int), jnp.ones_like(fed)
-        found = draft.unroll(self.draft_params, fed, segments, encoded, hidden, GAMMA)
-        return [np.asarray(logits[..., : tiny.VOCABULARY]) for logits in found]
+        """As `unroll`, without padding of the vocabulary."""
+        models = self.target, self.draft.model
+        found = unroll(*models, self.params, self.draft_params, self.inputs, texts)
+        return [np.asarray(logits)[..., : tiny.VOCABULARY] for logits in found]
 
 
 def t5() -> Given:
@@ -108,7 +122,7 @@ def test_q_is_that_of_the_training_pass_however_much_of_a_block_stands(given: Gi
             for k in range(GAMMA):
                 q = standardise(expected[k][row, len(text) - 1 + k], SAMPLING)
                 np.testing.assert_allclose(proposal.q[row, k], q, atol=2e-5)
-        chunk = jnp.concatenate([last[:, None], proposal.guesses], axis=1)
+        chunk = np.concatenate([np.asarray(last)[:, None], guesses], axis=1)
         _, after, hidden = extend(given.params, before, chunk)
         accepted = (np.arange(ROWS) + turn) % (GAMMA + 1)
         last = jnp.asarray(rng.integers(2, tiny.VOCABULARY, ROWS), jnp.int32)
@@ -116,7 +130,7 @@ def test_q_is_that_of_the_training_pass_however_much_of_a_block_stands(given: Gi
             text += [*guesses[row, : accepted[row]].tolist(), int(last[row])]
         lengths = np.array([len(text) - 1 for text in texts]) - prompts
         before = target.rewind(after, jnp.asarray(lengths))
-        state = draft.commit(proposal, jnp.asarray(accepted), hidden)
+        state = commit(draft, proposal, accepted, hidden)
 
 
 def test_the_hidden_states_matter(given: Given) -> None:

@@ -16,7 +16,7 @@ from speculative.models import DecoderOnly, DecoderOnlyConfig
 from speculative.models.gpt import LAMDA as FIELDS
 from speculative.ragged import grow
 from speculative.types import PyTree
-from tests import numpy_decoder_only
+from tests import numpy_decoder_only, saved
 from tests.layouts import LAYOUTS, Layout
 
 FIXTURE = pathlib.Path(__file__).parents[1] / "data" / "transformers_gpt2"
@@ -46,7 +46,7 @@ def lamda() -> tuple[DecoderOnly, PyTree]:
     """A random model whose norms are not at their initial 1."""
     model = DecoderOnly(LAMDA)
     rng = np.random.default_rng(10)
-    fresh = model.init(jax.random.key(0))
+    fresh = saved.random(LAMDA, 0)
     return model, jax.tree.map(
         lambda x: x * rng.uniform(0.5, 1.5, x.shape).astype(np.float32), fresh
     )

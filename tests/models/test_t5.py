@@ -20,7 +20,7 @@ from speculative.models import T5, T5Config
 from speculative.models.stack import DecoderState
 from speculative.ragged import grow
 from speculative.types import PyTree
-from tests import numpy_t5
+from tests import numpy_t5, saved
 from tests.layouts import LAYOUTS, Layout
 
 FIXTURE = pathlib.Path(__file__).parents[1] / "data" / "t5x_v1_1"
@@ -67,12 +67,12 @@ def random(config: T5Config) -> tuple[T5, PyTree]:
     model = T5(config)
     rng = np.random.default_rng(10)
 
-    def unsettle(path: tuple[Any, ...], leaf: Array) -> Array:
+    def unsettle(path: tuple[Any, ...], leaf: np.ndarray) -> np.ndarray:
         if path[-1].key == "scale":
-            return leaf * jnp.asarray(rng.uniform(0.5, 1.5, leaf.shape), leaf.dtype)
+            return leaf * rng.uniform(0.5, 1.5, leaf.shape).astype(leaf.dtype)
         return leaf
 
-    return model, jax.tree_util.tree_map_with_path(unsettle, model.init(jax.random.key(0)))
+    return model, jax.tree_util.tree_map_with_path(unsettle, saved.random(config, 0))
 
 
 v1_0 = functools.partial(random, V1_0)

@@ -170,7 +170,7 @@ def test_a_decoder_only_model_learns_its_texts(positions: int, batch: tiny.Batch
         updates, state = optimiser.update(gradient, state)
         return optax.apply_updates(params, updates), state, loss, gradient
 
-    params = model.init(jax.random.key(0))
+    params = saved.random(model.config, 0)
     state, losses = optimiser.init(params), []
     for _ in range(60):
         params, state, loss, gradient = step(params, state)
