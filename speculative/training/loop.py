@@ -1,6 +1,7 @@
 """The training loop of every objective: steps, held-out loss, log, checkpoints, resuming."""
 
 import dataclasses
+import functools
 import json
 import math
 import pathlib
@@ -23,7 +24,8 @@ from speculative.types import PyTree
 Metrics = dict[str, Array]
 Objective = Callable[[PyTree, PyTree, Mapping[str, Array], Array | None], tuple[Array, Metrics]]
 """From (params, frozen, batch, dropout key) to the loss and the metrics, each summed over the
-batch's target tokens. The frozen parameters, such as a teacher's, are used but not trained."""
+batch's target tokens. The frozen parameters, such as a teacher's, are used but not trained.
+It is hashable: runs of equal objectives and settings share their compiled steps."""
 
 UNFINISHED = 75
 """Exit code of a command that stopped at its deadline; the same command goes on."""
@@ -120,6 +122,31 @@ def mean_gradient(
     return gradient, {name: x.sum(0) for name, x in metrics.items()}
 
 
+@functools.partial(jax.jit, static_argnums=(0, 1), donate_argnums=2)
+def _step(
+    objective: Objective,
+    config: TrainConfig,
+    state: TrainState,
+    frozen: PyTree,
+    batch: dict[str, Array],
+) -> tuple[TrainState, Metrics]:
+    # Dropout masks from "rbg" keys are made several times faster than by default.
+    key = jax.random.fold_in(jax.random.key(config.seed, impl="rbg"), state.step)
+    gradient, metrics = mean_gradient(
+        objective, state.params, frozen, batch, key, config.microbatches
+    )
+    updates, moments = config.optimizer().update(gradient, state.optimizer, state.params)
+    params = optax.apply_updates(state.params, updates)
+    return TrainState(state.step + 1, params, moments), _with_counts(metrics, batch)
+
+
+@functools.partial(jax.jit, static_argnums=0)
+def _evaluate(
+    objective: Objective, params: PyTree, frozen: PyTree, batch: dict[str, Array]
+) -> Metrics:
+    return _with_counts(objective(params, frozen, batch, None)[1], batch)
+
+
 def fit(
     objective: Objective,
     params: PyTree,
@@ -145,26 +172,9 @@ def fit(
         ValueError: the loss stopped being finite, or another process trains in the folder.
     """
     folder = pathlib.Path(folder).absolute()
-    optimizer = config.optimizer()
-
-    def step(state: TrainState, frozen: PyTree, batch: dict[str, Array]):
-        # Dropout masks from "rbg" keys are made several times faster than by default.
-        key = jax.random.fold_in(jax.random.key(config.seed, impl="rbg"), state.step)
-        gradient, metrics = mean_gradient(
-            objective, state.params, frozen, batch, key, config.microbatches
-        )
-        updates, moments = optimizer.update(gradient, state.optimizer, state.params)
-        params = optax.apply_updates(state.params, updates)
-        return TrainState(state.step + 1, params, moments), _with_counts(metrics, batch)
-
-    def evaluate(params: PyTree, frozen: PyTree, batch: dict[str, Array]) -> Metrics:
-        return _with_counts(objective(params, frozen, batch, None)[1], batch)
-
-    train_step = jax.jit(step, donate_argnums=0)
-    evaluate_step = jax.jit(evaluate)
     # The step donates its state, so the caller's parameters are copied.
     params = jax.tree.map(lambda x: jnp.array(x, jnp.float32), params)
-    state = TrainState(jnp.zeros((), jnp.int32), params, optimizer.init(params))
+    state = TrainState(jnp.zeros((), jnp.int32), params, config.optimizer().init(params))
     options = ocp.CheckpointManagerOptions(max_to_keep=1)
     columns = (BarColumn(), MofNCompleteColumn(), TimeRemainingColumn(), "{task.description}")
     with (
@@ -181,7 +191,7 @@ def fit(
         batches = train.batches(config.seed, done)
         window, since = list[Metrics](), time.monotonic()
         while done < config.steps:
-            state, metrics = train_step(state, frozen, next(batches))
+            state, metrics = _step(objective, config, state, frozen, next(batches))
             window.append(metrics)
             done += 1
             last = done == config.steps
@@ -199,7 +209,7 @@ def fit(
             line["seconds"] = round(seconds, 3)
             if last or done % config.evaluate_every == 0:
                 for name, batches_of in held_out.items():
-                    of = _means([evaluate_step(state.params, frozen, b) for b in batches_of])
+                    of = _means([_evaluate(objective, state.params, frozen, b) for b in batches_of])
                     line |= {f"{name}/{key}": of[key] for key in of if key != "tokens"}
                 rounded = {k: f"{v:.4g}" if isinstance(v, float) else v for k, v in line.items()}
                 text = "  ".join(f"{name} {value}" for name, value in rounded.items())

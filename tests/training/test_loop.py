@@ -1,6 +1,7 @@
 """The loop: it learns, and a run that was killed goes on as if it had not been."""
 
 import dataclasses
+import functools
 import json
 import pathlib
 import time
@@ -23,6 +24,7 @@ OBJECTIVE = CrossEntropy(tiny.MODEL)
 mean_gradient = jax.jit(loop.mean_gradient, static_argnums=(0, 5))
 
 
+@functools.cache
 def initial() -> dict:
     return tiny.MODEL.init(jax.random.key(0))
 
