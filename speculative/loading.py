@@ -14,7 +14,7 @@ from speculative.backends.cpu.kernels import cache_folder
 from speculative.checkpoints import Checkpoint
 from speculative.checkpoints.checkpoint import DTYPES
 from speculative.decoding import Params
-from speculative.drafts import model_draft, named
+from speculative.drafts import CopyDraft, MixedDraft, SuffixDraft, model_draft, named
 from speculative.drafts.named import MODEL_FREE
 from speculative.models import SIZES, Config, model_of, random_params
 from speculative.models.config import unpacked
@@ -63,7 +63,8 @@ class Resolved:
     names: tuple[str, str]
     target: Weights
     draft: Weights | None  # None for a model-free draft.
-    table: pathlib.Path | None  # The file that a model-free draft reads, if it reads one.
+    free: str  # The name of the draft, or the part of it, that needs no model; may be empty.
+    table: pathlib.Path | None  # The file that this reads, if it reads one.
     vocabulary: Vocabulary
 
     @property
@@ -80,16 +81,19 @@ class Resolved:
         if self.draft:
             _require_its_target(self.target, self.draft)
         enable_compilation_cache()
-        model, name = model_of(self.target.config), self.names[1]
-        if self.draft:
-            draft, params = model_draft(model_of(self.draft.config)), ()
-        else:
-            draft, params = named.model_free(name, model.decoder_only, self.table, self.vocabulary)
+        model = model_of(self.target.config)
+        free, of_free = None, ()
+        if self.free:
+            given = self.free, model.decoder_only, self.table, self.vocabulary
+            free, of_free = named.model_free(*given)
         target = self.target.load() if target is None else target
-        minutes = None
-        if self.draft:
-            params = self.draft.load(draft=True)
-            minutes = self.draft.checkpoint and self.draft.checkpoint.training_minutes
+        if self.draft is None:
+            assert free is not None
+            return Pair(model, free, Params(target, of_free), self.vocabulary, self.names)
+        draft, params = model_draft(model_of(self.draft.config)), self.draft.load(draft=True)
+        if isinstance(free, CopyDraft | SuffixDraft):
+            draft, params = MixedDraft(draft, free), (params, of_free)
+        minutes = self.draft.checkpoint and self.draft.checkpoint.training_minutes
         return Pair(model, draft, Params(target, params), self.vocabulary, self.names, minutes)
 
 
@@ -118,8 +122,9 @@ def resolve(
 
     Args:
         target: the name of a checkpoint of any format, see `checkpoints.open`.
-        draft: likewise, or one of `MODEL_FREE`, or the path of a counted file, see `named`; by
-            default the shipped draft of that target, see `default_draft`.
+        draft: likewise, or one of `MODEL_FREE`, or the path of a counted file, or a checkpoint
+            mixed with a lookup (NAME+copy), see `named`; by default the shipped draft of that
+            target, see `default_draft`.
         dtype: "float32" or "bfloat16"; by default that of the checkpoint, and for random weights
             bfloat16 on accelerators and float32 on CPU.
         vocabulary_file: for checkpoints that come without a vocabulary, as T5X's do, see
@@ -139,9 +144,11 @@ def resolve(
         raise ValueError(f"dtype must be {' or '.join(DTYPES)}, not {dtype!r}.")
     if random:
         dtype = dtype or ("float32" if jax.default_backend() == "cpu" else "bfloat16")
-    elif not (draft is None or named.known(draft) or checkpoints.known(draft)):
+    elif draft is not None and (name := named.parts(draft)[0]) and not checkpoints.known(name):
+        if name in MODEL_FREE:
+            raise ValueError(f"{draft} mixes no model; give a checkpoint in place of {name}.")
         raise ValueError(
-            f"There is no draft {draft!r}: it is neither a checkpoint nor one of "
+            f"There is no draft {name!r}: it is neither a checkpoint nor one of "
             f"{', '.join([*checkpoints.SHIPPED, *MODEL_FREE])}, nor a table (FILE.npz)."
         )
     big = _weights(target, random, dtype, open_checkpoint)
@@ -151,7 +158,8 @@ def resolve(
             "an encoder of its own."
         )
     draft = default_draft(target, random) if draft is None else draft
-    small = None if named.known(draft) else _weights(draft, random, dtype, open_checkpoint)
+    name, free = named.parts(draft)
+    small = _weights(name, random, dtype, open_checkpoint) if name else None
     _require_use(file, big, small)
     vocabulary = big.vocabulary(file)
     last = unpacked(small.config.draft_vocabulary).max(initial=0) if small else 0
@@ -161,16 +169,16 @@ def resolve(
             "pieces; make its draft vocabulary again (speculative convert --keep)."
         )
     path = None
-    if small is None:
+    if free:
         folder = pathlib.Path(big.checkpoint.location) if big.checkpoint else None
-        path = named.table(draft, folder, vocabulary)
-    else:
+        path = named.table(free, folder, vocabulary)
+    if small:
         _require_of_a_kind(big, small)
         if random:
             vocabulary.require_room(small.config.vocab_size, small.name)
         else:
             vocabulary.require_equal(small.vocabulary(file))
-    return Resolved((target, draft), big, small, path, vocabulary)
+    return Resolved((target, draft), big, small, free, path, vocabulary)
 
 
 def load(

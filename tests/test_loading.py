@@ -64,6 +64,13 @@ def test_nothing_is_hashed_but_vocabularies(
         ("target", "none", "There is no draft '.*none': .* debian_target, .* suffix"),
         ("target", "gpt_draft", "is a decoder-only model, but its target .* an encoder-decoder"),
         ("target", "far_reader", "reads an encoder of 24 features, but that of .* has 16; load"),
+        ("target", "none+copy", "There is no draft '.*none'"),
+        (
+            "target",
+            "copy+suffix",
+            r"^copy\+suffix mixes no model; give a checkpoint in place of copy",
+        ),
+        ("target", "reader+suffix", r"'suffix' needs .*target/past_outputs\.npz, which does not"),
         ("target", "suffix", r"needs .*target/past_outputs\.npz, which does not exist"),
         ("target", "beyond", "beyond guesses token 8195, but the vocabulary has 8192 pieces"),
         ("target", "narrow", "narrow has 100 embeddings, fewer than the 8192 pieces"),
@@ -78,7 +85,7 @@ def test_what_is_wrong_is_refused_before_a_tensor_is_read(
 ) -> None:
     monkeypatch.setattr(checkpoints.Checkpoint, "read", lambda *_: pytest.fail("read"))
     names = [
-        name if name in ("copy", "suffix") or name.startswith("debian") else str(folder / name)
+        name if name.startswith(("copy", "suffix", "debian")) else str(folder / name)
         for name in (target, draft)
     ]
     with pytest.raises(ValueError, match=said):

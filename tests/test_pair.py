@@ -47,7 +47,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
     ("kind", "draft", "temperature"),
     [
         (kind, draft, float((number + (kind == "gpt")) % 2))
-        for number, draft in enumerate([*MODEL_FREE, "model"])
+        for number, draft in enumerate([*MODEL_FREE, "model", "+copy", "+suffix"])
         for kind in ("t5", "gpt")
     ],
 )
@@ -58,7 +58,9 @@ def test_every_draft_of_both_kinds_is_exact(
 
     Each draft meets both kinds of models and both temperatures, not each with each.
     """
-    name = str(folder / f"{kind}_draft") if draft == "model" else draft
+    name = draft
+    if draft not in MODEL_FREE:
+        name = str(folder / f"{kind}_draft") + draft.removeprefix("model")
     pair = load(str(folder / kind), name)
     found = pair.check(TEXT, gamma=3, max_length=12, temperature=temperature, seed=4)
     assert found.tokens

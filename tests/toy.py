@@ -116,7 +116,9 @@ class CertainDraft:
             guesses.append(params[guesses[-1]])
         return Proposal(jnp.stack(guesses[1:], axis=1), None, state)
 
-    def commit(self, proposal: Proposal, accepted: Rows, hidden: dict[str, Array]) -> tuple[()]:
+    def commit(
+        self, params: PyTree, proposal: Proposal, accepted: Rows, hidden: dict[str, Array]
+    ) -> tuple[()]:
         return ()
 
 

@@ -158,11 +158,15 @@ def open(folder: str | pathlib.Path) -> Checkpoint:
     with reading(where, "lists no files and checksums"):
         listed = description["sha256"].items()
         recorded = {folder / plain(name, where): sha256 for name, sha256 in listed}
+    name, extra_ids = description["vocabulary"], description.get("extra_ids", 0)
+    vocabulary = None if name is None else folder / plain(name, where)
+    if vocabulary in recorded and not vocabulary.exists():
+        shared = folder.parent / vocabulary.name  # By checkpoints that lie side by side.
+        if shared.is_file():
+            recorded[shared], vocabulary = recorded.pop(vocabulary), shared
     for path in recorded:
         if not path.is_file():
             raise ValueError(f"{path} is missing; restore it or fetch the checkpoint again.")
-    name, extra_ids = description["vocabulary"], description.get("extra_ids", 0)
-    vocabulary = None if name is None else folder / plain(name, where)
     vocabulary = pathlib.Path(BYTES) if name == BYTES else vocabulary
     missing = "" if CHECKSUM in description else f" but {CONFIG}, as older versions wrote it"
     checksums = Checksums(recorded, f"of every file{missing}")

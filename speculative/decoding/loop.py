@@ -186,10 +186,13 @@ def step(
     if config.adaptive:
         counted = config.adaptive.count(counts, by_position)
         counts = jnp.where(live[:, None, None], counted, counts)
+    draft = ()
+    if models.draft and proposal:
+        draft = models.draft.commit(params.draft, proposal, accepted, hidden)
     progress = dataclasses.replace(
         progress,
         target=models.target.rewind(target, lengths),
-        draft=models.draft.commit(proposal, accepted, hidden) if models.draft and proposal else (),
+        draft=draft,
         last=next_token,
         tokens=write_rows(progress.tokens, block, progress.lengths, axis=1),
         lengths=lengths,

@@ -152,7 +152,7 @@ def generate(
         output += block
         last = next_token
         target_state = target.rewind(target_state, jnp.array([len(output)], jnp.int32))
-        draft_state = draft.commit(proposal, jnp.array([n], jnp.int32), hidden)
+        draft_state = draft.commit(params.draft, proposal, jnp.array([n], jnp.int32), hidden)
         p = standardise(rows, config.sampling)
         q = one_hot(np.array(guesses), vocab_size) if q is None else q
         steps.append(TraceStep(guesses, p, q, n, next_token, block))

@@ -3,6 +3,7 @@
 from speculative.drafts.base import Draft, Proposal
 from speculative.drafts.copying import CopyDraft
 from speculative.drafts.hidden import HiddenDraft, model_draft
+from speculative.drafts.mixed import MixedDraft
 from speculative.drafts.ngram import NgramDraft, NgramParams, count_ngrams, ngram_params
 from speculative.drafts.suffix import SuffixDraft
 from speculative.drafts.transformer import TransformerDraft
@@ -12,6 +13,7 @@ __all__ = [
     "CopyDraft",
     "Draft",
     "HiddenDraft",
+    "MixedDraft",
     "NgramDraft",
     "NgramParams",
     "Proposal",

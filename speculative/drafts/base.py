@@ -93,7 +93,9 @@ class Draft(Protocol):
         """
         ...
 
-    def commit(self, proposal: Proposal, accepted: Rows, hidden: dict[str, Array]) -> Any:
+    def commit(
+        self, params: PyTree, proposal: Proposal, accepted: Rows, hidden: dict[str, Array]
+    ) -> Any:
         """The state after the target has accepted the first `accepted` [B] guesses.
 
         `hidden` are the target's hidden states [B, G + 1, D], by layer, where it read `last` and

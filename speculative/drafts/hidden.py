@@ -10,7 +10,7 @@ from jax import Array
 from speculative.drafts.base import Draft, Proposal
 from speculative.drafts.transformer import TransformerDraft, guess_on
 from speculative.models import FlaxModel
-from speculative.types import Logits, PyTree, Rows
+from speculative.types import Logits, Rows
 
 
 @struct.dataclass
@@ -68,16 +68,19 @@ class HiddenDraft(Draft):
 
         given = uniforms, sampling, vocab_size, history
         guesses, q, (model, _) = guess_on(self.model, logits, (model, own), read, *given)
-        return Proposal(guesses, q, (params, model))  # `commit` reads on, and is given no params.
+        return Proposal(guesses, q, model)
 
-    def commit(self, proposal, accepted, hidden) -> HiddenDraftState:
+    def follow(self, params, state, last, guesses) -> Any:
+        """The state of a proposal of these guesses, which `commit` will read."""
+        _, model, _ = self.model.read_on(params, state.model, last[:, None], state.hidden)
+        return self.model.rewind(model, model.lengths + guesses.shape[1] - 1)
+
+    def commit(self, params, proposal, accepted, hidden) -> HiddenDraftState:
         """Reads the accepted guesses again, with the target's hidden states."""
         gamma = proposal.guesses.shape[1]
-        drafted: tuple[PyTree, Any] = proposal.state
-        params, model = drafted
-        read = model.lengths - (gamma - 1)  # With `last`, and without the guesses.
+        read = proposal.state.lengths - (gamma - 1)  # With `last`, and without the guesses.
         of_target = self._of_target(hidden)
-        model = self.model.rewind(model, read)
+        model = self.model.rewind(proposal.state, read)
         _, model, _ = self.model.read_on(params, model, proposal.guesses, of_target[:, :gamma])
         newest = jnp.take_along_axis(of_target, accepted[:, None, None], axis=1)
         return HiddenDraftState(self.model.rewind(model, read + accepted), newest)
@@ -88,7 +91,7 @@ class HiddenDraft(Draft):
         return jnp.concatenate(layers, axis=-1).astype(jnp.float32)
 
 
-def model_draft(model: FlaxModel) -> Draft:
+def model_draft(model: FlaxModel) -> HiddenDraft | TransformerDraft:
     """The draft of a model: it reads of its target what its configuration says."""
     if model.config.target_layers:
         return HiddenDraft(model)

@@ -2,7 +2,8 @@
 
 A name alone, as `bigram`, reads a file beside the target's weights if it reads one. The path of a
 file, as `my/ngrams.npz`, is a draft too, and with a name before it, `bigram:my/ngrams.npz`, the
-draft of that name.
+draft of that name. After a model's name, as in `my/model+copy`, one of `LOOKUPS` is the other half
+of a `MixedDraft`.
 """
 
 import functools
@@ -45,9 +46,21 @@ MODEL_FREE = {
 }
 
 
+# What a model may be mixed with.
+LOOKUPS = ("copy", "suffix")
+
+
 def known(name: str) -> bool:
-    """Whether a name is of `MODEL_FREE`, or a file's, which may not exist."""
-    return name in MODEL_FREE or name.endswith(tables.SUFFIX)
+    """Whether a name is of `MODEL_FREE`, or a file's, which may not exist; no model's."""
+    return parts(name)[0] == ""
+
+
+def parts(name: str) -> tuple[str, str]:
+    """The names of a draft's model and of what needs none, either of which may be empty."""
+    model, plus, rest = name.rpartition("+")
+    if plus and rest.partition(":")[0] in LOOKUPS:
+        return model, rest
+    return ("", name) if name in MODEL_FREE or name.endswith(tables.SUFFIX) else (name, "")
 
 
 def table(name: str, folder: pathlib.Path | None, vocabulary: Vocabulary) -> pathlib.Path | None:

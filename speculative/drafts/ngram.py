@@ -90,7 +90,7 @@ class NgramDraft(Draft):
         guesses, q = jax.tree.map(lambda x: x.swapaxes(0, 1), drawn)
         return Proposal(guesses, q, jnp.concatenate([known, guesses], axis=1))
 
-    def commit(self, proposal, accepted, hidden) -> Array:
+    def commit(self, params, proposal, accepted, hidden) -> Array:
         """Removes rejected guesses, and tokens too far back to matter."""
         return read_rows(proposal.state, accepted + 1, max(self.order - 2, 0))
 

@@ -17,7 +17,7 @@ from jax import Array, lax
 from speculative.drafts.base import Draft, Proposal
 from speculative.drafts.copying import CopyDraft, Text, append, rewind
 from speculative.drafts.tables import COMMAND, Table
-from speculative.types import PAD_ID, PyTree, Rows
+from speculative.types import PAD_ID, Flags, PyTree, Rows
 from speculative.vocabulary import Vocabulary
 
 TABLE = Table(
@@ -78,7 +78,29 @@ class SuffixDraft(Draft):
         )
         return Proposal(guesses.T, None, (text, jnp.concatenate([first[None], states])))
 
-    def commit(self, proposal, accepted, hidden) -> State:
+    def sure(
+        self, params: PyTree, state: State, last: Rows, vocab_size: int, greedy: bool
+    ) -> Flags:
+        """As of `CopyDraft`; or whether a language model's past outputs are sure of their guess."""
+        text, states = state
+        known = CopyDraft(self.decoder_only).sure((), text, last, vocab_size, greedy)
+        if not (greedy and self.decoder_only):
+            return known
+        return known | params["sure"][follow(params, states, last)]
+
+    def follow(self, params, state, last, guesses) -> State:
+        """The state of a proposal of these guesses."""
+        text, states = state
+        new = jnp.concatenate([last[:, None], guesses], axis=1).T
+
+        def read(states: Rows, tokens: Rows) -> tuple[Rows, Rows]:
+            states = follow(params, states, tokens)
+            return states, states
+
+        text = CopyDraft(self.decoder_only).follow((), text, last, guesses)
+        return text, lax.scan(read, states, new)[1]
+
+    def commit(self, params, proposal, accepted, hidden) -> State:
         """Removes the rejected guesses, and takes the automaton's state before them."""
         text, states = proposal.state
         kept = jnp.take_along_axis(states, accepted[None], axis=0)[0]

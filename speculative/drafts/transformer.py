@@ -15,7 +15,7 @@ from speculative.drafts.base import Draft, Proposal, guess
 from speculative.models.interface import Model
 from speculative.processors import History
 from speculative.sampling import Sampling
-from speculative.types import Guesses, Logits, Rows
+from speculative.types import Guesses, Logits, PyTree, Rows
 
 
 @struct.dataclass
@@ -107,13 +107,7 @@ class TransformerDraft(Draft):
         self, params, state, last, uniforms, sampling, vocab_size, history=None
     ) -> Proposal:
         """One step of width 2, which reads `unseen` too, then gamma - 1 steps of width 1."""
-        caught_up = state.unseen < 0
-        # A row without an unseen guess feeds `last` and a filler, whose cache entry is masked.
-        chunk = jnp.stack([jnp.where(caught_up, last, state.unseen), last], axis=1)
-        at = jnp.where(caught_up, 0, 1)
-        length = state.model.lengths + at + 1
-        logits, model, _ = self.model.extend(params, state.model, chunk, at)
-        model = self.model.rewind(model, length)
+        logits, model = self._catch_up(params, state, last)
 
         def read(model: Any, newest: Array) -> tuple[Array, Any]:
             return self.model.extend(params, model, newest[:, None])[:2]
@@ -122,7 +116,26 @@ class TransformerDraft(Draft):
         guesses, q, model = guess_on(self.model, logits, model, read, *given)
         return Proposal(guesses, q, TransformerDraftState(model, guesses[:, -1]))
 
-    def commit(self, proposal, accepted, hidden) -> TransformerDraftState:
+    def follow(self, params, state, last, guesses) -> TransformerDraftState:
+        """The state of a proposal of these guesses: it reads them at once."""
+        _, model = self._catch_up(params, state, last)
+        if guesses.shape[1] > 1:
+            model = self.model.extend(params, model, guesses[:, :-1]).state
+        return TransformerDraftState(model, guesses[:, -1])
+
+    def _catch_up(
+        self, params: PyTree, state: TransformerDraftState, last: Rows
+    ) -> tuple[Logits, Any]:
+        """The logits after `last`, and the model's state that has read it."""
+        caught_up = state.unseen < 0
+        # A row without an unseen guess feeds `last` and a filler, whose cache entry is masked.
+        chunk = jnp.stack([jnp.where(caught_up, last, state.unseen), last], axis=1)
+        at = jnp.where(caught_up, 0, 1)
+        length = state.model.lengths + at + 1
+        logits, model, _ = self.model.extend(params, state.model, chunk, at)
+        return logits, self.model.rewind(model, length)
+
+    def commit(self, params, proposal, accepted, hidden) -> TransformerDraftState:
         """Rewinds to the accepted prefix; keeps the last guess as unseen if all were accepted."""
         gamma = proposal.guesses.shape[1]
         drafted: TransformerDraftState = proposal.state

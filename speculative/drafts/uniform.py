@@ -22,6 +22,6 @@ class UniformDraft(Draft):
         q = jnp.full((*uniforms.shape, vocab_size), 1.0 / vocab_size, jnp.float32)
         return Proposal(categorical(q, uniforms), q, state)
 
-    def commit(self, proposal, accepted, hidden) -> Any:
+    def commit(self, params, proposal, accepted, hidden) -> Any:
         """The empty state."""
         return proposal.state

@@ -92,7 +92,7 @@ def acceptances(
         beta = rule.acceptance(row, q[:, 0], sampling)
         # The guess is never accepted, so that its hidden states may have any value.
         hidden = {name: jnp.stack([x, x], axis=1) for name, x in hidden.items()}
-        return draft.commit(proposal, none_accepted, hidden), beta
+        return draft.commit(params.draft, proposal, none_accepted, hidden), beta
 
     # Two more positions, because a draft may read a chunk of two.
     state = draft.start(params.draft, source, length + 2, begun)

@@ -95,7 +95,7 @@ def step_tokens(
         )
         # Of the chunk only `last` is text: the guesses make way for the target's own next token.
         own = target.rewind(own, none + number + 1)
-        return (own, draft.commit(proposal, none, hidden)), yields
+        return (own, draft.commit(params.draft, proposal, none, hidden)), yields
 
     fed = teacher_forced.previous(tokens, target.first(source)).swapaxes(0, 1)
     along = fed, uniforms, jnp.arange(length)

@@ -95,8 +95,8 @@ class _Rejected(Draft):
     def propose(self, params, state, last, uniforms, sampling, vocab_size) -> Proposal:
         return self.draft.propose(params, state, last, uniforms, sampling, vocab_size)
 
-    def commit(self, proposal, accepted, hidden) -> Any:
-        return self.draft.commit(proposal, jnp.zeros_like(accepted), hidden)
+    def commit(self, params, proposal, accepted, hidden) -> Any:
+        return self.draft.commit(params, proposal, jnp.zeros_like(accepted), hidden)
 
 
 class CostMeter:

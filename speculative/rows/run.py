@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from speculative import paper, theory
 from speculative.decoding.rules import EXACT
+from speculative.drafts import Draft, MixedDraft
 from speculative.measurement import quality
 from speculative.measurement.alpha import alpha_on_target_text
 from speculative.measurement.blocks import tokens_on_target_text
@@ -28,6 +29,7 @@ from speculative.rows.records import Record
 from speculative.rows.weights import RANDOM
 from speculative.rows.workload import Workload, workload
 from speculative.tasks.prompts import Prompt
+from speculative.types import PyTree
 
 
 @dataclasses.dataclass(frozen=True)
@@ -261,13 +263,20 @@ def _qualities(config: RowConfig, examples: list[Example]) -> dict[str, Any]:
 def _size(pair: Pair) -> dict[str, Any]:
     """How large a draft is, and what it took to train it."""
     leaves = jax.tree.leaves(pair.params.draft)
-    model: FlaxModel | None = getattr(pair.draft, "model", None)
-    counted = jax.tree.leaves(abstract_params(model.config)) if model else leaves
     return {
-        "draft_parameters": sum(leaf.size for leaf in counted),
+        "draft_parameters": _parameters(pair.draft, pair.params.draft),
         "draft_bytes": sum(leaf.nbytes for leaf in leaves),
         "draft_training_minutes": pair.training_minutes,
     }
+
+
+def _parameters(draft: Draft, params: PyTree) -> int:
+    """The numbers of a draft, without those with which its layout for decoding is padded."""
+    if isinstance(draft, MixedDraft):
+        return _parameters(draft.model, params[0]) + _parameters(draft.lookup, params[1])
+    if isinstance(model := getattr(draft, "model", None), FlaxModel):
+        params = abstract_params(model.config)
+    return sum(leaf.size for leaf in jax.tree.leaves(params))
 
 
 def paper_numbers(config: RowConfig, experiment: str = "row") -> tuple[float | None, float | None]:

@@ -54,6 +54,9 @@ def find(
     config: RowConfig, name: str, open_checkpoint: Callable[[str], Checkpoint] = checkpoints.open
 ) -> str:
     """The path or name by which a row's model is opened; raises ValueError if there is none."""
+    model, free = named.parts(name)
+    if model and free:
+        return f"{find(config, model, open_checkpoint)}+{free}"
     if named.known(name) or name in checkpoints.SHIPPED:
         return name
     if config.checkpoints is None:
@@ -84,9 +87,9 @@ def sizes(config: RowConfig) -> list[Config]:
     """
     random = config.checkpoints == RANDOM
     found = []
-    for name in (config.target, config.draft):
+    for name in (config.target, named.parts(config.draft)[0]):
         if name in SIZES and (random or config.checkpoints is None and not checkpoints.known(name)):
             found.append(SIZES[name])
-        elif not named.known(name):
+        elif name:
             found.append(checkpoints.open(find(config, name)).config)
     return [size.replace(dtype=config.dtype or size.dtype) for size in found]

@@ -22,7 +22,7 @@ from speculative import theory
 from speculative.backends import for_decoding
 from speculative.decoding import Decoding, Params, loop, rules
 from speculative.decoding.loop import Models
-from speculative.drafts import model_draft
+from speculative.drafts import model_draft, named
 from speculative.measurement import alpha, chips
 from speculative.measurement.chips import GIB, Chip
 from speculative.measurement.hlo import Program
@@ -293,9 +293,10 @@ class Compiler:
 
     def _setting(self, config: RowConfig, gamma: int) -> _Setting:
         sizes = weights.sizes(config)
-        if len(sizes) < 2:
+        if named.parts(config.draft)[1]:
             raise ValueError(
-                f"The draft {config.draft} is no model; this command compiles pairs of models."
+                f"The draft {config.draft} is not a model alone; this command compiles pairs of "
+                "models."
             )
         sizes = [size.replace(dtype=config.dtype or DTYPE) for size in sizes]
         target, small = map(model_of, sizes)

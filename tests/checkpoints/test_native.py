@@ -103,6 +103,29 @@ def test_vocabulary_travels_with_its_checksum(tmp_path: pathlib.Path, params: di
         native.open(tmp_path / "model").open_vocabulary()
 
 
+def test_checkpoints_side_by_side_may_share_a_vocabulary(
+    tmp_path: pathlib.Path, params: dict
+) -> None:
+    """It lies above them; one that lies within is taken first."""
+    for name in ("one", "two"):
+        native.save(tmp_path / name, CONFIG, params, saved.VOCABULARY)
+    shared = (tmp_path / "one" / saved.VOCABULARY.name).rename(tmp_path / saved.VOCABULARY.name)
+    assert native.open(tmp_path / "two").vocabulary != shared
+    (tmp_path / "two" / shared.name).unlink()
+    for name in ("one", "two"):
+        made = native.open(tmp_path / name)
+        found = made.open_vocabulary()
+        assert found is not None and (made.vocabulary, found.size) == (shared, 8192)
+    moved = checkpoints.convert(tmp_path / "one", tmp_path / "elsewhere" / "one", "native")
+    assert moved.vocabulary == tmp_path / "elsewhere" / "one" / shared.name
+    shared.write_bytes(b"pieces")
+    with pytest.raises(ValueError, match=r"debian\.model was altered"):
+        native.open(tmp_path / "one").open_vocabulary()
+    shared.unlink()
+    with pytest.raises(ValueError, match=r"one/debian\.model is missing"):
+        native.open(tmp_path / "one")
+
+
 def test_an_existing_folder_is_not_overwritten(tmp_path: pathlib.Path, params: dict) -> None:
     (tmp_path / "model").mkdir()
     with pytest.raises(ValueError, match="exists already"):

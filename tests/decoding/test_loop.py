@@ -361,7 +361,9 @@ class Reader:
     ) -> Proposal:
         return Proposal((uniforms * vocab_size).astype(jnp.int32), None, state)
 
-    def commit(self, proposal: Proposal, accepted: Rows, hidden: dict[str, jax.Array]) -> Any:
+    def commit(
+        self, params: PyTree, proposal: Proposal, accepted: Rows, hidden: dict[str, jax.Array]
+    ) -> Any:
         read, count = proposal.state
         return write_rows(read, hidden["fed"][..., 0], count, axis=1), count + accepted + 1
 

@@ -48,7 +48,9 @@ class Strange:
             q = jnp.where(later[..., None], q, right)
         return Proposal(guesses, q, state + 1)
 
-    def commit(self, proposal: Proposal, accepted: Rows, hidden: dict[str, Array]) -> Array:
+    def commit(
+        self, params: PyTree, proposal: Proposal, accepted: Rows, hidden: dict[str, Array]
+    ) -> Array:
         return proposal.state
 
 

@@ -101,7 +101,7 @@ def check_against_search(
         expected = [guess(following, text, gamma) for text in said]
         np.testing.assert_array_equal(guesses, expected)
         accepted = rng.integers(0, gamma + 1, ROWS)
-        state = draft.commit(Proposal(guesses, None, proposed), jnp.array(accepted), {})
+        state = draft.commit((), Proposal(guesses, None, proposed), jnp.array(accepted), {})
         last = rng.integers(1, VOCAB, ROWS).tolist()
         for text, row, n, token in zip(said, expected, accepted, last, strict=True):
             text += [*row[:n], token]
@@ -114,12 +114,14 @@ def check_commit(draft: Draft, params: PyTree, decoder_only: bool) -> None:
     guesses, proposed = propose(draft, params, state, jnp.array(last), gamma)
     for n in range(gamma + 1):
         accepted = jnp.full(ROWS, n)
-        committed = draft.commit(Proposal(guesses, None, proposed), accepted, {})
+        committed = draft.commit(params, Proposal(guesses, None, proposed), accepted, {})
         got, _ = propose(draft, params, committed, jnp.full(ROWS, 2), gamma)
         fresh, before, _ = begin(draft, params, rows, decoder_only, 32)
         for token in [*np.asarray(guesses).T[:n], np.full(ROWS, 2)]:
             nothing, seen = propose(draft, params, fresh, jnp.array(before), gamma)
-            fresh = draft.commit(Proposal(nothing, None, seen), jnp.zeros(ROWS, jnp.int32), {})
+            fresh = draft.commit(
+                params, Proposal(nothing, None, seen), jnp.zeros(ROWS, jnp.int32), {}
+            )
             before = token.tolist()
         want, _ = propose(draft, params, fresh, jnp.array(before), gamma)
         np.testing.assert_array_equal(got, want)

@@ -27,6 +27,7 @@ LAYERS = tiny.HIDDEN.config.target_layers
 start = jax.jit(HiddenDraft.start, static_argnums=(0, 3))
 propose = jax.jit(HiddenDraft.propose, static_argnums=(0, 5, 6))
 commit = jax.jit(HiddenDraft.commit, static_argnums=0)
+follow = jax.jit(HiddenDraft.follow, static_argnums=0)
 
 
 @functools.partial(jax.jit, static_argnums=(0, 1))
@@ -98,7 +99,7 @@ def given(request: pytest.FixtureRequest) -> Given:
 
 
 def test_q_is_that_of_the_training_pass_however_much_of_a_block_stands(given: Given) -> None:
-    """Row b accepts b guesses, then another number, and so on."""
+    """Row b accepts b guesses, then another number, and so on; some it only follows."""
     target, draft, inputs = given.target, given.draft, jnp.asarray(given.inputs)
     begin = jax.jit(functools.partial(target.start, layers=draft.layers), static_argnums=2)
     extend = jax.jit(functools.partial(target.extend, layers=draft.layers))
@@ -114,6 +115,9 @@ def test_q_is_that_of_the_training_pass_however_much_of_a_block_stands(given: Gi
         proposal = propose(draft, given.draft_params, state, last, *sampled)
         assert proposal.q is not None
         guesses = np.asarray(proposal.guesses)
+        if turn % 2:
+            followed = follow(draft, given.draft_params, state, last, guesses)
+            proposal = proposal._replace(state=followed)
         whole = np.zeros((ROWS, 32), np.int32)
         for row, text in enumerate(texts):
             whole[row, : len(text) + GAMMA] = [*text, *guesses[row]]
@@ -130,7 +134,7 @@ def test_q_is_that_of_the_training_pass_however_much_of_a_block_stands(given: Gi
             text += [*guesses[row, : accepted[row]].tolist(), int(last[row])]
         lengths = np.array([len(text) - 1 for text in texts]) - prompts
         before = target.rewind(after, jnp.asarray(lengths))
-        state = commit(draft, proposal, accepted, hidden)
+        state = commit(draft, given.draft_params, proposal, accepted, hidden)
 
 
 def test_the_hidden_states_matter(given: Given) -> None:

@@ -133,7 +133,7 @@ def test_guesses_walk_the_table(order: int, decoder_only: bool, sampling: Sampli
             np.testing.assert_allclose(proposal.q[i, j], q, atol=1e-6)
             assert guesses[i, j] == (q.cumsum() <= uniforms[i, j]).sum()
         accepted = (np.arange(3) + step) % (gamma + 1)
-        state = draft.commit(proposal, jnp.asarray(accepted, jnp.int32), {})
+        state = draft.commit(params, proposal, jnp.asarray(accepted, jnp.int32), {})
         assert state.shape == (3, max(order - 2, 0))
         for i, text in enumerate(known):
             text += [*guesses[i, : accepted[i]].tolist(), int(rng.integers(0, PIECES))]

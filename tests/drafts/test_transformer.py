@@ -58,7 +58,7 @@ def test_q_follows_the_accepted_prefix_however_much_of_a_block_stands() -> None:
         for row in range(rows):
             stands = guesses[row, : accepted[row]].tolist()
             prefixes[row] = (*prefixes[row], *stands, int(last[row]))
-        state = DRAFT.commit(proposal, jnp.asarray(accepted), {})
+        state = DRAFT.commit((), proposal, jnp.asarray(accepted), {})
 
 
 def test_at_temperature_0_guesses_are_the_argmax_and_certain() -> None:
@@ -96,7 +96,7 @@ def test_any_gamma_catches_up(gamma: int) -> None:
             np.testing.assert_allclose(proposal.q[0, i], q[said[-2], said[-1]], atol=1e-6)
             said.append(guess)
         said.append(3)
-        state = draft.commit(proposal, jnp.array([gamma]), {})
+        state = draft.commit(toy.params(table), proposal, jnp.array([gamma]), {})
 
 
 def test_a_draft_may_read_the_encoder_of_its_target() -> None:

@@ -23,4 +23,4 @@ def test_guesses_and_q_are_uniform_whatever_the_sampling(
     # Equally spaced numbers give every token as often.
     counts = np.bincount(np.ravel(proposal.guesses), minlength=vocabulary)
     np.testing.assert_array_equal(counts, 4)
-    assert draft.commit(proposal, jnp.zeros(4, jnp.int32), {}) == ()
+    assert draft.commit((), proposal, jnp.zeros(4, jnp.int32), {}) == ()

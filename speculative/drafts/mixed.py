@@ -1,0 +1,83 @@
+"""A model and the text itself as one draft: each step takes the proposal that promises more."""
+
+import dataclasses
+from typing import Any, ClassVar
+
+import jax
+import jax.numpy as jnp
+from flax import struct
+from jax import Array, lax
+
+from speculative.drafts.base import Draft, Proposal, layers_read
+from speculative.drafts.copying import CopyDraft
+from speculative.drafts.hidden import HiddenDraft
+from speculative.drafts.suffix import SuffixDraft
+from speculative.drafts.transformer import TransformerDraft
+
+
+@struct.dataclass
+class MixedState:
+    """The states of both drafts, which have read the same text."""
+
+    model: Any
+    lookup: Any
+
+
+@dataclasses.dataclass(frozen=True)
+class MixedDraft(Draft):
+    """Looks up what followed where a row's end occurred before, or else guesses with a model.
+
+    A row's choice depends on its text alone, not on random numbers, so that q is that of the draft
+    which is taken. Where every row looks up, the model guesses nothing and reads in one pass.
+    Its parameters are a tuple, those of the model and those of the lookup.
+    """
+
+    model: TransformerDraft | HiddenDraft
+    lookup: CopyDraft | SuffixDraft
+    reads_history: ClassVar[bool] = True
+
+    @property
+    def layers(self) -> tuple[str, ...]:
+        """What the model reads of the target."""
+        return layers_read(self.model)
+
+    def start(self, params, inputs, cache_length, target) -> MixedState:
+        """Starts both."""
+        given = inputs, cache_length, target
+        return MixedState(self.model.start(params[0], *given), self.lookup.start(params[1], *given))
+
+    def propose(
+        self, params, state, last, uniforms, sampling, vocab_size, history=None
+    ) -> Proposal:
+        """Asks the model unless every row knows how its text goes on."""
+        of_model, of_lookup = params
+        given = last, uniforms, sampling, vocab_size
+        known = self.lookup.sure(of_lookup, state.lookup, last, vocab_size, sampling.greedy)
+
+        def look_up() -> tuple[Array, Array | None, MixedState]:
+            found = self.lookup.propose(of_lookup, state.lookup, *given)
+            q = None if sampling.greedy else jax.nn.one_hot(found.guesses, vocab_size)
+            model = self.model.follow(of_model, state.model, last, found.guesses)
+            return found.guesses, q, MixedState(model, found.state)
+
+        def ask() -> tuple[Array, Array | None, MixedState]:
+            guesses, q, model = self.model.propose(of_model, state.model, *given, history)
+            if len(last) > 1:  # Beside rows that ask there may be rows that look up.
+                found, certain, _ = look_up()
+                guesses = jnp.where(known[:, None], found, guesses)
+                if q is not None and certain is not None:
+                    q = jnp.where(known[:, None, None], certain, q)
+                model = self.model.follow(of_model, state.model, last, guesses)
+            lookup = self.lookup.follow(of_lookup, state.lookup, last, guesses)
+            return guesses, q, MixedState(model, lookup)
+
+        return Proposal(*lax.cond(known.all(), look_up, ask))
+
+    def commit(self, params, proposal, accepted, hidden) -> MixedState:
+        """Commits both, which have read the same guesses."""
+        (of_model, of_lookup), both = params, proposal.state
+        model, lookup = (proposal._replace(state=state) for state in (both.model, both.lookup))
+        return MixedState(
+            self.model.commit(of_model, model, accepted, hidden),
+            self.lookup.commit(of_lookup, lookup, accepted, hidden),
+        )
