@@ -83,8 +83,8 @@ class Checksums:
         """Raises ValueError if a file's checksum differs from the recorded one."""
         if path in self._recorded and self.sha256(path) != self._recorded[path]:
             raise ValueError(
-                f"{path} was altered or cut off: its checksum is not that which {CONFIG} has of it; "
-                "fetch the checkpoint again."
+                f"{path} was altered or cut off: its checksum is not that in {CONFIG}; fetch "
+                "the checkpoint again."
             )
 
 
