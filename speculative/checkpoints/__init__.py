@@ -30,7 +30,7 @@ SHIPPED = {
     f"debian_{name}": ASSETS / name
     for name in (
         *("target", "draft_hidden", "draft", "draft_smaller"),
-        *("lm", "lm_draft", "lm_draft_smaller"),
+        *("lm", "lm_draft_hidden", "lm_draft", "lm_draft_smaller"),
     )
 }
 """The models that ship with the package: a target and a language model, each with its drafts."""
