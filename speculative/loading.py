@@ -144,7 +144,8 @@ def resolve(
         raise ValueError(f"dtype must be {' or '.join(DTYPES)}, not {dtype!r}.")
     if random:
         dtype = dtype or ("float32" if jax.default_backend() == "cpu" else "bfloat16")
-    elif draft is not None and (name := named.parts(draft)[0]) and not checkpoints.known(name):
+    elif not (draft is None or named.known(draft) or checkpoints.known(named.parts(draft)[0])):
+        name = named.parts(draft)[0]
         if name in MODEL_FREE:
             raise ValueError(f"{draft} mixes no model; give a checkpoint in place of {name}.")
         raise ValueError(
@@ -152,11 +153,7 @@ def resolve(
             f"{', '.join([*checkpoints.SHIPPED, *MODEL_FREE])}, nor a table (FILE.npz)."
         )
     big = _weights(target, random, dtype, open_checkpoint)
-    if big.config.source_dim:
-        raise ValueError(
-            f"{target} reads its target's encoder, so it can be a draft only; take a target with "
-            "an encoder of its own."
-        )
+    big.config.require_target(target)
     draft = default_draft(target, random) if draft is None else draft
     name, free = named.parts(draft)
     small = _weights(name, random, dtype, open_checkpoint) if name else None

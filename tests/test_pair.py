@@ -47,7 +47,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
     ("kind", "draft", "temperature"),
     [
         (kind, draft, float((number + (kind == "gpt")) % 2))
-        for number, draft in enumerate([*MODEL_FREE, "model", "+copy", "+suffix"])
+        for number, draft in enumerate([*MODEL_FREE, "model", "+suffix"])
         for kind in ("t5", "gpt")
     ],
 )

@@ -51,8 +51,9 @@ LOOKUPS = ("copy", "suffix")
 
 
 def known(name: str) -> bool:
-    """Whether a name is of `MODEL_FREE`, or a file's, which may not exist; no model's."""
-    return parts(name)[0] == ""
+    """Whether a name is of `MODEL_FREE`, or a file's, which may not exist; and of no model."""
+    model, free = parts(name)
+    return not model and bool(free)
 
 
 def parts(name: str) -> tuple[str, str]:

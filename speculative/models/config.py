@@ -154,6 +154,14 @@ class Config:
         if not 0 <= self.dropout_rate < 1:
             self._refuse("dropout_rate", "in [0, 1)")
 
+    def require_target(self, name: str) -> None:
+        """Raises ValueError if the model of that name is a draft that reads its target."""
+        if self.source_dim:
+            read = "encoder" if not self.target_layers else "decoder"
+            raise ValueError(
+                f"{name} reads its target's {read}, so it can be a draft only; take the target."
+            )
+
     def _refuse(self, field: str, wanted: str) -> None:
         name, value = type(self).__name__, repr(getattr(self, field))
         shown = value if len(value) < 40 else f"{value[:36]}…'"

@@ -28,6 +28,7 @@ CALLS = {"encoders": ("white", "//////"), "draft": ("#e69f00", ""), "target": ("
 ALPHAS = np.linspace(0, 1, 401)
 MARKERS = "osD^v<>p*h"
 PLACES, FEWEST_TOKENS = 8, 20  # Of `acceptance`.
+LINE = 0.21  # Of its legend, in inches.
 
 
 def figure_2(records: Sequence[Record]) -> Figure:
@@ -119,6 +120,7 @@ def acceptance(rows: Mapping[str, tuple[Record, Sequence[Sequence[float]]]]) -> 
     places.set_xlim(0, longest + 1)
     steps.plot([], [], "--", color="dimgrey", linewidth=1, label="$α^i$: one rate for all")
     figure.legend(loc="outside upper left", ncols=3, frameon=False)
+    figure.set_figheight(figure.get_figheight() + LINE * (len(rows) // 3))
     return figure
 
 

@@ -126,11 +126,7 @@ def train(
             `work_dir` holds a run of other settings, texts or another target.
     """
     config = checkpoints.open(target).config
-    if config.source_dim:
-        raise ValueError(
-            f"{target} reads its target's encoder or decoder, so it can be a draft only; take the "
-            "target."
-        )
+    config.require_target(target)
     model, goes_on = settings.model(config), model_of(config).decoder_only
     examples, data_dir = divided(texts, config), work_dir / "data"
     with disk.owned(work_dir):

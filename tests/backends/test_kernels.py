@@ -335,7 +335,9 @@ def test_attention(heads: int, size: int, length: int) -> None:
 
     @jax.jit
     def attended(given: list[tuple[jax.Array, ...]]) -> list[jax.Array]:
-        return [kernels.attend(*one, scale) for one in given]
+        return [
+            kernels.attend(query, keys, values, bias, scale) for query, keys, values, bias in given
+        ]
 
     for (query, keys, values, bias), found in zip(given, attended(given), strict=True):
         keys, values = (x.reshape(rows, heads, -1, size) for x in (keys, values))

@@ -2,6 +2,7 @@
 
 import json
 import pathlib
+import shutil
 
 import pytest
 
@@ -16,22 +17,24 @@ def pair(saved_pair: tuple[pathlib.Path, pathlib.Path]) -> list[str]:
     return ["--target", str(target), "--draft", str(draft)]
 
 
-@pytest.fixture
-def samples(
-    pair: list[str], tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]
-) -> pathlib.Path:
+@pytest.fixture(scope="module")
+def samples(pair: list[str], tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
     """Texts of 40 prompts at temperature 1."""
-    prompts, file = tmp_path / "prompts.txt", tmp_path / "samples.jsonl"
+    folder = tmp_path_factory.mktemp("samples")
+    prompts, file = folder / "prompts.txt", folder / "samples.jsonl"
     prompts.write_text("A small editor.\nAn archive.\n" * 20)
-    given = ["--file", str(prompts), "--temperature", "1", "--gamma", "2", "--json"]
+    given = ["--file", str(prompts), "--temperature", "1", "--gamma", "2", "--output", str(file)]
     assert cli.main(["generate", *given, *pair, *LENGTH]) == 0
-    file.write_text(capsys.readouterr().out)
     return file
 
 
 def test_verdicts_and_exit_codes(
-    pair: list[str], samples: pathlib.Path, capsys: pytest.CaptureFixture[str]
+    pair: list[str],
+    samples: pathlib.Path,
+    tmp_path: pathlib.Path,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
+    samples = pathlib.Path(shutil.copy(samples, tmp_path))
     given = ["audit", "--samples", str(samples), *pair, *LENGTH]
     assert cli.main([*given, "--json", "--gamma", "2", "--power_texts", "40"]) == 0
     found = json.loads(capsys.readouterr().out)

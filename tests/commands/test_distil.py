@@ -60,7 +60,10 @@ def test_a_draft_is_made_and_used(
         (["--dim", "100"], "--dim must be a multiple of 64"),
         (["--steps", "3"], "a whole number from 25"),
         (["--output", "{texts}"], "exists already; remove it or choose another folder"),
-        (["--target", "debian_draft"], "debian_draft reads its target's encoder or decoder"),
+        (
+            ["--target", "debian_draft"],
+            "debian_draft reads its target's encoder, so it can be a draft",
+        ),
     ],
 )
 def test_wrong_settings_are_a_sentence(
