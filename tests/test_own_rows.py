@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from speculative import checkpoints, cli, tasks
+from speculative import checkpoints, cli, loading, tasks
 from speculative.checkpoints import Checkpoint
 from speculative.reporting import bench, figures, tables
 from speculative.rows import records
@@ -105,7 +105,7 @@ def test_without_a_row_it_is_the_shipped_one(command: str, asked: Any) -> None:
     _, config = asked(command, "--gamma=3")
     assert (config.task, config.target, config.gamma) == ("debian_ende", "debian_target", 3)
     _, config = asked(command, "--target=debian_lm")
-    assert (config.task, config.draft) == ("debian_lm", "debian_lm_draft")
+    assert (config.task, config.draft) == ("debian_lm", loading.DRAFTS["debian_lm"])
 
 
 def test_flags_change_a_file_and_bindings_change_flags(asked: Any, folder: pathlib.Path) -> None:
