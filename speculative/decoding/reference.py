@@ -67,6 +67,7 @@ _extend = jax.jit(
 _propose = jax.jit(
     lambda draft, *given, **more: draft.propose(*given, **more), static_argnums=(0, 5, 6)
 )
+_commit = jax.jit(lambda draft, *given: draft.commit(*given), static_argnums=0)
 _processed = jax.jit(History.process_block)
 
 
@@ -152,7 +153,8 @@ def generate(
         output += block
         last = next_token
         target_state = target.rewind(target_state, jnp.array([len(output)], jnp.int32))
-        draft_state = draft.commit(params.draft, proposal, jnp.array([n], jnp.int32), hidden)
+        accepted = jnp.array([n], jnp.int32)
+        draft_state = _commit(draft, params.draft, proposal, accepted, hidden)
         p = standardise(rows, config.sampling)
         q = one_hot(np.array(guesses), vocab_size) if q is None else q
         steps.append(TraceStep(guesses, p, q, n, next_token, block))

@@ -162,37 +162,46 @@ def test_a_bigram_draft_is_exact() -> None:
     assert min(p_values(output, q, config)) > THRESHOLD
 
 
-@pytest.mark.parametrize("rule", [rules.Token(), rules.Block()], ids=str)
-def test_a_draft_that_reads_hidden_states_is_exact(rule: rules.Rule) -> None:
-    """A T5 of four tokens, whose outputs are enumerated by float64 T5."""
-    target = T5(T5Config(toy.PADDED, 16, 2, 8, 32, 1, 1))
-    layers = ("decoder/layers_0", "decoder/decoder_norm")
-    small = T5(T5Config(toy.PADDED, 8, 1, 8, 16, 0, 1, source_dim=16, target_layers=layers))
-    config = Decoding(toy.VOCABULARY, Sampling(0.7), 3, 6, toy.EOS, rule=rule)
-    target_params, params = (saved.random(m.config, 2 + i) for i, m in enumerate((target, small)))
-    target_params["decoder"]["logits_dense"]["kernel"] *= 3
+LAYERS = ("decoder/layers_0", "decoder/decoder_norm")
+SMALL_T5 = T5(T5Config(toy.PADDED, 16, 2, 8, 32, 1, 1))
+READS_IT = T5(T5Config(toy.PADDED, 8, 1, 8, 16, 0, 1, source_dim=16, target_layers=LAYERS))
+OF_T5 = Decoding(toy.VOCABULARY, Sampling(0.7), 3, 6, toy.EOS)
 
-    @functools.cache
-    def p(prefix: tuple[int, ...]) -> np.ndarray:
-        fed = np.array([0, *prefix])
-        logits = numpy_t5.logits(target_params, target.config, np.array([2, 3]), fed)
-        return toy.standardise(logits[-1, : toy.VOCABULARY], config.sampling)
 
+@functools.cache
+def t5_params() -> PyTree:
+    params = saved.random(SMALL_T5.config, 2)
+    params["decoder"]["logits_dense"]["kernel"] *= 3
+    return params
+
+
+@functools.cache
+def of_t5() -> dict[tuple[int, ...], float]:
+    """The distribution of the outputs of a T5 of four tokens, by float64 T5."""
     expected: dict[tuple[int, ...], float] = {}
     growing: dict[tuple[int, ...], float] = {(): 1.0}
     while growing:
         prefix, so_far = growing.popitem()
-        for token, probability in enumerate(p(prefix)):
+        fed = np.array([0, *prefix])
+        logits = numpy_t5.logits(t5_params(), SMALL_T5.config, np.array([2, 3]), fed)
+        p = toy.standardise(logits[-1, : toy.VOCABULARY], OF_T5.sampling)
+        for token, probability in enumerate(p):
             text = (*prefix, token)
-            over = token == toy.EOS or len(text) == config.max_length
+            over = token == toy.EOS or len(text) == OF_T5.max_length
             (expected if over else growing)[text] = so_far * probability
-    sources = jnp.tile(jnp.array([2, 3]), (ROWS, 1))
-    both = Params(prepack(target_params), prepack(params))
-    numbers = config.draws(5, np.arange(ROWS))
-    found = fast.generate(target, HiddenDraft(small), both, sources, numbers, config)
+    return expected
+
+
+@pytest.mark.parametrize(("rule", "rows"), [(rules.Token(), ROWS), (rules.Block(), FEWER)], ids=str)
+def test_a_draft_that_reads_hidden_states_is_exact(rule: rules.Rule, rows: int) -> None:
+    config = dataclasses.replace(OF_T5, rule=rule)
+    params = Params(prepack(t5_params()), prepack(saved.random(READS_IT.config, 3)))
+    sources = jnp.tile(jnp.array([2, 3]), (rows, 1))
+    numbers = config.draws(5, np.arange(rows))
+    found = fast.generate(SMALL_T5, HiddenDraft(READS_IT), params, sources, numbers, config)
     found = jax.tree.map(np.asarray, found)
     assert 0.1 < found.accepted.sum() / found.drafted.sum() < 0.95
-    assert toy.p_value(outputs(found), expected) > THRESHOLD
+    assert toy.p_value(outputs(found), of_t5()) > THRESHOLD
 
 
 @pytest.mark.parametrize("sampling", SAMPLINGS)
