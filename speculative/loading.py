@@ -156,7 +156,8 @@ def resolve(
     big.config.require_target(target)
     draft = default_draft(target, random) if draft is None else draft
     name, free = named.parts(draft)
-    small = _weights(name, random, dtype, open_checkpoint) if name else None
+    known = free and not name
+    small = None if known else _weights(name, random, dtype, open_checkpoint)
     _require_use(file, big, small)
     vocabulary = big.vocabulary(file)
     last = unpacked(small.config.draft_vocabulary).max(initial=0) if small else 0

@@ -1,4 +1,4 @@
-"""A model and the text itself as one draft: each step takes the proposal that promises more."""
+"""A model and the text itself as one draft: a step copies where the text goes on as before."""
 
 import dataclasses
 from typing import Any, ClassVar

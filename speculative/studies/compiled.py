@@ -293,10 +293,11 @@ class Compiler:
 
     def _setting(self, config: RowConfig, gamma: int) -> _Setting:
         sizes = weights.sizes(config)
-        if named.parts(config.draft)[1]:
+        name, free = named.parts(config.draft)
+        if free:
             raise ValueError(
-                f"The draft {config.draft} is not a model alone; this command compiles pairs of "
-                "models."
+                f"The draft {config.draft} is not a model alone, and this command compiles pairs "
+                f"of models; give {name or 'a checkpoint'} as the draft."
             )
         sizes = [size.replace(dtype=config.dtype or DTYPE) for size in sizes]
         target, small = map(model_of, sizes)
