@@ -42,7 +42,8 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "--target": {"default": "debian_target", "help": "checkpoint folder or name (debian_target)"},
     "--draft": {
         "help": "checkpoint folder or name; uniform, unigram, bigram, trigram, copy or suffix; a "
-        "table of speculative count, FILE.npz (the shipped one of the target)"
+        "table of speculative count, FILE.npz; a checkpoint mixed with a lookup, NAME+copy or "
+        "NAME+suffix (the shipped one of the target)"
     },
     "--vocabulary": {
         "metavar": "FILE",
