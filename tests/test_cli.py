@@ -125,7 +125,6 @@ def costs(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> pathlib.Pa
 def test_gamma_auto_measures_once_and_decodes_the_same(
     pair: list[str], costs: pathlib.Path, capsys, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(step_costs, "GAMMAS", (1, 5))
     give_input(monkeypatch, f"{TEXT}\nmaps\n".encode())
     assert generate(pair, "--gamma", "auto") == 0
     greedy = "".join(expected(pair, text).text + "\n" for text in (TEXT, "maps"))
@@ -134,10 +133,10 @@ def test_gamma_auto_measures_once_and_decodes_the_same(
     assert err.startswith("Measuring the costs of this pair's steps first") and len(err) < 100
     (file,) = costs.iterdir()
     kept = json.loads(file.read_text())
-    assert list(kept["ms_step"]) == ["1", "5"]
+    assert list(kept["ms_step"]) == ["1", "3", "5", "7"]
     assert [kept["target"], kept["draft"]] == pair[1::2]
     # Where γ = 5 costs next to nothing it is always taken, at any temperature.
-    file.write_text(json.dumps({"ms_step": {"1": 1e9, "5": 1}}))
+    file.write_text(json.dumps({"ms_step": {"1": 1e9, "3": 1e9, "5": 1, "7": 1e9}}))
     sampled = ["--gamma", "auto", "--json"]
     assert generate(pair, TEXT, *sampled) == 0
     out, err = capsys.readouterr()
@@ -147,7 +146,7 @@ def test_gamma_auto_measures_once_and_decodes_the_same(
     file.write_text("{")
     assert generate(pair, TEXT, "--gamma", "auto") == 0
     assert capsys.readouterr().err.startswith("Measuring")
-    assert list(json.loads(file.read_text())["ms_step"]) == ["1", "5"]
+    assert list(json.loads(file.read_text())["ms_step"]) == ["1", "3", "5", "7"]
 
 
 def test_a_long_prompt_is_cut_when_asked(pair: list[str], capsys) -> None:

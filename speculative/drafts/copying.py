@@ -24,7 +24,13 @@ class Text:
 
 def append(text: Text, tokens: Rows) -> Text:
     """Appends one token [B] to the text of each row."""
-    return Text(write_rows(text.tokens, tokens[:, None], text.ends, axis=1), text.ends + 1)
+    return extend(text, tokens[:, None])
+
+
+def extend(text: Text, tokens: Array) -> Text:
+    """Appends several tokens [B, N] to the text of each row."""
+    written = write_rows(text.tokens, tokens, text.ends, axis=1)
+    return Text(written, text.ends + tokens.shape[1])
 
 
 def rewind(text: Text, count: Rows) -> Text:
@@ -108,9 +114,7 @@ class CopyDraft(Draft):
 
     def follow(self, params, state, last, guesses) -> Text:
         """The state of a proposal of these guesses."""
-        new = jnp.concatenate([last[:, None], guesses], axis=1)
-        tokens = write_rows(state.tokens, new, state.ends, axis=1)
-        return Text(tokens, state.ends + new.shape[1])
+        return extend(state, jnp.concatenate([last[:, None], guesses], axis=1))
 
     def commit(self, params, proposal, accepted, hidden) -> Text:
         """Removes the rejected guesses."""

@@ -15,7 +15,7 @@ import numpy as np
 from jax import Array, lax
 
 from speculative.drafts.base import Draft, Proposal
-from speculative.drafts.copying import CopyDraft, Text, append, rewind
+from speculative.drafts.copying import CopyDraft, Text, append, extend, rewind
 from speculative.drafts.tables import COMMAND, Table
 from speculative.types import PAD_ID, Flags, PyTree, Rows
 from speculative.vocabulary import Vocabulary
@@ -91,14 +91,13 @@ class SuffixDraft(Draft):
     def follow(self, params, state, last, guesses) -> State:
         """The state of a proposal of these guesses."""
         text, states = state
-        new = jnp.concatenate([last[:, None], guesses], axis=1).T
+        new = jnp.concatenate([last[:, None], guesses], axis=1)
 
         def read(states: Rows, tokens: Rows) -> tuple[Rows, Rows]:
             states = follow(params, states, tokens)
             return states, states
 
-        text = CopyDraft(self.decoder_only).follow((), text, last, guesses)
-        return text, lax.scan(read, states, new)[1]
+        return extend(text, new), lax.scan(read, states, new.T)[1]
 
     def commit(self, params, proposal, accepted, hidden) -> State:
         """Removes the rejected guesses, and takes the automaton's state before them."""

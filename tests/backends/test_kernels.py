@@ -201,10 +201,9 @@ def test_gated_products(
     both = gated_panels(one, other, quantized)
     scale = 1 + 0.2 * numbers(inputs)
     xs = [numbers(positions, inputs) for positions in WIDTHS]
-    of_panels = normed(xs, scale)
-    for x, rounds, y in zip(xs, of_panels, multiply(both, xs, outputs, scale), strict=True):
-        seen = rounded(rounds) if quantized else norm(x, scale)
-        want = activated(first, seen @ one) * activated(second, seen @ other)
+    seen = [rounded(x) for x in normed(xs, scale)] if quantized else [norm(x, scale) for x in xs]
+    for x, y in zip(seen, multiply(both, xs, outputs, scale), strict=True):
+        want = activated(first, x @ one) * activated(second, x @ other)
         np.testing.assert_allclose(y, want, atol=3e-4, rtol=3e-5)
 
 
