@@ -16,6 +16,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import Array, lax
+from jax.typing import ArrayLike
 
 from speculative import theory
 from speculative.decoding import Decoding, Params, Rule
@@ -36,7 +37,7 @@ TURNS = 3  # The least number of turns for costs; a turn times every kind of ste
 
 @dataclasses.dataclass(frozen=True)
 class Costs:
-    """Times in milliseconds, of all rows of a batch, by default of 1.
+    """Times in milliseconds, of one row.
 
     Attributes:
         ms_prefill_target: reading the source by the target.
@@ -112,28 +113,25 @@ class CostMeter:
         pair: Pair,
         sampling: Sampling,
         gammas: Sequence[int],
-        sources: Array | int,
+        source_length: int,
         cache_length: int,
         rule: Rule = EXACT,
-        held: int = 0,
     ) -> None:
-        """Compiles every kind of step; a gamma below 1 or too short a cache raises ValueError.
+        """Compiles every kind of step, of one row; raises ValueError.
 
-        Steps are those of rows with these sources [B, S], or of one row with a source of so many
-        tokens, that hold `held` tokens for the target; a draft begins its text.
+        It does so for a gamma below 1 and for too short a cache.
         """
         if min(gammas) < 1:
             raise ValueError(f"Costs are timed for gamma of at least 1, not {min(gammas)}.")
-        needed = max(ITERATIONS, held) + max(gammas) + 2
+        needed = ITERATIONS + max(gammas) + 2
         if cache_length < needed:
             raise ValueError(
                 f"Timing gamma = {max(gammas)} needs a cache of {needed} positions, not "
                 f"{cache_length}."
             )
         self._gammas = gammas
-        if isinstance(sources, int):
-            sources = jnp.full((1, sources), pair.vocabulary.size - 1, jnp.int32)
-        self._kinds = timed_calls(pair, sampling, gammas, sources, cache_length, rule, held)
+        source = jnp.full((1, source_length), pair.vocabulary.size - 1, jnp.int32)
+        self._kinds = timed_calls(pair, sampling, gammas, source, cache_length, rule)
         self._seconds: dict[tuple[str, int], list[float]] = {kind: [] for kind in self._kinds}
         self._order = itertools.cycle(self._kinds)
         with ThreadPoolExecutor() as pool:  # The programs are compiled in parallel.
@@ -179,9 +177,14 @@ def timed_calls(
     source: Array,
     cache_length: int,
     rule: Rule,
-    held: int,
+    held: int = 0,
+    iterations: int = ITERATIONS,
 ) -> dict[tuple[str, int], Callable[[], Any]]:
-    """The calls to time, by name and gamma; each returns arrays."""
+    """The calls to time, by name and gamma; each returns arrays.
+
+    Steps are those of rows with a source [B, S] that hold `held` tokens for the target; a draft
+    begins its text. There are so many of them; a call without any copies its caches only.
+    """
     params, vocab_size, batch = pair.params, pair.vocabulary.size, len(source)
     # No token is -1, so that no row ends while it is timed.
     autoregressive = Decoding(vocab_size, sampling, 0, cache_length - 2, eos_id=-1)
@@ -201,7 +204,7 @@ def timed_calls(
     kinds: dict[tuple[str, int], Callable[[], Any]] = {
         ("prefill target", 0): prefill_target,
         ("prefill draft", 0): prefill_draft,
-        ("verify", 0): functools.partial(_steps, *target, alone, autoregressive),
+        ("verify", 0): functools.partial(_steps, *target, alone, autoregressive, iterations),
     }
     for gamma in gammas:
         length = cache_length - gamma - 2
@@ -211,13 +214,15 @@ def timed_calls(
         given = Models(pair.target, _Given()), Params(params.target, (guesses, q))
         counted = {"by_position": jnp.zeros((batch, gamma, 2), jnp.int32)}
         without, whole = (dataclasses.replace(one, **counted) for one in (alone, begun))
-        kinds["verify", gamma] = functools.partial(_steps, *given, without, config)
-        kinds["step", gamma] = functools.partial(_steps, models, params, whole, config)
+        kinds["verify", gamma] = functools.partial(_steps, *given, without, config, iterations)
+        kinds["step", gamma] = functools.partial(_steps, models, params, whole, config, iterations)
     return kinds
 
 
 @functools.partial(Program, static_argnums=(0, 3))
-def _steps(models: Models, params: Params, progress: Progress, config: Decoding) -> Progress:
+def _steps(
+    models: Models, params: Params, progress: Progress, config: Decoding, iterations: ArrayLike
+) -> Progress:
     """Decoding steps, each at the position of the first, with the token of the step before."""
     numbers = jax.eval_shape(lambda: config.draws(0, jnp.arange(len(progress.last))))
     draws = jnp.full(numbers.shape, 0.5)
@@ -227,4 +232,4 @@ def _steps(models: Models, params: Params, progress: Progress, config: Decoding)
         rewound = models.target.rewind(after.target, progress.lengths)
         return dataclasses.replace(after, target=rewound, lengths=progress.lengths)
 
-    return lax.fori_loop(0, ITERATIONS, body, progress)
+    return lax.fori_loop(0, iterations, body, progress)

@@ -5,30 +5,50 @@ its positions cost, and guesses that are rejected are paid for.
 """
 
 import dataclasses
+import functools
+import gc
 import heapq
 import json
 import math
 import statistics
 import time
-from collections.abc import Sequence
-from typing import Any, TypeVar
+from collections.abc import Callable, Sequence
+from typing import Any
 
+import jax
 import numpy as np
+from numpy.typing import NDArray
 
 from speculative.decoding import queue
-from speculative.measurement.timing import ITERATIONS, CostMeter
-from speculative.pair import Request, Result, padded
+from speculative.measurement.bootstrap import interval
+from speculative.measurement.hardware import elapsed
+from speculative.measurement.timing import ITERATIONS, timed_calls
+from speculative.pair import Request, Result
 from speculative.progress import OnProgress
-from speculative.ragged import power_of_two
 from speculative.rows import environment
 from speculative.rows.config import RowConfig
 from speculative.rows.workload import Workload
 
-T = TypeVar("T")
-
-ROUNDS = 5
-TURNS = 4  # Of the steps' times in a round.
+ROUNDS = 7
 TEXTS = 8  # That each row of a batch decodes at least, so that its last ones matter little.
+
+
+@dataclasses.dataclass(frozen=True)
+class Timed:
+    """What one way of decoding took in a round, all of it timed within seconds.
+
+    Attributes:
+        seconds: of the texts.
+        step_ms: of a step of all rows, by itself.
+        apart_ms: of beginning and ending a text between steps, which drive the weights that read a
+            source out of the processor's caches.
+        together_ms: likewise, of a text that begins right after another one.
+    """
+
+    seconds: float
+    step_ms: float
+    apart_ms: float
+    together_ms: float
 
 
 @dataclasses.dataclass(frozen=True)
@@ -37,27 +57,27 @@ class Batch:
 
     Attributes:
         passes: times that the texts are decoded in a round.
-        seconds: of a round.
-        step_ms: of a step of all rows, timed by itself.
         steps: that a round takes.
-        text_ms: of the beginning and the end of a text: it is read, enters a row and leaves it.
+        begins: the number of times in a round at which texts begin, one or several together.
     """
 
     batch_size: int
     passes: int
-    seconds: list[tuple[float, float]]
-    step_ms: tuple[float, float]
     steps: tuple[int, int]
-    text_ms: tuple[float, float]
+    begins: tuple[int, int]
+    rounds: list[tuple[Timed, Timed]]
 
-    @property
-    def speedup(self) -> float:
-        """How many times as fast speculative decoding is: the median of the rounds."""
-        return statistics.median(alone / fast for alone, fast in self.seconds)
 
-    def median(self, way: int) -> float:
-        """Seconds of a round."""
-        return statistics.median(both[way] for both in self.seconds)
+@dataclasses.dataclass(frozen=True)
+class Crossover:
+    """The batch size at which speculation stops paying, and its 95% interval.
+
+    `size` is None if it pays at all sizes that were measured; an interval ends at the largest.
+    """
+
+    size: float | None
+    low: float
+    high: float
 
 
 @dataclasses.dataclass(frozen=True)
@@ -75,31 +95,49 @@ class Batches:
     tokens_per_call: float
     batches: list[Batch]
 
-    def rate(self, batch: Batch, way: int) -> float:
-        """Tokens a second: 0 autoregressive, 1 speculative."""
-        return batch.passes * self.tokens[way] / batch.median(way)
+    def _seconds(self, batch: Batch, predicted: bool) -> NDArray[np.float64]:
+        """Seconds of each round [rounds, 2], as measured or as predicted."""
+        if not predicted:
+            return np.array([[timed.seconds for timed in both] for both in batch.rounds])
+        both_ways = zip(batch.steps, batch.begins, strict=True)
+        ms = [
+            steps * np.array([both[way].step_ms for both in batch.rounds])
+            + begins * np.array([both[way].apart_ms for both in batch.rounds])
+            + (batch.passes * self.texts - begins)
+            * np.array([both[way].together_ms for both in batch.rounds])
+            for way, (steps, begins) in enumerate(both_ways)
+        ]
+        return np.transpose(ms) / 1e3
 
-    def predicted(self, batch: Batch, way: int) -> float:
-        """Tokens a second by the times of steps and of texts, and by how many there are."""
-        texts = batch.passes * self.texts
-        ms = batch.steps[way] * batch.step_ms[way] + texts * batch.text_ms[way]
-        return 1e3 * batch.passes * self.tokens[way] / ms
+    def rate(self, batch: Batch, way: int, predicted: bool = False) -> float:
+        """Tokens a second: 0 autoregressive, 1 speculative.
 
-    def predicted_speedup(self, batch: Batch) -> float:
-        """Of speculative decoding at a batch size; texts of both ways may differ in length."""
-        return self.predicted(batch, 1) / self.predicted(batch, 0)
+        They are predicted by the times of steps and of the texts' beginnings, and by how many
+        there are.
+        """
+        median = float(np.median(self._seconds(batch, predicted)[:, way]))
+        return batch.passes * self.tokens[way] / median
 
-    def measured_speedup(self, batch: Batch) -> float:
-        """Likewise, as measured."""
-        return batch.speedup * self.tokens[1] / self.tokens[0]
+    def _speedups(self, batch: Batch, predicted: bool) -> NDArray[np.float64]:
+        """Of each round; texts of both ways may differ in length."""
+        alone, fast = self._seconds(batch, predicted).T
+        return alone / fast * self.tokens[1] / self.tokens[0]
 
-    @property
-    def crossovers(self) -> tuple[float | None, float | None]:
-        """The batch sizes at which speculation stops paying, as measured and as predicted."""
+    def speedup(self, batch: Batch, predicted: bool = False) -> float:
+        """How many times as fast speculative decoding is: the median of the rounds."""
+        return float(np.median(self._speedups(batch, predicted)))
+
+    def crossover(self, predicted: bool = False) -> Crossover:
+        """Where speculation stops paying; the interval is that of resampled rounds."""
         sizes = [batch.batch_size for batch in self.batches]
-        ways = self.measured_speedup, self.predicted_speedup
-        measured, predicted = (crossover(sizes, list(map(way, self.batches))) for way in ways)
-        return measured, predicted
+        speedups = np.array([self._speedups(batch, predicted) for batch in self.batches])
+
+        def found(chosen: NDArray[np.intp]) -> float | None:
+            return crossover(sizes, np.median(speedups[:, chosen], axis=1).tolist())
+
+        rounds = speedups.shape[1]
+        ends = interval(lambda chosen: found(chosen) or sizes[-1], rounds)
+        return Crossover(found(np.arange(rounds)), *ends)
 
     def to_json(self) -> str:
         """All of it, with machine, commit and settings."""
@@ -107,12 +145,12 @@ class Batches:
             dataclasses.asdict(self) | {"gin": self.config.gin()} | environment.here()
         )
         del fields["config"]
-        for shown, batch in zip(fields["batches"], self.batches, strict=True):
-            for name, of in (("tokens_per_second", self.rate), ("predicted", self.predicted)):
-                shown[name] = [of(batch, way) for way in (0, 1)]
-            shown["speedup"] = self.measured_speedup(batch)
-            shown["speedup_predicted"] = self.predicted_speedup(batch)
-        fields["crossover"], fields["crossover_predicted"] = self.crossovers
+        for predicted, suffix in ((False, ""), (True, "_predicted")):
+            for shown, batch in zip(fields["batches"], self.batches, strict=True):
+                rates = [self.rate(batch, way, predicted) for way in (0, 1)]
+                shown["tokens_per_second" + suffix] = rates
+                shown["speedup" + suffix] = self.speedup(batch, predicted)
+            fields["crossover" + suffix] = dataclasses.asdict(self.crossover(predicted))
         return json.dumps(fields, indent=1)
 
 
@@ -131,12 +169,17 @@ def crossover(sizes: Sequence[int], speedups: Sequence[float]) -> float | None:
     return None
 
 
-def steps(calls: Sequence[int], batch_size: int) -> int:
-    """Steps that a batch takes for texts of so many target calls, each begun in a free row."""
+def steps(calls: Sequence[int], batch_size: int) -> tuple[int, int]:
+    """Steps that a batch takes for texts of so many target calls, each begun in a free row.
+
+    The second number is that of the times at which texts begin, one or several together.
+    """
     rows = [0] * min(batch_size, len(calls))
+    begins = set()
     for count in calls:
+        begins.add(rows[0])
         heapq.heapreplace(rows, rows[0] + count)
-    return max(rows)
+    return max(rows), len(begins)
 
 
 def measure(work: Workload, sizes: Sequence[int], gamma: int, on_progress: OnProgress) -> Batches:
@@ -150,30 +193,32 @@ def measure(work: Workload, sizes: Sequence[int], gamma: int, on_progress: OnPro
         [sum(count(result) for result in results) for results in found]
         for count in (lambda result: len(result.tokens), lambda result: result.target_calls)
     )
-    meters = []
+    held = tokens[0] // texts.count // 2
+    steps_of: dict[int, tuple[Callable[[], float], Callable[[], float]]] = {}
     for i, size in enumerate(sizes):
         on_progress(f"batch {size}, compiling steps", i / len(sizes))
-        meters.append(_meter(work, size, gamma, tokens[0] // texts.count // 2))
-    seconds: list[list[tuple[float, float]]] = [[] for _ in sizes]
-    ends: list[list[tuple[float, float]]] = [[] for _ in sizes]
-    for turn in range(ROUNDS):  # All that is compared is timed in turn, for machines change speed.
-        for i, (size, meter) in enumerate(zip(sizes, meters, strict=True)):
-            on_progress(f"batch {size}, texts", turn / ROUNDS)
-            alone, fast = (texts.decode(way, size)[1] for way in (0, 1))
-            seconds[i].append((alone, fast))
-            for _ in range(TURNS):
-                meter.turn()
-            ends[i].append((texts.ends(0, size), texts.ends(1, size)))
+        steps_of[size] = _steps(work, size, gamma, held)
+        for way in (0, 1):
+            steps_of[size][way]()
+            texts.ends(way, size)
+    rounds: list[list[tuple[Timed, Timed]]] = [[] for _ in sizes]
+    gc.freeze()  # A collection looks at all that compiling left, which takes a third of a second.
+    for turn in range(ROUNDS):
+        for i, size in enumerate(sizes):
+            on_progress(f"batch {size}, texts", (turn + i / len(sizes)) / ROUNDS)
+            # All that is compared is timed in turn, for machines change speed.
+            alone, fast = (
+                _time(texts, way, size, steps_of[size][way], steps_of[1][way]) for way in (0, 1)
+            )
+            rounds[i].append((alone, fast))
+    gc.unfreeze()
     batches = []
-    for size, meter, both, ended in zip(sizes, meters, seconds, ends, strict=True):
-        costs = meter.costs()
-        step_ms = costs.ms_target_step, costs.ms_verify[gamma] + costs.ms_proposal[gamma]
-        alone, fast = (
-            texts.text_ms(size, statistics.median(times[way] for times in ended), step_ms[way])
-            for way in (0, 1)
+    for size, timed in zip(sizes, rounds, strict=True):
+        (alone_steps, alone_begins), (fast_steps, fast_begins) = (
+            steps(texts.calls(results, size), size) for results in found
         )
-        taken = texts.steps(found[0], size), texts.steps(found[1], size)
-        batches.append(Batch(size, texts.passes(size), both, step_ms, taken, (alone, fast)))
+        counted = (alone_steps, fast_steps), (alone_begins, fast_begins)
+        batches.append(Batch(size, texts.passes(size), *counted, timed))
     both_tokens = tokens[0], tokens[1]
     return Batches(work.config, texts.count, both_tokens, tokens[1] / calls[1], batches)
 
@@ -182,70 +227,85 @@ class _Texts:
     """The texts of a workload, to be decoded by the target alone (way 0) and with guesses (1)."""
 
     def __init__(self, work: Workload, gamma: int) -> None:
-        self._pair, self._seed = work.pair, work.config.seed
+        self._work = work
         self._ways = work.decoding(0), work.decoding(gamma)
-        pad = work.pair.target.pad_id
-        self._rows = [row[row != pad].tolist() for row in np.asarray(work.sources)]
-        self.count = len(self._rows)
+        # Each is read anew; those that share a source would be read once.
+        self._read = np.asarray((work.sources != work.pair.target.pad_id).sum(axis=1))
+        self.count = len(self._read)
 
     def passes(self, size: int) -> int:
         """How often the texts are decoded in a round."""
         return -(-TEXTS * size // self.count)
 
-    def _requests(self, way: int, size: int) -> list[Request]:
-        """Of a round; each has a source of its own, because those that share one are read once."""
-        given = self._ways[way], self._seed
-        rows = self._rows * self.passes(size)
-        return [Request(self._pair.row(row), *given, i % self.count) for i, row in enumerate(rows)]
-
     def decode(self, way: int, size: int) -> tuple[list[Result], float]:
         """The results of all texts, and the seconds of a round."""
-        asked = self._requests(way, size)
+        given, count = (self._ways[way], self._work.config.seed), self.count
+        asked = [
+            Request(self._work.source(i % count), *given, i % count)
+            for i in range(count * self.passes(size))
+        ]
+        jax.block_until_ready(asked[-1].source)
         began = time.perf_counter()
-        found = dict(self._pair.serve(asked, size))
-        return [found[i] for i in range(self.count)], time.perf_counter() - began
+        found = dict(self._work.pair.serve(asked, size))
+        return [found[i] for i in range(count)], time.perf_counter() - began
 
-    def _by_width(self, of_texts: Sequence[T], size: int) -> list[list[T]]:
-        """What is given of each text of a round, by its source's width, as `Pair.serve` has it."""
-        found: dict[int, list[T]] = {}
-        pairs = list(zip(self._rows, of_texts, strict=True)) * self.passes(size)
-        for row, given in sorted(pairs, key=lambda pair: len(pair[0]), reverse=True):
-            found.setdefault(padded(len(row)), []).append(given)
-        return list(found.values())
+    def calls(self, found: Sequence[Result], size: int) -> list[int]:
+        """Target calls of the texts of a round, in the order in which `Pair.serve` begins them."""
+        numbers = list(range(self.count)) * self.passes(size)
+        return [found[i].target_calls for i in sorted(numbers, key=lambda i: -self._read[i])]
 
-    def steps(self, found: Sequence[Result], size: int) -> int:
-        """Of a round, in which texts whose sources are of one width share batches."""
-        calls = self._by_width([result.target_calls for result in found], size)
-        return sum(steps(of_width, size) for of_width in calls)
-
-    def ends(self, way: int, size: int) -> float:
-        """Seconds of a round of texts that end after their first step."""
-        pair, config = self._pair, self._ways[way]
-        groups = self._by_width(self._rows, size)
-        sources = [[pair.row(row) for row in rows] for rows in groups]
+    def ends(self, way: int, size: int) -> tuple[float, int]:
+        """Seconds of texts that end after their first step, and how many they are."""
+        work, config = self._work, self._ways[way]
+        numbers = [i % self.count for i in range(max(size, self.count))]
+        sources = jax.block_until_ready([work.source(i) for i in numbers])
         began = time.perf_counter()
-        for of_width in sources:
-            texts = (
-                queue.Text(i, source, config.draws(self._seed, np.array([i])))
-                for i, source in enumerate(of_width)
-            )
-            rows = min(size, power_of_two(len(of_width)))
-            given = pair.target, pair.draft, pair.params, texts, config, rows
-            for _ in queue.generate(*given, lambda *_: True):
-                pass
-        return time.perf_counter() - began
-
-    def text_ms(self, size: int, seconds: float, step_ms: float) -> float:
-        """What each text of `ends` takes, but for its step."""
-        groups = self._by_width(self._rows, size)
-        steps_ms = sum(-(-len(texts) // size) for texts in groups) * step_ms
-        return max(0.0, 1e3 * seconds - steps_ms) / sum(map(len, groups))
+        texts = (
+            queue.Text(i, source, config.draws(work.config.seed, np.array([i])))
+            for i, source in zip(numbers, sources, strict=True)
+        )
+        given = work.pair.target, work.pair.draft, work.pair.params, texts, config, size
+        for _ in queue.generate(*given, lambda *_: True):
+            pass
+        return time.perf_counter() - began, len(numbers)
 
 
-def _meter(work: Workload, batch_size: int, gamma: int, held: int) -> CostMeter:
-    """Times steps of so many rows that hold so many tokens, in the caches of batches."""
+def _time(
+    texts: _Texts, way: int, size: int, step: Callable[[], float], one: Callable[[], float]
+) -> Timed:
+    """Times the texts, a step of all rows and one of one row, and beginnings of texts."""
+    steps_ms = [step()]
+    seconds = texts.decode(way, size)[1]
+    steps_ms.append(step())
+
+    def text_ms(rows: int, step_ms: float) -> float:
+        seconds, count = texts.ends(way, rows)
+        return max(0.0, (1e3 * seconds - -(-count // rows) * step_ms) / count)
+
+    step_ms = statistics.mean(steps_ms)
+    together = text_ms(size, step_ms)
+    return Timed(seconds, step_ms, text_ms(1, one()), together)
+
+
+def _steps(
+    work: Workload, batch_size: int, gamma: int, held: int
+) -> tuple[Callable[[], float], Callable[[], float]]:
+    """Calls that time a step, in ms, of so many rows that hold so many tokens; both ways.
+
+    Caches are as wide as those of batches.
+    """
     config = dataclasses.replace(work.decoding(gamma), growing=False)
     cache = max(*config.cache_lengths(), ITERATIONS + config.room)
     sources = work.source([i % len(work.sources) for i in range(batch_size)])
-    given = work.pair, work.config.sampling, [gamma], sources, cache, config.rule
-    return CostMeter(*given, held)
+    given = work.pair, work.config.sampling, [gamma], sources, cache, config.rule, held
+    none, many = (timed_calls(*given, iterations) for iterations in (0, ITERATIONS))
+    alone, fast = (
+        functools.partial(_step_ms, none[kind], many[kind])
+        for kind in (("verify", 0), ("step", gamma))
+    )
+    return alone, fast
+
+
+def _step_ms(none: Callable[[], Any], many: Callable[[], Any]) -> float:
+    """Of one of the steps of a timed loop, without the loop's beginning."""
+    return 1e3 * (elapsed(many) - elapsed(none)) / ITERATIONS
