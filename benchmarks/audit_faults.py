@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from benchmarks.audit_peers import FALSE_ALARM
-from benchmarks.compare_peers import machine
+from benchmarks.compare_peers import machine, settings
 from speculative import loading, progress
 from speculative.checks import MAX_GAMMA
 from speculative.commands import MAX_LENGTH, whole
@@ -56,7 +56,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     prompts = [prompt for task in TASKS for prompt in load_prompts(task, options.limit)]
     sources = [tuple(encode(prompt.source).tolist()) for prompt in prompts] * options.samples
     config = pair.decoding(options.gamma, max_length=options.max_length)
-    contents: dict[str, Any] = machine() | {"settings": vars(options), "texts": len(sources)}
+    contents: dict[str, Any] = machine() | {"settings": settings(options), "texts": len(sources)}
     with progress.bar("faults") as on_progress:
         own = dataclasses.replace(config, sampling=sampling)
         samples = decoded(pair, sources, own, options.seeds)

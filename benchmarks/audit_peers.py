@@ -19,7 +19,7 @@ from typing import Any
 
 from rich.console import Console
 
-from benchmarks.compare_peers import machine, shipped, show_missing, table
+from benchmarks.compare_peers import machine, settings, shipped, show_missing, table
 from benchmarks.peers.system import PROGRAMS, Process
 from speculative import loading, progress
 from speculative.checks import MAX_GAMMA
@@ -93,7 +93,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     output = pathlib.Path(options.output_dir)
     output.mkdir(parents=True, exist_ok=True)
     pair, audits, missing = loading.load(), {}, {}
-    contents: dict[str, Any] = machine() | {"settings": vars(options), "audits": {}}
+    contents: dict[str, Any] = machine() | {"settings": settings(options), "audits": {}}
     encode, size, eos = pair.vocabulary.encode, pair.vocabulary.size, pair.vocabulary.eos_id
     power = []
     for name in options.programs:

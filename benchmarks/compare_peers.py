@@ -289,6 +289,11 @@ def machine() -> dict[str, Any]:
     return here | {"versions": versions}
 
 
+def settings(options: argparse.Namespace) -> dict[str, Any]:
+    """What a record tells of options: all but where it was written."""
+    return {name: value for name, value in vars(options).items() if name != "output_dir"}
+
+
 def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         description="Compare other programs with this one.", allow_abbrev=False

@@ -17,7 +17,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from benchmarks.compare_peers import machine
+from benchmarks.compare_peers import machine, settings
 from speculative import progress
 from speculative.backends.cpu import kernels
 from speculative.checks import MAX_BATCH
@@ -84,7 +84,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
                 others = unequal(pair, asked, options.batch_sizes)
                 row = {"row": name, "verification": rule, "texts": len(asked), "unequal": others}
                 rows.append(row)
-                contents = machine() | {"settings": vars(options), "rows": rows}
+                contents = machine() | {"settings": settings(options), "rows": rows}
                 (output / "equal.json").write_text(json.dumps(contents, indent=1) + "\n")
     texts, others = (sum(np.sum(row[name]) for row in rows) for name in ("texts", "unequal"))
     print(
