@@ -51,6 +51,7 @@ def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
     add("--work_dir", required=True, metavar="DIR", help="the runs, and their texts")
     add("--output_dir", default="results/distillation", metavar="DIR", help="(%(default)s)")
     add("--steps", type=whole(100, 10**6), default=700, metavar="N", help="of each run (700)")
+    add("--ways", nargs="+", default=list(ARMS), choices=ARMS, metavar="WAY", help=", ".join(ARMS))
     add("--seeds", type=int, nargs="+", default=[11, 12, 13], metavar="N", help="(11 12 13)")
     return parser.parse_args(arguments)
 
@@ -146,7 +147,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     output.mkdir(parents=True, exist_ok=True)
     done = disk.entries(file, lambda line: (line["arm"], line["seed"]), "record")
     for seed in options.seeds:
-        for arm in ARMS:
+        for arm in options.ways:
             if (arm, seed) in done:
                 continue
             draft = train(arm, seed, options.steps, options.data_dir, work_dir)
