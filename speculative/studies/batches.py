@@ -97,17 +97,15 @@ class Batches:
 
     def _seconds(self, batch: Batch, predicted: bool) -> NDArray[np.float64]:
         """Seconds of each round [rounds, 2], as measured or as predicted."""
-        if not predicted:
-            return np.array([[timed.seconds for timed in both] for both in batch.rounds])
-        both_ways = zip(batch.steps, batch.begins, strict=True)
-        ms = [
-            steps * np.array([both[way].step_ms for both in batch.rounds])
-            + begins * np.array([both[way].apart_ms for both in batch.rounds])
-            + (batch.passes * self.texts - begins)
-            * np.array([both[way].together_ms for both in batch.rounds])
-            for way, (steps, begins) in enumerate(both_ways)
-        ]
-        return np.transpose(ms) / 1e3
+
+        def seconds(way: int, timed: Timed) -> float:
+            if not predicted:
+                return timed.seconds
+            apart = batch.begins[way]
+            texts = apart * timed.apart_ms + (batch.passes * self.texts - apart) * timed.together_ms
+            return (batch.steps[way] * timed.step_ms + texts) / 1e3
+
+        return np.array([[seconds(way, both[way]) for way in (0, 1)] for both in batch.rounds])
 
     def rate(self, batch: Batch, way: int, predicted: bool = False) -> float:
         """Tokens a second: 0 autoregressive, 1 speculative.
