@@ -14,7 +14,6 @@ import pathlib
 from collections.abc import Sequence
 from typing import Any
 
-import jax
 import numpy as np
 
 from benchmarks.compare_peers import machine, settings
@@ -24,6 +23,7 @@ from speculative.checks import MAX_BATCH
 from speculative.commands import whole
 from speculative.decoding.rules import RULES
 from speculative.pair import Pair, Request
+from speculative.rows import memory
 from speculative.rows.config import experiment, read_row
 from speculative.rows.run import gamma_of
 from speculative.rows.weights import Loader
@@ -74,7 +74,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     with progress.bar("rows") as on_progress:
         for number, (name, config) in enumerate(chosen.items()):
             on_progress(name, number / len(chosen))
-            jax.clear_caches()  # A process can map so many compiled programs and no more.
+            memory.spare_maps()
             pair, prompts = load(config), load_prompts(config.task)
             sources = [pair.encode(prompt.source, truncate=True) for prompt in prompts]
             for rule in RULES:

@@ -2,6 +2,7 @@
 
 import dataclasses
 import os
+import pathlib
 from collections.abc import Sequence
 
 import jax
@@ -9,6 +10,9 @@ import jax.numpy as jnp
 
 from speculative.models import Config, abstract_params
 from speculative.rows.config import RowConfig
+
+MAPS = pathlib.Path("/proc/self/maps")  # A line for each map of this process's memory.
+MOST_MAPS = pathlib.Path("/proc/sys/vm/max_map_count")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -67,6 +71,20 @@ def device_bytes() -> tuple[str, int]:
     if device.platform != "cpu":
         return device.device_kind, (device.memory_stats() or {}).get("bytes_limit", 2**63)
     return "this machine", os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+
+
+def spare_maps() -> None:
+    """Forgets compiled programs once half of the memory maps are taken that a process may have.
+
+    On a CPU every program takes some, and without one left the compiler ends the process. Linux
+    alone has such a limit.
+    """
+    try:
+        taken, most = MAPS.read_bytes().count(b"\n"), int(MOST_MAPS.read_text())
+    except (OSError, ValueError):
+        return
+    if 2 * taken > most:
+        jax.clear_caches()
 
 
 def batch(config: RowConfig, models: Sequence[Config], most: int) -> int:

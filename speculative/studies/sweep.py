@@ -96,6 +96,7 @@ def run(
         try:
             for number, (name, config) in enumerate(configs.items(), 1):
                 if name not in done:
+                    memory.spare_maps()
                     row = f"{number} of {len(configs)}, {name.rpartition('/')[2]}"
                     with progress.bar(row) as on_progress:
                         on_progress("loading", 0)

@@ -3,6 +3,7 @@
 import dataclasses
 import pathlib
 
+import jax
 import pytest
 from rich.console import Console
 
@@ -91,3 +92,31 @@ def test_a_model_that_is_nowhere(tmp_path: pathlib.Path) -> None:
     config = dataclasses.replace(XXL, target="mine", checkpoints=str(tmp_path))
     with pytest.raises(ValueError, match=r"no checkpoint of mine in .*that folder holds other"):
         weights.sizes(config)
+
+
+def test_programs_are_forgotten_before_a_process_has_no_maps_left(
+    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A long table was ended by the compiler: LLVM compilation error: Cannot allocate memory."""
+    limit, compiled = tmp_path / "max_map_count", []
+    monkeypatch.setattr(memory, "MOST_MAPS", limit)
+
+    @jax.jit
+    def program(x: int) -> int:
+        compiled.append(x)
+        return x + 1
+
+    def runs() -> int:
+        memory.spare_maps()
+        program(1)
+        return len(compiled)
+
+    assert (runs(), runs()) == (1, 1)  # There is no such file.
+    limit.write_text("100000000\n")
+    assert runs() == 1
+    limit.write_text("3\n")
+    monkeypatch.setattr(memory, "MAPS", tmp_path / "maps")
+    (tmp_path / "maps").write_text("7f0-7f1 r-xp\n")
+    assert runs() == 1
+    (tmp_path / "maps").write_text("7f0-7f1 r-xp\n" * 2)
+    assert runs() == 2
