@@ -5,7 +5,7 @@ from typing import Any, ClassVar
 
 import jax.numpy as jnp
 from flax import struct
-from jax import Array
+from jax import Array, lax
 
 from speculative.drafts.base import Draft, Proposal
 from speculative.drafts.transformer import TransformerDraft, guess_on
@@ -71,19 +71,30 @@ class HiddenDraft(Draft):
         return Proposal(guesses, q, model)
 
     def follow(self, params, state, last, guesses) -> Any:
-        """The state of a proposal of these guesses, which `commit` will read."""
-        _, model, _ = self.model.read_on(params, state.model, last[:, None], state.hidden)
-        return self.model.rewind(model, model.lengths + guesses.shape[1] - 1)
+        """The state of a proposal of these guesses, which `commit` is to leave out."""
+        return self.model.rewind(state.model, state.model.lengths + guesses.shape[1])
 
-    def commit(self, params, proposal, accepted, hidden) -> HiddenDraftState:
-        """Reads the accepted guesses again, with the target's hidden states."""
+    def commit(self, params, proposal, accepted, hidden, left_out=None) -> HiddenDraftState:
+        """Reads the accepted guesses again, with the target's hidden states.
+
+        Rows may be left out [B], whose guesses are not the model's: it never reads `last` and the
+        accepted ones. The next guess is made from the target's hidden states, which tell of them;
+        it is accepted almost as often, and a step whose guesses are looked up costs no pass.
+        """
         gamma = proposal.guesses.shape[1]
         read = proposal.state.lengths - (gamma - 1)  # With `last`, and without the guesses.
         of_target = self._of_target(hidden)
-        model = self.model.rewind(proposal.state, read)
-        _, model, _ = self.model.read_on(params, model, proposal.guesses, of_target[:, :gamma])
         newest = jnp.take_along_axis(of_target, accepted[:, None, None], axis=1)
-        return HiddenDraftState(self.model.rewind(model, read + accepted), newest)
+
+        def read_again() -> Any:
+            model, of_guesses = self.model.rewind(proposal.state, read), of_target[:, :gamma]
+            return self.model.read_on(params, model, proposal.guesses, of_guesses)[1]
+
+        if left_out is None:
+            return HiddenDraftState(self.model.rewind(read_again(), read + accepted), newest)
+        model = lax.cond(left_out.all(), lambda: proposal.state, read_again)
+        lengths = jnp.where(left_out, read - 1, read + accepted)
+        return HiddenDraftState(self.model.rewind(model, lengths), newest)
 
     def _of_target(self, hidden: dict[str, Array]) -> Array:
         """The hidden states of the target's decoder, side by side: [B, L, F]."""

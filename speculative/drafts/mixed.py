@@ -13,14 +13,16 @@ from speculative.drafts.copying import CopyDraft
 from speculative.drafts.hidden import HiddenDraft
 from speculative.drafts.suffix import SuffixDraft
 from speculative.drafts.transformer import TransformerDraft
+from speculative.types import Flags
 
 
 @struct.dataclass
 class MixedState:
-    """The states of both drafts, which have read the same text."""
+    """The states of both drafts; of a proposal, also which rows [B] looked their guesses up."""
 
     model: Any
     lookup: Any
+    known: Flags | None = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -28,7 +30,7 @@ class MixedDraft(Draft):
     """Looks up what followed where a row's end occurred before, or else guesses with a model.
 
     A row's choice depends on its text alone, not on random numbers, so that q is that of the draft
-    which is taken. Where every row looks up, the model guesses nothing and reads in one pass.
+    which is taken. Where every row looks up, the model guesses nothing.
     Its parameters are a tuple, those of the model and those of the lookup.
     """
 
@@ -58,7 +60,7 @@ class MixedDraft(Draft):
             found = self.lookup.propose(of_lookup, state.lookup, *given)
             q = None if sampling.greedy else jax.nn.one_hot(found.guesses, vocab_size)
             model = self.model.follow(of_model, state.model, last, found.guesses)
-            return found.guesses, q, MixedState(model, found.state)
+            return found.guesses, q, MixedState(model, found.state, known)
 
         def ask() -> tuple[Array, Array | None, MixedState]:
             guesses, q, model = self.model.propose(of_model, state.model, *given, history)
@@ -67,17 +69,18 @@ class MixedDraft(Draft):
                 guesses = jnp.where(known[:, None], found, guesses)
                 if q is not None and certain is not None:
                     q = jnp.where(known[:, None, None], certain, q)
-                model = self.model.follow(of_model, state.model, last, guesses)
+                if isinstance(self.model, TransformerDraft):
+                    model = self.model.follow(of_model, state.model, last, guesses)
             lookup = self.lookup.follow(of_lookup, state.lookup, last, guesses)
-            return guesses, q, MixedState(model, lookup)
+            return guesses, q, MixedState(model, lookup, known)
 
         return Proposal(*lax.cond(known.all(), look_up, ask))
 
     def commit(self, params, proposal, accepted, hidden) -> MixedState:
-        """Commits both, which have read the same guesses."""
+        """Commits both; a model that reads hidden states leaves out what was looked up."""
         (of_model, of_lookup), both = params, proposal.state
         model, lookup = (proposal._replace(state=state) for state in (both.model, both.lookup))
         return MixedState(
-            self.model.commit(of_model, model, accepted, hidden),
+            self.model.commit(of_model, model, accepted, hidden, both.known),
             self.lookup.commit(of_lookup, lookup, accepted, hidden),
         )

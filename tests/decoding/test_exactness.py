@@ -24,8 +24,10 @@ from speculative.backends import prepack
 from speculative.decoding import Decoding, Output, Params, random_draws, rules
 from speculative.decoding import loop as fast
 from speculative.drafts import (
+    CopyDraft,
     Draft,
     HiddenDraft,
+    MixedDraft,
     NgramDraft,
     TransformerDraft,
     UniformDraft,
@@ -190,12 +192,17 @@ def of_t5() -> dict[tuple[int, ...], float]:
 
 
 @pytest.mark.parametrize("rule", [rules.Token(), rules.Block()], ids=str)
-def test_a_draft_that_reads_hidden_states_is_exact(rule: rules.Rule) -> None:
+@pytest.mark.parametrize("mixed", [False, True], ids=["alone", "mixed"])
+def test_a_draft_that_reads_hidden_states_is_exact(mixed: bool, rule: rules.Rule) -> None:
     config = dataclasses.replace(OF_T5, rule=rule)
-    params = Params(prepack(t5_params()), prepack(saved.random(READS_IT.config, 3)))
+    of_draft: PyTree = prepack(saved.random(READS_IT.config, 3))
+    draft: Draft = HiddenDraft(READS_IT)
+    if mixed:  # It copies after a token that stood before, and leaves out what it copied.
+        draft, of_draft = MixedDraft(HiddenDraft(READS_IT), CopyDraft(longest=1)), (of_draft, ())
+    params = Params(prepack(t5_params()), of_draft)
     sources = jnp.tile(jnp.array([2, 3]), (ROWS, 1))
     numbers = config.draws(5, np.arange(ROWS))
-    found = fast.generate(SMALL_T5, HiddenDraft(READS_IT), params, sources, numbers, config)
+    found = fast.generate(SMALL_T5, draft, params, sources, numbers, config)
     found = jax.tree.map(np.asarray, found)
     assert 0.1 < found.accepted.sum() / found.drafted.sum() < 0.95
     assert toy.p_value(outputs(found), of_t5()) > THRESHOLD

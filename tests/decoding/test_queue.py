@@ -12,7 +12,14 @@ import numpy as np
 import pytest
 
 from speculative.decoding import Adaptive, Decoding, Output, Params, loop, queue, rules
-from speculative.drafts import CopyDraft, Draft, HiddenDraft, TransformerDraft, UniformDraft
+from speculative.drafts import (
+    CopyDraft,
+    Draft,
+    HiddenDraft,
+    MixedDraft,
+    TransformerDraft,
+    UniformDraft,
+)
 from speculative.sampling import Sampling
 from speculative.types import PyTree
 from tests import tiny
@@ -54,6 +61,7 @@ def require_equal(found: dict[int, Output], expected: dict[int, Output]) -> None
 
 
 NEAR = TransformerDraft(tiny.TARGET), tiny.near_params
+MIXED = MixedDraft(HiddenDraft(tiny.HIDDEN), CopyDraft(longest=1))
 SHUFFLED = np.random.default_rng(1).permutation(COUNT).tolist()
 
 
@@ -67,8 +75,9 @@ SHUFFLED = np.random.default_rng(1).permutation(COUNT).tolist()
         (UniformDraft(), tuple, rules.Block(), 1.0),
         (TransformerDraft(tiny.READER, True), tiny.reader_params, rules.Token(), 1.0),
         (HiddenDraft(tiny.HIDDEN), tiny.hidden_params, rules.Token(), 1.0),
+        (MIXED, lambda: (tiny.hidden_params(), ()), rules.Token(), 1.0),
     ],
-    ids=["greedy", "token", "block", "copy", "uniform", "reader", "hidden"],
+    ids=["greedy", "token", "block", "copy", "uniform", "reader", "hidden", "mixed"],
 )
 def test_texts_are_as_if_alone(
     draft: Draft, params: Callable[[], PyTree], rule: rules.Rule, temperature: float

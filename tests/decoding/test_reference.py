@@ -10,7 +10,7 @@ import pytest
 from speculative.decoding import Decoding, Params, random_draws, reference, rules
 from speculative.decoding import loop as fast
 from speculative.decoding.loop import Model
-from speculative.drafts import Draft, HiddenDraft, TransformerDraft
+from speculative.drafts import CopyDraft, Draft, HiddenDraft, MixedDraft, TransformerDraft
 from speculative.sampling import Sampling
 from tests import tiny, toy
 
@@ -91,6 +91,15 @@ def test_with_hidden_states(rule: rules.Rule) -> None:
     draft = HiddenDraft(tiny.HIDDEN)
     traces = check_same_tokens(tiny.TARGET, draft, params, tiny.sources(6), config, seed=0)
     assert {0, 1, 2} <= {step.accepted for trace in traces for step in trace.steps}
+
+
+def test_with_hidden_states_or_copies() -> None:
+    config = Decoding(tiny.VOCABULARY, Sampling(0.5), 4, 24, eos_id=7)
+    params = Params(tiny.target_params(), (tiny.hidden_params(), ()))
+    draft = MixedDraft(HiddenDraft(tiny.HIDDEN), CopyDraft(longest=1))
+    traces = check_same_tokens(tiny.TARGET, draft, params, tiny.sources(6), config, seed=0)
+    q = np.concatenate([step.q for trace in traces for step in trace.steps])
+    assert 0.2 < (q.max(axis=-1) == 1).mean() < 0.8  # Of copies.
 
 
 def test_a_trace_holds_the_distributions_that_algorithm_1_used() -> None:
