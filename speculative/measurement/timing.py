@@ -178,12 +178,11 @@ def timed_calls(
     cache_length: int,
     rule: Rule,
     held: int = 0,
-    iterations: int = ITERATIONS,
-) -> dict[tuple[str, int], Callable[[], Any]]:
+) -> dict[tuple[str, int], Callable[..., Any]]:
     """The calls to time, by name and gamma; each returns arrays.
 
     Steps are those of rows with a source [B, S] that hold `held` tokens for the target; a draft
-    begins its text. There are so many of them; a call without any copies its caches only.
+    begins its text. A call of steps may be given their number; without any it copies caches only.
     """
     params, vocab_size, batch = pair.params, pair.vocabulary.size, len(source)
     # No token is -1, so that no row ends while it is timed.
@@ -201,10 +200,10 @@ def timed_calls(
         start_draft, pair.draft, params.draft, source, cache_length, prefill_target()
     )
     target = Models(pair.target, None), Params(params.target)
-    kinds: dict[tuple[str, int], Callable[[], Any]] = {
+    kinds: dict[tuple[str, int], Callable[..., Any]] = {
         ("prefill target", 0): prefill_target,
         ("prefill draft", 0): prefill_draft,
-        ("verify", 0): functools.partial(_steps, *target, alone, autoregressive, iterations),
+        ("verify", 0): functools.partial(_steps, *target, alone, autoregressive),
     }
     for gamma in gammas:
         length = cache_length - gamma - 2
@@ -214,14 +213,18 @@ def timed_calls(
         given = Models(pair.target, _Given()), Params(params.target, (guesses, q))
         counted = {"by_position": jnp.zeros((batch, gamma, 2), jnp.int32)}
         without, whole = (dataclasses.replace(one, **counted) for one in (alone, begun))
-        kinds["verify", gamma] = functools.partial(_steps, *given, without, config, iterations)
-        kinds["step", gamma] = functools.partial(_steps, models, params, whole, config, iterations)
+        kinds["verify", gamma] = functools.partial(_steps, *given, without, config)
+        kinds["step", gamma] = functools.partial(_steps, models, params, whole, config)
     return kinds
 
 
 @functools.partial(Program, static_argnums=(0, 3))
 def _steps(
-    models: Models, params: Params, progress: Progress, config: Decoding, iterations: ArrayLike
+    models: Models,
+    params: Params,
+    progress: Progress,
+    config: Decoding,
+    iterations: ArrayLike = ITERATIONS,
 ) -> Progress:
     """Decoding steps, each at the position of the first, with the token of the step before."""
     numbers = jax.eval_shape(lambda: config.draws(0, jnp.arange(len(progress.last))))

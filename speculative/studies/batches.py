@@ -296,14 +296,14 @@ def _steps(
     cache = max(*config.cache_lengths(), ITERATIONS + config.room)
     sources = work.source([i % len(work.sources) for i in range(batch_size)])
     given = work.pair, work.config.sampling, [gamma], sources, cache, config.rule, held
-    none, many = (timed_calls(*given, iterations) for iterations in (0, ITERATIONS))
+    calls = timed_calls(*given)
     alone, fast = (
-        functools.partial(_step_ms, none[kind], many[kind])
-        for kind in (("verify", 0), ("step", gamma))
+        functools.partial(_step_ms, calls[kind]) for kind in (("verify", 0), ("step", gamma))
     )
     return alone, fast
 
 
-def _step_ms(none: Callable[[], Any], many: Callable[[], Any]) -> float:
+def _step_ms(steps: Callable[[int], Any]) -> float:
     """Of one of the steps of a timed loop, without the loop's beginning."""
-    return 1e3 * (elapsed(many) - elapsed(none)) / ITERATIONS
+    many, none = (elapsed(functools.partial(steps, count)) for count in (ITERATIONS, 0))
+    return 1e3 * (many - none) / ITERATIONS

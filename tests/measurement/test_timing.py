@@ -36,8 +36,8 @@ def timed(
 ) -> Progress:
     """What the timed loop of a toy target with that table, and a draft with the same, leaves."""
     pair = toy_pair(MODEL_DRAFT, toy.params(table), table)
-    given = pair, sampling, (max(1, gamma),), SOURCE, CACHE, EXACT, 0, iterations
-    return timing.timed_calls(*given)[kind, gamma]()
+    given = pair, sampling, (max(1, gamma),), SOURCE, CACHE, EXACT
+    return timing.timed_calls(*given)[kind, gamma](iterations)
 
 
 def test_every_target_step_runs_on_the_result_of_the_last() -> None:
