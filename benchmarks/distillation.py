@@ -50,7 +50,7 @@ def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
     add("--data_dir", required=True, metavar="DIR", help="the tokenised files")
     add("--work_dir", required=True, metavar="DIR", help="the runs, and their texts")
     add("--output_dir", default="results/distillation", metavar="DIR", help="(%(default)s)")
-    add("--steps", type=whole(100, 10**6), default=700, metavar="N", help="of each run (700)")
+    add("--steps", type=whole(100, 10**6), default=2000, metavar="N", help="of each run (2000)")
     add("--ways", nargs="+", default=list(ARMS), choices=ARMS, metavar="WAY", help=", ".join(ARMS))
     add("--seeds", type=int, nargs="+", default=[11, 12, 13], metavar="N", help="(11 12 13)")
     return parser.parse_args(arguments)
