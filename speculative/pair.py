@@ -7,7 +7,6 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, NamedTuple, TypeVar, overload
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
@@ -167,7 +166,7 @@ class Pair:
         """Rows [B, S] as wide as the longest needs."""
         size, pad = padded(max(map(len, rows))), self.target.pad_id
         filled = [np.pad(row, (0, size - len(row)), constant_values=pad) for row in rows]
-        return jnp.asarray(filled, jnp.int32)
+        return jax.device_put(np.array(filled, np.int32))  # jnp.asarray compiles for each shape.
 
     def _tokens(self, text: str, truncate: bool) -> np.ndarray:
         """A source or prompt [length], of at most the largest of `SOURCE_LENGTHS`."""

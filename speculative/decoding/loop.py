@@ -334,7 +334,7 @@ def generate(
         if counts.shape != shape:
             raise ValueError(f"counts must be {list(shape)}, not {list(counts.shape)}.")
     models, params = used(target, draft, params, config.gamma)
-    return decode(models, params, jnp.asarray(inputs), draws, config, counts, costs)
+    return decode(models, params, inputs, draws, config, counts, costs)
 
 
 begin = jax.jit(start, static_argnames=("models", "config", "cache_length"))
@@ -352,7 +352,7 @@ def compile_stream(
 ) -> None:
     """Compiles what `stream` runs for inputs of this shape: a step in a cache of each size."""
     models, params = used(target, draft, params, config.gamma)
-    inputs = jnp.asarray(inputs)
+    inputs = jax.device_put(inputs)
     size, *larger = config.cache_lengths()
     progress = begin(models, params, inputs, config, size)
     progress, _ = one_step(models, params, progress, draws, config)
@@ -379,7 +379,7 @@ def stream(
     if config.adaptive:
         raise ValueError("Streaming decodes with a fixed gamma; set Decoding.adaptive to None.")
     models, params = used(target, draft, params, config.gamma)
-    inputs = jnp.asarray(inputs)
+    inputs = jax.device_put(inputs)
 
     def steps() -> Iterator[Step]:
         size, *larger = config.cache_lengths()

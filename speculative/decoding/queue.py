@@ -134,8 +134,14 @@ def _empty(
     """The progress and the random numbers of rows that have no text yet."""
     inputs = jax.ShapeDtypeStruct((batch_size, *text.inputs.shape[1:]), text.inputs.dtype)
     start = functools.partial(loop.start, models, config=config, cache_length=size)
-    progress = jax.tree.map(
-        lambda x: jnp.zeros(x.shape, x.dtype), jax.eval_shape(start, params, inputs)
-    )
-    draws = jnp.zeros((batch_size, *text.draws.shape[1:]), text.draws.dtype)
-    return dataclasses.replace(progress, finished=jnp.ones(batch_size, bool)), draws
+    progress = jax.eval_shape(start, params, inputs)
+    draws = jax.ShapeDtypeStruct((batch_size, *text.draws.shape[1:]), text.draws.dtype)
+    leaves, tree = jax.tree.flatten((progress, draws))
+    progress, draws = jax.tree.unflatten(tree, _zeros(tuple(leaves)))
+    return dataclasses.replace(progress, finished=np.ones(batch_size, bool)), draws
+
+
+@functools.partial(jax.jit, static_argnums=0)
+def _zeros(shapes: tuple[jax.ShapeDtypeStruct, ...]) -> list[Array]:
+    """Zeros of these shapes, by one program for all."""
+    return [jnp.zeros(x.shape, x.dtype) for x in shapes]

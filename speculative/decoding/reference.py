@@ -8,7 +8,6 @@ import functools
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
 from speculative.decoding.algorithm_1 import one_hot, standardise
@@ -59,6 +58,7 @@ def start_draft(draft: Draft, params, inputs, cache_length, target) -> Any:
     return draft.start(params, inputs, cache_length, target)
 
 
+_first = jax.jit(lambda target, source: target.first(source), static_argnums=0)
 _extend = jax.jit(
     lambda target, *arrays, layers: target.extend(*arrays, layers=layers),
     static_argnums=0,
@@ -79,7 +79,7 @@ def _require_proper(proposal: Proposal, vocab_size: int, number: int) -> None:
         raise ValueError(f"{at} guessed {guesses.tolist()}; tokens are 0 to {vocab_size - 1}.")
     if proposal.q is None:
         return
-    q = np.asarray(proposal.q[0], np.float64)
+    q = np.asarray(proposal.q, np.float64)[0]
     if not np.isfinite(q).all() or q.min() < 0:
         raise ValueError(
             f"{at}'s q has a probability of {q.min()}; they must be finite, from 0 on."
@@ -116,20 +116,20 @@ def generate(
         raise ValueError("The reference loop has a fixed gamma; set Decoding.adaptive to None.")
     gamma, vocab_size = config.gamma, config.vocab_size
     draws = np.asarray(draws, np.float64)
-    source = jnp.asarray(inputs)[None]
+    source = np.asarray(inputs)[None]
     size = config.cache_lengths()[-1]
     layers = layers_read(draft)
     begun = start_target(target, params.target, source, size, layers)
     draft_state = start_draft(draft, params.draft, source, size, begun)
     target_state = begun.state
-    output, last, steps = [], int(target.first(source)[0]), []
+    output, last, steps = [], int(np.asarray(_first(target, source))[0]), []
     while len(output) < config.max_length and config.eos_id not in output:
         at = len(output)
         here = draws[at] if config.rule.keyed_by == "step" else draws[at : at + gamma + 1]
-        newest = jnp.array([last], jnp.int32)
-        uniforms = jnp.asarray(here[None, :gamma, DRAFT], jnp.float32)
+        newest = np.array([last], np.int32)
+        uniforms = here[None, :gamma, DRAFT].astype(np.float32)
         said = np.array([[*output, *[NO_TOKEN] * (config.capacity - at)]], np.int32)
-        history = config.history(jnp.asarray(said), jnp.array([at], jnp.int32))
+        history = config.history(said, np.array([at], np.int32))
         more = given_history(draft, history)
         proposal = _propose(
             draft, params.draft, draft_state, newest, uniforms, config.sampling, vocab_size, **more
@@ -137,23 +137,22 @@ def generate(
         require_shapes(proposal, 1, gamma, vocab_size)
         guesses = [int(token) for token in np.asarray(proposal.guesses)[0]]
         _require_proper(proposal, vocab_size, len(steps) + 1)
-        chunk = jnp.array([[last, *guesses]], jnp.int32)
+        chunk = np.array([[last, *guesses]], np.int32)
         logits, target_state, hidden = _extend(
             target, params.target, target_state, chunk, layers=layers
         )
-        logits = logits[..., :vocab_size]
         if history:
-            logits = _processed(history, logits, proposal.guesses)
-        rows = np.asarray(logits)[0]
-        q = None if proposal.q is None else np.asarray(proposal.q[0], np.float64)
+            logits = _processed(history, logits[..., :vocab_size], proposal.guesses)
+        rows = np.asarray(logits)[0, :, :vocab_size]
+        q = None if proposal.q is None else np.asarray(proposal.q, np.float64)[0]
         n, next_token = config.rule.verify_reference(guesses, rows, q, config.sampling, here)
         block = [*guesses[:n], next_token][: config.max_length - len(output)]
         if config.eos_id in block:
             block = block[: block.index(config.eos_id) + 1]
         output += block
         last = next_token
-        target_state = target.rewind(target_state, jnp.array([len(output)], jnp.int32))
-        accepted = jnp.array([n], jnp.int32)
+        target_state = target.rewind(target_state, np.array([len(output)], np.int32))
+        accepted = np.array([n], np.int32)
         draft_state = _commit(draft, params.draft, proposal, accepted, hidden)
         p = standardise(rows, config.sampling)
         q = one_hot(np.array(guesses), vocab_size) if q is None else q

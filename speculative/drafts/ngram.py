@@ -262,13 +262,13 @@ def ngram_params(table: dict[str, np.ndarray], order: int) -> NgramParams:
     share = count[: len(owner)] / (total + distinct)[owner - 1]
     backoff = 1 - np.bincount(owner, share, minlength=contexts + 1)
     return NgramParams(
-        unigram=jnp.asarray((unigram + 1) / (unigram + 1).sum(), jnp.float32),
-        token=jnp.asarray(np.pad(token[: contexts - 1], 1), jnp.int32),
+        unigram=_put((unigram + 1) / (unigram + 1).sum(), np.float32),
+        token=_put(np.pad(token[: contexts - 1], 1), np.int32),
         child=_starts([1], children[:contexts], contexts),
-        backoff=jnp.asarray(backoff, jnp.float32),
+        backoff=_put(backoff, np.float32),
         first=_starts([0, 0], kept, len(owner)),
-        follower=jnp.asarray(follower[: len(owner)], jnp.int32),
-        share=jnp.asarray(share, jnp.float32),
+        follower=_put(follower[: len(owner)], np.int32),
+        share=_put(share, np.float32),
         width=int(kept.max(initial=0)),
     )
 
@@ -299,7 +299,12 @@ def _columns(table: dict[str, np.ndarray]) -> tuple[np.ndarray, ...]:
 def _starts(before: list[int], sizes: np.ndarray, end: int) -> Array:
     """The first indices of neighbours of these sizes, at most `end`, and of an empty one."""
     starts = np.concatenate([before, sizes, [0]]).cumsum()
-    return jnp.asarray(np.minimum(starts, end), jnp.int32)
+    return _put(np.minimum(starts, end), np.int32)
+
+
+def _put(values: np.ndarray, dtype: type) -> Array:
+    """On the device; `jnp.asarray` would compile a program for each shape."""
+    return jax.device_put(values.astype(dtype))
 
 
 def _level_ends(children: np.ndarray) -> list[int]:

@@ -10,6 +10,7 @@ import pathlib
 from collections.abc import Sequence
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import Array, lax
@@ -196,8 +197,8 @@ def automaton(sequences: Sequence[np.ndarray], vocab_size: int, start: int = PAD
         "first": first,
         "guesses": tokens[best],
     }
-    sure = jnp.asarray(2 * counts[leads[best]] - total >= 2)
-    return {name: jnp.asarray(x, jnp.int32) for name, x in params.items()} | {"sure": sure}
+    arrays = {name: x.astype(np.int32) for name, x in params.items()}
+    return jax.device_put(arrays | {"sure": 2 * counts[leads[best]] - total >= 2})
 
 
 def build(rows: list[list[int]]) -> tuple[list[dict[int, int]], np.ndarray, np.ndarray]:

@@ -130,7 +130,7 @@ class CostMeter:
                 f"{cache_length}."
             )
         self._gammas = gammas
-        source = jnp.full((1, source_length), pair.vocabulary.size - 1, jnp.int32)
+        source = np.full((1, source_length), pair.vocabulary.size - 1, np.int32)
         self._kinds = timed_calls(pair, sampling, gammas, source, cache_length, rule)
         self._seconds: dict[tuple[str, int], list[float]] = {kind: [] for kind in self._kinds}
         self._order = itertools.cycle(self._kinds)
@@ -189,7 +189,7 @@ def timed_calls(
     autoregressive = Decoding(vocab_size, sampling, 0, cache_length - 2, eos_id=-1)
     models = Models(pair.target, _Rejected(pair.draft))
     begun = begin(models, params, source, autoregressive, autoregressive.capacity)
-    lengths = jnp.full(batch, held, jnp.int32)
+    lengths = jax.device_put(np.full(batch, held, np.int32))
     state = pair.target.rewind(begun.target, lengths)
     begun = dataclasses.replace(begun, lengths=lengths, target=state)
     alone = dataclasses.replace(begun, draft=())
@@ -208,10 +208,10 @@ def timed_calls(
     for gamma in gammas:
         length = cache_length - gamma - 2
         config = dataclasses.replace(autoregressive, gamma=gamma, max_length=length, rule=rule)
-        guesses = jnp.full((batch, gamma), vocab_size - 1, jnp.int32)
+        guesses = jax.device_put(np.full((batch, gamma), vocab_size - 1, np.int32))
         q = None if sampling.greedy else jnp.full((batch, gamma, vocab_size), 1 / vocab_size)
         given = Models(pair.target, _Given()), Params(params.target, (guesses, q))
-        counted = {"by_position": jnp.zeros((batch, gamma, 2), jnp.int32)}
+        counted = {"by_position": jax.device_put(np.zeros((batch, gamma, 2), np.int32))}
         without, whole = (dataclasses.replace(one, **counted) for one in (alone, begun))
         kinds["verify", gamma] = functools.partial(_steps, *given, without, config)
         kinds["step", gamma] = functools.partial(_steps, models, params, whole, config)

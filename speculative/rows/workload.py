@@ -6,7 +6,6 @@ import time
 from collections.abc import Sequence
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
 from speculative.decoding import Decoding, Output, stream
@@ -43,7 +42,7 @@ class Workload:
 
     def source(self, numbers: Numbers) -> jax.Array:
         """The sources [B, S] of one example or several."""
-        return self.sources[np.atleast_1d(numbers)]
+        return jax.device_put(np.asarray(self.sources)[np.atleast_1d(numbers)])
 
     def _inputs(self, numbers: Numbers, gamma: int) -> tuple[jax.Array, jax.Array, Decoding]:
         """The sources of examples, their random numbers and the settings."""
@@ -88,7 +87,7 @@ def workload(pair: Pair, config: RowConfig, prompts: Sequence[Prompt] | None) ->
     if prompts is None:
         rng = np.random.default_rng(config.seed)
         shape = (config.num_examples or 8, config.source_length)
-        sources = jnp.asarray(rng.integers(2, pair.vocabulary.size, shape, dtype=np.int32))
+        sources = jax.device_put(rng.integers(2, pair.vocabulary.size, shape, dtype=np.int32))
         return Workload(pair, config, [Prompt("", "")] * len(sources), sources)
     prompts = list(prompts[: config.num_examples])
     if not prompts:

@@ -428,5 +428,5 @@ def _scores(pair: Pair, batch: Sequence[Sample], sampling: Sampling) -> _Scores:
     for row, sample in enumerate(batch):
         tokens[row, : len(sample.tokens)] = sample.tokens
         rows[row] = places[sample.source]
-    given = pair.target, pair.params.target, *map(jnp.asarray, (sources, rows, tokens))
-    return jax.device_get(_score(*given, sampling, pair.vocabulary.size))
+    given = pair.target, pair.params.target, sources, rows, tokens, sampling
+    return jax.device_get(_score(*given, pair.vocabulary.size))

@@ -15,6 +15,7 @@ import optax
 import orbax.checkpoint as ocp
 from flax import struct
 from jax import Array
+from jax.typing import ArrayLike
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TimeRemainingColumn
 
 from speculative import checks, disk
@@ -122,6 +123,18 @@ def mean_gradient(
     return gradient, {name: x.sum(0) for name, x in metrics.items()}
 
 
+@functools.partial(jax.jit, static_argnums=0)
+def _first(config: TrainConfig, params: PyTree) -> TrainState:
+    """Step 0; a step donates its state, so the caller's parameters are copied."""
+    params = jax.tree.map(lambda x: jnp.array(x, jnp.float32), params)
+    return TrainState(jnp.zeros((), jnp.int32), params, config.optimizer().init(params))
+
+
+@functools.partial(jax.jit, static_argnums=0)
+def _rate(config: TrainConfig, step: ArrayLike) -> Array:
+    return jnp.asarray(config.schedule()(step))
+
+
 @functools.partial(jax.jit, static_argnums=(0, 1), donate_argnums=2)
 def _step(
     objective: Objective,
@@ -172,9 +185,7 @@ def fit(
         ValueError: the loss stopped being finite, or another process trains in the folder.
     """
     folder = pathlib.Path(folder).absolute()
-    # The step donates its state, so the caller's parameters are copied.
-    params = jax.tree.map(lambda x: jnp.array(x, jnp.float32), params)
-    state = TrainState(jnp.zeros((), jnp.int32), params, config.optimizer().init(params))
+    state = _first(config, params)
     options = ocp.CheckpointManagerOptions(max_to_keep=1)
     columns = (BarColumn(), MofNCompleteColumn(), TimeRemainingColumn(), "{task.description}")
     with (
@@ -203,7 +214,7 @@ def fit(
                     f"The loss is {line['loss']} at step {done} of {folder}; lower "
                     "TrainConfig.learning_rate and start again from the last checkpoint."
                 )
-            line["learning_rate"] = float(np.asarray(config.schedule()(done - 1)))
+            line["learning_rate"] = float(_rate(config, done - 1))
             seconds = time.monotonic() - since
             line["tokens_per_second"] = round(line.pop("tokens") / seconds)
             line["seconds"] = round(seconds, 3)

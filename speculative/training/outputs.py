@@ -1,7 +1,6 @@
 """A model's outputs for examples, as examples that a draft learns from or that are scored."""
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
 from speculative.backends import for_decoding
@@ -39,7 +38,7 @@ def write(
             f"Example {sizes.argmax()} has {sizes.max()} source tokens; at most {WIDTHS[-1]} can "
             "be decoded."
         )
-    params, draft_params = jax.tree.map(jnp.asarray, (params, draft_params))
+    params, draft_params = jax.device_put((params, draft_params))
     used = Params(for_decoding(params), for_decoding(draft_params, draft=True) if draft else ())
     targets: list[np.ndarray] = [np.zeros(0, np.int32)] * len(examples)
     # Sorted, because a batch takes as long as its longest output, and long inputs have long ones.
@@ -54,8 +53,7 @@ def write(
             for row, i in zip(inputs, rows, strict=True):
                 row[: sizes[i]] = examples.input(i)
             draws = decoding.draws(seed, np.array(rows))
-            sources = jnp.asarray(inputs)
-            output = loop.generate(model, draft, used, sources, draws, decoding)
+            output = loop.generate(model, draft, used, inputs, draws, decoding)
             tokens, lengths, finite = jax.device_get((output.tokens, output.lengths, output.finite))
             if not finite.all():
                 raise ValueError(f"Logits are not finite for example {rows[finite.argmin()]}.")
