@@ -60,11 +60,11 @@ def make(folder: pathlib.Path) -> None:
 
     from speculative import checkpoints
     from speculative.drafts import ngram, suffix
-    from speculative.models import T5Config, model_of
+    from speculative.models import T5Config, random_params
     from speculative.vocabulary import Vocabulary
 
     config = T5Config(8192, 8, 1, 8, 16, 1, 1)
-    params = jax.tree.map(np.array, jax.jit(model_of(config).init)(jax.random.key(0)))
+    params = jax.device_get(random_params(config))
     vocabulary = ASSETS / "debian.model"
     for storage in ("float32", "int8"):
         made = folder / f"native {storage}"

@@ -4,6 +4,7 @@ A case is a command line, or a call's arguments, and what its error must say. Al
 process. In command lines TMP is a folder that holds nothing but `INPUTS`.
 """
 
+import functools
 import math
 import pathlib
 import types
@@ -308,6 +309,14 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
     for name, content in INPUTS.items():
         (folder / name).write_bytes(content)
     return folder
+
+
+@pytest.fixture(scope="module", autouse=True)
+def one_parser() -> Iterator[None]:
+    """It is built once, not for each of hundreds of cases: that would take half of their time."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(cli, "_parser", functools.cache(cli._parser))
+        yield
 
 
 @pytest.mark.parametrize(("arguments", "says"), CASES, ids=[" ".join(c[0])[:90] for c in CASES])

@@ -16,6 +16,7 @@ from speculative import disk
 from speculative.models import T5
 from speculative.training import data, loop
 from speculative.training.train import CrossEntropy
+from tests import saved
 from tests.training import tiny
 
 OBJECTIVE = CrossEntropy(tiny.MODEL)
@@ -26,7 +27,7 @@ mean_gradient = jax.jit(loop.mean_gradient, static_argnums=(0, 5))
 
 @functools.cache
 def initial() -> dict:
-    return tiny.MODEL.init(jax.random.key(0))
+    return saved.random(tiny.MODEL.config, 0)
 
 
 def log(folder: pathlib.Path) -> list[dict]:
