@@ -7,6 +7,7 @@ from typing import Any
 import jax
 import numpy as np
 import pytest
+from sentencepiece import sentencepiece_model_pb2
 
 from speculative.checkpoints import ASSETS, native
 from speculative.models import Config, DecoderOnlyConfig, T5Config, abstract_params
@@ -17,6 +18,7 @@ TARGET = T5Config(8192, 16, 2, 8, 24, 1, 1)
 DRAFT = T5Config(8200, 8, 1, 8, 16, 1, 1)
 GPT = DecoderOnlyConfig(8192, 16, 2, 8, 24, 2, max_positions=96)
 GPT_DRAFT = DecoderOnlyConfig(8200, 8, 1, 8, 16, 1, max_positions=80)
+FEW = 1024
 
 
 def random(config: Config, seed: int) -> PyTree:
@@ -33,11 +35,32 @@ def random(config: Config, seed: int) -> PyTree:
     return jax.tree_util.tree_map_with_path(value, abstract_params(config))
 
 
-def save(folder: pathlib.Path, config: Config, seed: int, logits_scale: float = 1.0) -> None:
+def save(
+    folder: pathlib.Path,
+    config: Config,
+    seed: int,
+    logits_scale: float = 1.0,
+    vocabulary: pathlib.Path = VOCABULARY,
+) -> None:
     params = random(config, seed)
     if "logits_dense" in params["decoder"]:
         params["decoder"]["logits_dense"]["kernel"] *= logits_scale
-    native.save(folder, config, params, VOCABULARY)
+    native.save(folder, config, params, vocabulary)
+
+
+def save_pair_of_few_pieces(folder: pathlib.Path) -> tuple[pathlib.Path, pathlib.Path]:
+    """A target and a draft as above, with the `FEW` most frequent pieces of the vocabulary.
+
+    They are for what scores texts or trains, which takes as long as there are logits.
+    """
+    pieces = sentencepiece_model_pb2.ModelProto()  # pyright: ignore[reportAttributeAccessIssue]
+    pieces.ParseFromString(VOCABULARY.read_bytes())
+    del pieces.pieces[FEW:]
+    vocabulary = folder / "few.model"
+    vocabulary.write_bytes(pieces.SerializeToString())
+    save(folder / "target", TARGET.replace(vocab_size=FEW), 0, vocabulary=vocabulary)
+    save(folder / "draft", DRAFT.replace(vocab_size=FEW + 8), 1, vocabulary=vocabulary)
+    return folder / "target", folder / "draft"
 
 
 def hashed(monkeypatch: pytest.MonkeyPatch) -> list[str]:

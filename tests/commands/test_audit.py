@@ -7,13 +7,14 @@ import shutil
 import pytest
 
 from speculative import cli
+from tests import saved
 
 LENGTH = ["--max_length", "12"]
 
 
 @pytest.fixture(scope="module")
-def pair(saved_pair: tuple[pathlib.Path, pathlib.Path]) -> list[str]:
-    target, draft = saved_pair
+def pair(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
+    target, draft = saved.save_pair_of_few_pieces(tmp_path_factory.mktemp("pair"))
     return ["--target", str(target), "--draft", str(draft)]
 
 

@@ -15,6 +15,11 @@ from tests import saved
 LESS = ["--steps", "25", "--max_length", "8", "--batch_size", "40", "--keep", "500"]
 
 
+@pytest.fixture(scope="module")
+def saved_pair(tmp_path_factory: pytest.TempPathFactory) -> tuple[pathlib.Path, pathlib.Path]:
+    return saved.save_pair_of_few_pieces(tmp_path_factory.mktemp("pair"))
+
+
 @pytest.fixture
 def texts(tmp_path: pathlib.Path) -> pathlib.Path:
     words = "small large editor archive library tool text files for of with".split()
