@@ -25,7 +25,7 @@ def test_write_rows_writes_each_row_at_its_start(batch: int, entries: int, axis:
         place = [slice(None)] * 3
         place[axis - 1] = slice(begin, begin + 4)
         want[entry][tuple(place)] = chunk[entry]
-    got = jax.jit(write_rows, static_argnums=3)(buffer, chunk, jnp.asarray(starts), axis)
+    got = jax.jit(write_rows, static_argnums=3)(buffer, chunk, jax.device_put(starts), axis)
     np.testing.assert_array_equal(got, want)
 
 
@@ -39,7 +39,7 @@ def test_read_rows_reads_each_row_from_its_start(batch: int) -> None:
     buffer = np.random.default_rng(batch).normal(size=(batch, 9, 2)).astype(np.float32)
     starts = np.array([6, 0, 4])[:batch]
     want = np.stack([buffer[row, begin : begin + 3] for row, begin in enumerate(starts)])
-    got = jax.jit(read_rows, static_argnums=2)(buffer, jnp.asarray(starts), 3)
+    got = jax.jit(read_rows, static_argnums=2)(buffer, jax.device_put(starts), 3)
     np.testing.assert_array_equal(got, want)
 
 

@@ -8,6 +8,7 @@ import dataclasses
 from collections import Counter, defaultdict
 from typing import Any, ClassVar
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import struct
@@ -163,7 +164,7 @@ def disjoint_table() -> np.ndarray:
 
 def params(table: np.ndarray) -> Array:
     """The parameters of a `MarkovModel`."""
-    return jnp.asarray(table, jnp.float32)
+    return jax.device_put(table.astype(np.float32))
 
 
 def certain_table() -> np.ndarray:

@@ -5,7 +5,6 @@ compiler makes of the programs.
 """
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
 
@@ -41,7 +40,7 @@ def test_tokens_are_those_of_stored_parameters(
     """With 70 tokens the caches grow once."""
     model, make = DRAFTS[name]
     draft = TransformerDraft(model, model.config.source_dim > 0)
-    config, inputs = settings(gamma, temperature, max_length), jnp.asarray(tiny.sources(batch))
+    config, inputs = settings(gamma, temperature, max_length), jax.device_put(tiny.sources(batch))
     assert len(config.cache_lengths()) == 1 + (max_length == 70)
     draws = config.draws(5, np.arange(batch))
     stored = Params(tiny.stored_params(), make())
@@ -64,7 +63,7 @@ def test_a_row_of_a_batch_is_replaced() -> None:
         lay_out(tiny.stored_params(), draft=False),
         lay_out(saved.random(tiny.DRAFT.config, 1), draft=True),
     )
-    models, sources = Models(tiny.TARGET, draft), jnp.asarray(tiny.sources(3))
+    models, sources = Models(tiny.TARGET, draft), jax.device_put(tiny.sources(3))
     whole = begin(models, params, sources, config, config.capacity)
     one = begin(models, params, sources[1:2], config, config.capacity)
     for left, right in zip(
@@ -96,10 +95,10 @@ def test_a_targets_kernels_are_those_given_and_a_drafts_are_fused() -> None:
 @pytest.mark.parametrize("draft", [False, True])
 def test_logits_do_not_depend_on_a_chunks_other_positions(draft: bool) -> None:
     """A verify pass and autoregressive steps have one width, so they agree to the last bit."""
-    params, source = lay_out(tiny.stored_params(), draft), jnp.asarray(tiny.sources(1))
+    params, source = lay_out(tiny.stored_params(), draft), jax.device_put(tiny.sources(1))
     tokens = np.random.default_rng(4).integers(2, tiny.VOCABULARY, (1, 8)).astype(np.int32)
     extend = jax.jit(tiny.TARGET.extend)
-    state = tiny.TARGET.start(params, source, 32).state
+    state = jax.jit(tiny.TARGET.start, static_argnums=2)(params, source, 32).state
     whole, _, _ = extend(params, state, tokens)
     for position in range(8):
         one, state, _ = extend(params, state, tokens[:, position : position + 1])

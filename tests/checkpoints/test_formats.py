@@ -385,15 +385,13 @@ def test_a_draft_that_guesses_some_tokens_alone(tmp_path: pathlib.Path) -> None:
     made = checkpoints.convert(tmp_path / "whole", tmp_path / "part", "native", "int8", tokens=kept)
     fewer = checkpoints.convert(tmp_path / "part", tmp_path / "few", "native", tokens=[3, 39])
     rng = np.random.default_rng(0)
-    tokens = jnp.asarray(rng.integers(0, whole.vocab_size, (2, 5)))
-    encoded = jnp.asarray(rng.normal(size=(2, 7, 24)), jnp.float32)
+    tokens = rng.integers(0, whole.vocab_size, (2, 5)).astype(np.int32)
+    encoded = rng.normal(size=(2, 7, 24)).astype(np.float32)
 
     def logits(checkpoint: Checkpoint) -> np.ndarray:
         model = model_of(checkpoint.config)
-        inputs = jnp.ones((2, 7), jnp.int32)
-        return np.asarray(
-            model.forward(checkpoint.load("float32"), inputs, tokens, encoded=encoded)
-        )
+        inputs, params = np.ones((2, 7), np.int32), checkpoint.load("float32")
+        return np.asarray(jax.jit(model.forward)(params, inputs, tokens, encoded=encoded))
 
     all_of_them = logits(checkpoints.open(tmp_path / "whole"))
     np.testing.assert_allclose(logits(made), all_of_them[..., sorted(kept)], rtol=1e-5, atol=1e-6)

@@ -93,7 +93,7 @@ def test_outputs_are_the_targets(table: str, gamma: int) -> None:
 
 def test_deterministic_proposals_are_verified_by_token() -> None:
     config = settings(4)
-    output = decode(toy.CertainDraft(), jnp.asarray(toy.certain_table()), config)
+    output = decode(toy.CertainDraft(), jax.device_put(toy.certain_table()), config)
     assert p_value(output, config) > THRESHOLD
     by_token = toy.calls_probabilities(
         toy.distribution(toy.target_table(), config.sampling), toy.certain_distribution(), 4,
@@ -155,16 +155,17 @@ def test_accepted_guesses_have_the_papers_law(table: str) -> None:
 
 
 P, Q = np.array([1 / 3, 2 / 3]), np.array([2 / 3, 1 / 3])
+chances_of = jax.jit(lambda rule, *block: rule.chances(*block), static_argnums=(0, 4))
 
 
 def test_expected_guesses_of_the_papers_toy() -> None:
     """Sun et al., section 2: 11/9 guesses of 2 are accepted in a block, 10/9 one by one."""
-    guesses = jnp.array(list(itertools.product((0, 1), repeat=2)))
-    logits = jnp.broadcast_to(jnp.log(P), (4, 3, 2))
-    q = jnp.broadcast_to(jnp.asarray(Q), (4, 2, 2))
-    weights = Q[np.asarray(guesses)].prod(axis=1)
+    guesses = np.array(list(itertools.product((0, 1), repeat=2)), np.int32)
+    logits = np.broadcast_to(np.log(P), (4, 3, 2)).astype(np.float32)
+    q = np.broadcast_to(Q, (4, 2, 2)).astype(np.float32)
+    weights = Q[guesses].prod(axis=1)
     for rule, wanted in ((BLOCK, 11 / 9), (TOKEN, 10 / 9)):
-        chances = np.asarray(rule.chances(guesses, logits, q, Sampling()))
+        chances = np.asarray(chances_of(rule, guesses, logits, q, Sampling()))
         np.testing.assert_allclose(chances.sum(axis=1), 1, rtol=1e-6)
         assert weights @ chances @ np.arange(3) == pytest.approx(wanted, rel=1e-6)
 
@@ -179,13 +180,13 @@ def test_chances_are_the_share_of_random_numbers(rule: rules.Rule, deterministic
     q = rng.dirichlet(np.ones(6), (rows, 4)).astype(np.float32)
     guesses = rng.integers(0, 6, (rows, 4)).astype(np.int32)
     guesses[0, 2:], q[0, 2:] = -1, 0
-    block = jnp.asarray(guesses), jnp.asarray(logits), None if deterministic else jnp.asarray(q)
-    chances = np.asarray(rule.chances(*block, Sampling()))
+    block = jax.device_put((guesses, logits, None if deterministic else q))
+    chances = np.asarray(chances_of(rule, *block, Sampling()))
 
     def verified(uniforms: Array) -> Array:
         return rule.verify(*block, Sampling(), uniforms)[0]
 
-    uniforms = jnp.asarray(rng.random((count, rows, 5, 3)), jnp.float32)
+    uniforms = rng.random((count, rows, 5, 3)).astype(np.float32)
     accepted = np.asarray(jax.jit(jax.vmap(verified))(uniforms))
     np.testing.assert_allclose(chances.sum(axis=1), 1, rtol=1e-6)
     for row, law in enumerate(chances.astype(np.float64)):

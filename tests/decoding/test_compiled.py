@@ -43,7 +43,7 @@ def compiled(
     params = prepack(saved.random(model.config, 0))
     config = Decoding(50, Sampling(temperature), gamma, CACHE - gamma - 2, adaptive=adaptive)
     assert config.cache_lengths() == [CACHE]
-    source, draws = jnp.asarray(tiny.sources(1)), random_draws(0, jnp.zeros(1, int), CACHE)
+    source, draws = jax.device_put(tiny.sources(1)), random_draws(0, jnp.zeros(1, int), CACHE)
     models = Models(model, TransformerDraft(model) if gamma else None)
     costs = jnp.asarray(adaptive.costs) if adaptive else ()
     program = decode.lower(models, Params(params, params), source, draws, config, None, costs)

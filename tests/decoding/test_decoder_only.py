@@ -6,7 +6,6 @@ Prompts of different lengths share a batch.
 import functools
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
 
@@ -64,7 +63,7 @@ def draft_of(name: str, near: bool) -> TransformerDraft:
 
 def decode(name: str, config: Decoding, near: bool = False) -> Output:
     draws = random_draws(0, np.arange(ROWS), config.capacity)
-    target, given, inputs = TARGETS[name], params(name, near), jnp.asarray(prompts())
+    target, given, inputs = TARGETS[name], params(name, near), jax.device_put(prompts())
     if config.gamma:
         output = fast.generate(target, draft_of(name, near), given, inputs, draws, config)
     else:
@@ -122,7 +121,7 @@ def test_streamed_tokens_are_the_same() -> None:
     config = Decoding(VOCABULARY, Sampling(1.0), 4, max_length=80, eos_id=-1)
     output = decode("LaMDA", config)
     draws = random_draws(0, np.arange(ROWS), config.capacity)
-    inputs, both = jnp.asarray(prompts()), params("LaMDA")
+    inputs, both = jax.device_put(prompts()), params("LaMDA")
     rows: list[list[int]] = [[] for _ in range(ROWS)]
     for step in fast.stream(TARGETS["LaMDA"], DRAFTS["LaMDA"], both, inputs, draws, config):
         for row, tokens, count in zip(rows, step.tokens, step.count, strict=True):

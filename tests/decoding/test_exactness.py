@@ -140,7 +140,7 @@ def test_a_draft_that_guesses_some_tokens_alone_is_exact(sampling: str, gamma: i
 @pytest.mark.parametrize(("sampling", "gamma"), EACH)
 def test_a_deterministic_draft_is_exact(sampling: str, gamma: int) -> None:
     config = settings(sampling, gamma)
-    table = jnp.asarray(toy.certain_table())
+    table = jax.device_put(toy.certain_table())
     output = decode(toy.CertainDraft(), table, config, rows(sampling, gamma))
     assert min(p_values(output, toy.certain_distribution(), config)) > THRESHOLD
 

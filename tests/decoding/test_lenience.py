@@ -127,7 +127,7 @@ def test_the_reference_loop_emits_the_same_tokens(deterministic: bool, sampling:
     config = Decoding(toy.VOCABULARY, sampling, 4, 20, toy.EOS, rules.Token(0.3))
     draft: Draft = toy.CertainDraft() if deterministic else TOY_DRAFT
     draft_params = (
-        jnp.asarray(toy.certain_table()) if deterministic else toy.params(toy.far_table())
+        jax.device_put(toy.certain_table()) if deterministic else toy.params(toy.far_table())
     )
     params = Params(toy.params(toy.target_table()), draft_params)
     for seed in range(3):

@@ -2,7 +2,7 @@
 
 import dataclasses
 
-import jax.numpy as jnp
+import jax
 import numpy as np
 import pytest
 
@@ -44,7 +44,7 @@ def expected(row: int, tokens: np.ndarray, sampling: Sampling) -> np.ndarray:
 def test_they_are_the_targets(rule: rules.Rule, sampling: Sampling) -> None:
     config = Decoding(tiny.VOCABULARY, sampling, 3, 20, rule=rule, logprobs=True)
     draws = config.draws(1, np.arange(len(SOURCES)))
-    inputs = jnp.asarray(SOURCES)
+    inputs = jax.device_put(SOURCES)
     found = loop.generate(tiny.TARGET, DRAFT, PARAMS, inputs, draws, config)
     assert int(found.accepted.sum()) > 10
     for row, length in enumerate(np.asarray(found.lengths)):
@@ -62,7 +62,7 @@ def test_they_are_the_targets(rule: rules.Rule, sampling: Sampling) -> None:
 def test_without_being_asked_for_they_cost_nothing() -> None:
     config = Decoding(tiny.VOCABULARY, Sampling(), 3, 20)
     draws = config.draws(1, np.arange(2))
-    given = tiny.TARGET, DRAFT, PARAMS, jnp.asarray(SOURCES[:2]), draws
+    given = tiny.TARGET, DRAFT, PARAMS, jax.device_put(SOURCES[:2]), draws
     found = loop.generate(*given, config)
     assert found.logprobs.shape == (2, 0)
     asked = loop.generate(*given, dataclasses.replace(config, logprobs=True))

@@ -191,7 +191,7 @@ def test_the_stream_is_the_generation_and_adds_up_to_its_counters(
     output = decode(draft, params(), config)
     draws = random_draws(0, np.arange(ROWS), config.capacity)
     both = Params(tiny.target_params(), params())
-    inputs = jnp.asarray(tiny.sources(ROWS))
+    inputs = jax.device_put(tiny.sources(ROWS))
     steps = list(fast.stream(tiny.TARGET, draft, both, inputs, draws, config))
     check_stream(output, steps, config)
     assert len(set(output.lengths.tolist())) > 1 or config.eos_id == NEVER
@@ -227,7 +227,7 @@ def test_a_row_of_a_batch_is_what_it_is_alone() -> None:
     both = Params(tiny.target_params(), tiny.near_params())
     for row in range(ROWS):
         draws = random_draws(0, np.array([row]), SAMPLED.capacity)
-        source = jnp.asarray(tiny.sources(ROWS)[row : row + 1])
+        source = jax.device_put(tiny.sources(ROWS)[row : row + 1])
         alone = fast.generate(tiny.TARGET, ITSELF, both, source, draws, SAMPLED)
         for one, many in zip(jax.tree.leaves(alone), jax.tree.leaves(together), strict=True):
             np.testing.assert_array_equal(one[0], many[row])
@@ -296,7 +296,7 @@ def test_logits_that_are_not_finite_are_reported_by_row(draft: Draft | None, wro
 def test_a_large_gamma_decodes(gamma: int) -> None:
     config = Decoding(tiny.VOCABULARY, Sampling(0.0), gamma, max_length=10, eos_id=-1)
     draws = random_draws(0, np.arange(1), config.capacity)
-    both, source = Params(tiny.target_params()), jnp.asarray(tiny.sources(1))
+    both, source = Params(tiny.target_params()), jax.device_put(tiny.sources(1))
     output = fast.generate(tiny.TARGET, UniformDraft(), both, source, draws, config)
     np.testing.assert_array_equal(output.tokens, float64_greedy()[:1, :10])
 
@@ -305,7 +305,7 @@ def test_too_few_draws_are_refused() -> None:
     """A read beyond them would be shifted back silently and use numbers twice."""
     config = Decoding(tiny.VOCABULARY, Sampling(1.0), gamma=4, max_length=40, eos_id=7)
     draws = random_draws(0, np.arange(4), config.capacity - 1)
-    both, source = Params(tiny.target_params()), jnp.asarray(tiny.sources(4))
+    both, source = Params(tiny.target_params()), jax.device_put(tiny.sources(4))
     with pytest.raises(ValueError, match=f"{config.capacity - 1}.*{config.capacity}"):
         fast.generate(tiny.TARGET, UniformDraft(), both, source, draws, config)
 
@@ -322,7 +322,7 @@ def test_a_row_may_begin_another_text_at_any_time(
     models, both = fast.Models(tiny.TARGET, draft), Params(tiny.target_params(), params())
     config = dataclasses.replace(SAMPLED, max_length=24)
     draws = config.draws(0, np.arange(ROWS + 1))
-    sources = jnp.asarray(tiny.sources(ROWS + 1))
+    sources = jax.device_put(tiny.sources(ROWS + 1))
     begin = jax.jit(lambda x: fast.start(models, both, x, config, config.capacity))
     step = jax.jit(lambda progress, draws: fast.step(models, both, progress, draws, config)[0])
     progress = begin(sources[:ROWS])
@@ -431,7 +431,7 @@ def test_numbers_keyed_otherwise_are_refused() -> None:
 def test_a_row_of_another_width_is_refused() -> None:
     models, both = fast.Models(tiny.TARGET, None), Params(tiny.target_params())
     config = dataclasses.replace(SAMPLED, gamma=0)
-    sources = jnp.asarray(tiny.sources(3))
+    sources = jax.device_put(tiny.sources(3))
     batch = fast.begin(models, both, sources, config, 64)
     for source, size in ((sources[:1, :-1], 64), (sources[:1], 48)):
         with pytest.raises(ValueError, match="inputs as wide and a cache as long"):
@@ -443,7 +443,7 @@ def test_random_numbers_of_another_shape_are_refused(shape: tuple[int, ...]) -> 
     """Of one row for four, two for a position that needs three, of too few offsets for a step."""
     rule = KeyedByStep() if len(shape) == 4 else Token()
     config = dataclasses.replace(SAMPLED, rule=rule)
-    both, source = Params(tiny.target_params()), jnp.asarray(tiny.sources(4))
+    both, source = Params(tiny.target_params()), jax.device_put(tiny.sources(4))
     with pytest.raises(
         ValueError, match=r"do not fit 4 rows .* gamma = 4, which need \(4, 4[06], "
     ):

@@ -153,7 +153,7 @@ def test_the_reference_loop_says_the_same(kind: str, rule: str, sampling: Sampli
     drafts: dict[str, tuple[Draft, PyTree]] = {
         "model": (MODEL_DRAFT, toy.params(toy.near_table())),
         "n-gram": (NgramDraft(2), ngram_params(count_ngrams(texts, 2, toy.VOCABULARY), 2)),
-        "certain": (toy.CertainDraft(), jnp.asarray(toy.certain_table())),
+        "certain": (toy.CertainDraft(), jax.device_put(toy.certain_table())),
     }
     draft, draft_params = drafts[kind]
     config = settings("both", 3, rule, sampling, length=12)
@@ -197,7 +197,7 @@ def test_stops_cut_the_targets_outputs(rule: str) -> None:
     count, config = 6000, settings("penalty", 3, rule)
     params = Params(toy.params(toy.target_table()), toy.params(toy.near_table()))
     source, draws = jnp.ones((1, 1), jnp.int32), np.asarray(config.draws(23, np.arange(count)))
-    texts = (queue.Text(i, source, jnp.asarray(draws[i : i + 1])) for i in range(count))
+    texts = (queue.Text(i, source, jax.device_put(draws[i : i + 1])) for i in range(count))
 
     def cut(tokens: list[int]) -> tuple[int, ...]:
         pairs = list(zip(tokens, tokens[1:], strict=False))
@@ -251,7 +251,7 @@ class OnlyThrees:
 def test_texts_that_are_not_to_be_may_be_forbidden_altogether(gamma: int) -> None:
     """Of a draft that guesses without processors; what comes after its guesses is not emitted."""
     config = dataclasses.replace(settings("both", gamma), processors=(OnlyThrees(),))
-    output = decode(config, toy.CertainDraft(), jnp.asarray(toy.certain_table()), rows=200)
+    output = decode(config, toy.CertainDraft(), jax.device_put(toy.certain_table()), rows=200)
     assert output.finite.all() and (output.lengths == config.max_length).all()
     assert set(output.tokens.ravel().tolist()) == {0, 3}
 

@@ -30,7 +30,7 @@ def check_same_tokens(
 ) -> list[reference.Trace]:
     rows = len(inputs)
     draws = config.draws(seed, np.arange(rows))
-    output = fast.generate(target, draft, params, jnp.asarray(inputs), draws, config)
+    output = fast.generate(target, draft, params, jax.device_put(inputs), draws, config)
     output = jax.tree.map(np.asarray, output)
     traces = []
     for row in range(rows):

@@ -110,7 +110,7 @@ def given(request: pytest.FixtureRequest) -> Given:
 
 def test_q_is_that_of_the_training_pass_however_much_of_a_block_stands(given: Given) -> None:
     """Row b accepts b guesses, then another number, and so on; some are left out."""
-    target, draft, inputs = given.target, given.draft, jnp.asarray(given.inputs)
+    target, draft, inputs = given.target, given.draft, jax.device_put(given.inputs)
     begin = jax.jit(functools.partial(target.start, layers=draft.layers), static_argnums=2)
     extend = jax.jit(functools.partial(target.extend, layers=draft.layers))
     begun = begin(given.params, inputs, 64)
@@ -148,7 +148,7 @@ def test_q_is_that_of_the_training_pass_however_much_of_a_block_stands(given: Gi
                 read[row] += range(len(text) - 1, len(text) + int(accepted[row]))
             text += [*guesses[row, : accepted[row]].tolist(), int(last[row])]
         lengths = np.array([len(text) - 1 for text in texts]) - prompts
-        before = target.rewind(after, jnp.asarray(lengths))
+        before = target.rewind(after, jax.device_put(lengths))
         flags = np.isin(np.arange(ROWS), left_out) if left_out else None
         state = commit(draft, given.draft_params, proposal, accepted, hidden, flags)
 

@@ -54,7 +54,7 @@ def contexts(size: int) -> np.ndarray:
 
 
 def rows(table: NgramParams, context: np.ndarray) -> np.ndarray:
-    return np.asarray(jax.jit(ngram.distribution)(table, jnp.asarray(context)))
+    return np.asarray(jax.jit(ngram.distribution)(table, jax.device_put(context)))
 
 
 @pytest.mark.parametrize("cuts", [{}, {"width": 2}, {"width": 3, "min_count": 2}], ids=str)
@@ -113,7 +113,7 @@ def test_guesses_walk_the_table(order: int, decoder_only: bool, sampling: Sampli
     inputs = np.full((3, 6), -1 if decoder_only else 5, np.int32)
     for i, prompt in enumerate(prompts if decoder_only else []):
         inputs[i, : len(prompt)] = prompt
-    state = draft.start(table, jnp.asarray(inputs), 64, toy.NOTHING)
+    state = draft.start(table, jax.device_put(inputs), 64, toy.NOTHING)
     known = [list(prompt) for prompt in prompts]
     for step in range(6):
         uniforms = rng.random((3, gamma)).astype(np.float32)

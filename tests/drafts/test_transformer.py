@@ -39,7 +39,7 @@ def test_q_follows_the_accepted_prefix_however_much_of_a_block_stands() -> None:
     rng = np.random.default_rng(0)
     rows = GAMMA + 1
     params = tiny.target_params()
-    state = start(DRAFT, params, jnp.asarray(tiny.sources(rows)), 64, toy.NOTHING)
+    state = start(DRAFT, params, jax.device_put(tiny.sources(rows)), 64, toy.NOTHING)
     prefixes: list[tuple[int, ...]] = [()] * rows
     last = np.zeros(rows, np.int32)
     for shift in range(2 * rows):
@@ -58,13 +58,13 @@ def test_q_follows_the_accepted_prefix_however_much_of_a_block_stands() -> None:
         for row in range(rows):
             stands = guesses[row, : accepted[row]].tolist()
             prefixes[row] = (*prefixes[row], *stands, int(last[row]))
-        state = DRAFT.commit((), proposal, jnp.asarray(accepted), {})
+        state = DRAFT.commit((), proposal, jax.device_put(accepted), {})
 
 
 def test_at_temperature_0_guesses_are_the_argmax_and_certain() -> None:
     params = tiny.target_params()
     rows = GAMMA + 1
-    state = start(DRAFT, params, jnp.asarray(tiny.sources(rows)), 64, toy.NOTHING)
+    state = start(DRAFT, params, jax.device_put(tiny.sources(rows)), 64, toy.NOTHING)
     last = jnp.zeros(rows, jnp.int32)
     proposal = propose(
         DRAFT, params, state, last, jnp.zeros((rows, GAMMA)), Sampling(0.0), VOCABULARY
@@ -102,7 +102,7 @@ def test_any_gamma_catches_up(gamma: int) -> None:
 def test_a_draft_may_read_the_encoder_of_its_target() -> None:
     """Its q is the float64 model's of the draft's decoder on the target's encoder."""
     draft = TransformerDraft(tiny.READER, reads_target=True)
-    inputs = jnp.asarray(tiny.sources(2))
+    inputs = jax.device_put(tiny.sources(2))
     begin = jax.jit(functools.partial(tiny.TARGET.start, layers=draft.layers), static_argnums=2)
     begun = begin(tiny.target_params(), inputs, 8)
     state = start(draft, tiny.reader_params(), inputs, 64, begun)

@@ -1,3 +1,4 @@
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -13,10 +14,11 @@ def test_guesses_and_q_are_uniform_whatever_the_sampling(
     vocabulary: int, sampling: Sampling
 ) -> None:
     uniforms = (np.arange(4 * vocabulary) + 0.5) / (4 * vocabulary)
-    rows = jnp.asarray(uniforms, jnp.float32).reshape(4, vocabulary)
+    rows = uniforms.astype(np.float32).reshape(4, vocabulary)
     draft = UniformDraft()
     state = draft.start((), jnp.ones((4, 1), jnp.int32), 64, toy.NOTHING)
-    proposal = draft.propose((), state, jnp.zeros(4, jnp.int32), rows, sampling, vocabulary)
+    propose = jax.jit(draft.propose, static_argnums=(4, 5))
+    proposal = propose((), state, np.zeros(4, np.int32), rows, sampling, vocabulary)
     assert proposal.q is not None
     assert proposal.q.shape == (4, vocabulary, vocabulary)
     np.testing.assert_allclose(proposal.q, 1 / vocabulary, rtol=1e-6)

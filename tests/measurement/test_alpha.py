@@ -2,6 +2,7 @@
 
 import dataclasses
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -59,7 +60,7 @@ def check_beta(draft: str, sampling: Sampling, lenience: float) -> None:
             toy.standardise(np.broadcast_to(np.log(rows), shape), sampling),
         ),
         "uniform": (UniformDraft(), (), np.full(shape, 1 / toy.VOCABULARY)),
-        "certain": (toy.CertainDraft(), jnp.asarray(toy.certain_table()), None),
+        "certain": (toy.CertainDraft(), jax.device_put(toy.certain_table()), None),
     }
     drafter, params, q = pairs[draft]
     pair = toy_pair(drafter, params)
@@ -86,7 +87,9 @@ def test_beta_of_a_transformer_is_the_reference_loops() -> None:
     source = tiny.sources(1)
     draws = np.asarray(random_draws(5, np.array([0]), config.capacity))[0]
     trace = reference.generate(tiny.TARGET, draft, pair.params, source[0], draws, config)
-    (beta,) = alpha_on_target_text(pair, [jnp.asarray(source)], [trace.tokens], config.sampling, 40)
+    (beta,) = alpha_on_target_text(
+        pair, [jax.device_put(source)], [trace.tokens], config.sampling, 40
+    )
     position, checked = 0, 0
     for step in trace.steps:
         # The guess after a rejected one follows a text that was not generated.

@@ -1,5 +1,6 @@
 """What the device does at best: the sums are right, and so is what is made of the times."""
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -13,7 +14,7 @@ from speculative.measurement import hardware
 def test_a_read_reads_everything(count: int) -> None:
     """Whole numbers, whose sum float32 holds exactly, in whatever order threads add them."""
     values = np.random.default_rng(count).integers(-8, 9, count).astype(np.float32)
-    assert float(kernels.total(jnp.asarray(values))) == values.astype(np.float64).sum()
+    assert float(kernels.total(jax.device_put(values))) == values.astype(np.float64).sum()
 
 
 def test_times_are_medians_without_the_first(monkeypatch: pytest.MonkeyPatch) -> None:

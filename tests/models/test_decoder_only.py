@@ -94,7 +94,7 @@ def in_chunks(
     """
     inputs = ragged(texts, lengths)
     state = start(model, params, inputs, CACHE)
-    np.testing.assert_array_equal(model.first(jnp.asarray(inputs)), texts[range(3), lengths - 1])
+    np.testing.assert_array_equal(model.first(jax.device_put(inputs)), texts[range(3), lengths - 1])
     logits: list[list[np.ndarray]] = [[], [], []]
     for at in range(0, texts.shape[1] - int(lengths.min()) + 1, width):
         # Shorter rows go on while longer ones have come to their end, with any tokens.
@@ -246,6 +246,6 @@ def test_hidden_states_are_float64_numpy(name: str, prepacked_or_not: Layout) ->
 def test_no_hidden_state_comes_unasked_and_no_unknown_one() -> None:
     model, params = gpt()
     prompts = jnp.asarray(expected()["texts"][:, :4])
-    assert model.start(params, prompts, 8).hidden == {}
+    assert jax.eval_shape(lambda: model.start(params, prompts, 8)).hidden == {}
     with pytest.raises(ValueError, match="'encoder'; known are decoder/layers_0, .*norm"):
         model.start(params, prompts, 8, layers=("encoder",))

@@ -226,7 +226,7 @@ def test_rows_advance_raggedly() -> None:
     kept = np.array([3, 8, 1])
     state = start(model, prepack(params), sources(), CACHE)
     _, state, _ = extend(model, prepack(params), state, tokens[:, :8])
-    state = model.rewind(state, jnp.asarray(kept))
+    state = model.rewind(state, jax.device_put(kept))
     logits, state, _ = extend(model, prepack(params), state, tokens[:, 8:])
     np.testing.assert_array_equal(state.lengths, kept + 8)
     for row, source in enumerate(sources()):
@@ -340,7 +340,7 @@ def test_without_an_encoder_it_reads_another_ones() -> None:
     assert jax.tree.map(np.shape, decoder) == jax.tree.map(np.shape, shapes)
     tokens = np.random.default_rng(0).integers(2, 90, (3, 9)).astype(np.int32)
     want = forward(whole, params, sources(), tokens)
-    encoded = whole.encode(params, jnp.asarray(sources()))
+    encoded = jax.jit(whole.encode)(params, sources())
     got = forward(part, decoder, sources(), tokens, encoded=encoded)
     assert np.abs(got - want).max() < NEAR
     state = start(part, prepack(decoder), sources(), CACHE, encoded)
@@ -376,7 +376,7 @@ def test_hidden_states_are_float64_t5(name: str, prepacked_or_not: Layout) -> No
 def test_an_unknown_hidden_state_is_refused_with_the_known_ones() -> None:
     model, params = v1_1()
     with pytest.raises(ValueError, match="'decoder/layers_7'; known are encoder, decoder/layers_0"):
-        model.start(params, jnp.asarray(sources()), 8, layers=("decoder/layers_7",))
+        model.start(params, jax.device_put(sources()), 8, layers=("decoder/layers_7",))
     state = start(model, params, sources(), 8)
     with pytest.raises(ValueError, match="'decoder/layers_7'; known are encoder, decoder/layers_0"):
         model.extend(params, state, jnp.zeros((3, 1), int), layers=("decoder/layers_7",))

@@ -1,5 +1,6 @@
 """The losses against float64 NumPy, and packing against examples one by one."""
 
+import functools
 import pathlib
 from typing import Any
 
@@ -37,6 +38,11 @@ def batch() -> tiny.Batch:
     return tiny.on_device(tiny.mixture(30, 5).once())[-1]
 
 
+@functools.partial(jax.jit, static_argnums=0)
+def logits_of(model: T5, params: dict, batch: tiny.Batch) -> jax.Array:
+    return teacher_forced(model, params, batch, None)[0]
+
+
 def log_softmax(logits: jax.Array) -> np.ndarray:
     exact = np.asarray(logits, np.float64)
     exact -= exact.max(-1, keepdims=True)
@@ -44,17 +50,18 @@ def log_softmax(logits: jax.Array) -> np.ndarray:
 
 
 def test_cross_entropy_is_the_log_likelihood(params: dict, batch: tiny.Batch) -> None:
-    logits, _ = teacher_forced(tiny.MODEL, params, batch, None)
+    logits = logits_of(tiny.MODEL, params, batch)
     log_p = log_softmax(logits)
     log_z = np.log(np.exp(np.asarray(logits, np.float64)).sum(-1))
     loss = z = right = 0.0
-    for r, row in enumerate(batch["decoder_target_tokens"]):
+    segments = np.asarray(batch["decoder_segment_ids"])
+    for r, row in enumerate(np.asarray(batch["decoder_target_tokens"])):
         for t, token in enumerate(row):
-            if batch["decoder_segment_ids"][r, t]:
+            if segments[r, t]:
                 loss -= log_p[r, t, token]
                 z += log_z[r, t] ** 2
                 right += log_p[r, t].argmax() == token
-    total, metrics = CrossEntropy(tiny.MODEL, z_loss=0.1)(params, (), batch, None)
+    total, metrics = jax.jit(CrossEntropy(tiny.MODEL, z_loss=0.1))(params, (), batch, None)
     assert metrics["loss"] == pytest.approx(loss, rel=1e-5)
     assert metrics["accuracy"] == right
     assert total == pytest.approx(loss + 0.1 * z, rel=1e-5)
@@ -63,8 +70,9 @@ def test_cross_entropy_is_the_log_likelihood(params: dict, batch: tiny.Batch) ->
 def test_packing_changes_no_example(params: dict) -> None:
     examples = tiny.examples(20, 7)
     batches = data.Mixture([(examples, 1.0)], 8, tiny.SOURCE, tiny.TARGET).once()
+    cross_entropy = jax.jit(CrossEntropy(tiny.MODEL))
     packed = sum(
-        float(CrossEntropy(tiny.MODEL)(params, (), batch, None)[1]["loss"])
+        float(cross_entropy(params, (), batch, None)[1]["loss"])
         for batch in tiny.on_device(batches)
     )
     alone = 0.0
@@ -84,14 +92,14 @@ def test_packing_changes_no_example(params: dict) -> None:
 def test_distillation_is_divergence_and_rejection(
     params: dict, draft_params: dict, batch: tiny.Batch
 ) -> None:
-    log_p = log_softmax(teacher_forced(tiny.MODEL, params, batch, None)[0])
-    log_q = log_softmax(teacher_forced(DRAFT, draft_params, batch, None)[0])
+    log_p = log_softmax(logits_of(tiny.MODEL, params, batch))
+    log_q = log_softmax(logits_of(DRAFT, draft_params, batch))
     seen = np.asarray(batch["decoder_segment_ids"]) > 0
     p, q = np.exp(log_p[seen]), np.exp(log_q[seen])
     divergence = (p * (log_p[seen] - log_q[seen])).sum()
     variation = np.abs(p - q).sum() / 2
     objective = Distillation(DRAFT, tiny.MODEL, kl_weight=0.5, variation_weight=2.0)
-    total, metrics = objective(draft_params, params, batch, None)
+    total, metrics = jax.jit(objective)(draft_params, params, batch, None)
     assert total == pytest.approx(0.5 * divergence + 2 * variation, rel=1e-4)
     assert metrics["alpha"] == pytest.approx(float(seen.sum() - variation), rel=1e-4)
     assert metrics["agreement"] == (p.argmax(-1) == q.argmax(-1)).sum()
