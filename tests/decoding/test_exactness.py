@@ -162,8 +162,8 @@ def test_a_bigram_draft_is_exact() -> None:
 
 
 LAYERS = ("decoder/layers_0", "decoder/decoder_norm")
-SMALL_T5 = T5(T5Config(toy.PADDED, 16, 2, 8, 32, 1, 1))
-READS_IT = T5(T5Config(toy.PADDED, 8, 1, 8, 16, 0, 1, source_dim=16, target_layers=LAYERS))
+SMALL_T5 = T5(T5Config(toy.PADDED, 8, 2, 4, 16, 1, 1))
+READS_IT = T5(T5Config(toy.PADDED, 8, 1, 4, 16, 0, 1, source_dim=8, target_layers=LAYERS))
 OF_T5 = Decoding(toy.VOCABULARY, Sampling(0.7), 3, 6, toy.EOS)
 
 
@@ -200,7 +200,7 @@ def test_a_draft_that_reads_hidden_states_is_exact(mixed: bool, rule: rules.Rule
     if mixed:  # It copies after a token that stood before, and leaves out what it copied.
         draft, of_draft = MixedDraft(HiddenDraft(READS_IT), CopyDraft(longest=1)), (of_draft, ())
     params = Params(prepack(t5_params()), of_draft)
-    sources = jnp.tile(jnp.array([2, 3]), (ROWS, 1))
+    sources = np.tile(np.array([2, 3], np.int32), (ROWS, 1))
     numbers = config.draws(5, np.arange(ROWS))
     found = fast.generate(SMALL_T5, draft, params, sources, numbers, config)
     found = jax.tree.map(np.asarray, found)
