@@ -266,10 +266,10 @@ def audit(
     rng = np.random.default_rng(seed)
     found = _Findings()
     done = 0
-    for batch in _batches(pair, samples):
+    for batch, rows in _batches(pair, samples):
         on_progress("scoring", done / len(samples))
         done += len(batch)
-        found.add(batch, _scores(pair, batch, sampling), tolerance, rng)
+        found.add(batch, _scores(pair, batch, rows, sampling), tolerance, rng)
     found.impossible.sort()
     count = sum(len(sample.tokens) for sample in samples)
     common = len(samples), len({sample.source for sample in samples}), count
@@ -396,8 +396,11 @@ class _Findings:
         return goodness.g_test(name, drawn, statistic, degrees) if degrees else None
 
 
-def _batches(pair: Pair, samples: Sequence[Sample]) -> list[list[Sample]]:
-    """Samples of one source and about one length, as many as there is room for."""
+def _batches(pair: Pair, samples: Sequence[Sample]) -> list[tuple[list[Sample], int]]:
+    """Samples of one source and about one length, as many as there is room for.
+
+    Each with the rows to which it is filled up: those of the batches before, for few programs.
+    """
     groups: dict[tuple[int, int], list[Sample]] = defaultdict(list)
     for sample in samples:
         groups[_shape(sample)].append(sample)
@@ -405,7 +408,8 @@ def _batches(pair: Pair, samples: Sequence[Sample]) -> list[list[Sample]]:
     for (_, length), group in sorted(groups.items()):
         size = max(1, min(ROWS, NUMBERS // (length * pair.vocabulary.size)))
         ordered = sorted(group, key=lambda sample: sample.source)
-        found += [ordered[at : at + size] for at in range(0, len(ordered), size)]
+        rows = power_of_two(min(size, len(ordered)))
+        found += [(ordered[at : at + size], rows) for at in range(0, len(ordered), size)]
     return found
 
 
@@ -415,16 +419,15 @@ def _shape(sample: Sample) -> tuple[int, int]:
     return padded(len(sample.source)), BEGINNING if beginning else -(-len(sample.tokens) // 32) * 32
 
 
-def _scores(pair: Pair, batch: Sequence[Sample], sampling: Sampling) -> _Scores:
-    """Scores of a batch; sources, read once each, and texts are filled up to powers of two."""
+def _scores(pair: Pair, batch: Sequence[Sample], size: int, sampling: Sampling) -> _Scores:
+    """Scores of a batch filled up to `size` rows; sources, read once each, to a power of two."""
     width, length = _shape(batch[0])
     places = {source: row for row, source in enumerate(dict.fromkeys(x.source for x in batch))}
     sources = np.full((power_of_two(len(places)), width), pair.target.pad_id, np.int32)
     for source, row in places.items():
         sources[row, : len(source)] = source
     sources[len(places) :] = sources[0]
-    tokens = np.zeros((power_of_two(len(batch)), length), np.int32)
-    rows = np.zeros(len(tokens), np.int32)
+    tokens, rows = np.zeros((size, length), np.int32), np.zeros(size, np.int32)
     for row, sample in enumerate(batch):
         tokens[row, : len(sample.tokens)] = sample.tokens
         rows[row] = places[sample.source]
