@@ -116,6 +116,7 @@ def generate(
         enough = batch_size if upcoming is None else idle + 1
         progress, draws, output = run(models, params, progress, draws, config, costs, enough, most)
         finished, output = jax.device_get((progress.finished, output))
+        leaves, tree = jax.tree.flatten(output)
         for row, number in enumerate(numbers):
             if number is None:
                 continue
@@ -124,7 +125,7 @@ def generate(
                 if ends is None or not ends(number, tokens):
                     continue
                 progress = _end(progress, row)
-            yield number, jax.tree.map(lambda rows, row=row: rows[row : row + 1], output)
+            yield number, jax.tree.unflatten(tree, [rows[row : row + 1] for rows in leaves])
             numbers[row] = None
 
 

@@ -101,10 +101,16 @@ def initial(model: FlaxModel, seed: int, init_from: str | pathlib.Path | None) -
             return 0.1 * np.std(params["token_embedder"]["embedding"]) * leaf
         return jnp.zeros_like(leaf) if {"out", "wo"} & names else leaf
 
-    for name, stack in model.init(jax.random.key(seed)).items():
-        known = params.setdefault(name, {})
-        added = {layer: stack[layer] for layer in stack.keys() - known.keys()}
-        known |= jax.tree_util.tree_map_with_path(identity, added)
+    @jax.jit  # Of the other parameters, nothing is made or compiled.
+    def added(key: Array) -> PyTree:
+        lacking = {}
+        for name, stack in model.init(key).items():
+            layers = {layer: stack[layer] for layer in stack.keys() - params.get(name, {}).keys()}
+            lacking[name] = jax.tree_util.tree_map_with_path(identity, layers)
+        return lacking
+
+    for name, layers in added(jax.random.key(seed)).items():
+        params[name] = params.get(name, {}) | layers
     return params
 
 
