@@ -43,17 +43,17 @@ def expected(row: int, tokens: np.ndarray, sampling: Sampling) -> np.ndarray:
 )
 def test_they_are_the_targets(rule: rules.Rule, sampling: Sampling) -> None:
     config = Decoding(tiny.VOCABULARY, sampling, 3, 20, rule=rule, logprobs=True)
-    draws = config.draws(1, np.arange(len(SOURCES)))
-    inputs = jax.device_put(SOURCES)
-    found = loop.generate(tiny.TARGET, DRAFT, PARAMS, inputs, draws, config)
+    draws = np.asarray(config.draws(1, np.arange(len(SOURCES))))
+    inputs = SOURCES
+    found = jax.device_get(loop.generate(tiny.TARGET, DRAFT, PARAMS, inputs, draws, config))
     assert int(found.accepted.sum()) > 10
-    for row, length in enumerate(np.asarray(found.lengths)):
-        tokens = np.asarray(found.tokens)[row, :length]
+    for row, length in enumerate(found.lengths):
+        tokens = found.tokens[row, :length]
         wanted = expected(row, tokens, sampling)
         np.testing.assert_allclose(found.logprobs[row, :length], wanted, atol=1e-4)
     texts = [queue.Text(i, inputs[i : i + 1], draws[i : i + 1]) for i in range(len(SOURCES))]
     batched = dict(queue.generate(tiny.TARGET, DRAFT, PARAMS, texts, config, 4))
-    for row, length in enumerate(np.asarray(found.lengths)):
+    for row, length in enumerate(found.lengths):
         np.testing.assert_array_equal(
             batched[row].logprobs[0, :length], found.logprobs[row, :length]
         )
