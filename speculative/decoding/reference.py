@@ -129,7 +129,7 @@ def generate(
         newest = np.array([last], np.int32)
         uniforms = here[None, :gamma, DRAFT].astype(np.float32)
         said = np.array([[*output, *[NO_TOKEN] * (config.capacity - at)]], np.int32)
-        history = config.history(said, np.array([at], np.int32))
+        history = config.history(*jax.device_put((said, np.array([at], np.int32))))
         more = given_history(draft, history)
         proposal = _propose(
             draft, params.draft, draft_state, newest, uniforms, config.sampling, vocab_size, **more
@@ -151,7 +151,9 @@ def generate(
             block = block[: block.index(config.eos_id) + 1]
         output += block
         last = next_token
-        target_state = target.rewind(target_state, np.array([len(output)], np.int32))
+        target_state = target.rewind(
+            target_state, jax.device_put(np.array([len(output)], np.int32))
+        )
         accepted = np.array([n], np.int32)
         draft_state = _commit(draft, params.draft, proposal, accepted, hidden)
         p = standardise(rows, config.sampling)

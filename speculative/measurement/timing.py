@@ -130,7 +130,7 @@ class CostMeter:
                 f"{cache_length}."
             )
         self._gammas = gammas
-        source = np.full((1, source_length), pair.vocabulary.size - 1, np.int32)
+        source = jax.device_put(np.full((1, source_length), pair.vocabulary.size - 1, np.int32))
         self._kinds = timed_calls(pair, sampling, gammas, source, cache_length, rule)
         self._seconds: dict[tuple[str, int], list[float]] = {kind: [] for kind in self._kinds}
         self._order = itertools.cycle(self._kinds)

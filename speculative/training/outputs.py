@@ -53,7 +53,8 @@ def write(
             for row, i in zip(inputs, rows, strict=True):
                 row[: sizes[i]] = examples.input(i)
             draws = decoding.draws(seed, np.array(rows))
-            output = loop.generate(model, draft, used, inputs, draws, decoding)
+            sources = jax.device_put(inputs)
+            output = loop.generate(model, draft, used, sources, draws, decoding)
             tokens, lengths, finite = jax.device_get((output.tokens, output.lengths, output.finite))
             if not finite.all():
                 raise ValueError(f"Logits are not finite for example {rows[finite.argmin()]}.")

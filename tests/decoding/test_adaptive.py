@@ -39,7 +39,7 @@ def numbers(rows: int = ROWS) -> jax.Array:
 
 def pick(rule: Adaptive, counts: jax.Array) -> int:
     """The gamma of a single row."""
-    (gamma,) = rule.choose(counts, np.array(rule.costs, np.float32)).tolist()
+    (gamma,) = rule.choose(counts, jax.device_put(np.array(rule.costs, np.float32))).tolist()
     return gamma
 
 

@@ -180,7 +180,7 @@ def test_chances_are_the_share_of_random_numbers(rule: rules.Rule, deterministic
     q = rng.dirichlet(np.ones(6), (rows, 4)).astype(np.float32)
     guesses = rng.integers(0, 6, (rows, 4)).astype(np.int32)
     guesses[0, 2:], q[0, 2:] = -1, 0
-    block = jax.device_put((guesses, logits, None if deterministic else q))
+    block: tuple[Any, Any, Any] = jax.device_put((guesses, logits, None if deterministic else q))
     chances = np.asarray(chances_of(rule, *block, Sampling()))
 
     def verified(uniforms: Array) -> Array:

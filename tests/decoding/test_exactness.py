@@ -200,7 +200,7 @@ def test_a_draft_that_reads_hidden_states_is_exact(mixed: bool, rule: rules.Rule
     if mixed:  # It copies after a token that stood before, and leaves out what it copied.
         draft, of_draft = MixedDraft(HiddenDraft(READS_IT), CopyDraft(longest=1)), (of_draft, ())
     params = Params(prepack(t5_params()), of_draft)
-    sources = np.tile(np.array([2, 3], np.int32), (ROWS, 1))
+    sources = jax.device_put(np.tile(np.array([2, 3], np.int32), (ROWS, 1)))
     numbers = config.draws(5, np.arange(ROWS))
     found = fast.generate(SMALL_T5, draft, params, sources, numbers, config)
     found = jax.tree.map(np.asarray, found)

@@ -43,8 +43,7 @@ def expected(row: int, tokens: np.ndarray, sampling: Sampling) -> np.ndarray:
 )
 def test_they_are_the_targets(rule: rules.Rule, sampling: Sampling) -> None:
     config = Decoding(tiny.VOCABULARY, sampling, 3, 20, rule=rule, logprobs=True)
-    draws = np.asarray(config.draws(1, np.arange(len(SOURCES))))
-    inputs = SOURCES
+    inputs, draws = jax.device_put(SOURCES), config.draws(1, np.arange(len(SOURCES)))
     found = jax.device_get(loop.generate(tiny.TARGET, DRAFT, PARAMS, inputs, draws, config))
     assert int(found.accepted.sum()) > 10
     for row, length in enumerate(found.lengths):

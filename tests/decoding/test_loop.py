@@ -321,8 +321,8 @@ def test_a_row_may_begin_another_text_at_any_time(
     """A text put in after three steps decodes as it would alone, and so do the other rows."""
     models, both = fast.Models(tiny.TARGET, draft), Params(tiny.target_params(), params())
     config = dataclasses.replace(SAMPLED, max_length=24)
-    draws = np.asarray(config.draws(0, np.arange(ROWS + 1)))
-    sources = tiny.sources(ROWS + 1)
+    draws = config.draws(0, np.arange(ROWS + 1))
+    sources = jax.device_put(tiny.sources(ROWS + 1))
     begin = jax.jit(lambda x: fast.start(models, both, x, config, config.capacity))
     step = jax.jit(lambda progress, draws: fast.step(models, both, progress, draws, config)[0])
     progress = begin(sources[:ROWS])

@@ -16,7 +16,6 @@ from speculative import disk
 from speculative.models import T5
 from speculative.training import data, loop
 from speculative.training.train import CrossEntropy
-from tests import saved
 from tests.training import tiny
 
 OBJECTIVE = CrossEntropy(tiny.MODEL)
@@ -27,7 +26,7 @@ mean_gradient = jax.jit(loop.mean_gradient, static_argnums=(0, 5))
 
 @functools.cache
 def initial() -> dict:
-    return saved.random(tiny.MODEL.config, 0)
+    return tiny.MODEL.init(jax.random.key(0))
 
 
 def log(folder: pathlib.Path) -> list[dict]:
