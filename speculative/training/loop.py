@@ -185,7 +185,7 @@ def fit(
         ValueError: the loss stopped being finite, or another process trains in the folder.
     """
     folder = pathlib.Path(folder).absolute()
-    # On a device by name, as a checkpoint is restored: a resumed run needs no step of its own.
+    # Committed to a device, as a restored checkpoint is: a resumed run compiles the same step.
     state = jax.device_put(_first(config, params), jax.local_devices()[0])
     options = ocp.CheckpointManagerOptions(max_to_keep=1)
     columns = (BarColumn(), MofNCompleteColumn(), TimeRemainingColumn(), "{task.description}")

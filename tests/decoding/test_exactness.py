@@ -195,7 +195,7 @@ def of_t5() -> dict[tuple[int, ...], float]:
 @pytest.mark.parametrize("mixed", [False, True], ids=["alone", "mixed"])
 def test_a_draft_that_reads_hidden_states_is_exact(mixed: bool, rule: rules.Rule) -> None:
     config = dataclasses.replace(OF_T5, rule=rule)
-    of_draft: PyTree = prepack(saved.random(READS_IT.config, 3))
+    of_draft: PyTree = prepack(saved.random(READS_IT.config, 10))
     draft: Draft = HiddenDraft(READS_IT)
     if mixed:  # It copies after a token that stood before, and leaves out what it copied.
         draft, of_draft = MixedDraft(HiddenDraft(READS_IT), CopyDraft(longest=1)), (of_draft, ())
