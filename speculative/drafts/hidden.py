@@ -92,7 +92,10 @@ class HiddenDraft(Draft):
 
         if left_out is None:
             return HiddenDraftState(self.model.rewind(read_again(), read + accepted), newest)
-        model = lax.cond(left_out.all(), lambda: proposal.state, read_again)
+        if proposal.q is None:
+            model = lax.cond(left_out.all(), lambda: proposal.state, read_again)
+        else:  # Looking up is rare above temperature 0: a branch would cost more than passes.
+            model = read_again()
         lengths = jnp.where(left_out, read - 1, read + accepted)
         return HiddenDraftState(self.model.rewind(model, lengths), newest)
 
