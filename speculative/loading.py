@@ -23,7 +23,7 @@ from speculative.types import PyTree
 from speculative.vocabulary import Numbers, Vocabulary, from_elsewhere
 
 # The default draft of each shipped target.
-DRAFTS = {"debian_target": "debian_draft_hidden", "debian_lm": "debian_lm_draft_hidden+suffix"}
+DRAFTS = {"debian_target": "debian_draft_hidden", "debian_lm": "debian_lm_draft_hidden+copy"}
 
 
 @dataclasses.dataclass(frozen=True)

@@ -44,8 +44,12 @@ class Fused(NamedTuple):
 
 
 def precision(x: Array) -> lax.Precision | None:
-    """Full precision for float32: GPUs and TPUs shorten such products unless asked not to."""
-    return lax.Precision.HIGHEST if x.dtype == jnp.float32 else None
+    """Full precision for float32, which GPUs and TPUs shorten, unless JAX was told otherwise.
+
+    `JAX_DEFAULT_MATMUL_PRECISION=tensorfloat32` made training a draft eight times as fast on a GPU.
+    """
+    told = jax.config.jax_default_matmul_precision is not None
+    return lax.Precision.HIGHEST if x.dtype == jnp.float32 and not told else None
 
 
 def look_up(table: Array, index: Array) -> Array:

@@ -5,7 +5,7 @@ from typing import Any, ClassVar
 
 import jax.numpy as jnp
 from flax import struct
-from jax import Array, lax
+from jax import Array
 
 from speculative.drafts.base import Draft, Proposal
 from speculative.drafts.transformer import TransformerDraft, guess_on
@@ -17,11 +17,13 @@ from speculative.types import Logits, Rows
 class HiddenDraftState:
     """The state of a draft's model, which has read all of the text but the newest token.
 
-    Every token was read with the target's hidden states of the position before it.
+    Every token was read with the target's hidden states of the position before it. A proposal has
+    the newest token [B] too.
     """
 
     model: Any
     hidden: Array  # [B, 1, F] the target's, of the newest token's predecessor; 0 before the first.
+    last: Rows | None = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -29,8 +31,8 @@ class HiddenDraft(Draft):
     """Drafts autoregressively with a model of `Config.target_layers`.
 
     The first guess of a step is made from the target's hidden states of the last position that it
-    has read, the others from the draft's own. What the draft has read is computed again, from the
-    target's hidden states, where it is accepted: a pass over gamma positions without logits.
+    has read, the others from the draft's own. What the target has read is then read again, from the
+    target's hidden states: a pass over gamma + 1 positions without logits.
     """
 
     model: FlaxModel
@@ -68,36 +70,23 @@ class HiddenDraft(Draft):
 
         given = uniforms, sampling, vocab_size, history
         guesses, q, (model, _) = guess_on(self.model, logits, (model, own), read, *given)
-        return Proposal(guesses, q, model)
+        model = self.model.rewind(model, state.model.lengths)
+        return Proposal(guesses, q, HiddenDraftState(model, state.hidden, last))
 
-    def follow(self, params, state, last, guesses) -> Any:
-        """The state of a proposal of these guesses, which `commit` is to leave out."""
-        return self.model.rewind(state.model, state.model.lengths + guesses.shape[1])
+    def follow(self, params, state, last, guesses) -> HiddenDraftState:
+        """The state of a proposal of these guesses, whoever made them: `commit` reads them."""
+        return HiddenDraftState(state.model, state.hidden, last)
 
-    def commit(self, params, proposal, accepted, hidden, left_out=None) -> HiddenDraftState:
-        """Reads the accepted guesses again, with the target's hidden states.
-
-        Rows may be left out [B], whose guesses are not the model's: it never reads `last` and the
-        accepted ones. The next guess is made from the target's hidden states, which tell of them;
-        it is accepted almost as often, and a step whose guesses are looked up costs no pass.
-        """
-        gamma = proposal.guesses.shape[1]
-        read = proposal.state.lengths - (gamma - 1)  # With `last`, and without the guesses.
+    def commit(self, params, proposal, accepted, hidden) -> HiddenDraftState:
+        """Reads what the target has read, with the target's hidden states."""
+        proposed: HiddenDraftState = proposal.state
+        chunk = jnp.concatenate([proposed.last[:, None], proposal.guesses], axis=1)
         of_target = self._of_target(hidden)
+        before = jnp.concatenate([proposed.hidden, of_target[:, :-1]], axis=1)
+        model = self.model.read_on(params, proposed.model, chunk, before)[1]
+        model = self.model.rewind(model, proposed.model.lengths + accepted + 1)
         newest = jnp.take_along_axis(of_target, accepted[:, None, None], axis=1)
-
-        def read_again() -> Any:
-            model, of_guesses = self.model.rewind(proposal.state, read), of_target[:, :gamma]
-            return self.model.read_on(params, model, proposal.guesses, of_guesses)[1]
-
-        if left_out is None:
-            return HiddenDraftState(self.model.rewind(read_again(), read + accepted), newest)
-        if proposal.q is None:
-            model = lax.cond(left_out.all(), lambda: proposal.state, read_again)
-        else:  # Looking up is rare above temperature 0: a branch would cost more than passes.
-            model = read_again()
-        lengths = jnp.where(left_out, read - 1, read + accepted)
-        return HiddenDraftState(self.model.rewind(model, lengths), newest)
+        return HiddenDraftState(model, newest)
 
     def _of_target(self, hidden: dict[str, Array]) -> Array:
         """The hidden states of the target's decoder, side by side: [B, L, F]."""

@@ -13,16 +13,14 @@ from speculative.drafts.copying import CopyDraft
 from speculative.drafts.hidden import HiddenDraft
 from speculative.drafts.suffix import SuffixDraft
 from speculative.drafts.transformer import TransformerDraft
-from speculative.types import Flags
 
 
 @struct.dataclass
 class MixedState:
-    """The states of both drafts; of a proposal, also which rows [B] looked their guesses up."""
+    """The states of both drafts, which have read the same text."""
 
     model: Any
     lookup: Any
-    known: Flags | None = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -60,7 +58,7 @@ class MixedDraft(Draft):
             found = self.lookup.propose(of_lookup, state.lookup, *given)
             q = None if sampling.greedy else jax.nn.one_hot(found.guesses, vocab_size)
             model = self.model.follow(of_model, state.model, last, found.guesses)
-            return found.guesses, q, MixedState(model, found.state, known)
+            return found.guesses, q, MixedState(model, found.state)
 
         def ask() -> tuple[Array, Array | None, MixedState]:
             guesses, q, model = self.model.propose(of_model, state.model, *given, history)
@@ -69,18 +67,17 @@ class MixedDraft(Draft):
                 guesses = jnp.where(known[:, None], found, guesses)
                 if q is not None and certain is not None:
                     q = jnp.where(known[:, None, None], certain, q)
-                if isinstance(self.model, TransformerDraft):
-                    model = self.model.follow(of_model, state.model, last, guesses)
+                model = self.model.follow(of_model, state.model, last, guesses)
             lookup = self.lookup.follow(of_lookup, state.lookup, last, guesses)
-            return guesses, q, MixedState(model, lookup, known)
+            return guesses, q, MixedState(model, lookup)
 
         return Proposal(*lax.cond(known.all(), look_up, ask))
 
     def commit(self, params, proposal, accepted, hidden) -> MixedState:
-        """Commits both; a model that reads hidden states leaves out what was looked up."""
+        """Commits both, which have read the same guesses."""
         (of_model, of_lookup), both = params, proposal.state
         model, lookup = (proposal._replace(state=state) for state in (both.model, both.lookup))
         return MixedState(
-            self.model.commit(of_model, model, accepted, hidden, both.known),
+            self.model.commit(of_model, model, accepted, hidden),
             self.lookup.commit(of_lookup, lookup, accepted, hidden),
         )

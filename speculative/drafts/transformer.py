@@ -135,11 +135,8 @@ class TransformerDraft(Draft):
         logits, model, _ = self.model.extend(params, state.model, chunk, at)
         return logits, self.model.rewind(model, length)
 
-    def commit(self, params, proposal, accepted, hidden, left_out=None) -> TransformerDraftState:
-        """Rewinds to the accepted prefix; keeps the last guess as unseen if all were accepted.
-
-        No row is left out: all have read their guesses, whoever made them (see `HiddenDraft`).
-        """
+    def commit(self, params, proposal, accepted, hidden) -> TransformerDraftState:
+        """Rewinds to the accepted prefix; keeps the last guess as unseen if all were accepted."""
         gamma = proposal.guesses.shape[1]
         drafted: TransformerDraftState = proposal.state
         # The model has read `last` and all guesses but the last one.

@@ -1,5 +1,6 @@
 """What XLA computes on CPU beside products and attention."""
 
+import contextlib
 import re
 
 import jax
@@ -8,7 +9,7 @@ import numpy as np
 import pytest
 
 from speculative.backends import look_up
-from speculative.backends.xla import FEW
+from speculative.backends.xla import FEW, Xla
 
 
 @pytest.mark.parametrize("positions", [1, FEW, FEW + 1])
@@ -27,3 +28,12 @@ def test_no_thread_wakes_for_a_few_rows() -> None:
     if not re.search(shared, jax.jit(look_up).lower(table, many).compile().as_text() or ""):
         pytest.skip("this XLA has one thread, or reads gathers with one")
     assert not re.search(shared, jax.jit(look_up).lower(table, few).compile().as_text() or "")
+
+
+@pytest.mark.parametrize("told", [None, "tensorfloat32"])
+def test_float32_is_multiplied_in_full_unless_jax_was_told_otherwise(told: str | None) -> None:
+    x, kernel = jnp.ones((2, 8)), jnp.ones((8, 4))
+    product = jax.jit(lambda kernel, x: Xla().product(kernel, x, 4, "float32"))
+    with jax.default_matmul_precision(told) if told else contextlib.nullcontext():
+        text = product.lower(kernel, x).as_text()
+    assert f"precision = [{'HIGH' if told else 'HIGHEST'}, " in text

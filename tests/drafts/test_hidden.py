@@ -38,19 +38,11 @@ def unroll(
     draft_params: PyTree,
     inputs: Array,
     texts: Array,
-    read: Array,
 ) -> list[Array]:
-    """Logits [B, L, V] by guess, of texts [B, L], as training has them.
-
-    The draft reads the tokens at some positions [B, L] alone, each with the target's hidden states
-    of the position before.
-    """
+    """Logits [B, L, V] by guess, of texts [B, L], as training has them."""
     encoded = target.encode(params, inputs)
     _, hidden = target.forward_with_hidden(params, inputs, texts, layers=LAYERS)
     hidden = jnp.concatenate([hidden[name] for name in LAYERS], axis=-1)
-    texts = jnp.take_along_axis(texts, read, axis=1)
-    before = jnp.pad(read[:, 1:] - 1, ((0, 0), (0, 1)))
-    hidden = jnp.take_along_axis(hidden, before[..., None], axis=1)
     segments = (inputs != target.pad_id).astype(int), jnp.ones_like(texts)
     return draft.unroll(draft_params, texts, segments, encoded, hidden, GAMMA)
 
@@ -70,12 +62,10 @@ class Given(NamedTuple):
             return [[0] for _ in self.inputs]
         return [row[row >= 0].tolist() for row in self.inputs]
 
-    def unrolled(self, texts: np.ndarray, read: np.ndarray | None = None) -> list[np.ndarray]:
-        """As `unroll`, by default of all positions, without padding of the vocabulary."""
+    def unrolled(self, texts: np.ndarray) -> list[np.ndarray]:
+        """As `unroll`, without padding of the vocabulary."""
         models = self.target, self.draft.model
-        if read is None:
-            read = np.broadcast_to(np.arange(texts.shape[1]), texts.shape)
-        found = unroll(*models, self.params, self.draft_params, self.inputs, texts, read)
+        found = unroll(*models, self.params, self.draft_params, self.inputs, texts)
         return [np.asarray(logits)[..., : tiny.VOCABULARY] for logits in found]
 
 
@@ -109,51 +99,43 @@ def given(request: pytest.FixtureRequest) -> Given:
 
 
 def test_q_is_that_of_the_training_pass_however_much_of_a_block_stands(given: Given) -> None:
-    """Row b accepts b guesses, then another number, and so on; some are left out."""
+    """Row b accepts b guesses, then another number, and so on; each second turn's are another's."""
     target, draft, inputs = given.target, given.draft, jax.device_put(given.inputs)
     begin = jax.jit(functools.partial(target.start, layers=draft.layers), static_argnums=2)
     extend = jax.jit(functools.partial(target.extend, layers=draft.layers))
     begun = begin(given.params, inputs, 64)
     state = start(draft, given.draft_params, inputs, 64, begun)
     texts, before = given.texts(), begun.state
-    read = [list(range(len(text) - 1)) for text in texts]  # Positions, without the newest one.
     prompts = np.array([len(text) - 1 for text in texts])
     last = target.first(inputs)
     rng = np.random.default_rng(0)
-    everyone, greedy = [0, 1, 2, 3], 3
-    for turn, left_out in enumerate(([], [0, 2], [], everyone, [3], everyone, [])):
+    for turn in range(5):
         uniforms = jnp.asarray(rng.random((ROWS, GAMMA)), jnp.float32)
         sampled = uniforms, SAMPLING, tiny.VOCABULARY
         proposal = propose(draft, given.draft_params, state, last, *sampled)
         assert proposal.q is not None
         guesses = np.asarray(proposal.guesses)
-        if left_out == everyone:
-            followed = follow(draft, given.draft_params, state, last, guesses)
-            proposal = proposal._replace(state=followed)
-        whole, positions = np.zeros((2, ROWS, 48), np.int32)
+        whole = np.zeros((ROWS, 40), np.int32)
         for row, text in enumerate(texts):
             whole[row, : len(text) + GAMMA] = [*text, *guesses[row]]
-            now = [*read[row], *range(len(text) - 1, len(text) + GAMMA)]
-            positions[row, : len(now)] = now
-        expected = given.unrolled(whole, positions)
-        for row in range(ROWS):
+        expected = given.unrolled(whole)
+        for row, text in enumerate(texts):
             for k in range(GAMMA):
-                q = standardise(expected[k][row, len(read[row]) + k], SAMPLING)
+                q = standardise(expected[k][row, len(text) - 1 + k], SAMPLING)
                 np.testing.assert_allclose(proposal.q[row, k], q, atol=2e-5)
+        if turn % 2:
+            guesses = rng.integers(2, tiny.VOCABULARY, guesses.shape).astype(np.int32)
+            followed = follow(draft, given.draft_params, state, last, guesses)
+            proposal = proposal._replace(guesses=guesses, state=followed)
         chunk = np.concatenate([np.asarray(last)[:, None], guesses], axis=1)
         _, after, hidden = extend(given.params, before, chunk)
         accepted = (np.arange(ROWS) + turn) % (GAMMA + 1)
         last = jnp.asarray(rng.integers(2, tiny.VOCABULARY, ROWS), jnp.int32)
         for row, text in enumerate(texts):
-            if row not in left_out:
-                read[row] += range(len(text) - 1, len(text) + int(accepted[row]))
             text += [*guesses[row, : accepted[row]].tolist(), int(last[row])]
         lengths = np.array([len(text) - 1 for text in texts]) - prompts
         before = target.rewind(after, jax.device_put(lengths))
-        if turn == greedy:  # Then there is no q, and no pass.
-            proposal = proposal._replace(q=None)
-        flags = np.isin(np.arange(ROWS), left_out) if left_out else None
-        state = commit(draft, given.draft_params, proposal, accepted, hidden, flags)
+        state = commit(draft, given.draft_params, proposal, accepted, hidden)
 
 
 def test_the_hidden_states_matter(given: Given) -> None:
