@@ -17,13 +17,19 @@ from speculative.types import Logits, Rows
 class HiddenDraftState:
     """The state of a draft's model, which has read all of the text but the newest token.
 
-    Every token was read with the target's hidden states of the position before it. A proposal has
-    the newest token [B] too.
+    Every token was read with the target's hidden states of the position before it.
     """
 
     model: Any
     hidden: Array  # [B, 1, F] the target's, of the newest token's predecessor; 0 before the first.
-    last: Rows | None = None
+
+
+@struct.dataclass
+class HiddenProposalState:
+    """The state before a proposal, but for cache entries that are written anew; the newest token."""
+
+    before: HiddenDraftState
+    last: Rows
 
 
 @dataclasses.dataclass(frozen=True)
@@ -71,20 +77,21 @@ class HiddenDraft(Draft):
         given = uniforms, sampling, vocab_size, history
         guesses, q, (model, _) = guess_on(self.model, logits, (model, own), read, *given)
         model = self.model.rewind(model, state.model.lengths)
-        return Proposal(guesses, q, HiddenDraftState(model, state.hidden, last))
+        before = HiddenDraftState(model, state.hidden)
+        return Proposal(guesses, q, HiddenProposalState(before, last))
 
-    def follow(self, params, state, last, guesses) -> HiddenDraftState:
+    def follow(self, params, state, last, guesses) -> HiddenProposalState:
         """The state of a proposal of these guesses, whoever made them: `commit` reads them."""
-        return HiddenDraftState(state.model, state.hidden, last)
+        return HiddenProposalState(state, last)
 
     def commit(self, params, proposal, accepted, hidden) -> HiddenDraftState:
         """Reads what the target has read, with the target's hidden states."""
-        proposed: HiddenDraftState = proposal.state
-        chunk = jnp.concatenate([proposed.last[:, None], proposal.guesses], axis=1)
+        before: HiddenDraftState = proposal.state.before
+        chunk = jnp.concatenate([proposal.state.last[:, None], proposal.guesses], axis=1)
         of_target = self._of_target(hidden)
-        before = jnp.concatenate([proposed.hidden, of_target[:, :-1]], axis=1)
-        model = self.model.read_on(params, proposed.model, chunk, before)[1]
-        model = self.model.rewind(model, proposed.model.lengths + accepted + 1)
+        behind = jnp.concatenate([before.hidden, of_target[:, :-1]], axis=1)
+        model = self.model.read_on(params, before.model, chunk, behind)[1]
+        model = self.model.rewind(model, before.model.lengths + accepted + 1)
         newest = jnp.take_along_axis(of_target, accepted[:, None, None], axis=1)
         return HiddenDraftState(model, newest)
 
