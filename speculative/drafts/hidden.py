@@ -26,7 +26,7 @@ class HiddenDraftState:
 
 @struct.dataclass
 class HiddenProposalState:
-    """The state before a proposal, but for cache entries that are written anew; the newest token."""
+    """The state before a proposal, and the newest token [B]."""
 
     before: HiddenDraftState
     last: Rows
