@@ -106,8 +106,8 @@ class CopyDraft(Draft):
     def sure(self, params: PyTree, state: Text, last: Rows, vocab_size: int, greedy: bool) -> Flags:
         """Whether a text ends as it did before, so that the next tokens are probably the same.
 
-        At temperature 0 three tokens of a language model's text tell, six of an output, by recorded
-        guesses of the shipped models; above it, all that are compared.
+        At temperature 0 three tokens of a language model's text tell, and six of an
+        encoder-decoder's, by recorded guesses of the shipped models; above it, all compared ones.
         """
         matched = self.following(append(state, last), vocab_size)[1]
         enough = min(3 if self.decoder_only else 6, self.longest) if greedy else self.longest
