@@ -197,7 +197,7 @@ def test_a_draft_that_reads_hidden_states_is_exact(mixed: bool, rule: rules.Rule
     config = dataclasses.replace(OF_T5, rule=rule)
     of_draft: PyTree = prepack(saved.random(READS_IT.config, 10))
     draft: Draft = HiddenDraft(READS_IT)
-    if mixed:  # It copies after a token that stood before, and leaves out what it copied.
+    if mixed:  # It copies after a token that stood before, which the model reads too.
         draft, of_draft = MixedDraft(HiddenDraft(READS_IT), CopyDraft(longest=1)), (of_draft, ())
     params = Params(prepack(t5_params()), of_draft)
     sources = jax.device_put(np.tile(np.array([2, 3], np.int32), (ROWS, 1)))
