@@ -36,6 +36,7 @@ OutputOrStep = TypeVar("OutputOrStep", Output, Step)
 
 BATCH = 16  # Texts that are decoded together, where there are as many.
 MAX_STOP = 256  # Characters of a stop string.
+SAMPLES_APART = 2**20  # Between the numbers to which the random numbers of two samples belong.
 
 # Sources are padded to one of these lengths, because each length is a compiled program.
 SOURCE_LENGTHS = (32, 64, 128, 256, 512)
@@ -122,7 +123,9 @@ class Request(NamedTuple):
 
         Text 0 is that of `Pair.generate`.
         """
-        return self._replace(example=checks.whole("example", example + number * 2**20, 0, 2**31))
+        return self._replace(
+            example=checks.whole("example", example + number * SAMPLES_APART, 0, 2**31)
+        )
 
 
 @dataclasses.dataclass(frozen=True)

@@ -80,18 +80,24 @@ def difference(
     one: Sequence[str],
     other: Sequence[str],
     seed: int = 0,
+    numbers: Sequence[int] | None = None,
 ) -> tuple[float, float, float]:
     """How much `other` scores above `one`, in percent, and the 95% interval of that.
 
-    The bootstrap draws examples, and each with both of its predictions (Koehn, 2004, section 4).
+    The bootstrap draws examples, each with both of its predictions (Koehn, 2004, section 4), or
+    with all of them where several predictions have the example's number in `numbers` [N].
     """
     statistics = np.stack([_statistics(metric, targets, texts) for texts in (one, other)])
+    if numbers is not None:
+        of_example = np.unique(numbers)[:, None] == np.asarray(numbers)
+        statistics = of_example @ statistics
 
     def above(chosen: NDArray[np.intp]) -> float:
         scores = [_score(metric, sums) for sums in statistics[:, chosen].sum(axis=1)]
         return scores[1] - scores[0]
 
-    return above(np.arange(len(targets))), *interval(above, len(targets), seed)
+    count = statistics.shape[1]
+    return above(np.arange(count)), *interval(above, count, seed)
 
 
 def _statistics(

@@ -257,7 +257,8 @@ def _samples(rows: Sequence[_Row]) -> list[str]:
     parts = [f"<p>{_text(note)}</p>"]
     for row in shown:
         parts.append(f"<h3>{_text(row.title)}</h3>")
-        parts += [_sample(example, row.record) for example in row.examples[:SAMPLES]]
+        first = [example for example in row.examples if example.sample == 0][:SAMPLES]
+        parts += [_sample(example, row.record) for example in first]
     return parts
 
 

@@ -46,7 +46,8 @@ class RowConfig:
     alpha_tokens: int = 10_000  # Of the target's own text, on which alpha is measured (4.2).
     # Texts decoded together where what they say is all that counts; rows are timed one by one.
     batch_size: int = 16
-    rounds: int = 3  # How often each example is decoded each way.
+    # How often each example is decoded each way: anew at temperature 0, above it another sample.
+    rounds: int = 3
     seed: int = 0  # Of all random numbers.
     paper_draft: str | None = None  # That of the paper's row to compare with, if any.
     # Accept each guess with this probability, whatever the models say: for the times of models
@@ -102,6 +103,11 @@ class RowConfig:
     def sampling(self) -> Sampling:
         """How tokens are chosen."""
         return Sampling(self.temperature, self.top_k, self.top_p, self.min_p)
+
+    @property
+    def samples(self) -> int:
+        """Outputs of each example, each way."""
+        return 1 if self.sampling.greedy else self.rounds
 
     @property
     def rule(self) -> Rule:

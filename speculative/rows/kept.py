@@ -15,20 +15,21 @@ from speculative.rows.config import changed
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Example:
-    """One example of a task, by its number from 0, decoded both ways."""
+    """One example of a task, by its number from 0, decoded both ways; or another sample of it."""
 
     number: int
+    sample: int = 0  # Its number, of `RowConfig.samples`.
     source: str  # The text that was decoded, its task's prefix included.
     reference: str  # What a person wrote for it.
     autoregressive: str  # The output of autoregressive decoding.
     speculative: str  # The output of speculative decoding.
     lengths: tuple[int, int]  # Tokens of both outputs.
-    seconds: tuple[float, float]  # Of both ways, the median of the rounds, prefill included.
+    seconds: tuple[float, float]  # Of both ways, prefill included; of equal rounds the median.
     target_calls: int  # In speculative decoding, as are the next two.
     tested: int
     accepted: int
-    # The rule's acceptance at each token of the autoregressive output; empty where earlier
-    # examples gave enough tokens for alpha.
+    # The rule's acceptance at each token of the autoregressive output; empty of a second sample,
+    # and where earlier examples gave enough tokens for alpha.
     betas: list[float]
     difference: Difference | None  # Where the outputs part; None too where they need not be equal.
     prefix: str = ""  # What of the source the task, and not the text's author, said.
@@ -47,7 +48,7 @@ class KeptExamples:
     def __init__(self, folder: pathlib.Path | None = None, config: str = "") -> None:
         """Reads what an earlier run left; ValueError if it had another effective `config`."""
         self._folder, self._config, self._named = folder, config, False
-        self._examples: dict[int, Example] = {}
+        self._examples: dict[tuple[int, int], Example] = {}
         if folder is None:
             return
         file = folder / "config.gin"
@@ -59,10 +60,11 @@ class KeptExamples:
                 "another --output_dir, or delete that folder to measure anew."
             )
         self._named = bool(before)
-        self._examples = {example.number: example for example in read(folder)}
+        self._examples = {(example.number, example.sample): example for example in read(folder)}
 
-    def __contains__(self, number: int) -> bool:
-        return number in self._examples
+    def __contains__(self, place: tuple[int, int]) -> bool:
+        """Whether this sample of an example, by their numbers, is there."""
+        return place in self._examples
 
     def __iter__(self) -> Iterator[Example]:
         """In the order of the task."""
@@ -70,7 +72,7 @@ class KeptExamples:
 
     def add(self, example: Example) -> None:
         """Keeps an example; it is on disk when this returns."""
-        self._examples[example.number] = example
+        self._examples[example.number, example.sample] = example
         if self._folder:
             if not self._named:
                 disk.write(self._folder / "config.gin", self._config)

@@ -2,6 +2,8 @@
 
 import dataclasses
 import datetime
+import itertools
+import operator
 import statistics
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -18,7 +20,7 @@ from speculative.measurement.alpha import alpha_on_target_text
 from speculative.measurement.blocks import tokens_on_target_text
 from speculative.measurement.bootstrap import interval
 from speculative.measurement.exactness import compare_greedy
-from speculative.measurement.timing import TURNS, CostMeter, Costs
+from speculative.measurement.timing import TURNS, Costs
 from speculative.models import FlaxModel, abstract_params
 from speculative.pair import Pair, lengths_accepted
 from speculative.progress import OnProgress
@@ -60,11 +62,12 @@ def run_row(
     """Measures a row on its texts or, without any, on random sources.
 
     Both ways of decoding run in the same loop and alternate on each example, and so does which of
-    them goes first. A time is the wall-clock time of a whole generation, prefill included; that of
-    an example is the median of its rounds. Programs are compiled before that. Costs are timed
-    between the examples, because a machine's speed changes within minutes. Examples in `kept`, by
-    an earlier run, are not measured again; this run's are added to them. Without a gamma or a
-    prompt, and where logits are not finite, it raises ValueError.
+    them goes first. A time is the wall-clock time of a whole generation, prefill included; at
+    temperature 0, that of an example is the median of its rounds, which are alike; above it each
+    round draws another sample. Programs are compiled before that. Costs are timed between the
+    examples, because a machine's speed changes within minutes. Examples in `kept`, by an earlier
+    run, are not measured again; this run's are added to them. Without a gamma or a prompt, and
+    where logits are not finite, it raises ValueError.
     """
     gamma = gamma_of(config, experiment)
     began = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
@@ -78,9 +81,12 @@ def run_row(
     meter = work.meter((gamma,), lengths)
     for number in range(count):
         on_progress("decoding", number / count)
-        if number not in kept:
+        lacking = [i for i in range(config.samples) if (number, i) not in kept]
+        for sample in lacking:
             enough = sum(len(example.betas) for example in kept) >= config.alpha_tokens
-            kept.add(_measure(work, gamma, number, not enough, meter))
+            kept.add(_measure(work, gamma, number, sample, with_alpha=not sample and not enough))
+        if lacking:
+            meter.tick()
     while meter.turns < TURNS:  # There were few examples left.
         on_progress("timing", meter.turns / TURNS)
         meter.turn()
@@ -88,21 +94,18 @@ def run_row(
     return Row(_record(work, gamma, list(kept), meter.costs(), experiment, began), list(kept))
 
 
-def _measure(
-    work: Workload, gamma: int, number: int, with_alpha: bool, meter: CostMeter
-) -> Example:
-    """Decodes an example both ways, some times each, and compares what came out."""
+def _measure(work: Workload, gamma: int, number: int, sample: int, with_alpha: bool) -> Example:
+    """Decodes a sample of an example both ways and compares what came out."""
     pair, config, prompt = work.pair, work.config, work.prompts[number]
     rule, source = config.rule, work.source(number)
     seconds: tuple[list[float], list[float]] = [], []
     results = {}
-    for turn in range(config.rounds):
+    for turn in range(config.rounds // config.samples):
         # The way that goes first finds other data in the processor's caches.
-        for way in (0, 1) if (number + turn) % 2 == 0 else (1, 0):
-            output, took = work.decode(number, gamma if way else 0)
+        for way in (0, 1) if (number + sample + turn) % 2 == 0 else (1, 0):
+            output, took = work.decode(number, gamma if way else 0, sample)
             seconds[way].append(took)
             results[way] = pair.results(output)[0]
-    meter.tick()
     alone, guessed = results[0], results[1]
     betas: list[float] = []
     blocks: list[list[float]] = []
@@ -117,6 +120,7 @@ def _measure(
         difference = compare_greedy(pair, source, alone.tokens, guessed.tokens, work.dtype)
     return Example(
         number=number,
+        sample=sample,
         source=prompt.source,
         reference=prompt.reference,
         autoregressive=alone.text,
@@ -140,10 +144,18 @@ def _record(
     work: Workload, gamma: int, examples: list[Example], costs: Costs, experiment: str, began: str
 ) -> Record:
     """The record of a row, from its examples and costs."""
-    config, rule, count = work.config, work.config.rule, len(examples)
-    seconds = np.array([example.seconds for example in examples]).T
-    tokens = np.array([example.lengths for example in examples]).T
-    guesses = np.array([(example.accepted, example.tested) for example in examples]).T
+    config, rule = work.config, work.config.rule
+    # A text is resampled with all samples of it.
+    numbered = itertools.groupby(examples, operator.attrgetter("number"))
+    texts = [list(samples) for _, samples in numbered]
+    count = len(texts)
+
+    def summed(of: Callable[[Example], Sequence[float]]) -> NDArray[Any]:
+        return np.array([np.sum([of(one) for one in samples], axis=0) for samples in texts]).T
+
+    seconds = summed(lambda example: example.seconds)
+    tokens = summed(lambda example: example.lengths)
+    guesses = summed(lambda example: (example.accepted, example.tested))
     betas = [np.array(example.betas) for example in examples if example.betas]
     if config.simulated_alpha is not None:
         betas = [np.array([config.simulated_alpha])]
@@ -159,7 +171,7 @@ def _record(
         accepted, tested = guesses[:, chosen].sum(axis=1)
         return float(accepted / tested)
 
-    calls = np.array([example.target_calls for example in examples])
+    (calls,) = summed(lambda example: [example.target_calls])
 
     def tokens_per_call(chosen: NDArray[np.intp]) -> float:
         return float(tokens[1, chosen].sum() / calls[chosen].sum())
@@ -225,7 +237,7 @@ def _record(
         ms_per_token_autoregressive=float(ms[0]),
         ms_per_token_speculative=float(ms[1]),
         speedup_expected=theory.speedup(rate, gamma, c),
-        speedup_predicted=costs.speedup(rate, gamma, tokens[0].tolist()),
+        speedup_predicted=costs.speedup(rate, gamma, [example.lengths[0] for example in examples]),
         speedup_long=theory.speedup(rate, gamma, c, v),
         outputs_identical=differences.count(None) if compared else None,
         near_ties=sum(d is not None and d.near_tie for d in differences) if compared else None,
@@ -254,7 +266,8 @@ def _qualities(config: RowConfig, examples: list[Example]) -> dict[str, Any]:
     for way, texts in (("autoregressive", alone), ("speculative", guessed)):
         fields[f"quality_{way}"] = metric and quality.measure(metric, references, texts)
     if metric:
-        found = quality.difference(metric, references, alone, guessed, config.seed)
+        numbers = [example.number for example in examples]
+        found = quality.difference(metric, references, alone, guessed, config.seed, numbers)
         ends = ("", "_low", "_high")
         fields |= {f"quality_difference{end}": x for end, x in zip(ends, found, strict=True)}
     return fields

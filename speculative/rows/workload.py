@@ -13,7 +13,7 @@ from speculative.decoding.loop import Step
 from speculative.loading import Resolved
 from speculative.measurement.timing import ITERATIONS, CostMeter
 from speculative.models import model_of
-from speculative.pair import Pair, padded
+from speculative.pair import SAMPLES_APART, Pair, padded
 from speculative.rows.config import RowConfig
 from speculative.tasks.prompts import Prompt, load_prompts
 
@@ -44,15 +44,17 @@ class Workload:
         """The sources [B, S] of one example or several."""
         return jax.device_put(np.asarray(self.sources)[np.atleast_1d(numbers)])
 
-    def _inputs(self, numbers: Numbers, gamma: int) -> tuple[jax.Array, jax.Array, Decoding]:
-        """The sources of examples, their random numbers and the settings."""
+    def _inputs(
+        self, numbers: Numbers, gamma: int, sample: int = 0
+    ) -> tuple[jax.Array, jax.Array, Decoding]:
+        """The sources of examples, the random numbers of a sample of each, and the settings."""
         config = self.decoding(gamma)
-        draws = config.draws(self.config.seed, np.atleast_1d(numbers))
+        draws = config.draws(self.config.seed, np.atleast_1d(numbers) + sample * SAMPLES_APART)
         return *jax.block_until_ready((self.source(numbers), draws)), config
 
-    def decode(self, numbers: Numbers, gamma: int) -> tuple[Output, float]:
+    def decode(self, numbers: Numbers, gamma: int, sample: int = 0) -> tuple[Output, float]:
         """Decodes sources as one batch and gives the seconds that it took, prefill included."""
-        inputs = self._inputs(numbers, gamma)
+        inputs = self._inputs(numbers, gamma, sample)
         began = time.perf_counter()
         output = jax.block_until_ready(self.pair.run(*inputs))
         return output, time.perf_counter() - began

@@ -1,5 +1,6 @@
 """BLEU and ROUGE against the textbook formulas, written out on a few words."""
 
+import itertools
 import math
 import os
 import subprocess
@@ -130,6 +131,33 @@ def test_a_difference_and_its_interval_are_those_of_resampled_texts(metric: str)
         chosen = draws.integers(0, 30, 30)
         one, other = (quality._score(metric, each[chosen].sum(axis=0)) for each in statistics)
         assert other - one == pytest.approx(expected, abs=1e-9)
+
+
+@pytest.mark.parametrize("metric", ["bleu", "rougeL"])
+def test_an_example_is_resampled_with_all_of_its_predictions(metric: str) -> None:
+    rng = np.random.default_rng(6)
+    words = np.array(["der", "Hund", "schläft", "auf", "dem", "Sofa", ".", "ein", "Paket"])
+    numbers = [0, 0, 2, 2, 2, 7]  # Of three examples, whose numbers need not follow one another.
+    targets = [" ".join(words[:n]) for n in (5, 5, 8, 8, 8, 9)]
+    one, other = (
+        [" ".join(rng.permutation(target.split()[:k]).tolist()) for target in targets]
+        for k in (5, 7)
+    )
+    found = quality.difference(metric, targets, one, other, 4, numbers)
+
+    def above(chosen: list[int]) -> float:
+        places = [i for number in chosen for i in range(6) if numbers[i] == number]
+        texts = [[texts[i] for i in places] for texts in (targets, one, other)]
+        scores = [quality.measure(metric, texts[0], predicted) for predicted in texts[1:]]
+        return scores[1] - scores[0]
+
+    assert found[0] == pytest.approx(above([0, 2, 7]), abs=1e-9)
+    # There are but 27 resamples of three examples; the bootstrap draws 2,000.
+    value = {c: above(list(c)) for c in itertools.product((0, 2, 7), repeat=3)}
+    draws = np.random.default_rng(4)
+    chosen = [np.array([0, 2, 7])[draws.integers(0, 3, 3)] for _ in range(2000)]
+    expected = np.percentile([value[tuple(c.tolist())] for c in chosen], [2.5, 97.5])
+    assert found[1:] == pytest.approx(expected, abs=1e-9)
 
 
 def test_equal_outputs_differ_by_nothing() -> None:

@@ -15,16 +15,17 @@ ONE = dataclasses.replace(
     made.example(Difference(1, 7, None, 0.5), number=2), source="translate: ä", lengths=(3, 4)
 )
 OTHER = dataclasses.replace(ONE, number=0, difference=None, betas=[])
+ANOTHER_SAMPLE = dataclasses.replace(OTHER, sample=1)
 
 
 def test_examples_come_back_in_the_order_of_the_task(tmp_path: pathlib.Path) -> None:
     kept = KeptExamples(tmp_path / "row", "a = 1\n")
-    kept.add(ONE)
-    kept.add(OTHER)
+    for example in (ONE, ANOTHER_SAMPLE, OTHER):
+        kept.add(example)
     again = KeptExamples(tmp_path / "row", "a = 1\n")
-    assert list(again) == list(kept) == [OTHER, ONE]
-    assert 0 in again
-    assert 1 not in again
+    assert list(again) == list(kept) == [OTHER, ANOTHER_SAMPLE, ONE]
+    assert [place in again for place in ((0, 0), (0, 1), (2, 0))] == [True] * 3
+    assert [place in again for place in ((0, 2), (1, 0), (2, 1))] == [False] * 3
 
 
 def test_another_configuration_is_refused(tmp_path: pathlib.Path) -> None:

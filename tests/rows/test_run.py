@@ -20,6 +20,7 @@ from speculative.decoding.rules import Block
 from speculative.measurement.alpha import alpha_on_target_text
 from speculative.measurement.blocks import tokens_on_target_text
 from speculative.measurement.exactness import Difference
+from speculative.measurement.quality import measure
 from speculative.measurement.timing import Costs
 from speculative.models import model_of
 from speculative.rows import run, workload
@@ -240,6 +241,46 @@ def test_a_lenient_row(pair: Pair, temperature: float) -> None:
     assert apart
 
 
+@pytest.mark.usefixtures("no_timing")
+def test_above_temperature_0_each_round_draws_another_sample(pair: Pair) -> None:
+    """They are `Pair.samples`; a row sums them up, and resamples texts with all of theirs."""
+    row = run_row(pair, config(1.0, gamma=2, rounds=3, seed=5), PROMPTS)
+    r, settings = row.record, {"temperature": 1.0, "max_length": LENGTH, "seed": 5}
+    places = [(example.number, example.sample) for example in row.examples]
+    assert places == list(itertools.product(range(3), range(3)))
+    calls = tokens = 0
+    for number, prompt in enumerate(PROMPTS):
+        found = [example for example in row.examples if example.number == number]
+        for gamma in (0, 2):
+            samples = pair.samples(prompt.source, 3, example=number, gamma=gamma, **settings)
+            texts = [one.speculative if gamma else one.autoregressive for one in found]
+            assert texts == [sample.text for sample in samples]
+        assert len({one.speculative for one in found}) > 1
+        calls += sum(sample.target_calls for sample in samples)
+        tokens += sum(len(sample.tokens) for sample in samples)
+        assert [len(one.betas) > 0 for one in found] == [True, False, False]
+    assert (r.num_examples, r.num_target_calls, r.num_tokens) == (3, calls, tokens)
+
+    def speedup(numbers: list[int]) -> float:
+        of = [example for number in numbers for example in row.examples if example.number == number]
+        alone, guessed = (
+            sum(one.seconds[way] for one in of) / sum(one.lengths[way] for one in of)
+            for way in (0, 1)
+        )
+        return alone / guessed
+
+    assert r.speedup == pytest.approx(speedup([0, 1, 2]))
+    draws = np.random.default_rng(5)
+    resampled = [speedup(draws.integers(0, 3, 3).tolist()) for _ in range(2000)]
+    interval = pytest.approx(np.percentile(resampled, [2.5, 97.5]))
+    assert (r.speedup_low, r.speedup_high) == interval
+    references = [example.reference for example in row.examples]
+    both = [[e.autoregressive for e in row.examples], [e.speculative for e in row.examples]]
+    scores = [measure("bleu", references, texts) for texts in both]
+    assert [r.quality_autoregressive, r.quality_speculative] == scores
+    assert r.quality_difference == pytest.approx(scores[1] - scores[0])
+
+
 def test_a_row_of_a_draft_that_is_the_target(pair: Pair, no_timing: list[tuple[int, ...]]) -> None:
     """Every guess stands: alpha is 1, a call yields gamma + 1, and the prediction says so."""
     draft = dataclasses.replace(pair.draft, model=pair.target)  # pyright: ignore
@@ -297,7 +338,7 @@ def test_the_clock_measures_whole_generations(
 
 @pytest.mark.usefixtures("no_timing")
 def test_a_row_goes_on_where_it_stopped(pair: Pair, tmp_path: pathlib.Path) -> None:
-    asked = config(1.0, gamma=3)
+    asked = config(1.0, gamma=3, rounds=2)
     whole = run_row(pair, asked, PROMPTS)
 
     class Killed(BaseException):
@@ -310,9 +351,9 @@ def test_a_row_goes_on_where_it_stopped(pair: Pair, tmp_path: pathlib.Path) -> N
     with pytest.raises(Killed):
         run_row(pair, asked, PROMPTS, "row", KeptExamples(tmp_path, asked.gin()), kill)
     lines = (tmp_path / "examples.jsonl").read_text().splitlines()
-    assert len(lines) == 2
+    assert len(lines) == 2 * 2
     again = run_row(pair, asked, PROMPTS, "row", KeptExamples(tmp_path, asked.gin()))
-    assert (tmp_path / "examples.jsonl").read_text().splitlines()[:2] == lines
+    assert (tmp_path / "examples.jsonl").read_text().splitlines()[:4] == lines
     assert again.record.alpha == whole.record.alpha
     assert again.record.num_target_calls == whole.record.num_target_calls
     for one, other in zip(whole.examples, again.examples, strict=True):
