@@ -1,0 +1,139 @@
+"""Whether the shipped models' sampled texts are the target's own: their scores, and audits of them.
+
+    python -m benchmarks.sampled_texts
+
+Rows of Table 3 of the shipped models at T = 1, by default those of the drafts that read hidden
+states: several samples of each prompt by the target alone and, with the draft, by each rule of
+verification. The score of one sample of each says little, for it varies by more than a BLEU. The
+record is `sampled.json`.
+"""
+
+import argparse
+import json
+import pathlib
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from rich.console import Console
+
+from benchmarks.compare_peers import machine, settings, table
+from speculative import progress
+from speculative.commands import whole
+from speculative.decoding.rules import RULES
+from speculative.measurement import quality
+from speculative.pair import BATCH, Pair, Request, Result
+from speculative.rows import memory
+from speculative.rows.config import experiment, read_row
+from speculative.rows.run import gamma_of
+from speculative.rows.weights import Loader
+from speculative.studies import sweep
+from speculative.studies.audit import Sample, audit
+from speculative.tasks.prompts import Prompt, load_prompts
+
+FALSE_ALARM = 0.001
+ALONE = "target alone"
+
+
+def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        description="Score and audit samples of the shipped models.", allow_abbrev=False
+    )
+    add = parser.add_argument
+    add("--output_dir", default="results/sampled_texts", metavar="DIR", help="(%(default)s)")
+    rows, size = ["hidden_t1", "lm_mixed_t1"], whole(1, 1024)
+    add("--rows", nargs="+", default=rows, metavar="WORD", help="names that rows end with")
+    add("--samples", type=size, default=16, metavar="N", help="of each prompt (%(default)s)")
+    add("--limit", type=size, metavar="N", help="prompts of each task (all)")
+    return parser.parse_args(arguments)
+
+
+def drawn(pair: Pair, requests: Sequence[Request], samples: int) -> list[Result]:
+    """So many samples of each request, one after the other."""
+    asked = [one.sample(one.example, i) for one in requests for i in range(samples)]
+    results = dict(pair.serve(asked, BATCH))
+    return [results[place] for place in range(len(asked))]
+
+
+def compared(
+    metric: str, prompts: Sequence[Prompt], alone: Sequence[str], texts: Sequence[str], seed: int
+) -> dict[str, Any]:
+    """The score of texts, and by how much it is above that of the target's, with its interval."""
+    samples = len(texts) // len(prompts)
+    numbers = [number for number in range(len(prompts)) for _ in range(samples)]
+    references = [prompts[number].reference for number in numbers]
+    score = quality.measure(metric, references, texts)
+    above = quality.difference(metric, references, alone, texts, seed, numbers)
+    return {"metric": metric, "score": score, "above_alone": above}
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    options = _options(arguments)
+    output, load = pathlib.Path(options.output_dir), Loader()
+    output.mkdir(parents=True, exist_ok=True)
+    configs = {experiment(row): read_row(row) for row in sweep.rows("3")}
+    configs = {name: configs[name] for name in configs if name.endswith(tuple(options.rows))}
+    if not configs:
+        raise SystemExit(f"No row of Table 3 ends with {' or '.join(options.rows)} (--rows).")
+    ways = [(name, way) for name in configs for way in (ALONE, *RULES)]
+    alone: dict[str, list[str]] = {}  # By task: the target is the same.
+    found: list[dict[str, Any]] = []
+    with progress.bar("ways") as on_progress:
+        for number, (name, way) in enumerate(ways):
+            config = configs[name]
+            if way == ALONE and config.task in alone:
+                continue
+            on_progress(f"{name}, {way}", number / len(ways))
+            memory.spare_maps()
+            pair, prompts = load(config), load_prompts(config.task, options.limit)
+            gamma, rule = (0, "token") if way == ALONE else (gamma_of(config, name), way)
+            told = {"verification": rule, "max_length": config.max_length}
+            decoding = pair.decoding(gamma, config.temperature, **told)
+            sources = [pair.encode(prompt.source, truncate=True) for prompt in prompts]
+            asked = [Request(x, decoding, config.seed, i) for i, x in enumerate(sources)]
+            results = drawn(pair, asked, options.samples)
+            texts = [result.text for result in results]
+            alone.setdefault(config.task, texts)
+            without = [tuple(x[x != pair.target.pad_id].tolist()) for x in map(np.ravel, sources)]
+            samples = [
+                Sample(i + 1, without[i // options.samples], result.tokens)
+                for i, result in enumerate(results)
+            ]
+            audited = audit(pair, samples, config.sampling, FALSE_ALARM, seed=config.seed)
+            calls = sum(result.target_calls for result in results)
+            row = {"row": name, "draft": config.draft, "way": way, "gamma": gamma}
+            row |= {"tokens_per_call": audited.tokens / calls}
+            if metric := config.texts.metric:
+                row |= compared(metric, prompts, alone[config.task], texts, config.seed)
+            found.append(row | {"audit": audited.fields()})
+            contents = machine() | {"settings": settings(options), "rows": found}
+            (output / "sampled.json").write_text(json.dumps(contents, indent=1) + "\n")
+    show(found, Console())
+    print(f"Written: {output / 'sampled.json'}.")
+
+
+def show(rows: Sequence[dict[str, Any]], console: Console) -> None:
+    """Prints a line for each row and way."""
+    heads = "texts", "a call", "score", "above alone", "95%", "least p", "audit"
+    shown = table("Samples at T = 1", "draft, way", *heads)
+    for row in rows:
+        score = above = interval = "–"
+        if "score" in row:
+            middle, low, high = row["above_alone"]
+            score = f"{row['metric']} {row['score']:.1f}"
+            above, interval = f"{middle:+.2f}", f"{low:.2f} to {high:.2f}"
+        name = row["row"].removeprefix("table3/").removesuffix("_t1")
+        if row["way"] == ALONE:
+            name = name.rpartition("_")[0]
+            above = interval = "–"
+        audited = row["audit"]
+        shown.add_row(
+            f"{name}, {row['way']}", f"{audited['texts']:,}", f"{row['tokens_per_call']:.2f}",
+            score, above, interval, f"{min(test['p_value'] for test in audited['tests']):.2g}",
+            "passed" if audited["passed"] else "FAILED",
+        )  # fmt: skip
+    console.print(shown)
+
+
+if __name__ == "__main__":
+    main()
