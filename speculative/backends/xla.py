@@ -98,10 +98,6 @@ class Xla:
         """Positions of a chunk with the padding that makes it fastest: at least `length`."""
         return length
 
-    def shorter(self, source: int) -> int:
-        """Positions of a source's beginning that are read alone where the others are padding."""
-        return source
-
     def cache_shape(self, batch: int, heads: int, length: int, size: int) -> tuple[int, int, int]:
         """Of keys or values: [B * N, T, H], for heads of a size H."""
         return batch * heads, length, size

@@ -178,6 +178,57 @@ def activated(name: str, x: np.ndarray) -> np.ndarray:
     return np.maximum(x, 0) if name == "relu" else x
 
 
+def zeroed(x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Positions [L, I] of which two of three are 0, as padding is, and which are not."""
+    kept = np.arange(len(x)) % 3 == 1
+    return x * kept[:, None], kept
+
+
+@needs_compiler
+@pytest.mark.parametrize("quantized", [False, True], ids=["float32", "int8"])
+@pytest.mark.parametrize("extras", [0, 1, 2], ids=["plain", "of a T5", "of a GPT"])
+@pytest.mark.parametrize(("inputs", "outputs"), SHAPES[1::2])
+def test_positions_that_are_0(inputs: int, outputs: int, extras: int, quantized: bool) -> None:
+    """The others are as if alone, to the bit; of nothing comes what is added to it."""
+    kernel = panels(numbers(inputs, outputs) / np.float32(np.sqrt(inputs)), quantized)
+    bias = numbers(outputs, seed=2)
+    given = (None, bias, "gelu") if extras == 2 else (1 + 0.2 * numbers(inputs),) * extras
+    nothing = activated("gelu", bias) if extras == 2 else np.zeros(outputs)
+    found = [zeroed(numbers(positions, inputs)) for positions in WIDTHS]
+    adds = [numbers(positions, outputs, seed=1) for positions in WIDTHS] if extras else None
+    named = dict(zip(("norm", "bias", "activation"), given, strict=False))
+    call = functools.partial(products, kernel, features=outputs, **named)
+    alone = [np.asarray(x[kept]) for x, kept in found if kept.any()]
+    kept_adds = adds and [add[kept] for add, (_, kept) in zip(adds, found, strict=True)][1:]
+    together = call(xs=[x for x, _ in found], adds=adds)
+    expected = [np.zeros((0, outputs)), *call(xs=alone, adds=kept_adds)]  # None is left of one.
+    for i, ((_, kept), y, want) in enumerate(zip(found, together, expected, strict=True)):
+        y = np.asarray(y)
+        np.testing.assert_array_equal(y[kept], want)
+        rest = nothing + adds[i][~kept] if adds else np.zeros((sum(~kept), outputs))
+        np.testing.assert_allclose(y[~kept], rest, atol=3e-6)
+
+
+@needs_compiler
+@pytest.mark.parametrize("quantized", [False, True], ids=["float32", "int8"])
+def test_positions_that_are_0_in_gated_products_and_heads(quantized: bool) -> None:
+    """As above."""
+    both = gated_panels(numbers(24, 64), numbers(24, 64, seed=1), quantized)
+    multiply = jax.jit(lambda x: kernels.gated(both, x, 64, ("gelu", "linear"), jnp.ones(24)))
+    several = [panels(numbers(24, 64, seed=seed), quantized) for seed in range(3)]
+    heads = jax.jit(lambda x: kernels.heads(several, x, 4, 16))
+    x, kept = zeroed(numbers(2 * 37, 24))
+    for found, alone in [
+        (multiply(x), multiply(x[kept])),
+        *(
+            (y.transpose(0, 2, 1, 3).reshape(74, 64), want[0].transpose(1, 0, 2).reshape(-1, 64))
+            for y, want in zip(heads(x.reshape(2, 37, 24)), heads(x[kept][None]), strict=True)
+        ),
+    ]:
+        np.testing.assert_array_equal(np.asarray(found)[kept], alone)
+        np.testing.assert_array_equal(np.asarray(found)[~kept], 0)
+
+
 @needs_compiler
 @pytest.mark.parametrize("quantized", [False, True], ids=["float32", "int8"])
 @pytest.mark.parametrize("first", ACTIVATIONS)
@@ -361,6 +412,20 @@ def test_attention_among_new_positions(heads: int, size: int, length: int) -> No
     np.testing.assert_array_equal(values, written[1])
     query = query.reshape(2, heads, length, size).transpose(0, 2, 1, 3)
     np.testing.assert_array_equal(y, attend(query, *written, bias, 0.3))
+
+
+@needs_compiler
+def test_attention_among_new_positions_of_which_some_are_padding() -> None:
+    """Texts of other lengths side by side are as each alone, and padding attends to nothing."""
+    projected, bias = numbers(2, 40, 3 * 2 * 8), 3 * numbers(1, 2, 40, 40)
+    there = np.arange(40) < np.array([[17], [40]])
+    masked = bias + np.where(there, np.float32(0), np.float32(-1e10))[:, None, None]
+    call = jax.jit(kernels.attend_self, static_argnums=(2, 3))
+    together = np.asarray(call(projected, masked, 2, 0.3)[0])
+    for row, length in enumerate((17, 40)):
+        alone = projected[row : row + 1, :length], bias[:, :, :length, :length]
+        np.testing.assert_array_equal(together[row, :length], call(*alone, 2, 0.3)[0][0])
+    np.testing.assert_array_equal(together[0, 17:], 0)
 
 
 @needs_compiler

@@ -400,6 +400,7 @@ struct Product {
   float* y;
   int64_t positions, inputs, outputs;
   Activation activations[2];  // The second where gated.
+  const int64_t* rows;        // Of y and add, that positions have; null where they have their own.
   int64_t source, size;       // S and H, for heads alone.
 
   // Panels of y [begin, end).
@@ -445,8 +446,9 @@ struct Product {
       }
     }
     for (int k = 0; k < kPositions; ++k) {
+      const int64_t row = rows ? rows[l + k] : l + k;
       if constexpr (kOutputs == Outputs::kHeads) {
-        const int64_t b = (l + k) / source, s = (l + k) % source;
+        const int64_t b = row / source, s = row % source;
         for (int64_t o = 0, end; o < count; o = end) {
           const int64_t n = (first + o) / size, h = (first + o) % size;
           end = std::min(count, o + size - h);
@@ -454,7 +456,7 @@ struct Product {
           std::copy(sums[k] + o, sums[k] + end, to);
         }
       } else {
-        const int64_t at = (l + k) * outputs + first;
+        const int64_t at = row * outputs + first;
         for (int64_t o = 0; o < count; ++o) y[at + o] = sums[k][o] + (add ? add[at + o] : 0.0f);
       }
     }
@@ -514,6 +516,40 @@ std::vector<float> Normed(const float* x, const float* scale, bool shifted, int6
   return y;
 }
 
+// The positions of x [L, I] that are not 0 throughout. Those of padding are, and so are their
+// products, which need not be computed.
+struct Filled {
+  const float* x;
+  int64_t positions;
+  const int64_t* rows = nullptr;  // Of the positions that are left, where others are not.
+  std::vector<int64_t> others;
+
+  Filled(const float* from, int64_t count, int64_t inputs, bool all = false)
+      : x(from), positions(count) {
+    if (all) return;
+    for (int64_t l = 0; l < count; ++l) {
+      const float* row = from + l * inputs;
+      if (std::all_of(row, row + inputs, [](float v) { return v == 0.0f; })) others.push_back(l);
+    }
+    if (others.empty()) return;
+    positions = count - others.size();
+    values_.resize(positions * inputs);
+    rows_.resize(positions);
+    for (int64_t l = 0, kept = 0; l < count; ++l) {
+      if (std::binary_search(others.begin(), others.end(), l)) continue;
+      std::copy_n(from + l * inputs, inputs, values_.data() + kept * inputs);
+      rows_[kept++] = l;
+    }
+    x = values_.data();
+    rows = rows_.data();
+  }
+  Filled(const Filled&) = delete;
+
+ private:
+  std::vector<float> values_;
+  std::vector<int64_t> rows_;
+};
+
 using Rank1 = ffi::Buffer<ffi::F32, 1>;
 using Rank2 = ffi::Buffer<ffi::F32, 2>;
 using Rank3 = ffi::Buffer<ffi::F32, 3>;
@@ -532,11 +568,14 @@ ffi::Error Run(Pool pool, ffi::Buffer<kType, 3> kernel, Rank2 scales, Rank2 x, R
                const float* bias, const float* add, Rank2 y, Activation first, Activation second) {
   using Weight = ffi::NativeType<kType>;
   const int64_t panels = kernel.dimensions()[0], size = kernel.element_count() / panels;
-  const int64_t positions = x.dimensions()[0], inputs = x.dimensions()[1];
-  const float* from = x.typed_data();
+  const int64_t inputs = x.dimensions()[1], outputs = y.dimensions()[1];
+  const bool shifted = norm.element_count() == static_cast<size_t>(2 * inputs);
+  // A shift or a bias makes something of 0.
+  const Filled filled(x.typed_data(), x.dimensions()[0], inputs, bias || shifted);
+  const int64_t positions = filled.positions;
+  const float* from = filled.x;
   std::vector<float> normed;
   if (norm.element_count()) {
-    const bool shifted = norm.element_count() == static_cast<size_t>(2 * inputs);
     normed = Normed(from, norm.typed_data(), shifted, positions, inputs);
     from = normed.data();
   }
@@ -544,7 +583,14 @@ ffi::Error Run(Pool pool, ffi::Buffer<kType, 3> kernel, Rank2 scales, Rank2 x, R
   if constexpr (sizeof(Weight) < sizeof(float)) rounded.emplace(from, positions, inputs);
   const Product<Weight, kOutputs> product{
       kernel.typed_data(), scales.typed_data(), from, rounded ? &*rounded : nullptr, bias, add,
-      y.typed_data(), positions, inputs, y.dimensions()[1], {first, second}};
+      y.typed_data(), positions, inputs, outputs, {first, second}, filled.rows};
+  Parallel(pool, filled.others.size(), outputs, [&](int64_t begin, int64_t end) {
+    for (int64_t i = begin; i < end; ++i) {
+      float* to = y.typed_data() + filled.others[i] * outputs;
+      if (add) std::copy_n(add + filled.others[i] * outputs, outputs, to);
+      if (!add) std::fill_n(to, outputs, 0.0f);
+    }
+  });
   const int64_t items = kOutputs == Outputs::kGated ? panels / 2 : panels;
   Parallel(pool, items, panels / items * size * sizeof(Weight) / sizeof(float), product);
   return ffi::Error::Success();
@@ -573,9 +619,10 @@ template <ffi::DataType kType>
 ffi::Error MultiplyForHeads(Pool pool, Rank3 x, ffi::RemainingArgs kernels, ffi::RemainingRets ys) {
   using Weight = ffi::NativeType<kType>;
   const int64_t batch = x.dimensions()[0], source = x.dimensions()[1], inputs = x.dimensions()[2];
+  const Filled filled(x.typed_data(), batch * source, inputs);
   std::optional<Rounded> rounded;
   if constexpr (sizeof(Weight) < sizeof(float)) {
-    rounded.emplace(x.typed_data(), batch * source, inputs);
+    rounded.emplace(filled.x, filled.positions, inputs);
   }
   std::vector<Product<Weight, Outputs::kHeads>> products;
   int64_t panels = 0;
@@ -589,10 +636,19 @@ ffi::Error MultiplyForHeads(Pool pool, Rank3 x, ffi::RemainingArgs kernels, ffi:
     const Rank4 y = **result;
     const auto shape = y.dimensions();
     panels = kernel->dimensions()[0];
-    products.push_back({kernel->typed_data(), scales->typed_data(), x.typed_data(),
+    products.push_back({kernel->typed_data(), scales->typed_data(), filled.x,
                         rounded ? &*rounded : nullptr, nullptr, nullptr, y.typed_data(),
-                        batch * source, inputs, shape[1] * shape[3],
-                        {Activation::kLinear, Activation::kLinear}, source, shape[3]});
+                        filled.positions, inputs, shape[1] * shape[3],
+                        {Activation::kLinear, Activation::kLinear}, filled.rows, source, shape[3]});
+    Parallel(pool, filled.others.size(), shape[1] * shape[3], [&](int64_t begin, int64_t end) {
+      for (int64_t i = begin; i < end; ++i) {
+        const int64_t b = filled.others[i] / source, at = filled.others[i] % source;
+        for (int64_t n = 0; n < shape[1]; ++n) {
+          float* to = y.typed_data() + ((b * shape[1] + n) * source + at) * shape[3];
+          std::fill_n(to, shape[3], 0.0f);
+        }
+      }
+    });
   }
   const auto work = [&](int64_t begin, int64_t end) {
     for (int64_t i = begin / panels; i * panels < end; ++i) {
@@ -619,6 +675,7 @@ struct Attention {
   int64_t length, heads, seen, size;             // L, N, K, H.
   int64_t stride;                                // Between the queries of two positions.
   int64_t bias_batch, bias_heads, bias_queries;  // Strides of the bias; 0 where it is shared.
+  bool same;  // Whether queries and keys are of the same positions, those masked being padding.
 
   // Heads [begin, end), numbered through all rows.
   void operator()(int64_t begin, int64_t end) const {
@@ -628,11 +685,15 @@ struct Attention {
       for (int64_t l = 0; l < length; ++l) {
         const int64_t position = b * length + l;
         const float* shift = bias + b * bias_batch + n * bias_heads + l * bias_queries;
+        float* out = y + (position * heads + n) * size;
+        if (same && shift[l] < kMasked) {
+          std::fill_n(out, size, 0.0f);
+          continue;
+        }
         // With the first query the next head's keys and values are prefetched.
         const int64_t further = l == 0 ? seen * size : 0;
         Query(query + position * stride + n * size, keys + at * seen * size,
-              values + at * seen * size, further, shift, weights.data(),
-              y + (position * heads + n) * size);
+              values + at * seen * size, further, shift, weights.data(), out);
       }
     }
   }
@@ -715,12 +776,13 @@ struct Attention {
 
 // The attention of heads side by side in rows [B, L] of so many floats.
 Attention Attending(const float* query, int64_t stride, Rank3 keys, Rank3 values, Rank4 bias,
-                    float scale, Rank4 y) {
+                    float scale, Rank4 y, bool same = false) {
   const auto q = y.dimensions(), b = bias.dimensions();
   const int64_t seen = keys.dimensions()[1];
   return {query, keys.typed_data(), values.typed_data(), bias.typed_data(), scale, y.typed_data(),
           q[1], q[2], seen, q[3], stride,
-          b[0] > 1 ? b[1] * b[2] * seen : 0, b[1] > 1 ? b[2] * seen : 0, b[2] > 1 ? seen : 0};
+          b[0] > 1 ? b[1] * b[2] * seen : 0, b[1] > 1 ? b[2] * seen : 0, b[2] > 1 ? seen : 0,
+          same};
 }
 
 // query [B, L, N, H]; keys and values [B * N, K, H]; bias [B or 1, N or 1, L or 1, K].
@@ -740,7 +802,7 @@ ffi::Error AttendTo(Pool pool, Rank3 projected, Rank4 bias, const int32_t* start
   const int64_t length = q[1], heads = q[2], size = q[3], seen = keys.dimensions()[1];
   const int64_t width = heads * size;
   const float* from = projected.typed_data();
-  const Attention attention = Attending(from, 3 * width, keys, values, bias, scale, y);
+  const Attention attention = Attending(from, 3 * width, keys, values, bias, scale, y, !starts);
   const auto work = [&](int64_t begin, int64_t end) {
     for (int64_t at = begin; at < end; ++at) {
       const int64_t b = at / heads, n = at % heads;
@@ -759,7 +821,8 @@ ffi::Error AttendTo(Pool pool, Rank3 projected, Rank4 bias, const int32_t* start
   return ffi::Error::Success();
 }
 
-// Among the new positions alone: K is L, and nothing is in the caches before.
+// Among the new positions alone: K is L, and nothing is in the caches before. What padding would
+// attend to is 0.
 ffi::Error AttendSelf(Pool pool, Rank3 projected, Rank4 bias, ffi::Result<Rank4> y,
                       ffi::Result<Rank3> keys, ffi::Result<Rank3> values, Scale scale) {
   return AttendTo(pool, projected, bias, nullptr, *y, *keys, *values, *scale);

@@ -59,13 +59,6 @@ class Compiled(Transposed):
         y = kernels.product(kernel, x, features, norm.numbers if norm else None, **after)
         return y.astype(out_dtype or dtype)
 
-    def shorter(self, source: int) -> int:
-        """Three quarters, for a position's result does not depend on the padding beside it.
-
-        Of a short one all: there is little to gain for a second program of the encoder.
-        """
-        return source * 3 // 4 if source >= 32 else source
-
     def project(self, fused: Fused | None, denses: Denses, x: Array, norm: Norm) -> Parts:
         """One product, which attention reads whole."""
         assert fused is not None, "prepacked kernels are fused"

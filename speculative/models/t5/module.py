@@ -1,11 +1,8 @@
 """T5: the Flax module, whose parameters have T5X's names, and the model over it."""
 
 import dataclasses
-import functools
 from typing import Any, ClassVar
 
-import flax.linen as nn
-import jax
 import jax.numpy as jnp
 from jax import Array
 
@@ -28,7 +25,9 @@ class EncoderDecoder(Transformer):
     def encode(self, inputs: Inputs, segments: Array | None = None, train: bool = False) -> Array:
         """Inputs [B, S] -> [B, S, D]; see `FlaxModel.encode`."""
         mask = _padding(inputs) if segments is None else same_segment(segments, segments)
-        after, _, _ = self.encoder(self.embed(inputs), mask, train)
+        # Padding is 0: what is made of it counts nowhere, and kernels on CPU leave it out.
+        x = jnp.where((inputs != PAD_ID)[..., None], self.embed(inputs), 0)
+        after, _, _ = self.encoder(x, mask, train)
         return self.encoder.dropout(self.encoder.norm(after[-1]), not train)
 
     def __call__(
@@ -62,13 +61,12 @@ class EncoderDecoder(Transformer):
     ) -> tuple[DecoderState, dict[str, Array]]:
         """Encodes inputs [B, S] (0 = padding) and projects keys and values of the source once."""
         config = self.config
-        encoded, cross = (
-            self._read(inputs) if encoded is None else (encoded, self._project(encoded))
-        )
+        encoded = self.encode(inputs) if encoded is None else encoded
         sizes = inputs.shape[0], config.num_heads, cache_length, config.head_dim
         shape = self.decoder.backend.cache_shape(*sizes)
         empty = tuple(jnp.zeros(shape, config.dtype) for _ in range(config.decoder_layers))
         lengths, bias = jnp.zeros(inputs.shape[0], jnp.int32), _padding(inputs)
+        cross = self._project(encoded)
         state = DecoderState(lengths, empty, empty, cross=cross, source_bias=bias)
         return state, dict.fromkeys(layers, encoded)
 
@@ -76,22 +74,6 @@ class EncoderDecoder(Transformer):
         """As of `Transformer`; T5 scales logits that are tied to the embedding."""
         logits = super().logits(x, norm)
         return logits * self.config.emb_dim**-0.5 if self.config.logits_via_embedding else logits
-
-    def _read(self, inputs: Inputs) -> tuple[Array, tuple[tuple[Array, Array], ...]]:
-        """Inputs [B, S] encoded, and projected, without padding that costs time; 0 in its place."""
-        whole = inputs.shape[1]
-        width = self.decoder.backend.shorter(whole)
-
-        def read(size: int, module: "EncoderDecoder", inputs: Inputs) -> Any:
-            encoded = module.encode(inputs[:, :size])
-            found = encoded, module._project(encoded)
-            return jax.tree.map(lambda x: jnp.pad(x, ((0, 0), (0, whole - size), (0, 0))), found)
-
-        if width == whole:
-            return read(whole, self, inputs)
-        short = (inputs[:, width:] == PAD_ID).all()
-        narrow, wide = (functools.partial(read, size) for size in (width, whole))
-        return nn.cond(short, narrow, wide, self, inputs)
 
     def _project(self, encoded: Array) -> tuple[tuple[Array, Array], ...]:
         """Each layer's keys and values [B * N, S, H] of a source encoded [B, S, D]."""
