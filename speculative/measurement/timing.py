@@ -116,10 +116,11 @@ class CostMeter:
         source_length: int,
         cache_length: int,
         rule: Rule = EXACT,
+        tokens: int | None = None,
     ) -> None:
-        """Compiles every kind of step, of one row; raises ValueError.
+        """Compiles every kind of step, of a row with a source of so many tokens, else of padding.
 
-        It does so for a gamma below 1 and for too short a cache.
+        Without `tokens` there is no padding. A gamma below 1 or too short a cache is a ValueError.
         """
         if min(gammas) < 1:
             raise ValueError(f"Costs are timed for gamma of at least 1, not {min(gammas)}.")
@@ -130,7 +131,9 @@ class CostMeter:
                 f"{cache_length}."
             )
         self._gammas = gammas
-        source = jax.device_put(np.full((1, source_length), pair.vocabulary.size - 1, np.int32))
+        source = np.full((1, source_length), pair.target.pad_id, np.int32)
+        source[:, :tokens] = pair.vocabulary.size - 1
+        source = jax.device_put(source)
         self._kinds = timed_calls(pair, sampling, gammas, source, cache_length, rule)
         self._seconds: dict[tuple[str, int], list[float]] = {kind: [] for kind in self._kinds}
         self._order = itertools.cycle(self._kinds)

@@ -66,12 +66,14 @@ class Workload:
         return [step for step in steps if step.count[0]]
 
     def meter(self, gammas: Sequence[int], lengths: Sequence[int]) -> CostMeter:
-        """Times costs in the cache in which the median of outputs of such lengths ends."""
+        """Times costs with a source, and in the cache, of the median text; outputs' `lengths`."""
         config = self.decoding(max(gammas))
         needed = max(int(statistics.median_high(lengths)), ITERATIONS) + config.room
         size = next((size for size in config.cache_lengths() if size >= needed), needed)
-        width = self.sources.shape[1]
-        return CostMeter(self.pair, self.config.sampling, gammas, width, size, config.rule)
+        sources = np.asarray(self.sources)
+        tokens = statistics.median_high((sources != self.pair.target.pad_id).sum(axis=1).tolist())
+        given = self.pair, self.config.sampling, gammas, sources.shape[1], size, config.rule
+        return CostMeter(*given, tokens)
 
 
 def source_length(config: RowConfig, found: Resolved) -> int:

@@ -188,6 +188,24 @@ def test_each_step_is_timed_with_the_passes_that_it_takes(
     assert found.ms_proposal == pytest.approx({2: 250, 3: 375})
 
 
+@pytest.mark.parametrize(("tokens", "padding"), [(None, 0), (5, 3)])
+def test_a_timed_source_has_padding_after_its_tokens(
+    monkeypatch: pytest.MonkeyPatch, tokens: int | None, padding: int
+) -> None:
+    pair = toy_pair(MODEL_DRAFT, ())
+    seen: list[list[int]] = []
+
+    def calls(pair: Any, sampling: Any, gammas: Any, source: Any, *_: Any) -> dict[Any, Any]:
+        seen.extend(np.asarray(source).tolist())
+        return {("verify", 0): lambda: 0}
+
+    monkeypatch.setattr(timing, "timed_calls", calls)
+    CostMeter(pair, Sampling(), (2,), 8, CACHE, tokens=tokens)
+    token = pair.vocabulary.size - 1
+    assert token != pair.target.pad_id
+    assert seen == [[token] * (8 - padding) + [pair.target.pad_id] * padding]
+
+
 def test_a_proposal_never_costs_less_than_nothing(clock: Clock) -> None:
     """As rounding may have it for one that is free: 3 ms to verify, 2.9 with its proposal."""
     kinds = [("prefill target", 0), ("prefill draft", 0), ("verify", 0), ("verify", 2), ("step", 2)]

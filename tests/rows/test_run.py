@@ -307,6 +307,20 @@ def test_a_row_of_a_draft_that_is_the_target(pair: Pair, no_timing: list[tuple[i
     assert heard == [("compiling", 0), *decoding, ("resampling", 0)]
 
 
+def test_costs_are_those_of_the_median_text(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its source, and where its output ends in a cache that grows."""
+    given: list[tuple[Any, ...]] = []
+    monkeypatch.setattr(workload, "CostMeter", lambda *settings: given.append(settings))
+    prompts = [Prompt("summarize: maps", ""), *PROMPTS]
+    work = workload.workload(pair, config(max_length=200), prompts)
+    work.meter((2, 5), [10, 150, 30])
+    lengths = sorted(len(pair.vocabulary.encode(prompt.source)) for prompt in prompts)
+    assert len(set(lengths)) > 2
+    _, _, gammas, width, cache, _, tokens = given[0]
+    assert (gammas, width, tokens) == ((2, 5), work.sources.shape[1], lengths[2])
+    assert cache == 64
+
+
 def test_the_clock_measures_whole_generations(
     pair: Pair, monkeypatch: pytest.MonkeyPatch, no_timing: list[tuple[int, ...]]
 ) -> None:
