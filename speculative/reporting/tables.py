@@ -142,7 +142,7 @@ QUALITY = (  # Of rows whose texts have references.
     Column(
         "difference",
         field("quality_difference", "+.1f"),
-        "the one less the other; above temperature 0 both are of samples, which differ by "
+        "speculative less autoregressive; above temperature 0 both are of samples, which differ by "
         "chance: speculative verify tests whether they are the target's own",
     ),
     Column(
