@@ -1,0 +1,44 @@
+"""What is drawn, and how it is scored, for the record of sampled texts."""
+
+import pathlib
+
+import pytest
+
+import speculative
+from benchmarks.sampled_texts import compared, drawn
+from speculative.measurement.quality import measure
+from speculative.pair import Request
+from speculative.tasks.prompts import Prompt
+
+PROMPTS = [
+    Prompt("summarize: a library for reading old files", "library for old files"),
+    Prompt("summarize: draws maps of the night sky", "maps of the sky"),
+]
+
+
+def test_samples_are_those_of_each_prompt(saved_pair: tuple[pathlib.Path, pathlib.Path]) -> None:
+    pair = speculative.load(*saved_pair)
+    given = {"gamma": 2, "temperature": 1.0, "max_length": 6}
+    config = pair.decoding(**given)
+    asked = [
+        Request(pair.encode(prompt.source), config, seed=3, example=i)
+        for i, prompt in enumerate(PROMPTS)
+    ]
+    expected = [
+        sample
+        for i, prompt in enumerate(PROMPTS)
+        for sample in pair.samples(prompt.source, 3, seed=3, example=i, **given)
+    ]
+    assert drawn(pair, asked, 3) == expected
+
+
+def test_a_score_is_set_beside_that_of_the_target_alone() -> None:
+    alone = ["library of files", "old files", "maps", "the night sky"]
+    texts = ["library for old files", "a library", "maps of the sky", "sky"]
+    found = compared("rougeL", PROMPTS, alone, texts, seed=0)
+    references = [PROMPTS[i].reference for i in (0, 0, 1, 1)]
+    score, own = (measure("rougeL", references, each) for each in (texts, alone))
+    assert found["score"] == score
+    middle, low, high = found["above_alone"]
+    assert middle == pytest.approx(score - own)
+    assert low <= middle <= high
