@@ -400,7 +400,7 @@ struct Product {
   float* y;
   int64_t positions, inputs, outputs;
   Activation activations[2];  // The second where gated.
-  const int64_t* rows;        // Of y and add, that positions have; null where they have their own.
+  const int64_t* rows;        // Of y and add, one for each position; null where all are in order.
   int64_t source, size;       // S and H, for heads alone.
 
   // Panels of y [begin, end).
