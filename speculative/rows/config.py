@@ -19,9 +19,10 @@ from speculative.sampling import Sampling
 from speculative.tasks import Task
 from speculative.types import EOS_ID
 
-LARGEST = dict.fromkeys(("num_examples", "alpha_tokens", "rounds"), 10**9)
+LARGEST = dict.fromkeys(("num_examples", "alpha_tokens"), 10**9)
 LARGEST |= dict.fromkeys(("max_length", "source_length"), checks.MAX_TOKENS)
-LARGEST |= {"gamma": checks.MAX_GAMMA, "seed": 2**32 - 1, "batch_size": checks.MAX_BATCH}
+LARGEST |= {"gamma": checks.MAX_GAMMA, "batch_size": checks.MAX_BATCH}
+LARGEST |= {"rounds": checks.MAX_SAMPLES, "seed": 2**32 - 1}  # Above T = 0 rounds are samples.
 """The largest values of `RowConfig`'s whole numbers; the smallest is 1, a seed's 0."""
 
 
