@@ -9,6 +9,7 @@ record is `sampled.json`.
 """
 
 import argparse
+import dataclasses
 import json
 import pathlib
 from collections.abc import Sequence
@@ -72,9 +73,16 @@ def main(arguments: Sequence[str] | None = None) -> None:
     output, load = pathlib.Path(options.output_dir), Loader()
     output.mkdir(parents=True, exist_ok=True)
     configs = {experiment(row): read_row(row) for row in sweep.rows("3")}
-    configs = {name: configs[name] for name in configs if name.endswith(tuple(options.rows))}
+    configs = {
+        name: config
+        for name, config in configs.items()
+        if name.endswith(tuple(options.rows))
+        and sweep.shipped(config)
+        and not config.sampling.greedy
+    }
     if not configs:
-        raise SystemExit(f"No row of Table 3 ends with {' or '.join(options.rows)} (--rows).")
+        ends = " or ".join(options.rows)
+        raise SystemExit(f"No row of the shipped models above T = 0 ends with {ends} (--rows).")
     ways = [(name, way) for name in configs for way in (ALONE, *RULES)]
     alone: dict[str, list[str]] = {}  # By task: the target is the same.
     found: list[dict[str, Any]] = []
@@ -85,10 +93,11 @@ def main(arguments: Sequence[str] | None = None) -> None:
                 continue
             on_progress(f"{name}, {way}", number / len(ways))
             memory.spare_maps()
-            pair, prompts = load(config), load_prompts(config.task, options.limit)
+            pair, prompts = load(config), load_prompts(config.texts, options.limit)
             gamma, rule = (0, "token") if way == ALONE else (gamma_of(config, name), way)
-            told = {"verification": rule, "max_length": config.max_length}
-            decoding = pair.decoding(gamma, config.temperature, **told)
+            vocabulary = pair.vocabulary
+            ruled = dataclasses.replace(config, verification=rule)
+            decoding = ruled.decoding(vocabulary.size, gamma, vocabulary.eos_id)
             sources = [pair.encode(prompt.source, truncate=True) for prompt in prompts]
             asked = [Request(x, decoding, config.seed, i) for i, x in enumerate(sources)]
             results = drawn(pair, asked, options.samples)
@@ -101,7 +110,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
             ]
             audited = audit(pair, samples, config.sampling, FALSE_ALARM, seed=config.seed)
             calls = sum(result.target_calls for result in results)
-            row = {"row": name, "draft": config.draft, "way": way, "gamma": gamma}
+            row = {"row": name, "way": way, "gamma": gamma}
+            row |= {"draft": config.draft} if gamma else {}
             row |= {"tokens_per_call": audited.tokens / calls}
             if metric := config.texts.metric:
                 row |= compared(metric, prompts, alone[config.task], texts, config.seed)
@@ -110,6 +120,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
             (output / "sampled.json").write_text(json.dumps(contents, indent=1) + "\n")
     show(found, Console())
     print(f"Written: {output / 'sampled.json'}.")
+    if not all(row["audit"]["passed"] for row in found):
+        raise SystemExit(1)
 
 
 def show(rows: Sequence[dict[str, Any]], console: Console) -> None:
@@ -127,9 +139,10 @@ def show(rows: Sequence[dict[str, Any]], console: Console) -> None:
             name = name.rpartition("_")[0]
             above = interval = "–"
         audited = row["audit"]
+        least = min((f"{test['p_value']:.2g}" for test in audited["tests"]), key=float, default="–")
         shown.add_row(
             f"{name}, {row['way']}", f"{audited['texts']:,}", f"{row['tokens_per_call']:.2f}",
-            score, above, interval, f"{min(test['p_value'] for test in audited['tests']):.2g}",
+            score, above, interval, least,
             "passed" if audited["passed"] else "FAILED",
         )  # fmt: skip
     console.print(shown)

@@ -89,8 +89,10 @@ def difference(
     """
     statistics = np.stack([_statistics(metric, targets, texts) for texts in (one, other)])
     if numbers is not None:
-        of_example = np.unique(numbers)[:, None] == np.asarray(numbers)
-        statistics = of_example @ statistics
+        examples, of = np.unique(numbers, return_inverse=True)
+        sums = np.zeros((len(examples), 2, statistics.shape[-1]))
+        np.add.at(sums, of, statistics.swapaxes(0, 1))
+        statistics = sums.swapaxes(0, 1)
 
     def above(chosen: NDArray[np.intp]) -> float:
         scores = [_score(metric, sums) for sums in statistics[:, chosen].sum(axis=1)]

@@ -118,7 +118,7 @@ class CostMeter:
         rule: Rule = EXACT,
         tokens: int | None = None,
     ) -> None:
-        """Compiles every kind of step, of a row with a source of so many tokens, else of padding.
+        """Compiles every kind of step of one row, whose source has `tokens` tokens, then padding.
 
         Without `tokens` there is no padding. A gamma below 1 or too short a cache is a ValueError.
         """

@@ -47,7 +47,7 @@ class RowConfig:
     alpha_tokens: int = 10_000  # Of the target's own text, on which alpha is measured (4.2).
     # Texts decoded together where what they say is all that counts; rows are timed one by one.
     batch_size: int = 16
-    # How often each example is decoded each way: anew at temperature 0, above it another sample.
+    # How often each example is decoded each way: above temperature 0, another sample each time.
     rounds: int = 3
     seed: int = 0  # Of all random numbers.
     paper_draft: str | None = None  # That of the paper's row to compare with, if any.

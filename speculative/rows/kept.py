@@ -24,7 +24,7 @@ class Example:
     autoregressive: str  # The output of autoregressive decoding.
     speculative: str  # The output of speculative decoding.
     lengths: tuple[int, int]  # Tokens of both outputs.
-    seconds: tuple[float, float]  # Of both ways, prefill included; of equal rounds the median.
+    seconds: tuple[float, float]  # Of both ways, prefill included; at T = 0 the rounds' median.
     target_calls: int  # In speculative decoding, as are the next two.
     tested: int
     accepted: int

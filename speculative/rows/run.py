@@ -83,8 +83,8 @@ def run_row(
         on_progress("decoding", number / count)
         lacking = [i for i in range(config.samples) if (number, i) not in kept]
         for sample in lacking:
-            enough = sum(len(example.betas) for example in kept) >= config.alpha_tokens
-            kept.add(_measure(work, gamma, number, sample, with_alpha=not sample and not enough))
+            with_alpha = sample == 0 and sum(len(e.betas) for e in kept) < config.alpha_tokens
+            kept.add(_measure(work, gamma, number, sample, with_alpha))
         if lacking:
             meter.tick()
     while meter.turns < TURNS:  # There were few examples left.

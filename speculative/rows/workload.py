@@ -66,12 +66,15 @@ class Workload:
         return [step for step in steps if step.count[0]]
 
     def meter(self, gammas: Sequence[int], lengths: Sequence[int]) -> CostMeter:
-        """Times costs with a source, and in the cache, of the median text; outputs' `lengths`."""
+        """Times costs with a source of as many tokens as texts have in the mean.
+
+        The cache is the one in which the median of outputs of such lengths ends.
+        """
         config = self.decoding(max(gammas))
         needed = max(int(statistics.median_high(lengths)), ITERATIONS) + config.room
         size = next((size for size in config.cache_lengths() if size >= needed), needed)
         sources = np.asarray(self.sources)
-        tokens = statistics.median_high((sources != self.pair.target.pad_id).sum(axis=1).tolist())
+        tokens = round((sources != self.pair.target.pad_id).sum(axis=1).mean())
         given = self.pair, self.config.sampling, gammas, sources.shape[1], size, config.rule
         return CostMeter(*given, tokens)
 

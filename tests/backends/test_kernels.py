@@ -211,8 +211,44 @@ def test_positions_that_are_0(inputs: int, outputs: int, extras: int, quantized:
 
 @needs_compiler
 @pytest.mark.parametrize("quantized", [False, True], ids=["float32", "int8"])
+def test_positions_that_are_0_are_not_multiplied(quantized: bool) -> None:
+    """Nor do kernels that are no numbers make anything but 0 of them."""
+    one = panels(numbers(24, 64), quantized)
+    both = gated_panels(numbers(24, 64), numbers(24, 64, seed=1), quantized)
+    none = np.nan if not quantized else 1
+    one, both = (
+        kernels.Panels(kernel.values * none, kernel.scales * np.nan) for kernel in (one, both)
+    )
+    x, kept = zeroed(numbers(9, 24))
+    x[0] = -x[0]  # Of -0 too.
+    found = [
+        product(one, x, 64),
+        jax.jit(lambda x: kernels.gated(both, x, 64, ("gelu", "linear"), jnp.ones(24)))(x),
+        jax.jit(lambda x: kernels.heads([one], x[None], 1, 64))(x)[0][0, 0],
+    ]
+    for y in found:
+        np.testing.assert_array_equal(np.isnan(y).all(axis=1), kept)
+        np.testing.assert_array_equal(np.asarray(y)[~kept], 0)
+
+
+@needs_compiler
+@pytest.mark.parametrize("quantized", [False, True], ids=["float32", "int8"])
+def test_positions_that_are_0_are_shifted_by_a_norm(quantized: bool) -> None:
+    """A GPT's logits have a norm with a shift, and no bias."""
+    kernel = numbers(24, 64) / 5
+    shifted = numbers(2 * 24)
+    x = np.zeros((3, 24), np.float32)
+    seen = norm(x, shifted)
+    want = (rounded(seen.astype(np.float32)) if quantized else seen) @ kernel
+    y = product(panels(kernel, quantized), x, 64, shifted)
+    np.testing.assert_allclose(y, want, atol=0.05 if quantized else 3e-5)
+    assert np.abs(want).max() > 0.5
+
+
+@needs_compiler
+@pytest.mark.parametrize("quantized", [False, True], ids=["float32", "int8"])
 def test_positions_that_are_0_in_gated_products_and_heads(quantized: bool) -> None:
-    """As above."""
+    """The others are as if alone there too, and of nothing comes nothing."""
     both = gated_panels(numbers(24, 64), numbers(24, 64, seed=1), quantized)
     multiply = jax.jit(lambda x: kernels.gated(both, x, 64, ("gelu", "linear"), jnp.ones(24)))
     several = [panels(numbers(24, 64, seed=seed), quantized) for seed in range(3)]

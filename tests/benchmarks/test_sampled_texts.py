@@ -1,12 +1,14 @@
 """What is drawn, and how it is scored, for the record of sampled texts."""
 
+import io
 import pathlib
 
 import pytest
+from rich.console import Console
 
 import speculative
-from benchmarks.sampled_texts import compared, drawn
-from speculative.measurement.quality import measure
+from benchmarks.sampled_texts import compared, drawn, show
+from speculative.measurement.quality import difference, measure
 from speculative.pair import Request
 from speculative.tasks.prompts import Prompt
 
@@ -39,6 +41,14 @@ def test_a_score_is_set_beside_that_of_the_target_alone() -> None:
     references = [PROMPTS[i].reference for i in (0, 0, 1, 1)]
     score, own = (measure("rougeL", references, each) for each in (texts, alone))
     assert found["score"] == score
-    middle, low, high = found["above_alone"]
-    assert middle == pytest.approx(score - own)
-    assert low <= middle <= high
+    assert found["above_alone"][0] == pytest.approx(score - own)
+    expected = difference("rougeL", references, alone, texts, 0, [0, 0, 1, 1])
+    assert found["above_alone"] == expected != difference("rougeL", references, alone, texts, 0)
+
+
+def test_a_fault_is_shown() -> None:
+    """Of texts with a token that the target never says nothing else is tested."""
+    audit = {"texts": 4, "tests": [], "passed": False}
+    console = Console(file=io.StringIO(), width=140)
+    show([{"row": "a_hidden_t1", "way": "token", "tokens_per_call": 2, "audit": audit}], console)
+    assert console.file.getvalue().split()[-2:] == ["–", "FAILED"]  # pyright: ignore

@@ -373,7 +373,8 @@ __attribute__((always_inline)) inline void Tile(const int8_t* panel, const uint8
 #endif
 }
 
-// What a feed-forward layer does to its products; the order is that of `ACTIVATIONS` in types.py.
+// What a feed-forward layer does to its products, all of which make 0 of 0, as `Filled` needs; the
+// order is that of `ACTIVATIONS` in types.py.
 enum class Activation : int64_t { kGelu, kSilu, kRelu, kLinear };
 
 // SiLU is x / (1 + exp(-x)), and so is GELU, with its tanh written as 2 / (1 + exp(-2z)) - 1, of
@@ -400,7 +401,7 @@ struct Product {
   float* y;
   int64_t positions, inputs, outputs;
   Activation activations[2];  // The second where gated.
-  const int64_t* rows;        // Of y and add, one for each position; null where all are in order.
+  const int64_t* rows;        // The row of y and add of each position; null if all have one.
   int64_t source, size;       // S and H, for heads alone.
 
   // Panels of y [begin, end).
@@ -516,31 +517,44 @@ std::vector<float> Normed(const float* x, const float* scale, bool shifted, int6
   return y;
 }
 
-// The positions of x [L, I] that are not 0 throughout. Those of padding are, and so are their
-// products, which need not be computed.
+// Whether numbers are all 0, of either sign; looks at a few at a time, of which mostly one is not.
+inline bool AllZero(const float* from, int64_t size) {
+  for (int64_t i = 0; i < size; i += 64) {
+    uint32_t bits = 0;
+    for (int64_t j = i; j < std::min(i + 64, size); ++j) {
+      uint32_t number;
+      std::memcpy(&number, from + j, sizeof(number));
+      bits |= number << 1;
+    }
+    if (bits) return false;
+  }
+  return true;
+}
+
+// The rows of x [L, I] that are not all zero. Padding's are all zero, and so are their products,
+// which are skipped.
 struct Filled {
   const float* x;
   int64_t positions;
-  const int64_t* rows = nullptr;  // Of the positions that are left, where others are not.
-  std::vector<int64_t> others;
+  const int64_t* rows = nullptr;  // The row of each that is kept; null if all are.
+  std::vector<int64_t> zeros;     // The others.
 
-  Filled(const float* from, int64_t count, int64_t inputs, bool all = false)
+  Filled(const float* from, int64_t count, int64_t inputs, bool keep_all = false)
       : x(from), positions(count) {
-    if (all) return;
-    for (int64_t l = 0; l < count; ++l) {
-      const float* row = from + l * inputs;
-      if (std::all_of(row, row + inputs, [](float v) { return v == 0.0f; })) others.push_back(l);
+    for (int64_t l = 0; l < count && !keep_all; ++l) {
+      if (AllZero(from + l * inputs, inputs)) zeros.push_back(l);
     }
-    if (others.empty()) return;
-    positions = count - others.size();
-    values_.resize(positions * inputs);
-    rows_.resize(positions);
-    for (int64_t l = 0, kept = 0; l < count; ++l) {
-      if (std::binary_search(others.begin(), others.end(), l)) continue;
-      std::copy_n(from + l * inputs, inputs, values_.data() + kept * inputs);
-      rows_[kept++] = l;
+    if (zeros.empty()) return;
+    for (int64_t l = 0, next = 0; l < count; ++l) {
+      if (next < static_cast<int64_t>(zeros.size()) && zeros[next] == l) {
+        ++next;
+        continue;
+      }
+      rows_.push_back(l);
+      values_.insert(values_.end(), from + l * inputs, from + (l + 1) * inputs);
     }
     x = values_.data();
+    positions = rows_.size();
     rows = rows_.data();
   }
   Filled(const Filled&) = delete;
@@ -570,7 +584,7 @@ ffi::Error Run(Pool pool, ffi::Buffer<kType, 3> kernel, Rank2 scales, Rank2 x, R
   const int64_t panels = kernel.dimensions()[0], size = kernel.element_count() / panels;
   const int64_t inputs = x.dimensions()[1], outputs = y.dimensions()[1];
   const bool shifted = norm.element_count() == static_cast<size_t>(2 * inputs);
-  // A shift or a bias makes something of 0.
+  // A bias or a norm's shift makes another number of 0.
   const Filled filled(x.typed_data(), x.dimensions()[0], inputs, bias || shifted);
   const int64_t positions = filled.positions;
   const float* from = filled.x;
@@ -584,10 +598,10 @@ ffi::Error Run(Pool pool, ffi::Buffer<kType, 3> kernel, Rank2 scales, Rank2 x, R
   const Product<Weight, kOutputs> product{
       kernel.typed_data(), scales.typed_data(), from, rounded ? &*rounded : nullptr, bias, add,
       y.typed_data(), positions, inputs, outputs, {first, second}, filled.rows};
-  Parallel(pool, filled.others.size(), outputs, [&](int64_t begin, int64_t end) {
+  Parallel(pool, filled.zeros.size(), outputs, [&](int64_t begin, int64_t end) {
     for (int64_t i = begin; i < end; ++i) {
-      float* to = y.typed_data() + filled.others[i] * outputs;
-      if (add) std::copy_n(add + filled.others[i] * outputs, outputs, to);
+      float* to = y.typed_data() + filled.zeros[i] * outputs;
+      if (add) std::copy_n(add + filled.zeros[i] * outputs, outputs, to);
       if (!add) std::fill_n(to, outputs, 0.0f);
     }
   });
@@ -640,9 +654,9 @@ ffi::Error MultiplyForHeads(Pool pool, Rank3 x, ffi::RemainingArgs kernels, ffi:
                         rounded ? &*rounded : nullptr, nullptr, nullptr, y.typed_data(),
                         filled.positions, inputs, shape[1] * shape[3],
                         {Activation::kLinear, Activation::kLinear}, filled.rows, source, shape[3]});
-    Parallel(pool, filled.others.size(), shape[1] * shape[3], [&](int64_t begin, int64_t end) {
+    Parallel(pool, filled.zeros.size(), shape[1] * shape[3], [&](int64_t begin, int64_t end) {
       for (int64_t i = begin; i < end; ++i) {
-        const int64_t b = filled.others[i] / source, at = filled.others[i] % source;
+        const int64_t b = filled.zeros[i] / source, at = filled.zeros[i] % source;
         for (int64_t n = 0; n < shape[1]; ++n) {
           float* to = y.typed_data() + ((b * shape[1] + n) * source + at) * shape[3];
           std::fill_n(to, shape[3], 0.0f);
@@ -675,7 +689,7 @@ struct Attention {
   int64_t length, heads, seen, size;             // L, N, K, H.
   int64_t stride;                                // Between the queries of two positions.
   int64_t bias_batch, bias_heads, bias_queries;  // Strides of the bias; 0 where it is shared.
-  bool same;  // Whether queries and keys are of the same positions, those masked being padding.
+  bool same;  // Whether queries and keys are of the same positions, as among new ones.
 
   // Heads [begin, end), numbered through all rows.
   void operator()(int64_t begin, int64_t end) const {
@@ -686,7 +700,7 @@ struct Attention {
         const int64_t position = b * length + l;
         const float* shift = bias + b * bias_batch + n * bias_heads + l * bias_queries;
         float* out = y + (position * heads + n) * size;
-        if (same && shift[l] < kMasked) {
+        if (same && shift[l] < kMasked) {  // Its own key is masked: it is padding.
           std::fill_n(out, size, 0.0f);
           continue;
         }
@@ -821,8 +835,8 @@ ffi::Error AttendTo(Pool pool, Rank3 projected, Rank4 bias, const int32_t* start
   return ffi::Error::Success();
 }
 
-// Among the new positions alone: K is L, and nothing is in the caches before. What padding would
-// attend to is 0.
+// Among the new positions alone: K is L, and nothing is in the caches before. Where a position's own
+// key is masked it is padding, and its result is 0.
 ffi::Error AttendSelf(Pool pool, Rank3 projected, Rank4 bias, ffi::Result<Rank4> y,
                       ffi::Result<Rank3> keys, ffi::Result<Rank3> values, Scale scale) {
   return AttendTo(pool, projected, bias, nullptr, *y, *keys, *values, *scale);

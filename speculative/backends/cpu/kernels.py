@@ -212,8 +212,9 @@ def attend_self(
     """Self-attention among new positions, whose queries, keys and values lie side by side.
 
     Projected [B, L, 3 * N * H] gives [B, L, N, H], keys [B * N, L, H] and values, float32; bias
-    and scale are as in `attend`. With a cache of float32 the new keys and values enter that first,
-    in place; all of it is attended to and returned.
+    and scale are as in `attend`. A position whose own key is masked is padding, and its result is
+    0. With a cache of float32 the new keys and values enter that first, in place; all of it is
+    attended to and returned.
 
     Raises:
         ValueError: there are more new positions than the cache has.
