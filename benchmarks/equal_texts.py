@@ -24,7 +24,6 @@ from speculative.commands import whole
 from speculative.decoding.rules import RULES
 from speculative.pair import Pair, Request
 from speculative.rows import memory
-from speculative.rows.config import experiment, read_row
 from speculative.rows.run import gamma_of
 from speculative.rows.weights import Loader
 from speculative.studies import sweep
@@ -46,12 +45,12 @@ def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
 
 def unequal(pair: Pair, requests: Sequence[Request], sizes: Sequence[int]) -> list[int]:
     """How many results are others in batches of each size than one by one."""
-    alone = dict(pair.serve(requests, 1))
+    alone = pair.decode_all(requests, 1)
     found = []
     for size in sizes:
         order = np.random.default_rng(size).permutation(len(requests)).tolist()
-        together = dict(pair.serve([requests[i] for i in order], size))
-        found.append(sum(together[place] != alone[i] for place, i in enumerate(order)))
+        together = pair.decode_all([requests[i] for i in order], size)
+        found.append(sum(one != alone[i] for one, i in zip(together, order, strict=True)))
     return found
 
 
@@ -62,12 +61,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
         kernels.FLAGS = tuple(given.get(flag, flag) for flag in kernels.FLAGS)
     output, load = pathlib.Path(options.output_dir), Loader()
     output.mkdir(parents=True, exist_ok=True)
-    configs = {experiment(row): read_row(row) for row in sweep.rows("3")}
-    chosen = {
-        name: config
-        for name, config in configs.items()
-        if sweep.shipped(config) and options.rows in name
-    }
+    shipped = sweep.shipped_rows("3")
+    chosen = {name: config for name, config in shipped.items() if options.rows in name}
     if not chosen:
         raise SystemExit(f"No row has {options.rows!r} in its name (--rows).")
     rows: list[dict[str, Any]] = []

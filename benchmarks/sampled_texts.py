@@ -18,21 +18,20 @@ from typing import Any
 import numpy as np
 from rich.console import Console
 
+from benchmarks.audit_peers import FALSE_ALARM
 from benchmarks.compare_peers import machine, settings, table
 from speculative import progress
 from speculative.commands import whole
 from speculative.decoding.rules import RULES
 from speculative.measurement import quality
-from speculative.pair import BATCH, Pair, Request, Result
+from speculative.pair import Pair, Request, Result
 from speculative.rows import memory
-from speculative.rows.config import experiment, read_row
 from speculative.rows.run import gamma_of
 from speculative.rows.weights import Loader
 from speculative.studies import sweep
 from speculative.studies.audit import Sample, audit
 from speculative.tasks.prompts import Prompt, load_prompts
 
-FALSE_ALARM = 0.001
 ALONE = "target alone"
 
 
@@ -51,9 +50,7 @@ def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
 
 def drawn(pair: Pair, requests: Sequence[Request], samples: int) -> list[Result]:
     """So many samples of each request, one after the other."""
-    asked = [one.sample(one.example, i) for one in requests for i in range(samples)]
-    results = dict(pair.serve(asked, BATCH))
-    return [results[place] for place in range(len(asked))]
+    return pair.decode_all([x.sample(x.example, i) for x in requests for i in range(samples)])
 
 
 def compared(
@@ -72,13 +69,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
     options = _options(arguments)
     output, load = pathlib.Path(options.output_dir), Loader()
     output.mkdir(parents=True, exist_ok=True)
-    configs = {experiment(row): read_row(row) for row in sweep.rows("3")}
     configs = {
         name: config
-        for name, config in configs.items()
-        if name.endswith(tuple(options.rows))
-        and sweep.shipped(config)
-        and not config.sampling.greedy
+        for name, config in sweep.shipped_rows("3").items()
+        if name.endswith(tuple(options.rows)) and not config.sampling.greedy
     }
     if not configs:
         ends = " or ".join(options.rows)

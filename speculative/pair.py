@@ -36,7 +36,6 @@ OutputOrStep = TypeVar("OutputOrStep", Output, Step)
 
 BATCH = 16  # Texts that are decoded together, where there are as many.
 MAX_STOP = 256  # Characters of a stop string.
-SAMPLES_APART = 2**20  # Between the numbers to which the random numbers of two samples belong.
 
 # Sources are padded to one of these lengths, because each length is a compiled program.
 SOURCE_LENGTHS = (32, 64, 128, 256, 512)
@@ -109,6 +108,14 @@ def padded(tokens: int) -> int:
     return next((size for size in SOURCE_LENGTHS if tokens <= size), SOURCE_LENGTHS[-1])
 
 
+def number_of(example: int, sample: int) -> int:
+    """What the random numbers of an example's sample, up to `checks.MAX_SAMPLES`, belong to.
+
+    Sample 0 is the text of `Pair.generate`.
+    """
+    return checks.whole("example", example + sample * 2**20, 0, 2**31)
+
+
 class Request(NamedTuple):
     """A text to decode: its source or prompt [1, S], how, and what its random numbers belong to."""
 
@@ -119,13 +126,8 @@ class Request(NamedTuple):
     stop: tuple[str, ...] = ()  # Texts with which it ends, none of them shown.
 
     def sample(self, example: int, number: int) -> "Request":
-        """The request of text `number`, up to `checks.MAX_SAMPLES`, of an example.
-
-        Text 0 is that of `Pair.generate`.
-        """
-        return self._replace(
-            example=checks.whole("example", example + number * SAMPLES_APART, 0, 2**31)
-        )
+        """The request of sample `number` of an example; see `number_of`."""
+        return self._replace(example=number_of(example, number))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -272,9 +274,9 @@ class Pair:
         `requests`.
         """
         if isinstance(texts, list | tuple):
-            return self._all(self.requests(texts, *given, **settings), batch_size)
+            return self.decode_all(self.requests(texts, *given, **settings), batch_size)
         if settings.get("stop"):
-            return self._all(self.requests([texts], *given, **settings), 1)[0]
+            return self.decode_all(self.requests([texts], *given, **settings), 1)[0]
         settings.pop("stop", None)
         return self.results(self.run(*self.prepare(texts, *given, **settings)))[0]
 
@@ -284,9 +286,10 @@ class Pair:
         """So many samples of a text, which is read once; the first is what `generate` gives."""
         count = checks.whole("count", count, 1, checks.MAX_SAMPLES)
         (one,) = self.requests([text], *given, **settings)
-        return self._all([one.sample(one.example, i) for i in range(count)], batch_size)
+        return self.decode_all([one.sample(one.example, i) for i in range(count)], batch_size)
 
-    def _all(self, requests: Sequence[Request], batch_size: int) -> list[Result]:
+    def decode_all(self, requests: Sequence[Request], batch_size: int = BATCH) -> list[Result]:
+        """The results of `serve` in the order of the requests."""
         results = dict(self.serve(requests, batch_size))
         return [results[place] for place in range(len(requests))]
 

@@ -12,7 +12,7 @@ from speculative.drafts import named
 from speculative.reporting import tables, traces
 from speculative.reporting.traces import PromptTrace
 from speculative.rows import memory, records, weights
-from speculative.rows.config import RowConfig, experiment, read_row
+from speculative.rows.config import RowConfig
 from speculative.rows.records import Record
 from speculative.studies import sweep
 from speculative.tasks.prompts import load_prompts
@@ -22,11 +22,9 @@ ROUNDS = 2  # How often each example is timed: less often than the table says, t
 
 def rows(**settings: Any) -> dict[str, RowConfig]:
     """The shipped pair's rows of Table 2 by name, changed by fields of `RowConfig`."""
-    found = {experiment(address): read_row(address) for address in sweep.rows("2")}
     return {
         name: dataclasses.replace(config, rounds=ROUNDS, **settings)
-        for name, config in found.items()
-        if sweep.shipped(config)
+        for name, config in sweep.shipped_rows("2").items()
     }
 
 

@@ -13,7 +13,7 @@ from speculative.decoding.loop import Step
 from speculative.loading import Resolved
 from speculative.measurement.timing import ITERATIONS, CostMeter
 from speculative.models import model_of
-from speculative.pair import SAMPLES_APART, Pair, padded
+from speculative.pair import Pair, number_of, padded
 from speculative.rows.config import RowConfig
 from speculative.tasks.prompts import Prompt, load_prompts
 
@@ -49,7 +49,8 @@ class Workload:
     ) -> tuple[jax.Array, jax.Array, Decoding]:
         """The sources of examples, the random numbers of a sample of each, and the settings."""
         config = self.decoding(gamma)
-        draws = config.draws(self.config.seed, np.atleast_1d(numbers) + sample * SAMPLES_APART)
+        owners = np.array([number_of(number, sample) for number in np.atleast_1d(numbers)])
+        draws = config.draws(self.config.seed, owners)
         return *jax.block_until_ready((self.source(numbers), draws)), config
 
     def decode(self, numbers: Numbers, gamma: int, sample: int = 0) -> tuple[Output, float]:

@@ -151,7 +151,7 @@ def decoded(
     """A text of each source."""
     rows = {source: pair.row(source) for source in set(sources)}
     asked = [Request(rows[source], config, seed, i) for i, source in enumerate(sources)]
-    results = dict(pair.serve(asked))
+    results = pair.decode_all(asked)
     return [Sample(i + 1, source, results[i].tokens) for i, source in enumerate(sources)]
 
 

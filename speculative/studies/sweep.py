@@ -12,7 +12,7 @@ from speculative.models import Config
 from speculative.pair import BATCH
 from speculative.progress import OnProgress
 from speculative.rows import environment, memory, records, weights
-from speculative.rows.config import RowConfig, addresses, changed, read_row
+from speculative.rows.config import RowConfig, addresses, changed, experiment, read_row
 from speculative.rows.kept import KeptExamples
 from speculative.rows.records import Record
 from speculative.rows.run import gamma_of, run_row
@@ -61,6 +61,12 @@ def _place_in_paper(address: str) -> tuple[int, str]:
 def shipped(config: RowConfig) -> bool:
     """Whether a row is of the pair that ships with the package."""
     return config.target in checkpoints.SHIPPED
+
+
+def shipped_rows(table: str) -> dict[str, RowConfig]:
+    """The rows of a table that are of the pair that ships, by name; see `rows`."""
+    found = {experiment(address): read_row(address) for address in rows(table)}
+    return {name: config for name, config in found.items() if shipped(config)}
 
 
 def run(
