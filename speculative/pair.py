@@ -11,20 +11,11 @@ import numpy as np
 from jax import Array
 
 from speculative import checks
-from speculative.decoding import (
-    Adaptive,
-    Decoding,
-    Output,
-    Params,
-    Rule,
-    loop,
-    queue,
-    reference,
-    rules,
-)
+from speculative.decoding import Decoding, Output, Params, Rule, loop, queue, reference, rules
 from speculative.decoding.loop import Step
 from speculative.decoding.reference import Trace
 from speculative.drafts import Draft
+from speculative.drafts.base import FAULTS
 from speculative.models import FlaxModel
 from speculative.processors import Processor
 from speculative.ragged import power_of_two
@@ -199,16 +190,15 @@ class Pair:
         max_length: int = 128,
         lenience: float = 1.0,
         verification: str | Rule = "token",
-        adaptive: Adaptive | None = None,
         logprobs: bool = False,
         processors: Sequence[Processor] = (),
     ) -> Decoding:
         """The settings of a generation, checked; `Sampling` and `Decoding` describe them.
 
-        Temperature 0 is argmax; gamma 0 decodes with the target alone, and `adaptive` takes the
-        place of gamma. `verification` is a rule or a name of `decoding.rules.RULES`; with a
-        `lenience` below 1, outputs are not exact but faster (A.5). `processors` change the logits
-        of target and draft by the text so far (`speculative.processors`).
+        Temperature 0 is argmax; gamma 0 decodes with the target alone. `verification` is a rule or
+        a name of `decoding.rules.RULES`; with a `lenience` below 1, outputs are not exact but
+        faster (A.5). `processors` change the logits of target and draft by the text so far
+        (`speculative.processors`).
 
         Raises:
             ValueError: a value outside its range.
@@ -225,11 +215,10 @@ class Pair:
         return Decoding(
             self.vocabulary.size,
             Sampling(temperature, top_k, top_p, min_p),
-            max(adaptive.gammas) if isinstance(adaptive, Adaptive) else gamma,
+            gamma,
             max_length,
             self.vocabulary.eos_id,
-            rule if gamma or adaptive else rules.EXACT,
-            adaptive,
+            rule if gamma else rules.EXACT,
             logprobs,
             tuple(processors),
         )
@@ -367,20 +356,18 @@ class Pair:
 
         return decoded()  # This itself is no generator, so that it raises when it is called.
 
-    def run(
-        self, sources: Array, draws: Array, config: Decoding, counts: Array | None = None
-    ) -> Output:
+    def run(self, sources: Array, draws: Array, config: Decoding) -> Output:
         """`decoding.loop.generate` with this pair, for sources [B, S].
 
         Raises:
             ValueError: target or draft has too few positions.
         """
         self._require_positions(sources, config)
-        return loop.generate(self.target, self.draft, self.params, sources, draws, config, counts)
+        return loop.generate(self.target, self.draft, self.params, sources, draws, config)
 
     def results(self, output: Output) -> list[Result]:
         """The rows of an output as texts; raises ValueError if logits were not finite."""
-        output = self._finite(jax.device_get(output))
+        output = self._sound(jax.device_get(output))
         tested, accepted = np.moveaxis(np.asarray(output.by_position), -1, 0).tolist()
         counts = output.target_calls.tolist(), output.drafted.tolist(), tested, accepted
         results = [
@@ -433,11 +420,17 @@ class Pair:
                     f"{sources.shape[1] + config.capacity}; shorten one of them."
                 )
 
-    def _finite(self, result: OutputOrStep) -> OutputOrStep:
+    def _sound(self, result: OutputOrStep) -> OutputOrStep:
         if not np.all(result.finite):
             raise ValueError(
                 f"The logits of {self.names[0]} are not finite: its weights are damaged, its "
                 "dtype is too narrow for it, or a processor gives NaN or forbids every token."
+            )
+        if fault := int(np.max(result.fault)):
+            raise ValueError(
+                f"The draft {self.names[1]} {FAULTS[fault]}: its weights are damaged, its dtype is "
+                "too narrow for it, or it breaks the contract of drafts (Pair.check tells where). "
+                "Take another draft."
             )
         return result
 
@@ -466,7 +459,7 @@ class Pair:
         sources, draws, config = self.prepare(texts, *given, **settings)
         # `stream` itself is no generator, so that wrong settings raise when it is called.
         steps = loop.stream(self.target, self.draft, self.params, sources, draws, config)
-        return map(self._finite, steps)
+        return map(self._sound, steps)
 
     def compile(self, texts: Texts, *given: Any, **settings: Any) -> None:
         """Compiles what `stream` runs for texts of such a length, and takes a few steps."""

@@ -111,7 +111,6 @@ def of_numbers() -> Iterator[Case]:
         for value in values:
             number = str(int(value) if option == "--top_k" else float(value))
             yield command("generate", option, value), [f"{option[2:]} must", f"not {number}."]
-    yield command("generate", "--gamma", "auto", "--lenience", "0.5"), ["--gamma auto", "is 0.5"]
     for more in (["--batch_size", "2"], ["--samples", "2"], ["--output", "TMP/out.jsonl"]):
         yield command("generate", "--compare", *more), ["--compare is for one text at a time"]
     yield command("generate", "--output", "TMP"), ["TMP", "directory"]
@@ -356,7 +355,6 @@ SETTINGS = {
     "min_p": (-0.1, 1.01, math.nan, "0.5", None, True),
     "lenience": (0, 1.01, math.nan, "x", None, True),
     "verification": ("any", "", 3, None, []),
-    "adaptive": ("auto", 3, {}),
     "processors": (3, None, "x"),
     "seed": (-1, 2**32, 1.5, "x", None, True),
     "example": (-1, 2**31, 1.5, 1.0, "x", None, True),

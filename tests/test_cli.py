@@ -20,7 +20,6 @@ from speculative.checkpoints import native
 from speculative.commands.generate import as_it_grows
 from speculative.decoding.loop import Step
 from speculative.models.config import unpacked
-from speculative.studies import step_costs
 from speculative.vocabulary import Bytes, Vocabulary
 from tests import saved
 from tests.saved import VOCABULARY
@@ -113,40 +112,6 @@ def test_lines_end_where_editors_end_them_and_blank_ones_are_left_out(
     found = [json.loads(line)["tokens"] for line in out.splitlines()]
     assert found == [expected(pair, text).tokens for text in (odd, TEXT)]
     assert err == f"Blank lines of {file} that are left out: 2.\n"
-
-
-@pytest.fixture
-def costs(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> pathlib.Path:
-    """The folder in which costs of steps are kept: an empty one."""
-    monkeypatch.setattr(step_costs, "cache_folder", lambda: tmp_path)
-    return tmp_path / "costs"
-
-
-def test_gamma_auto_measures_once_and_decodes_the_same(
-    pair: list[str], costs: pathlib.Path, capsys, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    give_input(monkeypatch, f"{TEXT}\nmaps\n".encode())
-    assert generate(pair, "--gamma", "auto") == 0
-    greedy = "".join(expected(pair, text).text + "\n" for text in (TEXT, "maps"))
-    out, err = capsys.readouterr()
-    assert out == greedy
-    assert err.startswith("Measuring the costs of this pair's steps first") and len(err) < 100
-    (file,) = costs.iterdir()
-    kept = json.loads(file.read_text())
-    assert list(kept["ms_step"]) == ["1", "3", "5", "7"]
-    assert [kept["target"], kept["draft"]] == pair[1::2]
-    # Where γ = 5 costs next to nothing it is always taken, at any temperature.
-    file.write_text(json.dumps({"ms_step": {"1": 1e9, "3": 1e9, "5": 1, "7": 1e9}}))
-    sampled = ["--gamma", "auto", "--json"]
-    assert generate(pair, TEXT, *sampled) == 0
-    out, err = capsys.readouterr()
-    fixed = speculative.load(pair[1], pair[3]).generate(TEXT, max_length=12, gamma=5)
-    assert json.loads(out)["target_calls"] == fixed.target_calls
-    assert err == ""
-    file.write_text("{")
-    assert generate(pair, TEXT, "--gamma", "auto") == 0
-    assert capsys.readouterr().err.startswith("Measuring")
-    assert list(json.loads(file.read_text())["ms_step"]) == ["1", "3", "5", "7"]
 
 
 def test_a_long_prompt_is_cut_when_asked(pair: list[str], capsys) -> None:

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from speculative import loading
-from speculative.decoding import Adaptive, Token, loop
+from speculative.decoding import Token, loop
 from speculative.decoding.rules import EXACT, Simulated
 from speculative.drafts import ngram, suffix
 from speculative.drafts.named import MODEL_FREE
@@ -258,12 +258,3 @@ def test_without_guesses_the_target_decodes_alone(folder: pathlib.Path) -> None:
         assert pair.decoding(gamma=2, verification=rule).rule == rule
     with pytest.raises(ValueError, match="give it to the rule itself"):
         pair.decoding(verification=Token(), lenience=0.5)
-
-
-def test_what_cannot_be_adaptive_says_so_at_the_call(folder: pathlib.Path) -> None:
-    pair = load(str(folder / "gpt"), "copy")
-    adaptive = Adaptive([1, 2], [1.0, 1.2])  # pyright: ignore[reportArgumentType]
-    assert pair.generate(TEXT, adaptive=adaptive, max_length=6).tokens
-    for call in (pair.stream, pair.check):
-        with pytest.raises(ValueError, match="fixed gamma"):
-            call(TEXT, adaptive=adaptive, max_length=6)

@@ -18,7 +18,6 @@ if TYPE_CHECKING:
     from speculative.pair import Pair
     from speculative.vocabulary import Vocabulary
 
-AUTO = "auto"  # The number of guesses is picked by measured costs.
 DEFAULTS = SAMPLING | {"verification": "token", "lenience": 1.0}
 FOREIGN = 0.1  # The share of characters in no piece from which a warning is given.
 
@@ -39,15 +38,7 @@ def _add_generate(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("--task", help="put the prefix of a task before each prompt: debian_ende, debian_synopsis")
     add_options(parser, "--module", "--prefix")
-    add(
-        "--gamma",
-        type=lambda text: text if text == AUTO else whole(1, checks.MAX_GAMMA)(text),
-        default=5,
-        help="guesses a step (5), or auto: it follows recent acceptance and the costs of steps, "
-        "which are measured first. Outputs stay exact in distribution, but above T = 0 the text "
-        "may differ between machines",
-    )
-    add_options(parser, *(f"--{name}" for name in DEFAULTS), **DEFAULTS)
+    add_options(parser, "--gamma", *(f"--{name}" for name in DEFAULTS), gamma=5, **DEFAULTS)
     add(
         "--stop",
         action="append",
@@ -95,16 +86,10 @@ def _generate(options: argparse.Namespace) -> None:
     from speculative.decoding import rules
     from speculative.pair import checked_stop
     from speculative.sampling import Sampling
-    from speculative.studies import step_costs
 
     sampling = Sampling(**{name: getattr(options, name) for name in SAMPLING})
-    rule = rules.select(options.verification, options.lenience)  # Wrong values end here.
+    rules.select(options.verification, options.lenience)  # Wrong values end here.
     stop = checked_stop(options.stop)
-    if options.gamma == AUTO and not rule.exact:
-        raise ValueError(
-            f"--gamma {AUTO} is for exact decoding, but --verification is {options.verification} "
-            f"and --lenience is {options.lenience}; give a number of guesses."
-        )
     if options.logprobs and not (options.json or options.output):
         raise ValueError("--logprobs is for lines of JSON; add --json or --output.")
     several = options.batch_size > 1 or options.samples > 1 or options.output is not None
@@ -126,8 +111,7 @@ def _generate(options: argparse.Namespace) -> None:
         pair = _load(options, begun)
     names = (*DEFAULTS, "seed", "max_length", "truncate", "logprobs")
     settings = {name: getattr(options, name) for name in names}
-    most = max(step_costs.GAMMAS) if options.gamma == AUTO else options.gamma
-    drafted: dict[str, Any] = settings | {"gamma": most}
+    drafted: dict[str, Any] = settings | {"gamma": options.gamma}
     alone: dict[str, Any] = settings | {"gamma": 0}
 
     def check(prompt: prompts.Prompt) -> "Array":
@@ -137,8 +121,6 @@ def _generate(options: argparse.Namespace) -> None:
     lists = _checked(lists, check, typed)
     if not typed:
         lists = _begun(lists)  # What does not fit the pair ends before anything is measured.
-    if options.gamma == AUTO:
-        drafted["adaptive"] = step_costs.adaptive(pair, sampling, _say_measuring)
     told = {"target": pair.names[0], "draft": pair.names[1], "gamma": options.gamma}
     told |= {name: settings[name] for name in (*DEFAULTS, "max_length", "seed")}
     told |= {"dtype": pair.target.config.dtype, "stop": list(stop)}
@@ -151,7 +133,7 @@ def _generate(options: argparse.Namespace) -> None:
             _together(pair, asked, first, options, drafted | {"stop": stop})
             first += len(given)
         return
-    decoder = Decoder(pair, streams=not options.json and options.gamma != AUTO)
+    decoder = Decoder(pair, streams=not options.json)
     if typed:  # Now, so that a first line of usual length is answered at once.
         for way in (drafted, alone) if options.compare else (drafted,):
             decoder.compile("a", **way)
@@ -188,10 +170,9 @@ def _load(options: argparse.Namespace, begun: Sequence[prompts.Prompt]) -> "Pair
 
     found = resolve(options.target, options.draft, options.dtype, options.vocabulary)
     if options.batch_size > 1:
-        gamma = None if options.gamma == AUTO else options.gamma
         length = max([options.max_length, *(one.own.get("max_length", 0) for one in begun)])
         target, draft = found.names
-        given = {"gamma": gamma, "max_length": length, "temperature": 0.0}
+        given = {"gamma": options.gamma, "max_length": length, "temperature": 0.0}
         row = RowConfig(task=rows.OWN, prefix="", target=target, draft=draft, **given)
         size = options.batch_size
         if options.file or options.output:  # There are no others.
@@ -221,11 +202,6 @@ def _checked(
             prompts.complain(error)
             continue
         yield given
-
-
-def _say_measuring() -> None:
-    said = "Measuring the costs of this pair's steps first, once on this machine (some seconds) ..."
-    print(said, file=sys.stderr)
 
 
 def _print(part: str) -> None:

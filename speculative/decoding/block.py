@@ -17,13 +17,12 @@ from speculative.decoding.algorithm_1 import draw
 def kept(guesses: Array, p: Array, q: Array) -> tuple[Array, Array]:
     """p_i and h_i, of 0 to G guesses, both [B, G + 1].
 
-    Guesses are [B, G], of which a -1 and those after it are none; p [B, G + 1, V] and q
-    [B, G + 1, V], which is 0 after the last guess, are standardised.
+    Guesses are [B, G]; p [B, G + 1, V] and q [B, G + 1, V], which is 0 after the last guess, are
+    standardised.
     """
     chosen = guesses[..., None]
     p_guess = jnp.take_along_axis(p[:, :-1], chosen, axis=-1)[..., 0]
     q_guess = jnp.take_along_axis(q[:, :-1], chosen, axis=-1)[..., 0]
-    p_guess = jnp.where(guesses >= 0, p_guess, 0.0)
     whole = [jnp.ones(len(guesses), p.dtype)]
     for i in range(guesses.shape[1]):
         joint = whole[-1] * p_guess[:, i]

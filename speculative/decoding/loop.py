@@ -6,7 +6,7 @@ of a batch advance raggedly: every length is per row.
 
 import dataclasses
 import functools
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 import jax
@@ -14,12 +14,11 @@ import jax.numpy as jnp
 import numpy as np
 from flax import struct
 from jax import Array, lax
-from jax.typing import ArrayLike
 
 from speculative.decoding.programs import Program
 from speculative.decoding.rules import DRAFT
 from speculative.decoding.settings import Decoding, Output
-from speculative.drafts.base import Draft, given_history, layers_read, require_shapes
+from speculative.drafts.base import Draft, fault_of, given_history, layers_read, require_shapes
 from speculative.models.interface import Model
 from speculative.ragged import grow, write_rows
 from speculative.sampling import first, greatest, log_probabilities
@@ -50,7 +49,6 @@ class Progress(Output):
     draft: Any
     last: Rows  # The newest token.
     finished: Flags
-    limits: Rows  # Guesses a step until `Adaptive` picks again.
 
 
 @struct.dataclass
@@ -63,17 +61,13 @@ class Step:
     accepted: Rows
     finished: Flags
     finite: Flags  # Whether the target's logits were finite.
+    fault: Rows  # Of the proposal, in `drafts.base.FAULTS`.
 
 
 def start(
-    models: Models,
-    params: Params,
-    inputs: Inputs,
-    config: Decoding,
-    cache_length: int,
-    counts: Array | None = None,
+    models: Models, params: Params, inputs: Inputs, config: Decoding, cache_length: int
 ) -> Progress:
-    """The progress before the first token, for inputs [B, S]; `counts` as in `generate`."""
+    """The progress before the first token, for inputs [B, S]."""
     batch = inputs.shape[0]
     zeros, draft = jnp.zeros(batch, jnp.int32), models.draft
     layers = layers_read(draft)
@@ -89,8 +83,7 @@ def start(
         drafted=zeros,
         by_position=jnp.zeros((batch, config.gamma, 2), jnp.int32),
         finite=jnp.ones(batch, bool),
-        counts=jnp.zeros((batch, config.gamma, 2)) if counts is None else counts,
-        limits=jnp.full(batch, config.gamma, jnp.int32),
+        fault=zeros,
         logprobs=jnp.zeros((batch, config.capacity if config.logprobs else 0)),
     )
 
@@ -119,20 +112,14 @@ def put_row(progress: Progress, row: int | Array, one: Progress) -> Progress:
 
 
 def step(
-    models: Models,
-    params: Params,
-    progress: Progress,
-    draws: Array,
-    config: Decoding,
-    gamma: int | None = None,
+    models: Models, params: Params, progress: Progress, draws: Array, config: Decoding
 ) -> tuple[Progress, Step]:
-    """One step of Algorithm 1 for every row; `gamma` takes the place of the configured one."""
-    gamma = config.gamma if gamma is None else gamma
-    vocab_size, batch = config.vocab_size, progress.last.shape[0]
+    """One step of Algorithm 1 for every row."""
+    gamma, vocab_size, batch = config.gamma, config.vocab_size, progress.last.shape[0]
     uniforms = config.step_draws(draws, progress.lengths, gamma)
     history = config.history(progress.tokens, progress.lengths)
     chunk = progress.last[:, None]
-    guesses, q, proposal, limits = chunk[:, :0], None, None, gamma
+    guesses, q, proposal, fault = chunk[:, :0], None, None, progress.fault
     if gamma:
         assert models.draft is not None, "gamma > 0 needs a draft"
         numbers = uniforms[:, :gamma, DRAFT]
@@ -143,12 +130,8 @@ def step(
         require_shapes(proposal, batch, gamma, vocab_size)
         chunk = jnp.concatenate([chunk, proposal.guesses], axis=1)
         guesses, q = proposal.guesses, proposal.q
-        if config.adaptive and batch > 1:
-            # A row decodes as it would alone, although the step is as wide as another row needs.
-            limits = progress.limits
-            allowed = jnp.arange(gamma) < limits[:, None]
-            q = None if q is None else jnp.where(allowed[..., None], q, 0.0)
-            guesses = jnp.where(allowed, guesses, -1)
+        of_step = jnp.where(progress.finished, 0, fault_of(proposal, numbers, vocab_size))
+        fault = jnp.where(fault > 0, fault, of_step)
 
     layers = layers_read(models.draft)
     logits, target, hidden = models.target.extend(
@@ -174,7 +157,7 @@ def step(
     said = jnp.arange(gamma + 1) < count[:, None]
     finite = (jnp.isfinite(greatest(logits, config.sampling)) | ~said).all(axis=1)
     finite = progress.finite & finite
-    tested = jnp.minimum(jnp.minimum(accepted + 1, limits), count)
+    tested = jnp.minimum(jnp.minimum(accepted + 1, gamma), count)
     emitted_guesses = jnp.minimum(accepted, count)
     positions = jnp.arange(config.gamma)[:, None]
     by_position = positions < jnp.stack([tested, emitted_guesses], axis=1)[:, None]
@@ -182,10 +165,6 @@ def step(
     if config.logprobs:
         own = log_probabilities(logits, block, config.sampling)
         logprobs = write_rows(logprobs, own, progress.lengths, axis=1)
-    counts = progress.counts
-    if config.adaptive:
-        counted = config.adaptive.count(counts, by_position)
-        counts = jnp.where(live[:, None, None], counted, counts)
     draft = ()
     if models.draft and proposal:
         draft = models.draft.commit(params.draft, proposal, accepted, hidden)
@@ -198,13 +177,13 @@ def step(
         lengths=lengths,
         finished=finished,
         target_calls=progress.target_calls + live,
-        drafted=progress.drafted + live * limits,
+        drafted=progress.drafted + live * gamma,
         by_position=progress.by_position + by_position,
         finite=finite,
-        counts=counts,
+        fault=fault,
         logprobs=logprobs,
     )
-    return progress, Step(block, count, guesses, accepted, finished, finite)
+    return progress, Step(block, count, guesses, accepted, finished, finite, fault)
 
 
 def _grown(
@@ -214,59 +193,9 @@ def _grown(
     return grow(progress, larger)
 
 
-def steps(
-    models: Models,
-    params: Params,
-    draws: Array,
-    config: Decoding,
-    costs: Array,
-    runs: Callable[[Progress], Array],
-) -> Callable[[Progress], Progress]:
-    """The body of a device loop: one step or, with `Adaptive`, the steps up to the next pick.
-
-    There is a loop for each gamma, of which one runs; a branch for each would copy the caches.
-    """
-    adaptive = config.adaptive
-    if adaptive is None:
-        return lambda progress: step(models, params, progress, draws, config)[0]
-
-    def stride(progress: Progress) -> Progress:
-        # Each row picks again after every stride of its own steps, from its own counts.
-        since = progress.target_calls % adaptive.stride
-        picked = adaptive.choose(progress.counts, costs)
-        limits = jnp.where(since == 0, picked, progress.limits)
-        progress = dataclasses.replace(progress, limits=limits)
-        live = ~progress.finished
-        widest = jnp.max(limits * live)
-        count = jnp.min(jnp.where(live, adaptive.stride - since, adaptive.stride))
-
-        def goes_on(gamma: int, carried: tuple[Progress, Array]) -> Array:
-            progress, done = carried
-            return runs(progress) & (widest == gamma) & (done < count)
-
-        def body(gamma: int, carried: tuple[Progress, Array]) -> tuple[Progress, Array]:
-            progress, done = carried
-            return step(models, params, progress, draws, config, gamma)[0], done + 1
-
-        for gamma in adaptive.gammas:
-            loop = functools.partial(goes_on, gamma), functools.partial(body, gamma)
-            progress, _ = lax.while_loop(*loop, (progress, jnp.zeros((), jnp.int32)))
-        return progress
-
-    return stride
-
-
 @functools.partial(Program, static_argnames=("models", "config"))
-def decode(
-    models: Models,
-    params: Params,
-    inputs: Array,
-    draws: Array,
-    config: Decoding,
-    counts: Array | None = None,
-    costs: ArrayLike | tuple[()] = (),
-) -> Output:
-    """The compiled program behind `generate`, with `Adaptive.costs` as an argument."""
+def decode(models: Models, params: Params, inputs: Array, draws: Array, config: Decoding) -> Output:
+    """The compiled program behind `generate`."""
 
     def finish(progress: Progress, size: int, *larger: int) -> Output:
         """Decodes in caches of this size until a row fills them, then in larger ones."""
@@ -279,7 +208,9 @@ def decode(
             progress = _grown(models, params, inputs, progress, config, larger[0])
             return finish(progress, *larger)
 
-        advance = steps(models, params, draws, config, jnp.asarray(costs), runs)
+        def advance(progress: Progress) -> Progress:
+            return step(models, params, progress, draws, config)[0]
+
         progress = lax.while_loop(runs, advance, progress)
         if not larger:
             return output(progress, config)
@@ -288,7 +219,7 @@ def decode(
         return lax.cond(over, functools.partial(output, config=config), go_on, progress)
 
     sizes = config.cache_lengths()
-    return finish(start(models, params, inputs, config, sizes[0], counts), *sizes)
+    return finish(start(models, params, inputs, config, sizes[0]), *sizes)
 
 
 def output(progress: Progress, config: Decoding) -> Output:
@@ -314,31 +245,22 @@ def generate(
     inputs: Inputs,
     draws: Array,
     config: Decoding,
-    counts: Array | None = None,
 ) -> Output:
     """Decodes inputs [B, S] in one dispatch, by the target alone if gamma is 0.
 
     With an exact rule the outputs have the target's distribution (Leviathan et al., A.1); at
-    temperature 0 they are its greedy outputs. `draws` are from `Decoding.draws`; `counts`
-    [B, gamma, 2] are `Output.counts` of earlier texts, for an adaptive gamma.
+    temperature 0 they are its greedy outputs. `draws` are from `Decoding.draws`.
 
     Raises:
-        ValueError: draws or counts are not of the settings' shape.
+        ValueError: draws are not of the settings' shape.
     """
     config.check_draws(draws, len(inputs))
-    costs: ArrayLike | tuple[()] = ()
-    if config.adaptive:
-        costs = np.array(config.adaptive.costs, np.float32)
-        shape = (len(inputs), config.gamma, 2)
-        counts = jnp.zeros(shape) if counts is None else counts
-        if counts.shape != shape:
-            raise ValueError(f"counts must be {list(shape)}, not {list(counts.shape)}.")
     models, params = used(target, draft, params, config.gamma)
-    return decode(models, params, inputs, draws, config, counts, costs)
+    return decode(models, params, inputs, draws, config)
 
 
 begin = jax.jit(start, static_argnames=("models", "config", "cache_length"))
-one_step = Program(step, static_argnames=("models", "config", "gamma"), donate_argnames="progress")
+one_step = Program(step, static_argnames=("models", "config"), donate_argnames="progress")
 _grow = jax.jit(_grown, static_argnames=("models", "config", "size"))
 
 
@@ -373,11 +295,9 @@ def stream(
     """Gives the steps of `generate`, in NumPy arrays; step i while step i + 1 runs.
 
     Raises:
-        ValueError: draws are not of the settings' shape, or gamma is adaptive.
+        ValueError: draws are not of the settings' shape.
     """
     config.check_draws(draws, len(inputs))
-    if config.adaptive:
-        raise ValueError("Streaming decodes with a fixed gamma; set Decoding.adaptive to None.")
     models, params = used(target, draft, params, config.gamma)
     inputs = jax.device_put(inputs)
 

@@ -13,7 +13,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import Array
-from jax.typing import ArrayLike
 
 from speculative.decoding import loop
 from speculative.decoding.loop import Models, Params, Progress
@@ -43,7 +42,6 @@ def run(
     progress: Progress,
     draws: Array,
     config: Decoding,
-    costs: ArrayLike | tuple[()],
     enough: Array,
     most: Array,
 ) -> tuple[Progress, Array, Output]:
@@ -54,8 +52,10 @@ def run(
         more = (progress.target_calls - before).max() < most
         return (progress.finished.sum() < enough) & more
 
-    steps = loop.steps(models, params, draws, config, jnp.asarray(costs), runs)
-    progress = jax.lax.while_loop(runs, steps, progress)
+    def advance(progress: Progress) -> Progress:
+        return loop.step(models, params, progress, draws, config)[0]
+
+    progress = jax.lax.while_loop(runs, advance, progress)
     return progress, draws, loop.output(progress, config)
 
 
@@ -90,7 +90,6 @@ def generate(
     for rounding elsewhere. Inputs are of one width; the texts are taken as rows become free.
     """
     models, params = loop.used(target, draft, params, config.gamma)
-    costs = np.array(config.adaptive.costs, np.float32) if config.adaptive else ()
     # One size of caches serves all texts, long and short.
     config = dataclasses.replace(config, growing=False)
     (size,) = config.cache_lengths()
@@ -114,7 +113,7 @@ def generate(
         if idle == batch_size:
             return
         enough = batch_size if upcoming is None else idle + 1
-        progress, draws, output = run(models, params, progress, draws, config, costs, enough, most)
+        progress, draws, output = run(models, params, progress, draws, config, enough, most)
         finished, output = jax.device_get((progress.finished, output))
         leaves, tree = jax.tree.flatten(output)
         for row, number in enumerate(numbers):

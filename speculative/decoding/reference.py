@@ -14,12 +14,17 @@ from speculative.decoding.algorithm_1 import one_hot, standardise
 from speculative.decoding.loop import Params
 from speculative.decoding.rules import DRAFT
 from speculative.decoding.settings import Decoding
-from speculative.drafts.base import Draft, Proposal, given_history, layers_read, require_shapes
+from speculative.drafts.base import (
+    DRAWN_TOLERANCE,
+    TOLERANCE,
+    Draft,
+    Proposal,
+    given_history,
+    layers_read,
+    require_shapes,
+)
 from speculative.models.interface import Model, Started
 from speculative.processors import NO_TOKEN, History
-
-# Allowed distance from 1 of a sum of probabilities: float32 rounding over a vocabulary.
-SUM_TOLERANCE = 1e-3
 
 
 @dataclasses.dataclass(frozen=True)
@@ -71,12 +76,15 @@ _commit = jax.jit(lambda draft, *given: draft.commit(*given), static_argnums=0)
 _processed = jax.jit(History.process_block)
 
 
-def _require_proper(proposal: Proposal, vocab_size: int, number: int) -> None:
-    """Raises ValueError unless guesses are tokens, of positive probability in proper q."""
+def _require_proper(proposal: Proposal, uniforms: np.ndarray, vocab_size: int, number: int) -> None:
+    """Raises ValueError unless guesses are tokens, drawn from proper q: `fault_of` in float64."""
     guesses = np.asarray(proposal.guesses)[0]
     at = f"In step {number} the draft"
     if guesses.min() < 0 or guesses.max() >= vocab_size:
-        raise ValueError(f"{at} guessed {guesses.tolist()}; tokens are 0 to {vocab_size - 1}.")
+        raise ValueError(
+            f"{at} guessed {guesses.tolist()}; tokens are 0 to {vocab_size - 1} (-1: from logits "
+            "that are not finite)."
+        )
     if proposal.q is None:
         return
     q = np.asarray(proposal.q, np.float64)[0]
@@ -86,14 +94,21 @@ def _require_proper(proposal: Proposal, vocab_size: int, number: int) -> None:
         )
     sums = q.sum(axis=-1)
     worst = int(np.abs(sums - 1).argmax())
-    if abs(sums[worst] - 1) > SUM_TOLERANCE:
+    if abs(sums[worst] - 1) > TOLERANCE:
         raise ValueError(f"{at}'s q of guess {worst + 1} sums to {sums[worst]:.6g}; it must be 1.")
-    of_guesses = q[np.arange(len(guesses)), guesses]
-    if of_guesses.min() == 0:
-        raise ValueError(
-            f"{at}'s q of guess {int(of_guesses.argmin()) + 1} is 0 for the token guessed; a guess "
-            "must be drawn from the q that is reported."
-        )
+    for i, (guess, uniform) in enumerate(zip(guesses, uniforms[0], strict=True)):
+        if q[i, guess] == 0:
+            raise ValueError(
+                f"{at}'s q of guess {i + 1} is 0 for the token guessed; a guess must be drawn from "
+                "the q that is reported."
+            )
+        low, high = q[i, :guess].sum(), q[i, : guess + 1].sum()
+        if not low - DRAWN_TOLERANCE < uniform < high + DRAWN_TOLERANCE:
+            raise ValueError(
+                f"{at}'s guess {i + 1} is token {guess}, which its number {uniform:.6g} does not "
+                f"draw from the q that is reported: that is for numbers from {low:.6g} to "
+                f"{high:.6g} (`sampling.categorical`)."
+            )
 
 
 def generate(
@@ -107,13 +122,11 @@ def generate(
     """Decodes one example, from inputs [S] and its row of `Decoding.draws`.
 
     Raises:
-        ValueError: gamma is 0 or adaptive, or a proposal has a wrong shape, tokens that do not
-            exist or a q that is no distribution of its guesses; the message names the step.
+        ValueError: gamma is 0, or a proposal has a wrong shape, tokens that do not exist or a q
+            that is not the distribution of its guesses; the message names the step.
     """
     if config.gamma < 1:
         raise ValueError(f"The reference loop needs gamma of at least 1, not {config.gamma}.")
-    if config.adaptive:
-        raise ValueError("The reference loop has a fixed gamma; set Decoding.adaptive to None.")
     gamma, vocab_size = config.gamma, config.vocab_size
     draws = np.asarray(draws, np.float64)
     source = np.asarray(inputs)[None]
@@ -136,7 +149,7 @@ def generate(
         )
         require_shapes(proposal, 1, gamma, vocab_size)
         guesses = [int(token) for token in np.asarray(proposal.guesses)[0]]
-        _require_proper(proposal, vocab_size, len(steps) + 1)
+        _require_proper(proposal, uniforms, vocab_size, len(steps) + 1)
         chunk = np.array([[last, *guesses]], np.int32)
         logits, target_state, hidden = _extend(
             target, params.target, target_state, chunk, layers=layers

@@ -56,8 +56,8 @@ class Rule(abc.ABC):
         """Accepts a prefix of each row's guesses and chooses the token that follows it.
 
         Args:
-            guesses: [B, G] tokens drawn from q. A -1 is no guess: it and those after it are not
-                accepted, and q is 0 there.
+            guesses: [B, G] tokens drawn from q. At temperature 0 a -1 is no guess: it and those
+                after it are not accepted.
             logits: [B, G + 1, V] of the target, float32, not standardised.
             q: [B, G, V] the draft's standardised distributions; None for deterministic proposals.
             sampling: temperature, top-k and top-p, of target and draft alike.
@@ -143,7 +143,7 @@ class Token(Rule):
         p = standardise(logits, sampling)[:, :-1]
         q = jax.nn.one_hot(guesses, p.shape[-1]) if q is None else q
         of_guesses = [jnp.take_along_axis(x, guesses[..., None], axis=-1)[..., 0] for x in (p, q)]
-        passes = jnp.where(guesses < 0, 0.0, jnp.minimum(1.0, of_guesses[0] / of_guesses[1]))
+        passes = jnp.minimum(1.0, of_guesses[0] / of_guesses[1])
         ends = jnp.pad(1 - passes, ((0, 0), (0, 1)), constant_values=1.0)
         return ends * jnp.cumprod(jnp.pad(passes, ((0, 0), (1, 0)), constant_values=1.0), axis=1)
 
@@ -231,7 +231,7 @@ class Simulated(Rule):
     def verify(self, guesses, logits, q, sampling, uniforms) -> tuple[Array, Array]:
         """The other rule's next token, after a random number of accepted guesses."""
         _, next_token = self.other.verify(guesses, logits, q, sampling, uniforms)
-        return leading((guesses >= 0) & (uniforms[:, :-1, ACCEPT] < self.alpha)), next_token
+        return leading(uniforms[:, :-1, ACCEPT] < self.alpha), next_token
 
     def verify_reference(self, guesses, logits, q, sampling, uniforms) -> tuple[int, int]:
         """See `verify`."""
@@ -320,7 +320,7 @@ def verify(
     p_guess = jnp.take_along_axis(p[:, :-1], guesses[..., None], axis=-1)[..., 0]
     q_guess = jnp.take_along_axis(q, guesses[..., None], axis=-1)[..., 0]
     passed = accept_uniform * (lenience * q_guess) < p_guess
-    accepted = leading(passed & (guesses >= 0))
+    accepted = leading(passed)
     given = p, with_bonus(q), correct_uniform
     p_next, q_next, uniform = (following(x, accepted) for x in given)
     return accepted, categorical(residual(p_next, lenience * q_next), uniform)

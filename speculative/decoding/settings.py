@@ -10,7 +10,6 @@ from flax import struct
 from jax import Array
 
 from speculative import checks
-from speculative.decoding.adaptive import Adaptive
 from speculative.decoding.rules import EXACT, Rule
 from speculative.processors import History, Processor
 from speculative.ragged import read_rows
@@ -29,7 +28,6 @@ class Decoding:
         max_length: tokens after which a row ends without an end-of-sequence token.
         eos_id: the token that ends a row; it is the row's last token.
         rule: how guesses are verified.
-        adaptive: picks gamma step by step; `gamma` is then the largest that it may pick.
         logprobs: whether the log-probabilities of the tokens are kept.
         processors: what changes logits before `sampling`, in order.
         growing: whether caches grow with the text. On a TPU they do not: they are a few percent of
@@ -42,7 +40,6 @@ class Decoding:
     max_length: int = 128
     eos_id: int = EOS_ID
     rule: Rule = EXACT
-    adaptive: Adaptive | None = None
     logprobs: bool = False
     processors: tuple[Processor, ...] = ()
     growing: bool = dataclasses.field(default_factory=lambda: jax.default_backend() != "tpu")
@@ -57,7 +54,6 @@ class Decoding:
             object.__setattr__(self, name, checks.whole(name, getattr(self, name), low, high))
         checks.instance("sampling", self.sampling, Sampling)
         checks.instance("rule", self.rule, Rule)
-        checks.instance("adaptive", self.adaptive, Adaptive, type(None))
         checks.instance("logprobs", self.logprobs, bool)
         checks.instance("growing", self.growing, bool)
         checks.instance("processors", self.processors, tuple)
@@ -71,11 +67,6 @@ class Decoding:
                     "A processor must be a function, or a frozen dataclass with __call__ whose "
                     f"fields can be hashed (a tuple, not a list), not {processor!r}."
                 )
-        if self.adaptive and self.gamma != max(self.adaptive.gammas):
-            raise ValueError(
-                f"gamma must be the most that Adaptive.gammas {self.adaptive.gammas} may pick, not "
-                f"{self.gamma}."
-            )
 
     @property
     def endless(self) -> "Decoding":
@@ -180,7 +171,7 @@ class Output:
     drafted: Rows  # Guesses proposed.
     by_position: Array  # [B, gamma, 2] int32, of `tested` and `accepted`, by position in a step.
     finite: Flags  # Whether the target's logits were finite.
-    counts: Array  # [B, gamma, 2] of `Adaptive`, for the next text; zeros without it.
+    fault: Rows  # The draft's first one, in `drafts.base.FAULTS`; 0 where there is none.
     logprobs: Array  # [B, max_length] float32 of `sampling.log_probabilities`; [B, 0] if not kept.
 
     @property

@@ -7,7 +7,7 @@ from jax import Array
 
 from speculative.models.interface import Started
 from speculative.processors import History
-from speculative.sampling import Sampling, argmax, categorical, standardise
+from speculative.sampling import Sampling, argmax, categorical, greatest, standardise
 from speculative.types import Guesses, Inputs, PyTree, Rows
 
 
@@ -37,12 +37,50 @@ def require_shapes(proposal: Proposal, batch: int, gamma: int, vocab_size: int) 
         )
 
 
+FAULTS = (
+    "",
+    "guesses tokens that do not exist, or from logits that are not finite",
+    "gives a q with NaN or infinity",
+    "gives a q with probabilities below 0",
+    "gives a q that does not sum to 1",
+    "guesses tokens that are not drawn from the q that it reports",
+)
+"""What may be wrong with a proposal, by `fault_of`; 0 is nothing."""
+
+# Of the sum of q, and of the sums between which a random number lies: what float32 rounds away.
+TOLERANCE, DRAWN_TOLERANCE = 1e-3, 1e-4
+
+
+def fault_of(proposal: Proposal, uniforms: Array, vocab_size: int) -> Rows:
+    """What is wrong with each row of a proposal, a number in `FAULTS`: [B].
+
+    Decoding is exact only if each guess is drawn from its q by the random number [B, G] given for
+    it: the sums of q up to the guess, without it and with it, enclose the number.
+    """
+    guesses, q = proposal.guesses, proposal.q
+    exists = (guesses >= 0) & (guesses < vocab_size)
+    faults = jnp.where(exists, 0, 1)
+    if q is not None:
+        tokens = jnp.arange(vocab_size)
+        # A probability below 0 makes the sum -inf, so that one pass over q tells all.
+        total = jnp.where(q < 0, -jnp.inf, q).sum(axis=-1)
+        before = jnp.where(tokens < guesses[..., None], q, 0.0).sum(axis=-1)
+        own = jnp.take_along_axis(q, guesses[..., None], axis=-1)[..., 0]
+        low, high = before - DRAWN_TOLERANCE, before + own + DRAWN_TOLERANCE
+        drawn = (low < uniforms) & (uniforms < high) & (own > 0)
+        of_q = jnp.where(jnp.abs(total - 1) <= TOLERANCE, jnp.where(drawn, 0, 5), 4)
+        of_q = jnp.where(jnp.isfinite(total), of_q, jnp.where(total == -jnp.inf, 3, 2))
+        faults = jnp.where(exists & (of_q > 0), of_q, faults)
+    return faults.max(axis=1)
+
+
 def guess(
     logits: Array, uniform: Rows, sampling: Sampling, history: History | None = None
 ) -> tuple[Rows, Array | None]:
     """Draws a token [B] from logits [B, V], and gives its q [B, V]; None at temperature 0.
 
-    `history` is the text before it, where there are processors.
+    There, where q cannot show it, the token is -1 if the greatest logit is not finite. `history` is
+    the text before it, where there are processors.
     """
     if history is not None:
         processed = history.process(logits)
@@ -50,7 +88,8 @@ def guess(
         some = (processed > -jnp.inf).any(axis=-1, keepdims=True)
         logits = jnp.where(some, processed, logits)
     if sampling.greedy:
-        return argmax(logits), None
+        best = jnp.isfinite(greatest(logits, sampling))
+        return jnp.where(best, argmax(logits), -1), None
     q = standardise(logits, sampling)
     return categorical(q, uniform), q
 
@@ -59,7 +98,8 @@ class Draft(Protocol):
     """Anything that guesses the next tokens; hashable, so that it can be a static argument.
 
     Decoding is exact for any draft that draws each guess from the q it reports, given the text so
-    far; better guesses only make it faster. `Pair.check` finds drafts that break this contract.
+    far; better guesses only make it faster. The loop refuses drafts that break this contract
+    (`fault_of`), and `Pair.check` tells where they do.
 
     A draft that reads the target's hidden states names their layers in an attribute `layers`, a
     tuple of strings (see `models.interface`); `start` and `commit` are then given them.
@@ -88,8 +128,9 @@ class Draft(Protocol):
     ) -> Proposal:
         """Guesses the G = gamma tokens after `last` [B], the newest token of each row.
 
-        `uniforms` [B, G] in [0, 1) are the random numbers, one a guess; guesses are tokens below
-        `vocab_size`.
+        Each guess is a token below `vocab_size`, drawn from its q by inversion with its own of the
+        random numbers `uniforms` [B, G] in [0, 1), as `sampling.categorical` does: it is the first
+        token at which the running sum of q exceeds the number.
         """
         ...
 

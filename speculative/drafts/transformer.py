@@ -50,7 +50,8 @@ def guess_on(
         if history is not None:  # Processors change the logits of all tokens.
             return guess(whole(logits, tokens, vocab_size, -jnp.inf), uniform, sampling, history)
         place, q = guess(logits, uniform, sampling)
-        return look_up(jnp.asarray(tokens)[:, None], place)[:, 0], q
+        token = look_up(jnp.asarray(tokens)[:, None], place)[:, 0]
+        return jnp.where(place < 0, -1, token), q
 
     def step(carry: tuple[Any, Array, History | None], uniform: Array) -> Any:
         state, newest, history = carry

@@ -6,7 +6,6 @@ import shutil
 from collections.abc import Mapping, Sequence
 
 from speculative import checkpoints, disk, gin_files, paper, progress
-from speculative.decoding import rules
 from speculative.measurement.independence import Independence, independence
 from speculative.models import Config
 from speculative.pair import BATCH
@@ -18,7 +17,7 @@ from speculative.rows.records import Record
 from speculative.rows.run import gamma_of, run_row
 from speculative.rows.workload import Workload, workload
 from speculative.studies import batches as batch_study
-from speculative.studies import certificate, step_costs
+from speculative.studies import certificate
 from speculative.studies.batches import Batches
 from speculative.studies.certificate import Certificate
 from speculative.studies.tune import Tuning, tune
@@ -129,8 +128,6 @@ def tuning(config: RowConfig) -> tuple[Tuning, Independence]:
         for number in range(len(work.sources)):
             on_progress("stepping", number / len(work.sources))
             steps += work.steps(number, found.gamma)
-    if config.rule == rules.EXACT:  # `--gamma auto` is for exact decoding.
-        step_costs.keep(work.pair, config.sampling, found.costs)
     accepted, emitted = zip(*((step.accepted[0], step.count[0]) for step in steps), strict=True)
     steps_fit = independence(accepted, emitted, found.gamma)
     if not config.rule.by_guess:  # One rate is nothing to expect of guesses verified together.

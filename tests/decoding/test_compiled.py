@@ -8,7 +8,7 @@ import pytest
 from jax import Array, lax
 
 from speculative.backends import prepack
-from speculative.decoding import Adaptive, Decoding, Params, random_draws
+from speculative.decoding import Decoding, Params, random_draws
 from speculative.decoding.loop import Models, decode
 from speculative.drafts import TransformerDraft
 from speculative.models import DecoderOnly, DecoderOnlyConfig, FlaxModel
@@ -36,17 +36,14 @@ def copies(program: str, least: int) -> list[str]:
     return found
 
 
-def compiled(
-    model: FlaxModel, gamma: int, temperature: float, adaptive: Adaptive | None = None
-) -> str:
+def compiled(model: FlaxModel, gamma: int, temperature: float) -> str:
     """Decoding by a model that is its own draft."""
     params = prepack(saved.random(model.config, 0))
-    config = Decoding(50, Sampling(temperature), gamma, CACHE - gamma - 2, adaptive=adaptive)
+    config = Decoding(50, Sampling(temperature), gamma, CACHE - gamma - 2)
     assert config.cache_lengths() == [CACHE]
     source, draws = jax.device_put(tiny.sources(1)), random_draws(0, jnp.zeros(1, int), CACHE)
     models = Models(model, TransformerDraft(model) if gamma else None)
-    costs = jnp.asarray(adaptive.costs) if adaptive else ()
-    program = decode.lower(models, Params(params, params), source, draws, config, None, costs)
+    program = decode.lower(models, Params(params, params), source, draws, config)
     return program.compile().as_text() or ""
 
 
@@ -61,13 +58,6 @@ def test_no_cache_is_copied_in_the_loop(model: FlaxModel, gamma: int, temperatur
     program = compiled(model, gamma, temperature)
     assert " while(" in program
     assert copies(program, CACHE * model.config.num_heads * model.config.head_dim) == []
-
-
-@pytest.mark.parametrize("temperature", [0.0, 1.0])
-def test_no_cache_is_copied_with_an_adaptive_gamma(temperature: float) -> None:
-    program = compiled(tiny.TARGET, 3, temperature, Adaptive((1, 3), (1.1, 1.3)))
-    config = tiny.TARGET.config
-    assert copies(program, CACHE * config.num_heads * config.head_dim) == []
 
 
 def test_a_loop_that_copies_is_found() -> None:

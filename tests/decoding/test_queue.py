@@ -3,7 +3,6 @@
 In every field of the output, to the last bit where kernels for CPU are compiled.
 """
 
-import dataclasses
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -11,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from speculative.decoding import Adaptive, Decoding, Output, Params, loop, queue, rules
+from speculative.decoding import Decoding, Output, Params, loop, queue, rules
 from speculative.drafts import (
     CopyDraft,
     Draft,
@@ -94,13 +93,6 @@ def test_autoregressive_texts_are_as_if_alone_in_batches_of_any_size() -> None:
     assert len({int(output.lengths[0]) for output in expected.values()}) > 3  # They end apart.
     for batch_size in (1, 3, 16):
         require_equal(decoded(*given, batch_size, SHUFFLED), expected)
-
-
-def test_a_chosen_gamma_is_each_texts_own() -> None:
-    adaptive = Adaptive((1, 3), costs=(1.2, 1.6), stride=2)
-    config = dataclasses.replace(settings(1.0), adaptive=adaptive)
-    given = NEAR[0], NEAR[1](), config
-    require_equal(decoded(*given, 4, SHUFFLED), alone(*given))
 
 
 def test_texts_of_one_source_read_it_once(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -261,28 +261,22 @@ def test_a_rule_is_its_float64_reference(
     np.testing.assert_array_equal(np.stack(got, axis=1), want)
 
 
-@pytest.mark.parametrize("sampling", SAMPLINGS, ids=str)
-@pytest.mark.parametrize("rule", [Token(), Token(0.3), Block(), Simulated(0.9)])
-def test_fewer_guesses_are_a_shorter_step(rule: Rule, sampling: Sampling) -> None:
-    """With -1 in place of the last guesses, the result is the reference's without them."""
-    guesses, p, q, _, _ = random_case(9, 600, 4)
+@pytest.mark.parametrize("rule", [Token(), Token(0.3), Block()])
+def test_no_guess_is_accepted_from_minus_one_on(rule: Rule) -> None:
+    """At T = 0 the result is the reference's without the guesses from a -1 on."""
+    sampling = Sampling(0.0)
+    guesses, p, _, _, _ = random_case(9, 600, 4)
     logits = jnp.log(np.maximum(p, 1e-30))
     uniforms = jnp.asarray(np.random.default_rng(1).random((600, 5, 3)), jnp.float32)
     limits = np.arange(600) % 5
     kept = np.arange(4) < limits[:, None]
-    got = verified_by(
-        rule,
-        jnp.where(kept, guesses, -1),
-        logits,
-        jnp.where(kept[..., None], q, 0),
-        sampling,
-        uniforms,
-    )
+    masked = jnp.where(kept, guesses, -1)
+    got = verified_by(rule, masked, logits, None, sampling, uniforms)
     assert (np.asarray(got[0]) == limits).any()
-    wide = (np.asarray(x, np.float64) for x in (logits, q, uniforms))
+    wide = (np.asarray(x, np.float64) for x in (logits, uniforms))
     want = [
-        rule.verify_reference(row[:n].tolist(), x[: n + 1], proposed[:n], sampling, u[: n + 1])
-        for n, row, x, proposed, u in zip(limits, guesses, *wide, strict=True)
+        rule.verify_reference(row[:n].tolist(), x[: n + 1], None, sampling, u[: n + 1])
+        for n, row, x, u in zip(limits, guesses, *wide, strict=True)
     ]
     np.testing.assert_array_equal(np.stack(got, axis=1), want)
 

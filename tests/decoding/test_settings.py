@@ -36,9 +36,7 @@ def test_numpys_numbers_are_numbers() -> None:
     assert type(given.sampling.temperature) is float
 
 
-@pytest.mark.parametrize(
-    ("field", "value"), [("sampling", 1.0), ("rule", "token"), ("adaptive", "auto")]
-)
+@pytest.mark.parametrize(("field", "value"), [("sampling", 1.0), ("rule", "token")])
 def test_parts_of_another_type_are_named(field: str, value: Any) -> None:
     with pytest.raises(ValueError, match=f"{field} must be of type {field.title()}.*{value!r}"):
         dataclasses.replace(Decoding(10), **{field: value})

@@ -1,31 +1,35 @@
-"""Drafts that break the contract: what is said, and in which step."""
+"""Drafts that break the contract are refused and named, and never change a distribution."""
 
 import dataclasses
 from collections.abc import Callable
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax import Array
 
-from speculative.decoding import Decoding, Params, random_draws, reference
+from speculative.decoding import Decoding, Output, Params, reference, rules
 from speculative.decoding import loop as fast
-from speculative.drafts import Proposal
-from speculative.sampling import Sampling
+from speculative.drafts import CopyDraft, Draft, MixedDraft, Proposal, TransformerDraft
+from speculative.drafts.base import FAULTS
+from speculative.sampling import Sampling, categorical
 from speculative.types import Inputs, PyTree, Rows
 from tests import toy
 
 TARGET = toy.MarkovModel()
 PARAMS = Params(toy.params(toy.target_table()))
 GAMMA = 3
+UNLIKELY, NOT_FINITE, BELOW_0, SUM, DRAWN = 1, 2, 3, 4, 5  # Of `FAULTS`.
+Made = tuple[Array, Array | None]
 
 
 @dataclasses.dataclass(frozen=True)
 class Strange:
     """Proposes what `make` gives it for a batch, from its second step on; before, rightly."""
 
-    make: Callable[[int], tuple[Array, Array | None]]
+    make: Callable[[int], Made]
 
     def start(self, params: PyTree, inputs: Inputs, cache_length: int, target: Any) -> Array:
         return jnp.zeros(inputs.shape[0], jnp.int32)
@@ -41,10 +45,10 @@ class Strange:
     ) -> Proposal:
         guesses, q = self.make(last.shape[0])
         later = state[:, None] > 0
-        right = jnp.full(q.shape, 0.25) if q is not None else None
-        if guesses.shape == (last.shape[0], GAMMA):
-            guesses = jnp.where(later, guesses, 2)
-        if q is not None and right is not None and q.shape[1:] == (GAMMA, vocab_size):
+        right = jnp.full((*uniforms.shape, vocab_size), 0.25)
+        if guesses.shape == uniforms.shape:
+            guesses = jnp.where(later, guesses, categorical(right, uniforms))
+        if q is not None and q.shape == right.shape:
             q = jnp.where(later[..., None], q, right)
         return Proposal(guesses, q, state + 1)
 
@@ -54,71 +58,177 @@ class Strange:
         return proposal.state
 
 
-def guesses(batch: int, token: int = 2, count: int = GAMMA) -> Array:
-    return jnp.full((batch, count), token, jnp.int32)
+def proposed(token: int, row: list[float] | None = None, count: int = GAMMA) -> Any:
+    """What makes guesses of one token, and a q of one row of probabilities."""
+
+    def make(batch: int) -> Made:
+        q = None if row is None else jnp.broadcast_to(jnp.array(row), (batch, GAMMA, len(row)))
+        return jnp.full((batch, count), token, jnp.int32), q
+
+    return make
 
 
-def q(batch: int, row: list[float]) -> Array:
-    return jnp.broadcast_to(jnp.array(row), (batch, GAMMA, len(row)))
-
-
-SHAPES: dict[str, Callable[[int], tuple[Array, Array | None]]] = {
-    "guesses of shape (1, 2)": lambda batch: (guesses(batch, count=2), None),
-    "type float32": lambda batch: (guesses(batch).astype(jnp.float32), None),
-    "a q of shape (1, 3, 3)": lambda batch: (guesses(batch), q(batch, [0.2, 0.4, 0.4])),
+SHAPES: dict[str, Callable[[int], Made]] = {
+    "guesses of shape (1, 2)": proposed(2, count=2),
+    "type float32": lambda batch: (proposed(2)(batch)[0].astype(jnp.float32), None),
+    "a q of shape (1, 3, 3)": proposed(2, [0.2, 0.4, 0.4]),
 }
-VALUES: dict[str, Callable[[int], tuple[Array, Array | None]]] = {
-    "In step 2 the draft guessed [4, 4, 4]; tokens are 0 to 3": lambda batch: (
-        guesses(batch, 4),
-        None,
-    ),
-    "In step 2 the draft guessed [-1, -1, -1]": lambda batch: (guesses(batch, -1), None),
-    "In step 2 the draft's q has a probability of -0.1": lambda batch: (
-        guesses(batch),
-        q(batch, [-0.1, 0.3, 0.4, 0.4]),
-    ),
-    "In step 2 the draft's q has a probability of nan": lambda batch: (
-        guesses(batch),
-        q(batch, [float("nan"), 0.3, 0.4, 0.3]),
-    ),
-    "In step 2 the draft's q of guess 1 sums to 1.2": lambda batch: (
-        guesses(batch),
-        q(batch, [0.3, 0.3, 0.3, 0.3]),
-    ),
-    "In step 2 the draft's q of guess 1 is 0 for the token guessed": lambda batch: (
-        guesses(batch),
-        q(batch, [0.5, 0.5, 0.0, 0.0]),
-    ),
+# What the reference loop says, and the number of the fault that the fast loop finds.
+VALUES: dict[str, tuple[int, Callable[[int], Made]]] = {
+    "guessed [4, 4, 4]; tokens are 0 to 3": (UNLIKELY, proposed(4)),
+    "guessed [-1, -1, -1]": (UNLIKELY, proposed(-1)),
+    "'s q has a probability of -0.1": (BELOW_0, proposed(2, [-0.1, 0.3, 0.4, 0.4])),
+    "'s q has a probability of nan": (NOT_FINITE, proposed(2, [float("nan"), 0.3, 0.4, 0.3])),
+    "they must be finite": (NOT_FINITE, proposed(2, [float("inf"), 0.3, 0.4, 0.3])),
+    "'s q of guess 1 sums to 1.2": (SUM, proposed(2, [0.3, 0.3, 0.3, 0.3])),
+    "'s q of guess 1 is 0 for the token guessed": (DRAWN, proposed(2, [0.5, 0.5, 0.0, 0.0])),
+    "does not draw from the q that is reported": (DRAWN, proposed(2, [0.25] * 4)),
 }
 
 
-def settings(gamma: int = GAMMA) -> Decoding:
-    return Decoding(toy.VOCABULARY, Sampling(1.0), gamma, 12, eos_id=-1)
+def settings(temperature: float = 1.0, rule: rules.Rule = rules.EXACT) -> Decoding:
+    return Decoding(toy.VOCABULARY, Sampling(temperature), GAMMA, 12, eos_id=-1, rule=rule)
+
+
+def decode(draft: Draft, draft_params: PyTree, config: Decoding, rows: int) -> Output:
+    params, inputs = Params(PARAMS.target, draft_params), jnp.ones((rows, 1), jnp.int32)
+    draws = config.draws(0, np.arange(rows))
+    return jax.device_get(fast.generate(TARGET, draft, params, inputs, draws, config))
+
+
+def reference_says(draft: Draft, draft_params: PyTree, config: Decoding) -> str:
+    params, draws = Params(PARAMS.target, draft_params), config.draws(0, np.arange(1))
+    with pytest.raises(ValueError) as error:
+        reference.generate(TARGET, draft, params, np.ones(1, int), np.asarray(draws)[0], config)
+    return str(error.value)
 
 
 @pytest.mark.parametrize("said", SHAPES)
 def test_wrong_shapes_end_either_loop(said: str) -> None:
-    draft, config = Strange(SHAPES[said]), settings()
-    draws = random_draws(0, np.arange(1), config.capacity)
+    draft = Strange(SHAPES[said])
+    assert said in reference_says(draft, (), settings())
     with pytest.raises(ValueError) as error:
-        reference.generate(TARGET, draft, PARAMS, np.ones(1, int), np.asarray(draws)[0], config)
-    assert said in str(error.value)
-    with pytest.raises(ValueError) as error:
-        fast.generate(TARGET, draft, PARAMS, jnp.ones((1, 1), jnp.int32), draws, config)
+        decode(draft, (), settings(), 1)
     assert said in str(error.value)
 
 
 @pytest.mark.parametrize("said", VALUES)
-def test_the_reference_loop_names_the_step_of_a_wrong_value(said: str) -> None:
-    draft, config = Strange(VALUES[said]), settings()
-    draws = np.asarray(random_draws(0, np.arange(1), config.capacity))[0]
-    with pytest.raises(ValueError) as error:
-        reference.generate(TARGET, draft, PARAMS, np.ones(1, int), draws, config)
-    assert said in str(error.value)
+def test_wrong_values_end_either_loop(said: str) -> None:
+    """The reference loop names the step."""
+    fault, make = VALUES[said]
+    found = reference_says(Strange(make), (), settings())
+    assert found.startswith("In step 2 the draft") and said in found
+    assert decode(Strange(make), (), settings(), 2).fault.tolist() == [fault, fault]
 
 
-def test_a_proper_draft_passes() -> None:
-    draft, config = Strange(lambda batch: (guesses(batch), q(batch, [0.25] * 4))), settings()
-    draws = np.asarray(random_draws(0, np.arange(1), config.capacity))[0]
-    found = reference.generate(TARGET, draft, PARAMS, np.ones(1, int), draws, config)
-    assert len(found.tokens) == config.max_length
+@dataclasses.dataclass(frozen=True)
+class Misreported:
+    """A draft that reports another q than the one from which it drew its guesses."""
+
+    draft: TransformerDraft
+    changed: Callable[[Array], Array]
+
+    @property
+    def start(self) -> Any:
+        return self.draft.start
+
+    @property
+    def follow(self) -> Any:
+        return self.draft.follow
+
+    @property
+    def commit(self) -> Any:
+        return self.draft.commit
+
+    def propose(self, *given: Any) -> Proposal:
+        found = self.draft.propose(*given)
+        return found._replace(q=None if found.q is None else self.changed(found.q))
+
+
+def sharpened(q: Array) -> Array:
+    """The q of half the temperature."""
+    return q**2 / (q**2).sum(axis=-1, keepdims=True)
+
+
+def shifted(q: Array) -> Array:
+    """The q of a vocabulary in which every token has the next one's place."""
+    return jnp.roll(q, 1, axis=-1)
+
+
+def table(planted: float | None = None, row: tuple[Any, ...] = ()) -> Array:
+    """The logits of a draft near the target, with a logit planted in some rows, or none."""
+    logits = toy.near_table()
+    if planted is not None:
+        logits[(*row, 2)] = planted
+    return toy.params(logits)
+
+
+def as_reported(fault: str) -> Array:
+    """The logits of a draft that draws its guesses from what the one with the fault reports."""
+    if fault == "another temperature":
+        return 2 * table()
+    return table()
+
+
+GOOD = TransformerDraft(TARGET)
+AFTER_2 = (slice(None), 2)  # A single token after which a logit is planted.
+PLANTED: dict[str, tuple[Any, Array, int | None, int]] = {
+    # The draft, its parameters, and the faults at T = 0, where a q that is not used may be wrong
+    # without harm, and at T = 1.
+    "nan": (GOOD, table(np.nan, (..., slice(None))), UNLIKELY, NOT_FINITE),
+    "nan in one row": (GOOD, table(np.nan, AFTER_2), UNLIKELY, NOT_FINITE),
+    "infinite in one row": (GOOD, table(np.inf, AFTER_2), UNLIKELY, NOT_FINITE),
+    "another temperature": (Misreported(GOOD, sharpened), table(), None, DRAWN),
+    "a shifted vocabulary": (Misreported(GOOD, shifted), table(), None, DRAWN),
+    "negative": (Misreported(GOOD, lambda q: q.at[..., 0].add(-2.0)), table(), None, BELOW_0),
+    "unnormalised": (Misreported(GOOD, lambda q: 1.01 * q), table(), None, SUM),
+}
+
+
+@pytest.mark.parametrize("mixed", [False, True], ids=["chain", "mixture"])
+@pytest.mark.parametrize("rule", [rules.Token(), rules.Block()], ids=str)
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+@pytest.mark.parametrize("fault", PLANTED)
+def test_planted_faults_are_found_in_the_rows_that_have_them(
+    fault: str, temperature: float, rule: rules.Rule, mixed: bool
+) -> None:
+    """A row in which nothing was found is what it is with a draft that is as it says.
+
+    So a guess that happens to be the one which its random number draws from the q reported is no
+    fault: Algorithm 1 goes on as if it had been drawn from it.
+    """
+    draft, draft_params, *codes = PLANTED[fault]
+    config, rows = settings(temperature, rule), 64
+
+    def output(draft: Any, draft_params: PyTree) -> Output:
+        if mixed:
+            return decode(MixedDraft(draft, CopyDraft(longest=2)), (draft_params, ()), config, rows)
+        return decode(draft, draft_params, config, rows)
+
+    found, sound = output(draft, draft_params), output(GOOD, as_reported(fault))
+    assert not sound.fault.any() and found.finite.all()
+    code, flagged = codes[int(temperature)], found.fault > 0
+    if code is None:
+        assert not flagged.any()
+    else:
+        assert flagged.sum() > rows / 4 and set(found.fault[flagged].tolist()) == {code}
+    np.testing.assert_array_equal(found.tokens[~flagged], sound.tokens[~flagged])
+    if temperature == 0:  # The tokens are the target's own in any case.
+        np.testing.assert_array_equal(found.tokens, sound.tokens)
+    elif not mixed:
+        assert "In step" in reference_says(draft, draft_params, config)
+
+
+def test_faults_of_rows_that_have_ended_do_not_count() -> None:
+    """A row that ends with its first step is not there in the second, in which all is wrong."""
+    fault, make = VALUES["'s q has a probability of nan"]
+    config = dataclasses.replace(settings(), eos_id=toy.EOS)
+    found = decode(Strange(make), (), config, 64)
+    once = found.target_calls == 1
+    assert 5 < once.sum() < 60
+    assert (found.fault == np.where(once, 0, fault)).all()
+
+
+def test_each_fault_has_words() -> None:
+    assert len(FAULTS) == 1 + max(UNLIKELY, NOT_FINITE, BELOW_0, SUM, DRAWN)
+    assert len(set(FAULTS)) == len(FAULTS)
