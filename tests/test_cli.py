@@ -300,6 +300,24 @@ def test_logits_that_are_not_finite(
     fails(capsys, ["generate", *arguments], "logits", "not finite")
 
 
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        (["--json"], "guesses tokens that do not exist, or from logits that are not finite"),
+        (["--temperature=1", "--verification=block"], "gives a q with NaN or infinity"),
+        (["--temperature=1", "--samples=2"], "gives a q with NaN or infinity"),
+    ],
+    ids=["greedy", "streamed", "samples"],
+)
+def test_a_draft_whose_logits_are_not_finite(
+    pair: list[str], tmp_path: pathlib.Path, capsys, settings: list[str], said: str
+) -> None:
+    saved.save(tmp_path / "draft", saved.DRAFT, 1, logits_scale=1e38)
+    draft = str(tmp_path / "draft")
+    given = ["generate", *pair[:2], "--draft", draft, "--max_length=12", TEXT, *settings]
+    fails(capsys, given, f"The draft {draft} {said}", "Take another draft")
+
+
 @pytest.mark.parametrize("option", ["--help", "--version"])
 def test_help_and_version(option: str, capsys) -> None:
     with pytest.raises(SystemExit) as end:
