@@ -1,6 +1,7 @@
 """The command line: `speculative <command>`."""
 
 import argparse
+import itertools
 import os
 import re
 import signal
@@ -9,7 +10,7 @@ from collections.abc import Sequence
 from types import FrameType
 from typing import NoReturn
 
-from speculative import checks, disk
+from speculative import checks, disk, removed
 from speculative.commands import (
     audit,
     bench,
@@ -42,8 +43,13 @@ class _CommandParser(_Parser):
 
     def parse_known_args(self, args, namespace=None):  # pyright: ignore
         """See `ArgumentParser`, which leaves what is unknown to the parser of all commands."""
-        for given in args[: args.index("--")] if "--" in args else args:
-            name = given.partition("=")[0]
+        own = args[: args.index("--")] if "--" in args else args
+        for given, following in itertools.zip_longest(own, own[1:], fillvalue=""):
+            name, _, value = given.partition("=")
+            option = f"{self.prog} {name}"
+            gone = removed.said(option) or removed.said(f"{option} {value or following}")
+            if gone is not None:
+                raise ValueError(gone)
             if re.match(r"--?[a-z]\S*$", given, re.I) and name not in self._option_string_actions:
                 self.error(f"there is no option {name}")
         options, unknown = super().parse_known_args(args, namespace)

@@ -8,7 +8,7 @@ from typing import Any
 
 import jax
 
-from speculative import checkpoints, checks
+from speculative import checkpoints, checks, removed
 from speculative.backends import for_decoding
 from speculative.backends.cpu.kernels import cache_folder
 from speculative.checkpoints import Checkpoint
@@ -149,7 +149,8 @@ def resolve(
         if name in MODEL_FREE:
             raise ValueError(f"{draft} mixes no model; give a checkpoint in place of {name}.")
         raise ValueError(
-            f"There is no draft {name!r}: it is neither a checkpoint nor one of "
+            removed.said(name)
+            or f"There is no draft {name!r}: it is neither a checkpoint nor one of "
             f"{', '.join([*checkpoints.SHIPPED, *MODEL_FREE])}, nor a table (FILE.npz)."
         )
     big = _weights(target, random, dtype, open_checkpoint)

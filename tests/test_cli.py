@@ -161,7 +161,8 @@ def test_inspect_tells_what_there_is(pair: list[str], capsys) -> None:
 def steps_of(tokens: list[int]) -> list[Step]:
     """A token a step."""
     one, yes = jnp.ones(1, jnp.int32), jnp.ones(1, bool)
-    return [Step(jnp.array([[t]]), one, jnp.zeros((1, 0)), one, ~yes, yes) for t in tokens]
+    more = jnp.zeros((1, 0)), one, ~yes, yes, 0 * one
+    return [Step(jnp.array([[token]]), one, *more) for token in tokens]
 
 
 @pytest.mark.parametrize("vocabulary", [Vocabulary(VOCABULARY), Bytes()], ids=["pieces", "bytes"])

@@ -12,6 +12,7 @@ from typing import get_args
 
 import numpy as np
 
+from speculative import removed
 from speculative.checkpoints import huggingface, native, t5x
 from speculative.checkpoints.checkpoint import (
     DTYPES,
@@ -158,7 +159,8 @@ def _located(name: str) -> str:
     """The folder of a checkpoint, downloaded if it is on the Hugging Face hub."""
     if not known(name):
         raise ValueError(
-            f"There is no checkpoint {name!r}: it is neither a folder, nor one of "
+            removed.said(name)
+            or f"There is no checkpoint {name!r}: it is neither a folder, nor one of "
             f"{', '.join(SHIPPED)}, nor a Hugging Face id like google/t5-v1_1-small."
         )
     if name in SHIPPED:

@@ -180,7 +180,7 @@ class _Setting:
             return loop.begin.lower(models, params, self.source, config, size)
         if program in (LOOP, SPECULATIVE_LOOP):
             draws = self.draws(config)
-            given = models, params, self.source, draws, config, None, ()
+            given = models, params, self.source, draws, config
             return loop.decode.lower(*given, device=self.device)
         if program in (STEP, SPECULATIVE_STEP):
             begun = self.placed(self.begun(models, params, config))
