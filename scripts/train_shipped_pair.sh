@@ -20,13 +20,15 @@ LIMIT=${MINUTES:+--max_minutes="$MINUTES"}
   --init_from="$WORK/pair/shallow" \
   --data_dir="$DATA" --work_dir="$WORK/target" --out_dir="$OUT/target"
 
-"$PYTHON" scripts/distil.py --config=configs/training/draft.gin --target_dir="$OUT/target" $LIMIT \
-  --data_dir="$DATA" --work_dir="$WORK/draft" --out_dir="$WORK/pair/draft_once"
+distil() {  # DIR, the draft to make, and options
+  [ -e "$1" ] || "$PYTHON" -m speculative.cli distil --config=configs/training/draft.gin $LIMIT \
+    --target="$OUT/target" --data_dir="$DATA" --output="$@"
+}
+distil "$WORK/pair/draft_once" --work_dir="$WORK/draft"
 
 # Once more over the same text, in another order and from a lower peak.
 mkdir -p "$WORK/draft_again"
 cp -rn "$WORK/draft/texts" "$WORK/draft_again/"
-"$PYTHON" scripts/distil.py --config=configs/training/draft.gin --target_dir="$OUT/target" $LIMIT \
+distil "$OUT/draft" --work_dir="$WORK/draft_again" --init_from="$WORK/pair/draft_once" \
   --gin=loop.TrainConfig.steps=8000 --gin=loop.TrainConfig.learning_rate=0.01 \
-  --gin=loop.TrainConfig.seed=1 --init_from="$WORK/pair/draft_once" \
-  --data_dir="$DATA" --work_dir="$WORK/draft_again" --out_dir="$OUT/draft"
+  --gin=loop.TrainConfig.seed=1

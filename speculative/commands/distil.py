@@ -1,8 +1,9 @@
-"""`distil`: a draft for a target, trained on what it writes for texts of one's own."""
+"""`distil`: a draft for a target, trained on what it writes for texts."""
 
 import argparse
 import dataclasses
 import pathlib
+from typing import Any
 
 from speculative import checks, disk
 from speculative.commands import Command, add_options, whole
@@ -12,69 +13,123 @@ def _add_distil(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add(
         "files",
-        nargs="+",
+        nargs="*",
         metavar="FILE",
         help="texts like those that the target is to be given: .txt, one a line; the sources of a "
         ".tsv or .jsonl; or of tokenised examples, .npz. A decoder-only target continues them",
     )
     add("--output", required=True, metavar="DIR", help="then a draft: --draft DIR")
     add("--work_dir", metavar="DIR", help="what is between, to go on with (DIR.training)")
-    add_options(parser, "--target", "--vocabulary", "--columns", "--prefix")
-    dims, most = whole(64, 2**16), whole(1, 10**6)
+    add_options(parser, "--target", "--vocabulary")
+    add("--max_minutes", type=float, metavar="MINUTES", help="then save and stop; exit code 75")
+    of_files = parser.add_argument_group("with FILE")
+    add_options(of_files, "--columns", "--prefix")
+    add, dims, most = of_files.add_argument, whole(64, 2**16), whole(1, 10**6)
     add("--dim", type=dims, metavar="D", help="the draft's features (half the target's, to 1,024)")
     add("--layers", type=whole(1, 100), metavar="N", help="its decoder layers (1)")
     add("--keep", type=most, metavar="N", help="the frequent tokens that it may guess (8192)")
     add("--steps", type=whole(25, 10**6), metavar="N", help="of training (3000)")
-    add_options(parser, "--max_length")
+    add_options(of_files, "--max_length", max_length=None)
     add(
         "--batch_size",
         type=whole(1, checks.MAX_BATCH),
         metavar="N",
         help="texts that the target writes at a time (64)",
     )
-    add_options(parser, "--seed")
-    add("--max_minutes", type=float, metavar="MINUTES", help="then save and stop; exit code 75")
+    add_options(of_files, "--seed")
+    add = parser.add_argument_group("with a gin file in place of FILE").add_argument
+    add("--config", metavar="FILE.gin", help="sizes, training and tokenised files, by their names")
+    add("--data_dir", metavar="DIR", help="where the tokenised files are")
+    add(
+        "--gin",
+        action="append",
+        metavar="BINDING",
+        help="a binding that overrides it, like 'loop.TrainConfig.steps = 100'",
+    )
+    add("--init_from", metavar="CHECKPOINT", help="begin as this draft, not with random weights")
 
 
 def _distil(options: argparse.Namespace) -> int:
-    from speculative import loading, progress
+    from speculative import loading
     from speculative.checkpoints.checkpoint import vacant
-    from speculative.training import counting, own
+    from speculative.training import distil
     from speculative.training.loop import UNFINISHED
 
     output = vacant(options.output)
     disk.writable(output)
+    loading.enable_compilation_cache()  # A resumed run needs the same compiled programs.
+    work_dir = pathlib.Path(options.work_dir or f"{output}.training")
+    given = {"target_dir": options.target, "work_dir": work_dir, "out_dir": output}
+    for name in ("vocabulary", "max_minutes"):
+        if getattr(options, name) is not None:  # Otherwise a gin file decides.
+            given[name] = getattr(options, name)
+    of = _of_config if options.config else _of_files
+    parameters = of(options, given)
+    if not distil.distil(**parameters):
+        minutes = parameters["max_minutes"]
+        print(f"Stopped after --max_minutes {minutes:g}; the same command goes on.")
+        return UNFINISHED
+    _show(distil.acceptance(work_dir))
+    print(f"Written: {output}. Use it: --target {options.target} --draft {output}")
+    return 0
+
+
+def _of_files(options: argparse.Namespace, given: dict[str, Any]) -> dict[str, Any]:
+    """The parameters of `distil.distil` for texts of one's own."""
+    from speculative import checkpoints, loading, progress
+    from speculative.models import model_of
+    from speculative.training import counting, own
+
+    if of_config := _among(options, ["data_dir", "gin", "init_from"]):
+        raise ValueError(f"{', '.join(of_config)}: only together with a gin file (--config).")
+    if not options.files:
+        raise ValueError("There are no texts; give a FILE of them, or a gin file (--config).")
     counting.require(options.files)
     chosen = {
         field.name: getattr(options, field.name) for field in dataclasses.fields(own.Settings)
     }
     settings = own.Settings(**{k: v for k, v in chosen.items() if v is not None})
     vocabulary = loading.vocabulary(options.target, options.vocabulary)
-    loading.enable_compilation_cache()  # A resumed run needs the same compiled programs.
-    work_dir = pathlib.Path(options.work_dir or f"{output}.training")
+    target = checkpoints.open(options.target).config
     with progress.bar("distil") as on_progress:
-        sources = not own.decoder_only(options.target)
-        given = options.files, vocabulary, options.columns, sources, on_progress
-        texts = list(counting.tokens(*given, options.prefix or ""))
-    if not own.train(
-        options.target, texts, output, work_dir, settings, options.vocabulary, options.max_minutes
-    ):
-        print(f"Stopped after --max_minutes {options.max_minutes:g}; the same command goes on.")
-        return UNFINISHED
-    _show(own.acceptance(work_dir))
-    print(f"Written: {output}. Use it: --target {options.target} --draft {output}")
-    return 0
+        sources = not model_of(target).decoder_only
+        how = options.files, vocabulary, options.columns, sources, on_progress
+        texts = list(counting.tokens(*how, options.prefix or ""))
+    return given | own.recipe(target, texts, settings, given["work_dir"] / "data")
 
 
-def _show(accepted: dict[float, list[float]]) -> None:
+def _of_config(options: argparse.Namespace, given: dict[str, Any]) -> dict[str, Any]:
+    """The parameters of `distil.distil` as a gin file says."""
+    from speculative.training import distil, own, recipes
+
+    of_files = [field.name for field in dataclasses.fields(own.Settings)]
+    if of_files := options.files + _among(options, ["columns", "prefix", *of_files]):
+        raise ValueError(
+            f"{', '.join(of_files)}: not together with --config; the gin file, or --gin, says it."
+        )
+    if not options.data_dir:
+        raise ValueError("A gin file names tokenised files; say in which folder (--data_dir).")
+    given = given | {"data_dir": options.data_dir}
+    if options.init_from:
+        given["init_from"] = options.init_from
+    parameters = recipes.configured(distil.distil, options.config, options.gin or [], given)
+    return parameters | {"settings": recipes.settings(parameters)}
+
+
+def _among(options: argparse.Namespace, names: list[str]) -> list[str]:
+    """Those of the options that were given, with their dashes."""
+    return [f"--{name}" for name in names if getattr(options, name) is not None]
+
+
+def _show(accepted: dict[tuple[str, float], list[float]]) -> None:
     """Prints what share of each guess was accepted of the held-out texts."""
     from rich.console import Console
     from rich.table import Table
 
-    guesses = len(next(iter(accepted.values())))
+    guesses = max(map(len, accepted.values()), default=0)
     table = Table("held-out texts", *(f"guess {k + 1}" for k in range(guesses)), box=None)
-    for temperature, shares in accepted.items():
-        table.add_row(f"T = {temperature:g}", *(f"{share:.3f}" for share in shares))
+    for (name, temperature), shares in accepted.items():
+        table.add_row(f"{name}, T = {temperature:g}", *(f"{share:.3f}" for share in shares))
     Console().print(table)
 
 

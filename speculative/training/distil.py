@@ -1,65 +1,57 @@
 """Distilling a draft from a target, on text that the target writes."""
 
 import dataclasses
+import hashlib
+import json
 import pathlib
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 from jax import Array
 
-from speculative import checkpoints, checks
+from speculative import checkpoints, disk
 from speculative.backends import for_decoding
 from speculative.checkpoints import native
 from speculative.checkpoints.checkpoint import MadeFor
 from speculative.decoding import Decoding
-from speculative.decoding.rules import EXACT, Token
-from speculative.drafts.base import Draft
-from speculative.drafts.hidden import model_draft
 from speculative.models import Config, FlaxModel, model_of
 from speculative.models.config import packed
 from speculative.models.layers import shifted
 from speculative.sampling import Sampling
-from speculative.training import outputs
 from speculative.training.counting import most_frequent
-from speculative.training.examples import load
+from speculative.training.examples import Examples, load_all, prompts, whole_texts
 from speculative.training.loop import Metrics, TrainConfig, deadline_after, fit, minutes
-from speculative.training.train import Files, initial, teacher_forced, vocabulary_of
+from speculative.training.train import Files, answered, initial, teacher_forced, vocabulary_of
 from speculative.types import Logits, PyTree
-from speculative.vocabulary import Vocabulary
 
-GUESS_WEIGHT = 0.8
+GUESSES, GUESS_WEIGHT = 3, 0.8
 
 # The temperature of each kind of text; a draft in use reads prefixes of both kinds.
 WRITTEN = {"greedy": 0.0, "sampled": 1.0}
-
-# Of its own text a draft writes so many tokens a step, whatever the target holds of them; then the
-# target adds one.
-OWN_GAMMA, OWN_RULE = 7, Token(lenience=1e-30)
 
 
 @dataclasses.dataclass(frozen=True)
 class Distillation:
     """The distance of the draft's distribution q from the target's p, token by token.
 
+    It is KL(p || q), in nats, and the total variation distance 1 - sum min(p, q). That equals
+    1 - alpha, the rate of rejection (Leviathan et al., Theorem 3.5), but where p and q hardly
+    overlap its gradient vanishes; there the KL divergence helps.
+
+    A draft which reads the target's decoder makes `GUESSES` guesses a step, each after those before
+    it (`FlaxModel.unroll`). Guess k counts as `GUESS_WEIGHT`^k, for it matters only where all
+    before it are accepted.
+
     Attributes:
         draft: the model to train.
         target: the model to imitate, whose parameters are frozen.
-        kl_weight: weight of KL(p || q), in nats.
-        variation_weight: weight of the total variation distance 1 - sum min(p, q). It equals
-            1 - alpha, the rate of rejection (Leviathan et al., Theorem 3.5), but where p and q
-            hardly overlap its gradient vanishes; there the KL divergence helps.
-        guesses: guesses of a step that a draft which reads the target's decoder is trained to make,
-            each after those before it (`FlaxModel.unroll`). Guess k counts as `GUESS_WEIGHT`^k, for
-            it matters only where all before it are accepted.
     """
 
     draft: FlaxModel
     target: FlaxModel
-    kl_weight: float = 1.0
-    variation_weight: float = 1.0
-    guesses: int = 3
 
     def __call__(
         self, params: PyTree, frozen: PyTree, batch: Mapping[str, Array], dropout_key: Array | None
@@ -79,7 +71,7 @@ class Distillation:
         if layers:
             segments = batch["encoder_segment_ids"], batch["decoder_segment_ids"]
             of_target = jnp.concatenate([hidden[name] for name in layers], axis=-1)
-            given = batch["decoder_input_tokens"], segments, encoded, of_target, self.guesses
+            given = batch["decoder_input_tokens"], segments, encoded, of_target, GUESSES
             drafts = self.draft.unroll(params, *given)
         else:
             shared = encoded if self.draft.config.source_dim else None
@@ -107,64 +99,7 @@ class Distillation:
         divergence = jnp.sum(weights * jnp.sum(p * (log_p - log_q), axis=-1))
         alpha = jnp.sum(weights * jnp.sum(jnp.minimum(p, q), axis=-1))
         agreement = jnp.sum(weights * (likeliest == guessed))
-        distance = self.kl_weight * divergence + self.variation_weight * (jnp.sum(weights) - alpha)
-        return distance, alpha, agreement
-
-
-@dataclasses.dataclass(frozen=True)
-class Writing:
-    """The texts of a distillation: where they are, how long they may be, and until when to write.
-
-    Attributes:
-        data_dir: folder of the tokenised inputs, `<name>.npz`.
-        text_dir: folder of the texts, `<name>_greedy.npz` and `<name>_sampled.npz`, and of the
-            draft's own, `<name>_greedy_own.npz` and `<name>_sampled_own.npz`.
-        max_length: tokens of an output.
-        vocabulary: the target's, whose tokens begin and end an output.
-        batch_size: outputs written at a time.
-        deadline: the `time.monotonic()` after which nothing more is begun.
-    """
-
-    data_dir: pathlib.Path
-    text_dir: pathlib.Path
-    max_length: int
-    vocabulary: Vocabulary
-    batch_size: int
-    deadline: float
-
-    def ensure(
-        self,
-        names: Iterable[str],
-        target: FlaxModel,
-        params: PyTree,
-        draft: tuple[Draft, PyTree] | None = None,
-    ) -> bool:
-        """Writes what is missing of the target's texts, or of a draft's; False at the deadline.
-
-        A draft writes with its parameters, by `OWN_RULE`.
-        """
-        by = "_own" if draft else ""
-        rule, gamma = (OWN_RULE, OWN_GAMMA) if draft else (EXACT, 0)
-        for name in names:
-            examples = load(self.data_dir / f"{name}.npz")
-            if target.decoder_only:
-                examples = outputs.prompts(examples, self.vocabulary.start_id)
-            for kind, temperature in WRITTEN.items():
-                path = self.text_dir / f"{name}_{kind}{by}.npz"
-                if path.exists():
-                    continue
-                if time.monotonic() > self.deadline:
-                    return False
-                began, sampling = time.monotonic(), Sampling(temperature)
-                ends = self.max_length, self.vocabulary.eos_id
-                decoding = Decoding(target.vocab_size, sampling, gamma, *ends, rule)
-                written = outputs.write(
-                    target, params, examples, decoding, 0, self.batch_size, *(draft or ())
-                )
-                (outputs.whole_texts(written) if target.decoder_only else written).save(path)
-                took = time.monotonic() - began
-                print(f"{path}: {len(examples)} outputs, {took:.0f} s", flush=True)
-        return True
+        return divergence + jnp.sum(weights) - alpha, alpha, agreement
 
 
 def distil(
@@ -179,66 +114,60 @@ def distil(
     init_from: str | pathlib.Path | None = None,
     max_minutes: float | None = None,
     references: Mapping[str, float] | None = None,
-    kl_weight: float = 1.0,
-    variation_weight: float = 1.0,
     max_length: int = 128,
     generation_batch: int = 1024,
     keep: int = 0,
-    own_share: float = 0.0,
+    settings: Mapping[str, Any] | None = None,
 ) -> bool:
     """Trains a draft on text that its target writes, and saves it; a second call resumes.
 
     The target, a checkpoint of any format, writes outputs of at most `max_length` tokens
     for the inputs of `files` (a decoder-only target continues the beginnings of their texts) into
-    `<work_dir>/texts`. A share `own_share` of the texts to learn from is the draft's own, which it
-    writes as it begins (DistillSpec, arXiv 2310.08461). The draft also learns the target's
-    distribution after each prefix of the targets of `references`, files that are named with their
-    passes an epoch. With `keep` its logits are of so many tokens alone, the most frequent ones of
-    what the target wrote for training. The weights are those of `Distillation`; the other arguments
-    and the result are as in `train.train`.
+    `<work_dir>/texts`. The draft also learns the target's distribution after each prefix of the
+    targets of `references`, files that are named with their passes an epoch. With `keep` its logits
+    are of so many tokens alone, the most frequent ones of what the target wrote for training.
+    `work_dir` notes target, texts and `settings`, by the names that their user knows, and a second
+    call must have the same. The other arguments and the result are as in `train.train`.
 
     Raises:
-        ValueError: target and draft do not fit each other, or a file is missing or damaged.
+        ValueError: target and draft do not fit each other, a file is missing or damaged, or
+            `work_dir` holds a run of another target, texts or settings.
     """
-    if pathlib.Path(out_dir).exists():
-        return True
-    checks.real("distil.own_share", own_share, "lie in [0, 1]", lambda x: 0 <= x <= 1)
     deadline = deadline_after(max_minutes)
+    work_dir, references = pathlib.Path(work_dir), references or {}
     checkpoint = checkpoints.open(target_dir)
     target, draft = model_of(checkpoint.config.replace(dtype=model.dtype)), model_of(model)
     _require_fit(target, draft, target_dir)
     pieces = vocabulary_of(model, vocabulary, target_dir)
-    target_params = checkpoint.load("float32")
-    text_dir = pathlib.Path(work_dir) / "texts"
-    how = max_length, pieces, generation_batch, deadline
-    writing = Writing(pathlib.Path(data_dir), text_dir, *how)
-    if not writing.ensure((*files.train, *files.held_out), target, target_params):
-        return False
-    if keep:
-        written = [
-            load(text_dir / f"{name}_{kind}.npz") for name in files.train for kind in WRITTEN
-        ]
-        texts = (target for examples in written for _, target in examples)
-        tokens = most_frequent(texts, keep, model.vocab_size)
-        model = model.replace(draft_vocabulary=packed(tokens))
-        draft = model_of(model)
-    start, frozen = initial(draft, config.seed, init_from), for_decoding(target_params)
-    by_draft = model_draft(draft), start
-    if own_share and not writing.ensure(files.train, target, target_params, by_draft):
-        return False
-    # An absolute path replaces the folder of the written texts to which it is joined.
-    own = pathlib.Path(data_dir).absolute()
-    learned = {
-        f"{name}_{kind}{author}": share * passes
-        for author, share in (("", 1 - own_share), ("_own", own_share))
-        for name, passes in files.train.items()
-        for kind in WRITTEN
-        if share
-    }
-    learned |= {str(own / name): weight for name, weight in (references or {}).items()}
+    inputs = load_all(data_dir, [*files.train, *files.held_out, *references])
+    _require_same(work_dir, target_dir, inputs, settings or {})
+    target_params, text_dir = checkpoint.load("float32"), work_dir / "texts"
+    for name in (*files.train, *files.held_out):
+        given = prompts(inputs[name], pieces.start_id) if target.decoder_only else inputs[name]
+        for kind, temperature in WRITTEN.items():
+            path, began = text_dir / f"{name}_{kind}.npz", time.monotonic()
+            if path.exists():
+                continue
+            if began > deadline:
+                return False
+            ends = max_length, pieces.eos_id
+            decoding = Decoding(target.vocab_size, Sampling(temperature), 0, *ends)
+            texts = answered(target, target_params, given, decoding, generation_batch)
+            (whole_texts(texts) if target.decoder_only else texts).save(path)
+            took = time.monotonic() - began
+            print(f"{path}: {len(texts)} outputs, {took:.0f} s", flush=True)
+    learned = {f"{n}_{kind}": passes for n, passes in files.train.items() for kind in WRITTEN}
     held_out = [f"{name}_{kind}" for name in files.held_out for kind in WRITTEN]
-    batches = Files(learned, held_out).read(text_dir, config, pieces.start_id)
-    objective = Distillation(draft, target, kl_weight, variation_weight)
+    written = load_all(text_dir, [*learned, *held_out])
+    if keep:
+        texts = (text for name in learned for _, text in written[name])
+        model = model.replace(draft_vocabulary=packed(most_frequent(texts, keep, model.vocab_size)))
+        draft = model_of(model)
+    batches = Files({**learned, **references}, held_out).read(
+        inputs | written, config, pieces.start_id
+    )
+    start, frozen = initial(draft, config.seed, init_from), for_decoding(target_params)
+    objective = Distillation(draft, target)
     params, finished = fit(objective, start, config, *batches, work_dir, frozen, deadline)
     if finished:
         made_for = None
@@ -251,9 +180,50 @@ def distil(
     return finished
 
 
+def acceptance(work_dir: pathlib.Path) -> dict[tuple[str, float], list[float]]:
+    """What share of guess 1, 2, ... was accepted of each held-out file's texts, as a run ended.
+
+    The keys are the file's name and the temperature at which the target wrote.
+    """
+    *_, last = disk.entries(work_dir / "log.jsonl", dict, "line of a log")
+    found = dict[tuple[str, float], list[float]]()
+    for column in sorted(last):
+        text, _, metric = column.rpartition("/")
+        name, _, kind = text.rpartition("_")
+        if name and metric.startswith("alpha" if WRITTEN[kind] else "agreement"):
+            found.setdefault((name, WRITTEN[kind]), []).append(last[column])
+    return found
+
+
+def _require_same(
+    work_dir: pathlib.Path,
+    target: str | pathlib.Path,
+    texts: Mapping[str, Examples],
+    settings: Mapping[str, Any],
+) -> None:
+    """Notes what a run is of; raises ValueError if its folder is of something else."""
+    whole = hashlib.sha256()
+    for part in texts.values():
+        for array in vars(part).values():
+            whole.update(array.tobytes())
+    now = {"target": str(target), **settings, "texts": whole.hexdigest()}
+    now = json.loads(json.dumps(now, default=str))  # As a file holds it: tuples are lists.
+    file = work_dir / "settings.json"
+    with disk.owned(work_dir):
+        before = disk.read_json(file) if file.is_file() else now
+        for name in now | before:
+            if before.get(name) != now.get(name):
+                raise ValueError(
+                    f"{work_dir} holds a run whose {name} is {before.get(name)!r}, not "
+                    f"{now.get(name)!r}; go on with the same, or choose another --work_dir."
+                )
+        disk.write(file, json.dumps(now, indent=1) + "\n")
+
+
 def _require_fit(target: FlaxModel, draft: FlaxModel, where: str | pathlib.Path) -> None:
     """Raises ValueError unless a draft of these sizes can learn from the target in `where`."""
     big, small = target.config, draft.config
+    big.require_target(str(where))
     if unknown := [name for name in small.target_layers if name not in target.extend_layers]:
         raise ValueError(
             f"The draft's target_layers has {unknown[0]!r}; the target in {where} has "

@@ -2,11 +2,14 @@
 
 import dataclasses
 import pathlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 import numpy as np
 
 from speculative import disk
+from speculative.types import PAD_ID
+
+MOST_PROMPT = 23  # Tokens of a text that `prompts` takes at most, without the start token.
 
 
 @dataclasses.dataclass(frozen=True)
@@ -67,3 +70,26 @@ def load(path: str | pathlib.Path) -> Examples:
         if not ends_fit or len(offsets) != len(examples) + 1:
             raise ValueError(f"{path} has no examples, or offsets that do not fit its {name}.")
     return examples
+
+
+def load_all(folder: str | pathlib.Path, names: Iterable[str]) -> dict[str, Examples]:
+    """The examples of files of a folder, which are named without `.npz`; see `load`."""
+    return {name: load(pathlib.Path(folder, f"{name}.npz")) for name in names}
+
+
+def prompts(texts: Examples, start_id: int = PAD_ID) -> Examples:
+    """Prompts for a decoder-only model: the start token and the beginning of each target.
+
+    Beginnings of 4 to `MOST_PROMPT` tokens take turns, but none is longer than half of its text.
+    """
+    beginnings = [
+        np.append(start_id, target[: min(4 + i % (MOST_PROMPT - 3), len(target) // 2)])
+        for i, (_, target) in enumerate(texts)
+    ]
+    return ragged(beginnings, [np.zeros(0, np.int32)] * len(beginnings))
+
+
+def whole_texts(written: Examples) -> Examples:
+    """Examples without inputs, whose targets are each prompt and its continuation joined."""
+    texts = [np.concatenate([prompt[1:], target]) for prompt, target in written]
+    return ragged([np.zeros(0, np.int32)] * len(texts), texts)

@@ -1,20 +1,17 @@
 """A draft for any target, distilled on texts of one's own with settings that suit most pairs."""
 
 import dataclasses
-import hashlib
-import json
 import math
 import pathlib
 from collections.abc import Iterable
+from typing import Any
 
 import numpy as np
 
-from speculative import checkpoints, disk
 from speculative.models import Config, model_of
-from speculative.training.distil import WRITTEN, distil
-from speculative.training.examples import Examples, ragged
+from speculative.pair import SOURCE_LENGTHS
+from speculative.training.examples import MOST_PROMPT, Examples, ragged
 from speculative.training.loop import TrainConfig
-from speculative.training.outputs import MOST_PROMPT, WIDTHS
 from speculative.training.train import Files
 
 HELD_OUT, FEWEST = 256, 40
@@ -23,7 +20,7 @@ HELD_OUT, FEWEST = 256, 40
 
 @dataclasses.dataclass(frozen=True)
 class Settings:
-    """What may be chosen; `scripts/distil.py` reads everything else from gin files.
+    """What may be chosen; a gin file (`--config`) decides everything.
 
     Attributes:
         dim: features of the draft, a multiple of 64; None is half of the target's, at most 1,024.
@@ -89,7 +86,7 @@ def divided(texts: Iterable[np.ndarray], target: Config) -> dict[str, Examples]:
 
     A text of more tokens than the target can read is cut. Raises ValueError if there are too few.
     """
-    most = min(WIDTHS[-1], target.max_positions or WIDTHS[-1])
+    most = min(SOURCE_LENGTHS[-1], target.max_positions or SOURCE_LENGTHS[-1])
     cut = [x if len(x) <= most else np.append(x[: most - 1], x[-1:]) for x in texts]
     if len(cut) < FEWEST:
         raise ValueError(
@@ -102,85 +99,35 @@ def divided(texts: Iterable[np.ndarray], target: Config) -> dict[str, Examples]:
     return {name: ragged(*([nothing] * len(part), part)[::order]) for name, part in chosen.items()}
 
 
-def decoder_only(target: str) -> bool:
-    """Whether a target goes on with texts, as against answering them."""
-    return model_of(checkpoints.open(target).config).decoder_only
-
-
-def train(
-    target: str,
-    texts: Iterable[np.ndarray],
-    output: str | pathlib.Path,
-    work_dir: pathlib.Path,
-    settings: Settings,
-    vocabulary: str | None = None,
-    max_minutes: float | None = None,
-) -> bool:
-    """Distils a draft into the folder `output`; a second call goes on, as `distil.distil` does.
+def recipe(
+    target: Config, texts: Iterable[np.ndarray], settings: Settings, data_dir: pathlib.Path
+) -> dict[str, Any]:
+    """Parameters of `distil.distil` for a target of these sizes; the texts go into `data_dir`.
 
     The `texts` are the sources of an encoder-decoder, or texts of which a decoder-only target
-    continues the beginnings: tokens with the end of sequence. `work_dir` holds what is between.
+    continues the beginnings: tokens with the end of sequence.
 
     Raises:
-        ValueError: a setting is wrong, the target cannot be opened, there are too few texts, or
-            `work_dir` holds a run of other settings, texts or another target.
+        ValueError: a setting is wrong, or there are too few texts.
     """
-    config = checkpoints.open(target).config
-    config.require_target(target)
-    model, goes_on = settings.model(config), model_of(config).decoder_only
-    examples, data_dir = divided(texts, config), work_dir / "data"
-    with disk.owned(work_dir):
-        _require_same(work_dir / "settings.json", target, examples, settings)
-        for name, part in examples.items():
-            part.save(data_dir / f"{name}.npz")
+    model, goes_on = settings.model(target), model_of(target).decoder_only
+    examples = divided(texts, target)
+    for name, part in examples.items():
+        part.save(data_dir / f"{name}.npz")
     source, text = (
         max(int(np.diff(getattr(part, offsets)).max()) for part in examples.values())
         for offsets in ("inputs_offsets", "targets_offsets")
     )
     text = max(text, settings.max_length + (MOST_PROMPT if goes_on else 0))
-    return distil(
-        model,
-        settings.training(source, text),
-        Files({"train": 1.0}, ["held_out"]),
-        target,
-        data_dir,
-        work_dir,
-        output,
-        vocabulary,
-        max_minutes=max_minutes,
+    return {
+        "model": model,
+        "config": settings.training(source, text),
+        "files": Files({"train": 1.0}, ["held_out"]),
+        "data_dir": data_dir,
         # The texts themselves cost no writing; those of an encoder-decoder are sources.
-        references={"train": 1.0} if goes_on else {},
-        max_length=settings.max_length,
-        generation_batch=settings.batch_size,
-        keep=settings.keep if settings.keep < model.vocab_size else 0,
-    )
-
-
-def acceptance(work_dir: pathlib.Path) -> dict[float, list[float]]:
-    """What share of guess 1, 2, ... was accepted of held-out texts, by temperature; as it ended."""
-    lines = disk.entries(work_dir / "log.jsonl", dict, "line of a log")
-    last = next(line for line in reversed(lines) if "held_out_greedy/loss" in line)
-    found = dict[float, list[float]]()
-    for kind, temperature in WRITTEN.items():
-        metric = f"held_out_{kind}/{'alpha' if temperature else 'agreement'}"
-        found[temperature] = [last[name] for name in sorted(last) if name.startswith(metric)]
-    return found
-
-
-def _require_same(
-    file: pathlib.Path, target: str, texts: dict[str, Examples], settings: Settings
-) -> None:
-    """Notes what a run is of; raises ValueError if the file says that it is of something else."""
-    whole = hashlib.sha256()
-    for part in texts.values():
-        for array in vars(part).values():
-            whole.update(array.tobytes())
-    now = {"target": target, "texts": whole.hexdigest()} | dataclasses.asdict(settings)
-    before = disk.read_json(file) if file.is_file() else now
-    for name, value in now.items():
-        if before.get(name) != value:
-            raise ValueError(
-                f"{file.parent} holds a run whose {name} is {before.get(name)!r}, not {value!r}; "
-                "go on with the same, or choose another --work_dir."
-            )
-    disk.write(file, json.dumps(now, indent=1) + "\n")
+        "references": {"train": 1.0} if goes_on else {},
+        "max_length": settings.max_length,
+        "generation_batch": settings.batch_size,
+        "keep": settings.keep if settings.keep < model.vocab_size else 0,
+        "settings": dataclasses.asdict(settings),
+    }

@@ -1,6 +1,7 @@
 """Training a model on text."""
 
 import dataclasses
+import itertools
 import json
 import pathlib
 from collections.abc import Mapping, Sequence
@@ -12,18 +13,24 @@ import numpy as np
 from jax import Array
 
 from speculative import checkpoints, disk
+from speculative.backends import for_decoding
 from speculative.checkpoints import native
 from speculative.checkpoints.checkpoint import narrowed
-from speculative.decoding import Decoding
+from speculative.decoding import Decoding, Params, queue
 from speculative.measurement import quality
 from speculative.models import Config, FlaxModel, model_of
 from speculative.models.config import unpacked
+from speculative.pair import SOURCE_LENGTHS, padded
+from speculative.ragged import power_of_two
 from speculative.sampling import Sampling
-from speculative.training import data, outputs
-from speculative.training.examples import load
+from speculative.training import data
+from speculative.training.examples import Examples, load, load_all, ragged
 from speculative.training.loop import Metrics, TrainConfig, deadline_after, fit
 from speculative.types import PAD_ID, Logits, PyTree
 from speculative.vocabulary import Vocabulary, from_elsewhere
+
+# Weight of the squared logarithm of the softmax's normaliser, which keeps the logits from drifting.
+Z_LOSS = 1e-4
 
 
 def teacher_forced(
@@ -47,12 +54,9 @@ class CrossEntropy:
 
     Attributes:
         model: the model to train.
-        z_loss: weight of the squared logarithm of the softmax's normaliser, which keeps the
-            logits from drifting.
     """
 
     model: FlaxModel
-    z_loss: float = 1e-4
 
     def __call__(
         self, params: PyTree, frozen: PyTree, batch: Mapping[str, Array], dropout_key: Array | None
@@ -64,7 +68,7 @@ class CrossEntropy:
         chosen = jnp.take_along_axis(logits, targets[..., None], axis=-1)[..., 0]
         loss = jnp.sum(weights * (normaliser - chosen))
         right = jnp.sum(weights * (logits.argmax(-1) == targets))
-        penalty = self.z_loss * jnp.sum(weights * jnp.square(normaliser))
+        penalty = Z_LOSS * jnp.sum(weights * jnp.square(normaliser))
         return loss + penalty, {"loss": loss, "accuracy": right}
 
 
@@ -146,22 +150,58 @@ class Files:
     held_out: Sequence[str]  # File names, which also name the held-out columns of the log.
 
     def read(
-        self, folder: str | pathlib.Path, config: TrainConfig, start_id: int = PAD_ID
+        self, examples: Mapping[str, Examples], config: TrainConfig, start_id: int = PAD_ID
     ) -> tuple[data.Mixture, dict[str, list[data.Batch]]]:
         """Training batches, and each held-out file's examples once in batches of a microbatch.
 
-        `start_id` is the vocabulary's token before a text. Raises ValueError if a file is missing,
-        damaged or fits no row.
+        `examples` are those of the files, `start_id` is the vocabulary's token before a text.
+        Raises ValueError if none fits a row.
         """
 
         def mixture(weights: Mapping[str, float], rows: int) -> data.Mixture:
-            sources = [(load(pathlib.Path(folder, f"{n}.npz")), w) for n, w in weights.items()]
+            sources = [(examples[name], weight) for name, weight in weights.items()]
             lengths = config.source_length, config.target_length
             return data.Mixture(sources, rows, *lengths, start_id)
 
         rows = config.batch_size // config.microbatches
         held_out = {name: mixture({name: 1.0}, rows).once() for name in self.held_out}
         return mixture(self.train, config.batch_size), held_out
+
+
+def answered(
+    model: FlaxModel, params: PyTree, examples: Examples, decoding: Decoding, batch_size: int
+) -> Examples:
+    """The same inputs with the model's own outputs as targets, in the same order.
+
+    `batch_size` examples are decoded at a time, each as alone (`decoding.queue`), with the random
+    numbers of its place and seed 0. Raises ValueError if an input is too long, or if the model's
+    logits are not finite.
+    """
+    sizes = np.diff(examples.inputs_offsets)
+    if sizes.max() > SOURCE_LENGTHS[-1]:
+        raise ValueError(
+            f"Example {sizes.argmax()} has {sizes.max()} source tokens; at most "
+            f"{SOURCE_LENGTHS[-1]} can be decoded."
+        )
+    used = Params(for_decoding(jax.device_put(params)), ())
+    targets: list[np.ndarray] = [np.zeros(0, np.int32)] * len(examples)
+
+    def text(i: int, width: int) -> queue.Text:
+        source = np.full((1, width), model.pad_id, np.int32)
+        source[0, : sizes[i]] = examples.input(i)
+        return queue.Text(i, jax.device_put(source), decoding.draws(0, np.array([i])))
+
+    # Long inputs tend to have long outputs, which had better not begin last.
+    order = np.argsort(-sizes, kind="stable").tolist()
+    for width, group in itertools.groupby(order, lambda i: padded(int(sizes[i]))):
+        chosen = list(group)
+        texts = (text(i, width) for i in chosen)
+        rows = min(batch_size, power_of_two(len(chosen)))
+        for i, output in queue.generate(model, None, used, texts, decoding, rows):
+            if not output.finite.all():
+                raise ValueError(f"Logits are not finite for example {i}.")
+            targets[i] = np.array(output.tokens[0, : output.lengths[0]])  # Not the whole batch.
+    return ragged([source for source, _ in examples], targets)
 
 
 def train(
@@ -176,7 +216,6 @@ def train(
     init_from: str | pathlib.Path | None = None,
     max_minutes: float | None = None,
     storage: native.Storage = "int8",
-    z_loss: float = 1e-4,
     max_length: int = 128,
     generation_batch: int = 1024,
 ) -> bool:
@@ -188,7 +227,7 @@ def train(
     that of `init_from`. This is a checkpoint of any format to start from, of the same sizes or
     with fewer layers; None starts from random weights. After `max_minutes`, if given, the run
     saves and stops. Tests decode `generation_batch` examples at a time, each into at most
-    `max_length` tokens. For `z_loss` see `CrossEntropy`.
+    `max_length` tokens.
 
     Returns:
         Whether the model is finished and saved.
@@ -203,12 +242,13 @@ def train(
             raise ValueError(f"train.{name} must be one of {', '.join(known)}, not {value!r}.")
     deadline = deadline_after(max_minutes)
     work_dir = pathlib.Path(work_dir)
-    references = {name: load(pathlib.Path(data_dir, f"{name}.npz")) for name in tests}
+    references = load_all(data_dir, tests)
     pieces = vocabulary_of(model, vocabulary, init_from)
     if not pathlib.Path(out_dir).exists():
         made = model_of(model)
-        objective, start = CrossEntropy(made, z_loss), initial(made, config.seed, init_from)
-        batches = files.read(data_dir, config, pieces.start_id)
+        objective, start = CrossEntropy(made), initial(made, config.seed, init_from)
+        examples = load_all(data_dir, [*files.train, *files.held_out])
+        batches = files.read(examples, config, pieces.start_id)
         params, finished = fit(objective, start, config, *batches, work_dir, deadline=deadline)
         if not finished:
             return False
@@ -221,7 +261,7 @@ def train(
     for name, metric in tests.items():
         path, expected = work_dir / f"{name}_greedy.npz", references[name]
         if not path.exists():
-            outputs.write(made, params, expected, decoding, batch_size=generation_batch).save(path)
+            answered(made, params, expected, decoding, generation_batch).save(path)
         texts = [[pieces.decode(t) for _, t in found] for found in (expected, load(path))]
         scores[name] = quality.METRICS[metric](*texts)
     disk.write(work_dir / "scores.json", json.dumps(scores, indent=2) + "\n")

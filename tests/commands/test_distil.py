@@ -1,4 +1,4 @@
-"""`distil`: from texts and a target of random weights to a draft, in one command."""
+"""`distil`: from texts, or a gin file, and a target of random weights to a draft."""
 
 import json
 import pathlib
@@ -7,7 +7,9 @@ import numpy as np
 import pytest
 
 from speculative import checkpoints, cli
+from speculative.checkpoints import native
 from speculative.models import Config, DecoderOnlyConfig, T5Config
+from speculative.training.examples import ragged
 from speculative.training.loop import UNFINISHED
 from speculative.training.own import FEWEST, Settings, divided
 from tests import saved
@@ -94,6 +96,106 @@ def test_too_few_texts(
     given = ["distil", str(texts), "--target", str(saved_pair[0]), "--output", str(tmp_path / "d")]
     assert cli.main(given) == 2
     assert f"There are 2 texts to learn from; give at least {FEWEST}" in capsys.readouterr().err
+
+
+GIN = """from __gin__ import dynamic_registration
+from speculative.models.t5 import config
+from speculative.training import distil
+from speculative.training import loop
+from speculative.training import train
+
+include "configs/training/draft_hidden.gin"
+
+config.T5Config.vocab_size = 1024
+config.T5Config.emb_dim = 16
+config.T5Config.num_heads = 2
+config.T5Config.head_dim = 8
+config.T5Config.mlp_dim = 24
+config.T5Config.source_dim = 16
+config.T5Config.target_layers = ("decoder/layers_0",)
+loop.TrainConfig.steps = 4
+loop.TrainConfig.warmup_steps = 1
+loop.TrainConfig.source_length = 32
+loop.TrainConfig.target_length = 32
+loop.TrainConfig.log_every = 2
+loop.TrainConfig.evaluate_every = 4
+loop.TrainConfig.checkpoint_every = 4
+train.Files.train = {"seen": 1.0}
+train.Files.held_out = ["unseen"]
+distil.distil.references = {"seen": 0.5}
+distil.distil.max_length = 8
+distil.distil.generation_batch = 16
+distil.distil.keep = 300
+"""
+
+
+@pytest.fixture
+def config(tmp_path: pathlib.Path) -> list[str]:
+    """A gin file that changes the sizes of a shipped one, and where its tokenised files are."""
+    rng = np.random.default_rng(0)
+    for name, count in (("seen", 40), ("unseen", 9)):
+        rows = [np.append(rng.integers(3, saved.FEW, 6), 1) for _ in range(2 * count)]
+        ragged(rows[:count], rows[count:]).save(tmp_path / f"{name}.npz")
+    (tmp_path / "small.gin").write_text(GIN)
+    return ["--config", str(tmp_path / "small.gin"), "--data_dir", str(tmp_path)]
+
+
+def test_a_gin_file_says_all(
+    config: list[str],
+    saved_pair: tuple[pathlib.Path, pathlib.Path],
+    tmp_path: pathlib.Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """Its texts are written once, and a run of something else is told from it by a binding."""
+    target, draft, work = str(saved_pair[0]), tmp_path / "draft", tmp_path / "work"
+    size = T5Config(saved.FEW, 16, 2, 8, 24, 0, 1, source_dim=16)
+    native.save(tmp_path / "begun", size, saved.random(size, 3))
+    given = ["distil", *config, "--work_dir", str(work), "--init_from", str(tmp_path / "begun")]
+    made = [*given, "--target", target, "--output", str(draft)]
+    assert cli.main([*made, "--max_minutes", "0"]) == UNFINISHED
+    assert "the same command goes on" in capsys.readouterr().out
+    refused = {
+        "TrainConfig.seed is 0, not 1;": [*made, "--gin", "loop.TrainConfig.seed = 1"],
+        "Files.held_out is ['unseen'], not ['seen'];": [
+            *made,
+            "--gin=train.Files.held_out=['seen']",
+        ],
+        f"target is '{target}', not ": [*given, "--target", f"{target}/", "--output", str(draft)],
+    }
+    for said, command in refused.items():
+        assert cli.main(command) == 2
+        assert f"{work} holds a run whose {said}" in capsys.readouterr().err
+    assert cli.main(made) == 0
+    said = capsys.readouterr().out
+    assert said.count("outputs, ") == 4 and "unseen, T = 1" in said and f"Written: {draft}" in said
+    opened = checkpoints.open(draft)
+    assert opened.config.target_layers == ("decoder/layers_0",) and opened.config.logits <= 300
+    assert cli.main(made) == 2
+    assert f"{draft} exists already; remove it or choose another folder" in capsys.readouterr().err
+    again = tmp_path / "again"
+    assert cli.main([*given, "--target", target, "--output", str(again)]) == 0
+    assert "outputs, " not in capsys.readouterr().out
+    for name in opened.tensors:
+        np.testing.assert_array_equal(checkpoints.open(again).read(name), opened.read(name))
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ([], "There are no texts; give a FILE of them, or a gin file (--config)"),
+        (["a.txt", "--init_from", "b", "--gin", "c"], "--gin, --init_from: only together with a"),
+        (["--config", "a.gin"], "say in which folder (--data_dir)"),
+        (
+            ["b.txt", "--config", "a.gin", "--steps", "50", "--max_length", "8", "--prefix", ""],
+            "b.txt, --prefix, --steps, --max_length: not together with --config; the gin file",
+        ),
+    ],
+)
+def test_texts_come_in_one_of_two_ways(
+    given: list[str], said: str, tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert cli.main(["distil", *given, "--output", str(tmp_path / "draft")]) == 2
+    assert said in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("config", [saved.TARGET, saved.GPT], ids=["t5", "gpt"])

@@ -6,7 +6,7 @@ import pathlib
 import numpy as np
 import pytest
 
-from speculative.training import data, outputs
+from speculative.training import data
 from speculative.training import examples as examples_lib
 
 SOURCE, TARGET = 24, 20
@@ -127,7 +127,7 @@ def test_prompts_and_their_continuations_make_whole_texts() -> None:
     """As a decoder-only target writes them: prompts of 4 to 23 tokens, at most half a text."""
     texts = [np.arange(2, 2 + size) for size in (3, 9, *[60] * 30)]
     examples = examples_lib.ragged([np.zeros(0, np.int32)] * len(texts), texts)
-    prompts = outputs.prompts(examples)
+    prompts = examples_lib.prompts(examples)
     sizes = []
     for (prompt, target), text in zip(prompts, texts, strict=True):
         assert prompt.tolist() == [0, *text[: len(prompt) - 1]]
@@ -137,7 +137,7 @@ def test_prompts_and_their_continuations_make_whole_texts() -> None:
     assert set(sizes[2:]) == set(range(4, 24))
     rest = [text[size:] for text, size in zip(texts, sizes, strict=True)]
     written = examples_lib.ragged([prompt for prompt, _ in prompts], rest)
-    assert pairs_of(outputs.whole_texts(written)) == pairs_of(examples)
+    assert pairs_of(examples_lib.whole_texts(written)) == pairs_of(examples)
 
 
 def test_saved_examples_are_loaded(tmp_path: pathlib.Path) -> None:
