@@ -73,7 +73,7 @@ def _tune(options: argparse.Namespace) -> None:
     from speculative.reporting import tables
     from speculative.studies import sweep
 
-    tables.show_tuning(*sweep.tuning(rows.row(options)[1]))
+    tables.show_tuning(sweep.tuning(rows.row(options)[1]))
 
 
 def _add_verify(parser: argparse.ArgumentParser) -> None:

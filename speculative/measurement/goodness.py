@@ -6,8 +6,7 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from speculative.measurement.independence import EXPECTED, chi_square_tail, likelihood_ratio
-
+EXPECTED = 5  # The least expected counts of a cell; with fewer, G is not chi-square.
 CELLS, PAIR_CELLS = 20, 6
 
 
@@ -30,9 +29,11 @@ class GTest:
 
 def g_test(name: str, count: int, statistic: float, degrees: int) -> GTest:
     """What a statistic and its degrees of freedom say; an infinite one alarms at any level."""
+    from scipy import stats  # Takes longer to import than all of this package.
+
     if not np.isfinite(statistic):
         return GTest(name, count, None, degrees, 0.0)
-    return GTest(name, count, statistic, degrees, chi_square_tail(statistic, degrees or 1))
+    return GTest(name, count, statistic, degrees, float(stats.chi2.sf(statistic, degrees or 1)))
 
 
 def allowing(test: GTest, divergence: float) -> GTest:
@@ -48,6 +49,14 @@ def allowing(test: GTest, divergence: float) -> GTest:
     allowed = 2 * float(divergence)
     p_value = float(stats.ncx2.sf(test.statistic, test.degrees or 1, allowed))
     return dataclasses.replace(test, p_value=p_value, allowed=allowed)
+
+
+def _likelihood_ratio(observed: NDArray[np.float64], expected: NDArray[np.float64]) -> float:
+    """G = 2 sum O ln(O / E) of counts against what was expected of them, all above 0."""
+    from scipy import stats
+
+    found = stats.power_divergence(observed, expected, lambda_="log-likelihood")
+    return max(0.0, float(found.statistic))  # Equal counts may come out a rounding below 0.
 
 
 def g_statistic(observed: NDArray[np.float64], expected: NDArray[np.float64]) -> tuple[float, int]:
@@ -72,7 +81,7 @@ def g_statistic(observed: NDArray[np.float64], expected: NDArray[np.float64]) ->
         return 0.0, 0
     count = expected.sum()
     correction = 1 + ((count / expected).sum() - 1) / (6 * count * degrees)
-    return likelihood_ratio(observed, expected) / correction, degrees
+    return _likelihood_ratio(observed, expected) / correction, degrees
 
 
 def of_tokens(name: str, transformed: Sequence[NDArray[np.float64]]) -> GTest:

@@ -9,7 +9,6 @@ from rich.table import Table
 
 from speculative import paper, theory
 from speculative.measurement.chips import Chip
-from speculative.measurement.independence import Independence
 from speculative.rows import memory, weights
 from speculative.rows.config import RowConfig
 from speculative.rows.records import Record
@@ -238,8 +237,8 @@ def show_records(records: Sequence[Record], console: Console = CONSOLE) -> None:
         console.print(meanings(columns), style="dim")
 
 
-def show_tuning(tuning: Tuning, steps: Independence, console: Console = CONSOLE) -> None:
-    """Prints the speed-up over gamma, the best gamma or why none pays, and what an oracle gains."""
+def show_tuning(tuning: Tuning, console: Console = CONSOLE) -> None:
+    """Prints the speed-up over gamma, and the best gamma or why none pays."""
     costs, best = tuning.costs, tuning.gamma
     console.print(
         f"α = {tuning.alpha:.3f} on {len(tuning.lengths)} outputs of "
@@ -266,17 +265,6 @@ def show_tuning(tuning: Tuning, steps: Independence, console: Console = CONSOLE)
             f"{tuning.tokens_per_call(best):.2f} times less often, operations "
             f"grow {tuning.operations:.2f} times (Theorem 3.11)."
         )
-    fit = ""
-    if steps.p_value is not None:
-        fit = "fit" if steps.p_value >= 0.01 else "do not fit"
-        fit = f"Acceptances {fit} one rate at every position of a step (p = {steps.p_value:.2g}). "
-    oracle = "Every guess was accepted, so that more guesses a step always yield more tokens."
-    if steps.alpha < 1:
-        oracle = (
-            f"An oracle's gamma would yield {steps.oracle_tokens:.2f} tokens a target pass, "
-            f"{steps.oracle_headroom:.2f} times what gamma = {best} does (section 3.5)."
-        )
-    console.print(fit + oracle)
 
 
 def show_power(powers: Sequence[Power], draft: str, gamma: int, console: Console = CONSOLE) -> None:

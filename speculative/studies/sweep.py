@@ -1,12 +1,10 @@
 """The rows of a table, measured, tuned or certified as their gin files say."""
 
-import dataclasses
 import pathlib
 import shutil
 from collections.abc import Mapping, Sequence
 
 from speculative import checkpoints, disk, gin_files, paper, progress
-from speculative.measurement.independence import Independence, independence
 from speculative.models import Config
 from speculative.pair import BATCH
 from speculative.progress import OnProgress
@@ -117,22 +115,14 @@ def run(
         return [done[name] for name in configs]
 
 
-def tuning(config: RowConfig) -> tuple[Tuning, Independence]:
-    """Finds the best gamma for a row's pair, and tests whether acceptances there are i.i.d."""
+def tuning(config: RowConfig) -> Tuning:
+    """Finds the best gamma for a row's pair."""
     if config.simulated_alpha is not None:
         raise ValueError("A simulated alpha is nothing to tune by; give real models.")
     with progress.bar(config.task) as on_progress:
         work, models = _work(config, on_progress)
         found = tune(work, TUNED, on_progress, memory.batch(config, models, BATCH))
-        steps = []
-        for number in range(len(work.sources)):
-            on_progress("stepping", number / len(work.sources))
-            steps += work.steps(number, found.gamma)
-    accepted, emitted = zip(*((step.accepted[0], step.count[0]) for step in steps), strict=True)
-    steps_fit = independence(accepted, emitted, found.gamma)
-    if not config.rule.by_guess:  # One rate is nothing to expect of guesses verified together.
-        steps_fit = dataclasses.replace(steps_fit, p_value=None)
-    return found, steps_fit
+    return found
 
 
 def certify(config: RowConfig, samples: int, false_alarm: float) -> Certificate:
