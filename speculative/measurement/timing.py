@@ -16,7 +16,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import Array, lax
-from jax.typing import ArrayLike
 
 from speculative import theory
 from speculative.decoding import Decoding, Params, Rule
@@ -180,21 +179,16 @@ def timed_calls(
     source: Array,
     cache_length: int,
     rule: Rule,
-    held: int = 0,
-) -> dict[tuple[str, int], Callable[..., Any]]:
+) -> dict[tuple[str, int], Callable[[], Any]]:
     """The calls to time, by name and gamma; each returns arrays.
 
-    Steps are those of rows with a source [B, S] that hold `held` tokens for the target; a draft
-    begins its text. A call of steps may be given their number; without any it copies caches only.
+    Steps are those of a row with a source [1, S] whose text begins.
     """
-    params, vocab_size, batch = pair.params, pair.vocabulary.size, len(source)
+    params, vocab_size = pair.params, pair.vocabulary.size
     # No token is -1, so that no row ends while it is timed.
     autoregressive = Decoding(vocab_size, sampling, 0, cache_length - 2, eos_id=-1)
     models = Models(pair.target, _Rejected(pair.draft))
     begun = begin(models, params, source, autoregressive, autoregressive.capacity)
-    lengths = jax.device_put(np.full(batch, held, np.int32))
-    state = pair.target.rewind(begun.target, lengths)
-    begun = dataclasses.replace(begun, lengths=lengths, target=state)
     alone = dataclasses.replace(begun, draft=())
     prefill_target = functools.partial(
         start_target, pair.target, params.target, source, cache_length, layers_read(pair.draft)
@@ -203,7 +197,7 @@ def timed_calls(
         start_draft, pair.draft, params.draft, source, cache_length, prefill_target()
     )
     target = Models(pair.target, None), Params(params.target)
-    kinds: dict[tuple[str, int], Callable[..., Any]] = {
+    kinds: dict[tuple[str, int], Callable[[], Any]] = {
         ("prefill target", 0): prefill_target,
         ("prefill draft", 0): prefill_draft,
         ("verify", 0): functools.partial(_steps, *target, alone, autoregressive),
@@ -211,10 +205,10 @@ def timed_calls(
     for gamma in gammas:
         length = cache_length - gamma - 2
         config = dataclasses.replace(autoregressive, gamma=gamma, max_length=length, rule=rule)
-        guesses = jax.device_put(np.full((batch, gamma), vocab_size - 1, np.int32))
-        q = None if sampling.greedy else jnp.full((batch, gamma, vocab_size), 1 / vocab_size)
+        guesses = jax.device_put(np.full((1, gamma), vocab_size - 1, np.int32))
+        q = None if sampling.greedy else jnp.full((1, gamma, vocab_size), 1 / vocab_size)
         given = Models(pair.target, _Given()), Params(params.target, (guesses, q))
-        counted = {"by_position": jax.device_put(np.zeros((batch, gamma, 2), np.int32))}
+        counted = {"by_position": jax.device_put(np.zeros((1, gamma, 2), np.int32))}
         without, whole = (dataclasses.replace(one, **counted) for one in (alone, begun))
         kinds["verify", gamma] = functools.partial(_steps, *given, without, config)
         kinds["step", gamma] = functools.partial(_steps, models, params, whole, config)
@@ -222,13 +216,7 @@ def timed_calls(
 
 
 @functools.partial(Program, static_argnums=(0, 3))
-def _steps(
-    models: Models,
-    params: Params,
-    progress: Progress,
-    config: Decoding,
-    iterations: ArrayLike = ITERATIONS,
-) -> Progress:
+def _steps(models: Models, params: Params, progress: Progress, config: Decoding) -> Progress:
     """Decoding steps, each at the position of the first, with the token of the step before."""
     numbers = jax.eval_shape(lambda: config.draws(0, jnp.arange(len(progress.last))))
     draws = jnp.full(numbers.shape, 0.5)
@@ -238,4 +226,4 @@ def _steps(
         rewound = models.target.rewind(after.target, progress.lengths)
         return dataclasses.replace(after, target=rewound, lengths=progress.lengths)
 
-    return lax.fori_loop(0, iterations, body, progress)
+    return lax.fori_loop(0, ITERATIONS, body, progress)

@@ -57,32 +57,24 @@ def show_batches(found: Batches, console: Console = CONSOLE) -> None:
         Column("with draft", lambda batch: f"{found.rate(batch, 1):,.0f}"),
         Column("over batch 1", lambda batch: f"{found.rate(batch, 1) / found.rate(one, 1):.2f}"),
         Column("speed-up", lambda batch: f"{found.speedup(batch):.2f}"),
-        Column("predicted", lambda batch: f"{found.speedup(batch, predicted=True):.2f}"),
     )
     console.print(table(columns, found.batches))
-    measured, predicted = (_stops(found, predicted) for predicted in (False, True))
-    console.print(f"Speculation stops paying {measured}; predicted {predicted}.")
-
-
-def _stops(found: Batches, predicted: bool) -> str:
-    """Where speculation stops paying, with its 95% interval."""
-    largest, crossover = found.batches[-1].batch_size, found.crossover(predicted)
-    if crossover.size is None:
-        return f"beyond a batch of {largest}"
-    high = f"{crossover.high:.1f}" if crossover.high < largest else f"{largest} or more"
-    return f"at a batch of {crossover.size:.1f} ({crossover.low:.1f} to {high})"
+    largest, crossover = found.batches[-1].batch_size, found.crossover()
+    where = f"beyond a batch of {largest}"
+    if crossover.size is not None:
+        high = f"{crossover.high:.1f}" if crossover.high < largest else f"{largest} or more"
+        where = f"at a batch of {crossover.size:.1f} ({crossover.low:.1f} to {high})"
+    console.print(f"Speculation stops paying {where}.")
 
 
 def plot_batches(found: Batches) -> Figure:
-    """Tokens a second over batch size, both ways, measured and predicted."""
+    """Tokens a second over batch size, both ways."""
     figure = Figure(figsize=(6.5, 4), layout="constrained")
     axes = figure.subplots()
     sizes = [batch.batch_size for batch in found.batches]
     for way, (name, color) in enumerate((("target alone", "#d55e00"), ("with draft", "#0072b2"))):
         rates = [found.rate(batch, way) for batch in found.batches]
-        predicted = [found.rate(batch, way, predicted=True) for batch in found.batches]
         axes.plot(sizes, rates, "o-", color=color, label=name)
-        axes.plot(sizes, predicted, "--", color=color, alpha=0.6, label="predicted")
     if size := found.crossover().size:
         axes.axvline(size, color="0.6", linewidth=1, label="speculation stops paying")
     title = f"{found.config.target} with {found.config.draft}, {environment.device()}"
