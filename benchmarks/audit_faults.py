@@ -26,6 +26,7 @@ from speculative.tasks.prompts import load_prompts
 
 TASKS = ("debian_ende", "debian_synopsis")
 NONE = "none"  # The fault of the exact decoder.
+POWER_TEXTS = 1024  # Simulated of each fault, to state the power.
 
 
 def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
@@ -42,7 +43,6 @@ def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
     add("--max_length", type=length, default=128, metavar="TOKENS", help="of a text (128)")
     add("--gamma", type=whole(1, MAX_GAMMA), default=5, help="guesses a step (5)")
     add("--seeds", type=whole(1, 10**4), default=20, help="audits of each fault (20)")
-    add("--power_texts", type=whole(1, 10**6), default=1024, metavar="N", help="as of audit (1024)")
     return parser.parse_args(arguments)
 
 
@@ -61,7 +61,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         own = dataclasses.replace(config, sampling=sampling)
         samples = decoded(pair, sources, own, options.seeds)
         passed = audit(pair, samples, sampling, FALSE_ALARM)
-        given = options.max_length, options.gamma, options.power_texts
+        given = options.max_length, options.gamma, POWER_TEXTS
         stated = powers(pair, samples, sampling, passed, *given, on_progress, options.seeds + 1)
         found = {one.fault: dataclasses.asdict(one) | {"failed": 0} for one in stated}
         found[NONE] = {"fault": NONE, "power": None, "failed": 0}

@@ -83,7 +83,7 @@ def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
     length = whole(1, MAX_LENGTH)
     add("--max_length", type=length, default=128, metavar="TOKENS", help="of a text (128)")
     add("--gamma", type=whole(1, MAX_GAMMA), default=5, help="guesses a step (5)")
-    add("--power_texts", type=whole(0, 10**6), default=256, metavar="N", help="as of audit (256)")
+    add("--power", action="store_true", help="as of audit, of the first way that passes")
     return parser.parse_args(arguments)
 
 
@@ -112,8 +112,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
                 found = audit(pair, samples, sampling, FALSE_ALARM, on_progress)
                 audits[f"{name}, {way}"] = found
                 contents["audits"][f"{name}, {way}"] = found.fields()
-                if found.passed and options.power_texts and not power:
-                    given = setting.max_length, options.gamma, options.power_texts
+                if options.power and found.passed and not power:
+                    given = setting.max_length, options.gamma
                     power = powers(pair, samples, sampling, found, *given, on_progress=on_progress)
                     contents["power"] = [dataclasses.asdict(one) for one in power]
                 (output / "audits.json").write_text(json.dumps(contents, indent=1) + "\n")

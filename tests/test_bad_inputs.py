@@ -90,7 +90,6 @@ def of_numbers() -> Iterator[Case]:
         ("generate", "--samples", 1, 2047),
         ("generate", "--batch_size", 1, 1024),
         ("bench", "--batch_sizes", 1, 1024),
-        ("audit", "--power_texts", 0, 10**6),
     ]
     for name, option, low, high in ranges:
         for value in (str(low - 1), str(high + 1), "1.5", "two", "", "nan"):

@@ -5,7 +5,7 @@ import dataclasses
 import json
 import pathlib
 
-from speculative.commands import SAMPLING, Command, add_options, whole
+from speculative.commands import SAMPLING, Command, add_options
 
 
 def _add_audit(parser: argparse.ArgumentParser) -> None:
@@ -25,8 +25,7 @@ def _add_audit(parser: argparse.ArgumentParser) -> None:
     faulty = parser.add_argument_group(
         "power", "Samples that pass are compared with those of faulty decoders, simulated here."
     )
-    help_ = "texts of each faulty decoder (256); 0 leaves the power out"
-    faulty.add_argument("--power_texts", type=whole(0, 10**6), default=256, metavar="N", help=help_)
+    faulty.add_argument("--power", action="store_true", help="tell which faults they would show")
     add_options(faulty, "--draft", "--gamma", gamma=5)
 
 
@@ -58,16 +57,18 @@ def _audit(options: argparse.Namespace) -> int:
         on_progress("loading", 0)
         pair = found.load()
         result = audit.audit(pair, samples, sampling, options.false_alarm, on_progress, seed)
-        power = []
-        if options.power_texts and result.passed and not sampling.greedy:
-            given = options.max_length, options.gamma, options.power_texts
-            power = powers(pair, samples, sampling, result, *given, on_progress, seed)
+        told, power = result.passed and not sampling.greedy, []
+        if told and options.power:
+            given = result, options.max_length, options.gamma
+            power = powers(pair, samples, sampling, *given, on_progress=on_progress, seed=seed)
     if options.json:
         print(json.dumps(result.fields() | {"power": [dataclasses.asdict(one) for one in power]}))
     else:
         print(result.verdict())
         if power:
             tables.show_power(power, pair.names[1], options.gamma)
+        elif told:
+            print("--power tells which faults such samples would show.")
     return 0 if result.passed else 1
 
 

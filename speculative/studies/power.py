@@ -20,7 +20,6 @@ from speculative.progress import OnProgress
 from speculative.sampling import Sampling, categorical, standardise
 from speculative.studies.audit import Audit, Sample, audit
 
-GAMMA = 5  # Guesses a step of a faulty decoder.
 TEXTS = 256  # Simulated of each fault.
 ENOUGH = 0.9  # The power for which a number of texts is told.
 SURE = 1.645  # Standard errors by which estimates are lowered: one-sided, 95%.
@@ -116,7 +115,7 @@ def powers(
     sampling: Sampling,
     passed: Audit,
     max_length: int,
-    gamma: int = GAMMA,
+    gamma: int,
     texts: int = TEXTS,
     on_progress: OnProgress = lambda what, share: None,
     seed: int = 0,

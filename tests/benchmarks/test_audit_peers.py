@@ -37,7 +37,7 @@ def test_each_way_has_its_samples_and_its_verdict(
     for module in (audit_peers, compare_peers):
         monkeypatch.setattr(module, "PROGRAMS", programs)
     monkeypatch.setattr(audit_peers, "Process", Made)
-    given = ["--limit=1", "--samples=12", "--max_length=32", "--power_texts=0"]
+    given = ["--limit=1", "--samples=12", "--max_length=32"]
     audit_peers.main([*given, "--output_dir", str(tmp_path)])
     said = " ".join(capsys.readouterr().out.split())
     assert "other was left out (no_such); find it." in said

@@ -40,7 +40,7 @@ def test_samples_are_the_targets(
     tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """But for what CTranslate2 makes of a T5 v1.1 that transformers 5 has read."""
-    given = ["--limit=1", "--samples=16", "--power_texts=0", "--output_dir", str(tmp_path)]
+    given = ["--limit=1", "--samples=16", "--output_dir", str(tmp_path)]
     audit_peers.main(given)
     found = json.loads((tmp_path / "audits.json").read_text())["audits"]
     named = {way.partition(", ")[0] for way in found}

@@ -37,31 +37,32 @@ def test_verdicts_and_exit_codes(
 ) -> None:
     samples = pathlib.Path(shutil.copy(samples, tmp_path))
     given = ["audit", "--samples", str(samples), *pair, *LENGTH]
-    assert cli.main([*given, "--json", "--gamma", "2", "--power_texts", "40"]) == 0
+    assert cli.main([*given, "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
     assert (found["passed"], found["texts"], found["prompts"]) == (True, 40, 2)
-    assert [one["fault"] for one in found["power"]][-1] == "temperature 0.9"
-    assert all(0 <= one["power"] <= 1 for one in found["power"])
+    assert found["power"] == []
 
-    assert cli.main([*given, "--power_texts", "0", "--temperature", "0"]) == 2
+    assert cli.main([*given, "--temperature", "0"]) == 2
     assert "its temperature is 1.0, but the audit is of 0.0" in capsys.readouterr().err
     other = [json.loads(line) for line in samples.read_text().splitlines()]
     made = [{name: line[name] for name in ("prompt", "tokens")} for line in other]
     samples.write_text("\n".join(map(json.dumps, made)))
-    assert cli.main([*given, "--power_texts", "0", "--temperature", "0"]) == 1
-    assert "are not the argmax" in capsys.readouterr().out
-
-    assert cli.main([*given, "--power_texts", "0"]) == 0
+    # No power is told of samples that fail, and none of greedy ones.
+    assert cli.main([*given, "--power", "--temperature", "0"]) == 1
     out = capsys.readouterr().out
-    assert out.startswith("PASSED: 40 texts of 2 prompts") and out.count("\n") == 1
+    assert "are not the argmax" in out and out.count("\n") == 1
+
+    assert cli.main(given) == 0
+    out = capsys.readouterr().out
+    assert out.startswith("PASSED: 40 texts of 2 prompts") and out.count("\n") == 2
+    assert "--power tells which faults such samples would show." in out
 
 
-def test_the_power_is_a_table(
+def test_the_power_is_told_where_it_is_asked_for(
     pair: list[str], samples: pathlib.Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     given = ["audit", "--samples", str(samples), *pair, *LENGTH, "--gamma", "2"]
-    assert cli.main([*given, "--power_texts", "40"]) == 0
-    said = capsys.readouterr().out
-    assert "γ = 2) with a probability of at least:" in said
-    for words in ("correction drawn from p", "every possible guess accepted", "texts for 0.9"):
-        assert words in said
+    assert cli.main([*given, "--power", "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)["power"]
+    assert found[-1]["fault"] == "temperature 0.9"
+    assert all(0 <= one["power"] <= 1 for one in found)

@@ -8,6 +8,7 @@ from rich.console import Console
 from speculative.measurement.timing import Costs
 from speculative.reporting import tables
 from speculative.rows.records import Record
+from speculative.studies.power import Power
 from speculative.studies.tune import Tuning
 from tests.rows import made
 
@@ -113,6 +114,20 @@ def test_tuning_that_gains_less_than_is_shown_does_not_pay() -> None:
     assert "Best" not in said
     assert "1.00" in said
     assert "Speculation will not pay here." in said
+
+
+def test_the_power_of_an_audit() -> None:
+    console = Console(file=io.StringIO(), width=120)
+    powers = [Power("one", 0.9999, "tokens", 1200), Power("two", 0.0002, "tokens", None)]
+    tables.show_power(powers, "copy", 2, console)
+    assert isinstance(console.file, io.StringIO)
+    said, _, *lines = console.file.getvalue().splitlines()
+    assert "(simulated with copy, γ = 2)" in said
+    # What is no likelier than a false alarm is not found.
+    assert [line.split() for line in lines] == [
+        "one ≥ 0.999 tokens 1,200".split(),
+        "two – – –".split(),
+    ]
 
 
 def test_lenient_rows_show_both_acceptances_and_their_intervals() -> None:
