@@ -31,6 +31,7 @@ from speculative.studies.audit import Audit, audit, read
 from speculative.studies.power import powers
 
 FALSE_ALARM = 0.001
+SHOWN = 20  # Impossible tokens of a way that the record names.
 
 
 def draw(
@@ -111,7 +112,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
                 samples = read(file, encode, size, eos, setting.max_length, sampling)
                 found = audit(pair, samples, sampling, FALSE_ALARM, on_progress)
                 audits[f"{name}, {way}"] = found
-                contents["audits"][f"{name}, {way}"] = found.fields()
+                few = {"impossible": found.impossible[:SHOWN]}
+                fields = found.fields() | few | {"impossible_count": len(found.impossible)}
+                contents["audits"][f"{name}, {way}"] = fields
                 if options.power and found.passed and not power:
                     given = setting.max_length, options.gamma
                     power = powers(pair, samples, sampling, found, *given, on_progress=on_progress)

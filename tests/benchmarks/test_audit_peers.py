@@ -45,6 +45,7 @@ def test_each_way_has_its_samples_and_its_verdict(
     audits = found["audits"]
     assert list(audits) == ["speculative, token", "speculative, greedy"]
     assert [one["passed"] for one in audits.values()] == [True, False]
+    assert audits["speculative, token"]["impossible_count"] == 0
     assert (found["settings"]["temperature"], audits["speculative, token"]["prompts"]) == (1.0, 2)
     lines = (tmp_path / "speculative_token.jsonl").read_text().splitlines()
     assert len(lines) == 24
