@@ -31,7 +31,7 @@ def _add_count(parser: argparse.ArgumentParser) -> None:
         help="the most that are counted or kept, an even sample of the texts; this bounds memory "
         "(50 million for n-grams, 300,000 for outputs)",
     )
-    add("--order", type=whole(1, 8), metavar="N", help="tokens of the longest n-grams (3)")
+    add("--order", type=whole(1, 3), metavar="N", help="tokens of the longest n-grams (3)")
     add(
         "--width",
         type=whole(1, 10**5),

@@ -107,11 +107,11 @@ def _split(name: str) -> tuple[str, pathlib.Path | None]:
 
 
 def _entry(name: str) -> ModelFree:
-    """What a name stands for; of a file of n-grams, its highest order."""
+    """What a name stands for; of a file of n-grams, its highest order, up to `ngram.LONGEST`."""
     kind, path = _split(name)
     if path is None or kind:
         return MODEL_FREE[kind]
     with tables.opened(path) as file:
         if all(array in file for array in suffix.TABLE.arrays):
             return MODEL_FREE["suffix"]
-        return _ngram(int(file["order"]))
+        return _ngram(min(ngram.LONGEST, int(file["order"])))

@@ -19,6 +19,7 @@ from speculative.ragged import read_rows
 from speculative.types import PAD_ID, Rows
 from speculative.vocabulary import Vocabulary
 
+LONGEST = 3  # Tokens of the longest n-grams.
 WIDTH = 64  # Followers that a context keeps.
 SPAN = 2**22  # Tokens that are sorted at a time.
 COLUMNS = ("unigram", "children", "token", "total", "distinct", "kept", "follower", "count")
@@ -61,7 +62,7 @@ class NgramDraft(Draft):
     reads_history: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
-        _require_positive("order", self.order)
+        _require_order(self.order)
 
     def start(self, params, inputs, cache_length, target) -> Array:
         """The end of the prompts; a source is no context."""
@@ -160,10 +161,12 @@ def count_ngrams(
 
     Raises:
         ValueError: there is nothing to count or nothing left, a token is outside the vocabulary,
-            or an argument is below 1.
+            the order is not in [1, `LONGEST`], or another argument is below 1.
     """
-    for name, value in (("order", order), ("width", width), ("min_count", min_count)):
-        _require_positive(name, value)
+    _require_order(order)
+    for name, value in (("width", width), ("min_count", min_count)):
+        if value < 1:
+            raise ValueError(f"The {name} of n-grams must be at least 1, not {value}.")
     rows = [sequence for sequence in sequences if len(sequence)]
     if not rows:
         raise ValueError("Counting n-grams needs at least one sequence that is not empty.")
@@ -245,15 +248,16 @@ def ngram_params(table: dict[str, np.ndarray], order: int) -> NgramParams:
     """Parameters of an `NgramDraft` of this order from `count_ngrams` of this order or higher.
 
     Raises:
-        ValueError: the order is below 1 or above the table's, or counts contradict each other.
+        ValueError: the order is not in [1, `LONGEST`] or above the table's, or counts contradict
+            each other.
     """
-    _require_positive("order", order)
+    _require_order(order)
     if not _consistent(table):
         raise ValueError(f"The counts contradict each other; count again with {COMMAND}.")
     if order > (largest := int(table["order"])):
         raise ValueError(
             f"The table holds n-grams of up to {largest} tokens, not {order}: ask for order "
-            f"{largest}, or count again with a higher one."
+            f"{largest}, or count again with --order={order}."
         )
     unigram, children, token, total, distinct, kept, follower, count = _columns(table)
     contexts = _level_ends(children)[:order][-1]
@@ -348,6 +352,6 @@ def _consistent(table: dict[str, np.ndarray]) -> bool:
     )
 
 
-def _require_positive(name: str, value: int) -> None:
-    if value < 1:
-        raise ValueError(f"The {name} of n-grams must be at least 1, not {value}.")
+def _require_order(order: int) -> None:
+    if not 1 <= order <= LONGEST:
+        raise ValueError(f"The order of n-grams must lie in [1, {LONGEST}], not {order}.")
