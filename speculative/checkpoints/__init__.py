@@ -30,8 +30,8 @@ ASSETS = pathlib.Path(__file__).parent.parent / "assets"
 SHIPPED = {
     f"debian_{name}": ASSETS / name
     for name in (
-        *("target", "draft_hidden", "draft", "draft_smaller"),
-        *("lm", "lm_draft_hidden", "lm_draft", "lm_draft_smaller"),
+        *("target", "draft_hidden", "draft"),
+        *("lm", "lm_draft_hidden", "lm_draft"),
     )
 }
 """The models that ship with the package: a target and a language model, each with its drafts."""
