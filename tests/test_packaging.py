@@ -61,3 +61,12 @@ def test_an_archive_of_the_source_holds_them_too(
     shutil.unpack_archive(archive, tmp_path / "unpacked", filter="data")
     (source,) = (tmp_path / "unpacked").iterdir()
     assert {path.relative_to(source) for path in (source / "configs").rglob("*.gin")} == CONFIGS
+
+
+def test_the_repository_stays_small() -> None:
+    if shutil.which("git") is None or not (ROOT / ".git").exists():
+        pytest.skip("no checkout, or no git")
+    listed = ["git", "-C", str(ROOT), "ls-files", "-z"]
+    names = subprocess.run(listed, capture_output=True, text=True, check=True).stdout
+    files = [ROOT / name for name in names.split("\0")[:-1]]
+    assert sum(file.stat().st_size for file in files if file.is_file()) <= 60 * 2**20
