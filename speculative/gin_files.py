@@ -10,7 +10,7 @@ from typing import Any
 import gin
 from gin import config, config_parser
 
-from speculative import disk
+from speculative import disk, removed
 
 CONFIGS = pathlib.Path(__file__).parent / "configs"  # Of an installed package.
 if not CONFIGS.is_dir():
@@ -63,7 +63,7 @@ def read(
         try:
             gin.bind_parameter(key, value)
         except (KeyError, ValueError) as error:
-            raise ValueError(f"{at}: {error}") from error
+            raise ValueError(f"{at}: {removed.said(f'{selector}.{name}') or error}") from error
     gin.finalize()
 
 

@@ -46,3 +46,12 @@ def answered(words: list[str], name: str, capsys: pytest.CaptureFixture[str]) ->
 def test_what_is_there_is_not_answered(capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["generate", "--gamma", "3", "--nope"]) == 2
     assert "there is no option --nope" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("name", [name for name in REMOVED if name.startswith("distil.")])
+def test_a_removed_binding_is_answered(
+    name: str, tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    given = ["--config=configs/training/draft.gin", "--data_dir=nowhere", f"--gin={name} = 0.5"]
+    assert cli.main(["distil", *given, f"--output={tmp_path / 'draft'}"]) == 2
+    assert (said(name) or "") in capsys.readouterr().err
