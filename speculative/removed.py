@@ -10,8 +10,8 @@ REMOVED = {
     "debian_draft_smaller": "take the draft `debian_draft`, or make one with `speculative distil`",
     "debian_lm_draft_smaller": "take the draft `debian_lm_draft`, or make one with `speculative "
     "distil`",
-    "scripts/distil.py": "`speculative distil --config FILE.gin`; `--target_dir` and `--out_dir` are "
-    "`--target` and `--output`",
+    "scripts/distil.py": "`speculative distil --config FILE.gin`; `--target_dir` and `--out_dir` "
+    "are `--target` and `--output`",
     "benchmarks.distillation": "docs/drafts.md keeps what it found",
     "distil.distil.own_share": "drafts learn from the target's text alone, which is as good",
     "distil.distil.kl_weight": "both distances weigh 1",
