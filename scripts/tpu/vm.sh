@@ -122,12 +122,14 @@ install() {
 && python3 -m uv pip install --quiet --constraints=constraints.txt --editable='.[tpu,tasks]'"
 }
 
-# Starts measure.sh on the VM. ssh waits for whatever holds its streams: the job holds none.
+# Starts measure.sh on the VM, with the lock taken before this returns: whoever looks finds it under
+# way. ssh waits for whatever holds its streams: the job holds none.
 start() {
   local work
   printf -v work '%q' "$WORK"
-  remote "printf '%s\n' $work >speculative.job && { \
-nohup flock --nonblock speculative.job $JOB >speculative.log 2>&1 </dev/null & }"
+  remote "exec 9>>speculative.job && flock --nonblock 9 && \
+printf '%s\n' $work >speculative.job && { \
+nohup $JOB >speculative.log 2>&1 </dev/null & }"
 }
 
 # Runs a command without its output, of which `reason` tells.
@@ -197,7 +199,7 @@ again() {
 # What is to be done on a VM that is ready: nothing while the run is under way, or else to start it.
 attend() {
   local found job
-  if ! found=$(remote 'flock --nonblock speculative.job true || sed "s/^/job: /" speculative.job
+  if ! found=$(remote 'flock -sn speculative.job true || sed "s/^/job: /" speculative.job
 tail -n 1 speculative.log 2>/dev/null | sed "s/^/log: /"' 2>"$NOTES" </dev/null); then
     again "$NAME cannot be reached"
     return
