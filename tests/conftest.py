@@ -28,6 +28,10 @@ if "JAX_COMPILATION_CACHE_DIR" not in os.environ:
     os.environ["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0.1"
     atexit.register(shutil.rmtree, COMPILED, ignore_errors=True)
 
+# A child says nothing of it either, where another one is just writing what it reads; see the
+# filters of pyproject.toml.
+os.environ["PYTHONWARNINGS"] = "ignore:Error reading persistent compilation cache:UserWarning"
+
 # The programs are small and run once, so the compiler's optimizations cost more than they save:
 # without them the suite takes half the time. XLA ends a process that names a flag it does not
 # know, as another release of JAX may, so a child tries them. `XLA_FLAGS= make test` runs what

@@ -46,7 +46,9 @@ class Runner:
         self.book = nbformat.v4.new_notebook(cells=[])
         self.folder = folder
         where = {"metadata": {"path": str(folder)}}
-        self.client = NotebookClient(self.book, timeout=120, resources=where)
+        # What a cell prints is one output, however long it takes; the limits end a hang.
+        limits = {"timeout": 250, "startup_timeout": 250, "coalesce_streams": True}
+        self.client = NotebookClient(self.book, resources=where, **limits)
 
     def run(self, code: str | NotebookNode) -> NotebookNode:
         """Runs a copy of a cell, or a line, and returns it with its outputs."""
@@ -66,7 +68,10 @@ class Runner:
 @pytest.fixture(scope="module")
 def runner() -> Iterator[Runner]:
     # Names of sockets may be no longer than about 100 characters, which pytest's folders exceed.
-    with tempfile.TemporaryDirectory() as name, pytest.MonkeyPatch.context() as patch:
+    with (
+        tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as name,
+        pytest.MonkeyPatch.context() as patch,
+    ):
         folder = pathlib.Path(name)
         patch.setenv("PATH", f"{folder}:{os.environ['PATH']}")
         for variable in ("IPYTHONDIR", "JUPYTER_CONFIG_DIR", "JUPYTER_RUNTIME_DIR"):
