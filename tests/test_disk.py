@@ -9,13 +9,9 @@ import sys
 from collections.abc import Iterator
 from typing import Any
 
-import numpy as np
 import pytest
 
 from speculative import disk
-from speculative.drafts.ngram import TABLE
-from speculative.training.examples import load, ragged
-from speculative.vocabulary import Numbers
 
 
 def read(path: pathlib.Path) -> list[Any]:
@@ -95,23 +91,6 @@ def test_what_finds_no_room_leaves_the_file_as_it_was(tmp_path: pathlib.Path, li
     assert sorted(tmp_path.iterdir()) == [lines, whole]
 
 
-def test_a_failure_while_a_file_is_written_leaves_the_old_one(tmp_path: pathlib.Path) -> None:
-    path = tmp_path / "a.svg"
-    path.write_text("old")
-    with pytest.raises(KeyboardInterrupt), disk.written(path) as part:
-        assert part.suffix == ".svg"
-        part.write_text("half")
-        raise KeyboardInterrupt
-    assert path.read_text() == "old"
-    link = tmp_path / "link.svg"
-    link.symlink_to(path)
-    disk.write(link, "new")
-    assert link.is_symlink() and path.read_text() == "new"
-    assert sorted(tmp_path.iterdir()) == [path, link]
-    disk.write("/dev/null", "gone")
-    assert not pathlib.Path("/dev/null").is_file()
-
-
 def test_what_cannot_be_written_is_said_before(tmp_path: pathlib.Path) -> None:
     (tmp_path / "file").touch()
     for path in (tmp_path, tmp_path / "file" / "below"):
@@ -186,29 +165,24 @@ def test_json_that_cannot_be_read(tmp_path: pathlib.Path) -> None:
             disk.read_json(path)
 
 
-def test_the_users_own_unfinished_file_stays(tmp_path: pathlib.Path) -> None:
-    mine = tmp_path / "some.npz.unfinished"
-    mine.write_text("mine")
-    examples = ragged([np.array([3, 1])], [np.array([4, 5, 1])])
-    examples.save(tmp_path / "some.npz")
-    np.testing.assert_array_equal(load(tmp_path / "some.npz").target(0), [4, 5, 1])
-    TABLE.save(tmp_path / "some.npz", Numbers(9), {})
-    assert mine.read_text() == "mine"
-    assert {path.name for path in tmp_path.iterdir()} == {"some.npz", mine.name}
-
-
 def test_a_file_is_replaced_only_by_a_whole_one(tmp_path: pathlib.Path) -> None:
-    path = tmp_path / "deep" / "file"
+    path, mine = tmp_path / "deep" / "a.svg", tmp_path / "deep" / "a.svg.unfinished"
     for text in ("first", "second"):
         with disk.written(path) as unfinished:
+            assert unfinished.suffix == ".svg"
             unfinished.write_text(text)
             assert not path.exists() or path.read_text() == "first"
         assert path.read_text() == text
-    with pytest.raises(KeyboardInterrupt), disk.written(path) as unfinished:
-        unfinished.write_text("third")
-        raise KeyboardInterrupt
-    with pytest.raises(ValueError, match="third is wrong"), disk.written(path) as unfinished:
-        unfinished.write_text("third")
-        raise ValueError("third is wrong")
+        mine.write_text("the user's own")
+    for error in (KeyboardInterrupt("stopped"), ValueError("third is wrong")):
+        with pytest.raises(type(error), match=str(error)), disk.written(path) as unfinished:
+            unfinished.write_text("third")
+            raise error
     assert path.read_text() == "second"
-    assert [found.name for found in path.parent.iterdir()] == ["file"]
+    link = tmp_path / "deep" / "link.svg"
+    link.symlink_to(path)
+    disk.write(link, "new")
+    assert link.is_symlink() and path.read_text() == "new"
+    assert sorted(path.parent.iterdir()) == [path, mine, link]
+    disk.write("/dev/null", "gone")
+    assert not pathlib.Path("/dev/null").is_file()
