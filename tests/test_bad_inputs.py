@@ -191,6 +191,8 @@ def of_models() -> Iterator[Case]:
     for name in ("run", "tune", "verify", "figure"):
         more = ["--gin_file", PUBLIC, "--checkpoints", "TMP/none"]
         yield command(name, *more), ["no checkpoint of t5_1_1", "TMP/none", "holds nothing"]
+        more = ["--checkpoints", "TMP", "--gin", 'RowConfig.target = "other"']
+        yield command(name, *more), ["There is no checkpoint of other in TMP"]
     yield command("bench", "--weights", "random"), ["for the sizes", "not for 'debian_target'"]
     more = ["--weights", "random", "--target", "t5_1_1_small"]
     yield command("bench", *more), ["No draft ships for t5_1_1_small", "uniform, copy"]
@@ -226,6 +228,10 @@ def of_files() -> Iterator[Case]:
             says = ["no file", file.partition(",")[0]]
             yield command(name, "--data_file", file), says
     yield command("table", "--data_file", "TMP/none.tsv"), ["of which task", "debian_synopsis"]
+    yield (
+        ["table", "2", "--output_dir", "TMP/out"],
+        ["say where its checkpoint is (--checkpoints=DIR)"],
+    )
     for number in ("2", "3", "4"):
         more = ["--records", "TMP/none", "--output", "TMP/out.png"]
         yield ["figure", number, *more], ["no records at TMP/none"]
@@ -277,6 +283,7 @@ def of_rows() -> Iterator[Case]:
     for name, values in wrong.items():
         for value in values:
             yield command("run", "--gin", f"RowConfig.{name} = {value}"), [ROW, name, value]
+    yield command("run", "--gin", "RowConfig.gamma = None"), ["table2/debian_ende_t0 has no gamma"]
     for binding, says in {
         "gamma = 3": "as in RowConfig.gamma",
         "RowConfig.gama = 3": "RowConfig.gama",

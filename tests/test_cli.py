@@ -193,40 +193,6 @@ def fails(capsys, arguments: list[str], *fragments: str) -> None:
         assert fragment in err
 
 
-@pytest.mark.parametrize(
-    ("raw", "fragments"),
-    [
-        (b"", ["standard input is empty"]),
-        (b"\n \r\n", ["standard input is empty"]),
-        (b"one\ncaf\xe9\n", ["Line 2 of standard input is not UTF-8"]),
-    ],
-)
-def test_wrong_prompts_are_placed(
-    raw: bytes, fragments: list[str], capsys, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    give_input(monkeypatch, raw)
-    fails(capsys, ["generate"], *fragments)
-
-
-def test_a_long_prompt_names_both_lengths_before_the_first_is_decoded(
-    pair: list[str], capsys, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    give_input(monkeypatch, f"{TEXT}\n{'word ' * 600}\n".encode())
-    tokens = len(Vocabulary(VOCABULARY).encode("word " * 600))
-    fails(capsys, ["generate", *pair], f"{tokens} tokens", "512", "--truncate", "truncate=True")
-
-
-def test_unknown_models_are_listed(pair: list[str], capsys) -> None:
-    names = ["debian_target", "debian_draft"]
-    fails(capsys, ["generate", TEXT, "--target", "t5_xxl"], "'t5_xxl'", *names)
-    fails(
-        capsys,
-        ["generate", TEXT, *pair[:2], "--draft", "tetragram"],
-        *["'tetragram'", *names, "uniform", "trigram", "copy", "suffix"],
-    )
-    fails(capsys, ["demo", "--target", "t5_xxl"], "'t5_xxl'", *names)
-
-
 def unlink(file: pathlib.Path) -> None:
     file.unlink()
 

@@ -114,7 +114,8 @@ def test_what_arrives_together_is_checked_together(
     assert generate_from(monkeypatch, pair, chunks) == 2
     out, err = capsys.readouterr()
     assert [json.loads(line)["text"] for line in out.splitlines()] == [answers[0].text]
-    assert re.fullmatch(r"error: The prompt has 601 tokens, .*\n", err)
+    assert re.fullmatch(r"error: The prompt has 601 tokens, the limit is 512; .*\n", err)
+    assert "--truncate" in err and "truncate=True" in err
 
 
 # Twice, with the terminal as its own, from which Ctrl-C comes.
@@ -251,8 +252,12 @@ def test_another_script_is_warned_of(pair: list[str], tmp_path: pathlib.Path, ca
     assert warning.endswith("noise.") and "debian.model" in warning
 
 
-def test_a_closed_standard_input_is_empty(pair: list[str], capsys, monkeypatch) -> None:
-    monkeypatch.setattr(sys, "stdin", None)
+@pytest.mark.parametrize("raw", [None, b"", b"\n \r\n"], ids=["closed", "empty", "blank"])
+def test_an_empty_standard_input(
+    raw: bytes | None, pair: list[str], capsys, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    given = None if raw is None else io.TextIOWrapper(io.BytesIO(raw))
+    monkeypatch.setattr(sys, "stdin", given)
     assert cli.main(["generate", *pair]) == 2
     assert "standard input is empty" in capsys.readouterr().err
 

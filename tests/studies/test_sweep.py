@@ -10,7 +10,6 @@ import pytest
 
 from speculative import cli, disk, paper
 from speculative.gin_files import CONFIGS
-from speculative.loading import Resolved
 from speculative.measurement.timing import Costs
 from speculative.rows import records, workload
 from speculative.rows.config import RowConfig, experiment
@@ -132,47 +131,6 @@ def test_another_configuration_is_refused(
     (tmp_path / "out" / "records.jsonl").unlink()
     assert cli.main([*arguments, "--seed", "1"]) == 2
     assert "(RowConfig.seed = 0)" in capsys.readouterr().err
-
-
-@pytest.mark.parametrize(
-    ("more", "said"),
-    [
-        (["--gin", "RowConfig.gama = 1"], "gama"),
-        (["--gin", "RowConfig.gamma = None"], "has no gamma"),
-        (["--gin", "gamma=3"], "as in RowConfig.gamma"),
-        (["--gin", "RowConfig.gamma=5000"], "from 1 to 64, not 5000"),
-        (["--gin", 'RowConfig.draft = "other"'], "There is no checkpoint of other in"),
-        (["--gin", 'RowConfig.draft = "t5_1_1_small"'], "There is no checkpoint of t5_1_1_small"),
-        (["--simulated_alpha", "2"], "simulated_alpha must lie in"),
-        (["--gin", 'RowConfig.verification = "any"'], "no verification 'any'; known are token"),
-        (["--simulated_alpha", "some"], "must be a number or paper, not 'some'"),
-        (["--data_file", "none.tsv"], "none.tsv"),
-        (["--limit", "0"], "from 1"),
-    ],
-)
-def test_wrong_input_ends_before_anything_is_loaded(
-    arguments: list[str],
-    more: list[str],
-    said: str,
-    capsys: pytest.CaptureFixture[str],
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(Resolved, "load", lambda *_: pytest.fail("loaded"))
-    assert cli.main([*arguments, *more]) == 2
-    assert said in capsys.readouterr().err
-
-
-def test_tables_that_are_not_there(capsys: pytest.CaptureFixture[str]) -> None:
-    assert cli.main(["table", "9"]) == 2
-    assert "There is no table '9'" in capsys.readouterr().err
-    assert cli.main(["table", "2"]) == 2
-    assert "say where its checkpoint is (--checkpoints=DIR)" in capsys.readouterr().err
-    assert cli.main(["table", "2", "--weights=random", "--data_file=a.tsv"]) == 2
-    assert "does not say of which task it is; put one of cnn_dailymail" in capsys.readouterr().err
-    assert cli.main(["figure", "2", "--output=a.doc"]) == 2
-    assert "Figure 2 is written as .png or .svg or .pdf" in capsys.readouterr().err
-    assert cli.main(["figure", "5", "--gin=RowConfig.temperature = 1.0"]) == 2
-    assert "set RowConfig.temperature = 0.0" in capsys.readouterr().err
 
 
 def test_table_1(capsys: pytest.CaptureFixture[str]) -> None:
