@@ -101,63 +101,36 @@ def test_an_unknown_score_lists_the_names() -> None:
 
 
 @pytest.mark.parametrize("metric", ["bleu", "rouge", "rougeL"])
-def test_a_difference_and_its_interval_are_those_of_resampled_texts(metric: str) -> None:
-    rng = np.random.default_rng(5)
-    words = np.array(["der", "Hund", "schläft", "auf", "dem", "Sofa", ".", "ein", "Paket"])
-    targets = [" ".join(rng.choice(words, rng.integers(4, 12))) for _ in range(30)]
-    cut = [" ".join(target.split()[:-1]) for target in targets]
-    shuffled = [
-        " ".join(rng.permutation(text.split()[:4]).tolist() + text.split()[4:]) for text in cut
-    ]
-    found = quality.difference(metric, targets, cut, shuffled, seed=3)
-
-    def above(chosen: np.ndarray) -> float:
-        texts = [[texts[i] for i in chosen] for texts in (targets, cut, shuffled)]
-        return quality.measure(metric, texts[0], texts[2]) - quality.measure(
-            metric, texts[0], texts[1]
-        )
-
-    assert found[0] == pytest.approx(above(np.arange(30)), abs=1e-9)
-    draws = np.random.default_rng(3)
-    few = 50 if metric == "bleu" else 20  # Of the bootstrap's own resamples, in order.
-    resampled = [above(draws.integers(0, 30, 30)) for _ in range(few)]
-    low, high = found[1:]
-    assert low < found[0] < high
-    inside = sum(low <= value <= high for value in resampled)
-    assert inside >= 0.8 * few
-    statistics = [quality._statistics(metric, targets, texts) for texts in (cut, shuffled)]
-    draws = np.random.default_rng(3)
-    for expected in resampled:
-        chosen = draws.integers(0, 30, 30)
-        one, other = (quality._score(metric, each[chosen].sum(axis=0)) for each in statistics)
-        assert other - one == pytest.approx(expected, abs=1e-9)
-
-
-@pytest.mark.parametrize("metric", ["bleu", "rougeL"])
-def test_an_example_is_resampled_with_all_of_its_predictions(metric: str) -> None:
+@pytest.mark.parametrize("numbers", [None, [0, 0, 2, 2, 2, 7]], ids=["one each", "several"])
+def test_an_interval_is_that_of_resampled_texts(metric: str, numbers: list[int] | None) -> None:
+    """Of a score, and of a difference, where an example stands for all of its predictions."""
     rng = np.random.default_rng(6)
     words = np.array(["der", "Hund", "schläft", "auf", "dem", "Sofa", ".", "ein", "Paket"])
-    numbers = [0, 0, 2, 2, 2, 7]  # Of three examples, whose numbers need not follow one another.
-    targets = [" ".join(words[:n]) for n in (5, 5, 8, 8, 8, 9)]
+    lengths = (5, 8, 9) if numbers is None else (5, 5, 8, 8, 8, 9)
+    owners = np.arange(3) if numbers is None else np.array(numbers)
+    examples = np.unique(owners)  # Whose numbers need not follow one another.
+    targets = [" ".join(words[:n]) for n in lengths]
     one, other = (
         [" ".join(rng.permutation(target.split()[:k]).tolist()) for target in targets]
         for k in (5, 7)
     )
-    found = quality.difference(metric, targets, one, other, 4, numbers)
 
-    def above(chosen: list[int]) -> float:
-        places = [i for number in chosen for i in range(6) if numbers[i] == number]
+    def scores(chosen: tuple[int, ...]) -> list[float]:
+        places = [i for number in chosen for i in np.flatnonzero(owners == number)]
         texts = [[texts[i] for i in places] for texts in (targets, one, other)]
-        scores = [quality.measure(metric, texts[0], predicted) for predicted in texts[1:]]
-        return scores[1] - scores[0]
+        return [quality.measure(metric, texts[0], predicted) for predicted in texts[1:]]
 
-    assert found[0] == pytest.approx(above([0, 2, 7]), abs=1e-9)
     # There are but 27 resamples of three examples; the bootstrap draws 2,000.
-    value = {c: above(list(c)) for c in itertools.product((0, 2, 7), repeat=3)}
+    value = {chosen: scores(chosen) for chosen in itertools.product(examples, repeat=3)}
     draws = np.random.default_rng(4)
-    chosen = [np.array([0, 2, 7])[draws.integers(0, 3, 3)] for _ in range(2000)]
-    expected = np.percentile([value[tuple(c.tolist())] for c in chosen], [2.5, 97.5])
-    assert found[1:] == pytest.approx(expected, abs=1e-9)
+    drawn = [value[tuple(examples[draws.integers(0, 3, 3)])] for _ in range(2000)]
+    whole = value[tuple(examples)]
+    found = quality.difference(metric, targets, one, other, 4, numbers)
+    above = np.percentile([second - first for first, second in drawn], [2.5, 97.5])
+    assert found == pytest.approx((whole[1] - whole[0], *above), abs=1e-9)
+    if numbers is None:
+        low, high = np.percentile([first for first, _ in drawn], [2.5, 97.5])
+        assert quality.score(metric, targets, one, 4) == pytest.approx((whole[0], low, high))
 
 
 def test_equal_outputs_differ_by_nothing() -> None:

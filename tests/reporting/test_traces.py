@@ -29,43 +29,28 @@ def step(guesses: list[int], accepted: int, next_token: int, emitted: list[int])
     return TraceStep(guesses, nothing, nothing, accepted, next_token, emitted)
 
 
-@pytest.fixture(scope="module")
-def vocabulary() -> Vocabulary:
-    return Vocabulary(VOCABULARY)
+PIECES = Vocabulary(VOCABULARY)
+THE, AND, FOR, WITH = (PIECES.pieces.index(f"▁{word}") for word in ("the", "and", "for", "with"))
 
 
 @pytest.fixture(scope="module")
-def tokens(vocabulary: Vocabulary) -> list[int]:
-    """Of four whole words."""
-    tokens = [vocabulary.pieces.index(f"▁{word}") for word in ("the", "and", "for", "with")]
-    return tokens
+def pair(saved_pair: tuple[pathlib.Path, pathlib.Path]) -> Pair:
+    return speculative.load(*saved_pair)
 
 
-def test_a_rejected_guess_and_its_correction(vocabulary: Vocabulary, tokens: list[int]) -> None:
-    the, and_, for_, with_ = tokens
-    found = traces.line(step([the, and_, for_], 1, with_, [the, with_]), vocabulary)
-    assert found == Line(" the", " and", " with", 1)
-
-
-def test_all_accepted_has_a_token_of_the_target_and_no_rejected_guess(
-    vocabulary: Vocabulary, tokens: list[int]
-) -> None:
-    the, and_, for_, _ = tokens
-    assert traces.line(step([the, and_], 2, for_, [the, and_, for_]), vocabulary) == Line(
-        " the and", "", " for", 2
-    )
-
-
-def test_an_end_inside_the_accepted_block(vocabulary: Vocabulary, tokens: list[int]) -> None:
-    the, and_, *_ = tokens
-    found = traces.line(step([the, EOS, and_], 3, the, [the, EOS]), vocabulary)
-    assert found == Line(" the</s>", "", "", 2)
-
-
-def test_an_output_cut_at_its_longest(vocabulary: Vocabulary, tokens: list[int]) -> None:
-    the, and_, for_, _ = tokens
-    # Room for the accepted guess, none for the correction: the rejection has no consequence.
-    assert traces.line(step([the, and_], 1, for_, [the]), vocabulary) == Line(" the", "", "", 1)
+@pytest.mark.parametrize(
+    ("made", "line"),
+    [
+        (step([THE, AND, FOR], 1, WITH, [THE, WITH]), Line(" the", " and", " with", 1)),
+        (step([THE, AND], 2, FOR, [THE, AND, FOR]), Line(" the and", "", " for", 2)),
+        (step([THE, EOS, AND], 3, THE, [THE, EOS]), Line(" the</s>", "", "", 2)),
+        # Room for the accepted guess, none for the correction: the rejection has no consequence.
+        (step([THE, AND], 1, FOR, [THE]), Line(" the", "", "", 1)),
+    ],
+    ids=["rejected", "all accepted", "end inside", "cut"],
+)
+def test_the_line_of_a_step(made: TraceStep, line: Line) -> None:
+    assert traces.line(made, PIECES) == line
 
 
 LINES = [Line(" a[b", " c", " d", 2), Line("e", "", " f", 3)]
@@ -132,11 +117,7 @@ def test_html_shows_text_and_obeys_none() -> None:
     assert not found.findall(".//script")
 
 
-def test_a_trace_spells_the_fast_paths_output(
-    saved_pair: tuple[pathlib.Path, pathlib.Path],
-) -> None:
-    target, draft = map(str, saved_pair)
-    pair = speculative.load(target, draft)
+def test_a_trace_spells_the_fast_paths_output(pair: Pair) -> None:
     found = traces.trace(pair, "A small editor.", ROW, 2)
     assert found.same_tokens
     expected = pair.generate("A small editor.", seed=5, gamma=2, temperature=1.0, max_length=12)
@@ -147,12 +128,10 @@ def test_a_trace_spells_the_fast_paths_output(
 
 
 def test_a_trace_among_texts_is_as_wide_as_they_are(
-    saved_pair: tuple[pathlib.Path, pathlib.Path], monkeypatch: pytest.MonkeyPatch
+    pair: Pair, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """So that it runs the program that decoded them, and emits what it would alone."""
-    target, draft = map(str, saved_pair)
-    pair, run = speculative.load(target, draft), Pair.run
-    shapes: list[tuple[int, ...]] = []
+    run, shapes = Pair.run, list[tuple[int, ...]]()
 
     def noted(self: Pair, sources: jax.Array, *rest: Any) -> Output:
         shapes.append(sources.shape)
@@ -167,11 +146,7 @@ def test_a_trace_among_texts_is_as_wide_as_they_are(
     assert shapes[0] > shapes[1]
 
 
-def test_a_trace_that_differs_says_so(
-    saved_pair: tuple[pathlib.Path, pathlib.Path], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    target, draft = map(str, saved_pair)
-    pair = speculative.load(target, draft)
+def test_a_trace_that_differs_says_so(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
     whole = reference.generate
 
     def cut_short(*arguments) -> Trace:
