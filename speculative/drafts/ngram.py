@@ -20,7 +20,7 @@ from speculative.types import PAD_ID, Rows
 from speculative.vocabulary import Vocabulary
 
 LONGEST = 3  # Tokens of the longest n-grams.
-WIDTH = 64  # Followers that a context keeps.
+WIDTH = 256  # Followers that a context keeps, if not told.
 SPAN = 2**22  # Tokens that are sorted at a time.
 COLUMNS = ("unigram", "children", "token", "total", "distinct", "kept", "follower", "count")
 TABLE = Table("ngrams.npz", "n-gram counts", COMMAND, ("order", *COLUMNS))

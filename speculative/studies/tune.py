@@ -107,9 +107,7 @@ def operations_ratio(pair: Pair) -> float:
     return draft / target
 
 
-def tune(
-    work: Workload, gammas: Sequence[int], on_progress: OnProgress, batch_size: int = 1
-) -> Tuning:
+def tune(work: Workload, gammas: Sequence[int], on_progress: OnProgress, batch_size: int) -> Tuning:
     """Measures alpha on all of a workload's sources, in batches, and the costs of each gamma."""
     config, texts, count = work.config, [], len(work.sources)
     for number in range(count):

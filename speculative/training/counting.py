@@ -116,8 +116,8 @@ def count(
     texts: Sequence[np.ndarray],
     vocabulary: Vocabulary,
     on_progress: OnProgress = lambda what, share: None,
-    order: int = 3,
-    width: int = 256,
+    order: int = ngram.LONGEST,
+    width: int = ngram.WIDTH,
     min_count: int = 1,
 ) -> str:
     """Writes the n-grams of texts as of `count_ngrams`; returns what was written, in words."""
