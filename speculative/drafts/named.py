@@ -112,6 +112,6 @@ def _entry(name: str) -> ModelFree:
     if path is None or kind:
         return MODEL_FREE[kind]
     with tables.opened(path) as file:
-        if all(array in file for array in suffix.TABLE.arrays):
+        if tables.names(file) >= {*suffix.TABLE.arrays}:
             return MODEL_FREE["suffix"]
-        return _ngram(min(ngram.LONGEST, int(file["order"])))
+        return _ngram(min(ngram.LONGEST, int(tables.read(file, "order"))))

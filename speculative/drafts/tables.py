@@ -2,13 +2,13 @@
 
 import contextlib
 import dataclasses
+import io
 import pathlib
 import zipfile
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import numpy as np
-from numpy.lib.npyio import NpzFile
 
 from speculative import disk
 from speculative.vocabulary import Vocabulary
@@ -21,8 +21,8 @@ COMMAND = "speculative count"
 @contextlib.contextmanager
 def opened(
     path: str | pathlib.Path, content: str = "counts", command: str = COMMAND
-) -> Iterator[NpzFile]:
-    """The arrays of a file, read when asked for; what is raised while it is open blames the file.
+) -> Iterator[zipfile.ZipFile]:
+    """A file whose arrays `read` gives; what is raised while it is open blames the file.
 
     Raises:
         ValueError: the file is missing or damaged; it names `content` and the `command` to make it.
@@ -30,13 +30,22 @@ def opened(
     if not pathlib.Path(path).is_file():
         raise ValueError(f"{path} does not exist; make it with {command}.")
     try:
-        # NumPy leaves a damaged archive open.
-        with zipfile.ZipFile(path), np.load(path) as file:
+        with zipfile.ZipFile(path) as file:
             yield file
     except Exception as error:  # NumPy and zipfile raise many kinds for a damaged archive.
         raise ValueError(
             f"{path} is no {SUFFIX} of {content} ({error}); make it again with {command}."
         ) from error
+
+
+def read(file: zipfile.ZipFile, name: str) -> np.ndarray:
+    """An array of an `opened` file; all of it is read at once, and its checksum compared."""
+    return np.load(io.BytesIO(file.read(f"{name}.npy")))
+
+
+def names(file: zipfile.ZipFile) -> set[str]:
+    """The arrays of an `opened` file."""
+    return {name.removesuffix(".npy") for name in file.namelist()}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -52,19 +61,23 @@ class Table:
         self, path: str | pathlib.Path, vocabulary: Vocabulary, arrays: Mapping[str, np.ndarray]
     ) -> None:
         """Writes arrays of numbers from 0 on and the vocabulary's fingerprint, all or nothing."""
-        small: dict[str, Any] = {
+        small = {
             name: values.astype(np.min_scalar_type(values.max(initial=0)))
             for name, values in arrays.items()
         }
-        with disk.written(path) as part, part.open("wb") as file:
-            np.savez_compressed(file, vocabulary=vocabulary.fingerprint, **small)
+        small["vocabulary"] = np.array(vocabulary.fingerprint)
+        # As of `np.savez_compressed`, but a quarter smaller; `np.load` reads both.
+        with disk.written(path) as part, zipfile.ZipFile(part, "w", zipfile.ZIP_LZMA) as file:
+            for name, values in small.items():
+                with file.open(f"{name}.npy", "w", force_zip64=True) as member:
+                    np.save(member, values)
 
     def require(self, path: str | pathlib.Path, vocabulary: Vocabulary) -> None:
         """Raises ValueError if a file is of another kind or vocabulary; its arrays are not read."""
         with opened(path, self.content, self.command) as file:
-            if lacking := [name for name in self.arrays if name not in file]:
+            if lacking := [name for name in self.arrays if name not in names(file)]:
                 raise ValueError(f"it lacks {lacking[0]}")
-            theirs = str(file["vocabulary"])
+            theirs = str(read(file, "vocabulary"))
         if theirs != vocabulary.fingerprint:
             raise ValueError(
                 f"{path} holds {self.content} of another vocabulary (SHA-256 {theirs[:12]}) than "
@@ -84,10 +97,7 @@ class Table:
             ValueError: the file is missing, damaged or of another vocabulary, or `make` raises one.
         """
         with opened(path, self.content, self.command) as file:
-            # NumPy reads no further than its arrays, and may miss the checksums behind them.
-            if file.zip and (damaged := file.zip.testzip()) is not None:
-                raise ValueError(f"the checksum of {damaged} differs")
-            arrays = {name: file[name] for name in self.arrays}
+            arrays = {name: read(file, name) for name in self.arrays}
         self.require(path, vocabulary)
         try:
             return make(arrays)
