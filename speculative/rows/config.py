@@ -59,8 +59,8 @@ class RowConfig:
     # `models.SIZES` random weights; None takes names as they are.
     checkpoints: str | None = None
     vocabulary: str | None = None  # SentencePiece model for checkpoints that come without one.
-    data_file: str | None = None  # The texts, as for `load_prompts`; None is the task's own.
-    # As in `tasks.Task`, in place of the task's own.
+    data_file: str | None = None  # The texts, `data` of a `tasks.Task`; None is the task's own.
+    # As there, in place of the task's own.
     columns: str | None = None
     prefix: str | None = None
     metric: str | None = None

@@ -29,20 +29,18 @@ class Prompt:
     prefix: str = dataclasses.field(default="", compare=False)  # What the task put before the text.
 
 
-def load_prompts(
-    task: str | tasks.Task, limit: int | None = None, data_file: str | pathlib.Path | None = None
-) -> list[Prompt]:
+def load_prompts(task: str | tasks.Task, limit: int | None = None) -> list[Prompt]:
     """The first `limit` prompts of a task, which may be given by its name, or all.
 
-    They are those of `data_file`, or else of the task's own data, see `KINDS`, in UTF-8 and without
-    the task's prefix; without any, those of the split of seqio's task of that name. Raises
-    ValueError if there is no such task, the limit is below 1, the split cannot be read, or the
-    file is missing, empty or malformed; the message says in which line.
+    They are those of the task's data, see `KINDS`, in UTF-8 and without the task's prefix; without
+    any, those of the split of seqio's task of that name. Raises ValueError if there is no such
+    task, the limit is below 1, the split cannot be read, or the file is missing, empty or
+    malformed; the message says in which line.
     """
     known = tasks.task(task) if isinstance(task, str) else task
     if limit is not None and limit < 1:
         raise ValueError(f"The limit on prompts must be at least 1, not {limit}.")
-    data = known.data if data_file is None else str(data_file)
+    data = known.data
     if data is None and known.module is None and not tasks.in_seqio(known.name):
         raise ValueError(f"Task {known.name!r} has no texts; give a data file: {KINDS}.")
     if data is None or data.startswith(TFDS):

@@ -3,7 +3,6 @@
 import dataclasses
 import json
 import pathlib
-import re
 
 import pytest
 
@@ -12,12 +11,12 @@ from speculative.tasks import Task
 from speculative.tasks.prompts import Prompt, load_prompts
 
 GERMAN = "translate English to German: "
-SHARED = pathlib.Path(__file__).parents[3] / "shared" / "data"
-"""Real text that may lie beside a checkout."""
+OWN = Task("own", "Do: ")
 
-needs_shared = pytest.mark.skipif(
-    not SHARED.is_dir(), reason="there is no text beside the checkout"
-)
+
+def of_file(task: str, data: str) -> list[Prompt]:
+    """The prompts that a file holds for a task."""
+    return load_prompts(dataclasses.replace(tasks.task(task), data=data))
 
 
 @pytest.mark.parametrize(
@@ -62,15 +61,14 @@ def test_tab_separated_text(write) -> None:
         Prompt(GERMAN + ODD, "Übung"),
         Prompt(GERMAN + "no end", ""),
     ]
-    assert load_prompts("wmt_t2t_ende_v003", data_file=file) == expected
-    assert load_prompts("wmt_t2t_ende_v003", 2, pathlib.Path(file)) == expected[:2]
+    assert of_file("wmt_t2t_ende_v003", file) == expected
 
 
 def test_parallel_text(write) -> None:
     # As editors on Windows write it: a mark at the beginning, two characters at a line's end.
     sources = write("news.en", b"\xef\xbb\xbfGo on.\r\n" + ODD.encode() + b"\r\n")
     references = write("news.de", "Weiter.\n\n")
-    assert load_prompts("debian_ende", data_file=f"{sources},{references}") == [
+    assert of_file("debian_ende", f"{sources},{references}") == [
         Prompt(GERMAN + "Go on.", "Weiter."),
         Prompt(GERMAN + ODD, ""),
     ]
@@ -83,7 +81,7 @@ def test_lines_of_json(write) -> None:
         {"reference": ODD, "source": "c"},
     ]
     file = write("a.jsonl", "\n".join(json.dumps(row, ensure_ascii=False) for row in rows))
-    assert load_prompts("cnn_dailymail_v002", data_file=file) == [
+    assert of_file("cnn_dailymail_v002", file) == [
         Prompt("summarize: (CNN)Rain .\nMore", "It rains .\nStill ."),
         Prompt("summarize: a", "b"),
         Prompt("summarize: c", ODD),
@@ -92,7 +90,7 @@ def test_lines_of_json(write) -> None:
 
 def test_a_task_without_sources(write) -> None:
     file = write("lm1b.tsv", "\tThe boat sank .\n")
-    assert load_prompts("lm1b", data_file=file) == [Prompt("", "The boat sank .")]
+    assert of_file("lm1b", file) == [Prompt("", "The boat sank .")]
 
 
 @pytest.mark.parametrize(
@@ -117,17 +115,28 @@ def test_a_task_without_sources(write) -> None:
         ("a.jsonl", "{}", "Line 1 of a.jsonl has the columns none; it needs"),
         ("a.jsonl", '{"source": 3, "reference": "b"}', "Line 1 of a.jsonl has 3 as source"),
         ("a.jsonl", '{"inputs": "", "targets": "b"}', "Line 1 of a.jsonl has an empty source"),
-        (
-            "a.csv",
-            "a,b\n",
-            "'a.csv' is no known kind .*FILE.tsv .*FILE.jsonl .*SOURCES,REFERENCES",
-        ),
-        ("a.en,a.de", "a\n", "There is no file 'a.en'"),
     ],
 )
 def test_malformed_files_are_placed(name: str, content: str | bytes, message: str, write) -> None:
     with pytest.raises(ValueError, match=message):
-        load_prompts("debian_synopsis", data_file=write(name, content))
+        of_file("debian_synopsis", write(name, content))
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "columns", "message"),
+    [
+        ("a.tsv", "x\ty\n1\t2\n", "t,u", "Line 1 of a.tsv has no column 't'; it has x, y"),
+        ("a.tsv", "x\ty\n1\n", "x,y", "Line 2 of a.tsv has 1 columns, the first line 2"),
+        ("a.tsv", "x\ty\n", "x,y", "a.tsv names columns, but has no line after them"),
+        ("a.jsonl", '{"x": "a"}\n{"y": ""}', "x", "Line 2 of a.jsonl has no column 'x'; it has y"),
+        ("a.jsonl", '{"x": 1}\n', "x", "Line 1 of a.jsonl has 1 as x"),
+        ("a.jsonl", "{}\n", "x,y,z", "SOURCE,REFERENCE or SOURCE, not 'x,y,z'"),
+        ("a.jsonl", "{}\n", ",y", "SOURCE,REFERENCE or SOURCE, not ',y'"),
+    ],
+)
+def test_wrong_columns(name: str, content: str, columns: str, message: str, write) -> None:
+    with pytest.raises(ValueError, match=message):
+        load_prompts(dataclasses.replace(OWN, data=write(name, content), columns=columns))
 
 
 def test_parallel_files_of_unequal_length(write) -> None:
@@ -135,9 +144,9 @@ def test_parallel_files_of_unequal_length(write) -> None:
     write("a.de", "x\ny")
     expected = "a.en has 3 lines and a.de has 2, but they must be parallel; a.de lacks line 3"
     with pytest.raises(ValueError, match=expected):
-        load_prompts("debian_ende", data_file="a.en,a.de")
+        of_file("debian_ende", "a.en,a.de")
     with pytest.raises(ValueError, match="a.de lacks line 3"):
-        load_prompts("debian_ende", data_file="a.de,a.en")
+        of_file("debian_ende", "a.de,a.en")
 
 
 @pytest.mark.parametrize(
@@ -148,27 +157,20 @@ def test_parallel_files_of_unequal_length(write) -> None:
         ("a.tsv,b,c", "There is no file 'b,c'"),
         (",a.tsv", "There is no file ''"),
         ("", "'' is no known kind of data file"),
+        ("a.csv", "'a.csv' is no known kind .*FILE.tsv .*FILE.jsonl .*SOURCES,REFERENCES"),
     ],
 )
 def test_missing_files(file: str, message: str, write) -> None:
     write("a.tsv", "a\tb\n")
     pathlib.Path("folder.jsonl").mkdir()
     with pytest.raises(ValueError, match=message):
-        load_prompts("debian_ende", data_file=file)
+        of_file("debian_ende", file)
 
 
-def test_wrong_settings(write) -> None:
-    file = write("a.tsv", "a\tb\n")
-    with pytest.raises(ValueError) as error:
-        load_prompts("wmt_ende", data_file=file)
-    assert "'wmt_ende'" in str(error.value)
-    assert all(name in str(error.value) for name in tasks.TASKS)
-    for limit in (0, -1):
-        with pytest.raises(ValueError, match=f"at least 1, not {limit}"):
-            load_prompts("debian_ende", limit)
-
-
-OWN = Task("own", "Do: ")
+@pytest.mark.parametrize("limit", [0, -1])
+def test_a_limit_below_1(limit: int) -> None:
+    with pytest.raises(ValueError, match=f"at least 1, not {limit}"):
+        load_prompts("debian_ende", limit)
 
 
 def test_named_columns(write) -> None:
@@ -191,38 +193,6 @@ def test_sources_alone(write) -> None:
     for prefix in ("", "Do: "):
         with pytest.raises(ValueError, match="Line 2 of a.txt has an empty source"):
             load_prompts(dataclasses.replace(task, prefix=prefix))
-
-
-@pytest.mark.parametrize(
-    ("name", "content", "columns", "message"),
-    [
-        (
-            "a.tsv",
-            "x\ty\n1\t2\n",
-            "text,title",
-            "Line 1 of a.tsv has no column 'text'; it has x, y",
-        ),
-        ("a.tsv", "x\ty\n1\n", "x,y", "Line 2 of a.tsv has 1 columns, the first line 2"),
-        ("a.tsv", "x\ty\n", "x,y", "a.tsv names columns, but has no line after them"),
-        (
-            "a.jsonl",
-            '{"x": "a"}\n{"y": "b"}\n',
-            "x",
-            "Line 2 of a.jsonl has no column 'x'; it has y",
-        ),
-        ("a.jsonl", '{"x": 1}\n', "x", "Line 1 of a.jsonl has 1 as x"),
-        ("a.jsonl", "{}\n", "x,y,z", "SOURCE,REFERENCE or SOURCE, not 'x,y,z'"),
-        ("a.jsonl", "{}\n", ",y", "SOURCE,REFERENCE or SOURCE, not ',y'"),
-    ],
-)
-def test_wrong_columns(name: str, content: str, columns: str, message: str, write) -> None:
-    with pytest.raises(ValueError, match=message):
-        load_prompts(dataclasses.replace(OWN, data=write(name, content), columns=columns))
-
-
-def test_a_task_without_texts() -> None:
-    with pytest.raises(ValueError, match=r"Task 'own' has no texts; give a data file"):
-        load_prompts(OWN)
 
 
 @pytest.mark.filterwarnings("ignore")
@@ -282,22 +252,3 @@ def test_a_split_that_cannot_be_read(stored, monkeypatch) -> None:
     message = r"test split of task 'lm1b' .*ConnectionError: no route.*TFDS_DATA_DIR.*FILE.tsv"
     with pytest.raises(ValueError, match=message):
         load_prompts("lm1b")
-
-
-@needs_shared
-def test_real_translations() -> None:
-    sources, references = SHARED / "wmt/newstest2015.en", SHARED / "wmt/newstest2015.de"
-    prompts = load_prompts("wmt_t2t_ende_v003", data_file=f"{sources},{references}")
-    assert len(prompts) == 500
-    assert prompts[0] == Prompt(
-        GERMAN + "India and Japan prime ministers meet in Tokyo",
-        "Die Premierminister Indiens und Japans trafen sich in Tokio.",
-    )
-
-
-@needs_shared
-def test_real_summaries() -> None:
-    prompts = load_prompts("cnn_dailymail_v002", data_file=SHARED / "cnndm/validation_100.jsonl")
-    assert len(prompts) == 100
-    assert prompts[0].source.startswith("summarize: (CNN)Share, and your gift will be multiplied.")
-    assert re.match(r"Zully Broussard .* stranger \.\nA new computer ", prompts[0].reference)
