@@ -3,13 +3,10 @@
 import argparse
 import json
 import pathlib
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from speculative import disk
 from speculative.commands import SAMPLING, Command, add_options, many, rows
-
-if TYPE_CHECKING:
-    from speculative.rows.config import RowConfig
 
 SETTINGS = (*SAMPLING, "verification", "lenience", "max_length")
 
@@ -22,7 +19,8 @@ def _add_evaluate(parser: argparse.ArgumentParser) -> None:
 
 def _evaluate(options: argparse.Namespace) -> None:
     from speculative import progress
-    from speculative.rows import memory, weights
+    from speculative.measurement import quality
+    from speculative.rows import environment, memory, weights
     from speculative.rows.run import gamma_of
     from speculative.tasks.prompts import load_prompts
 
@@ -57,35 +55,20 @@ def _evaluate(options: argparse.Namespace) -> None:
         with progress.waiting(f"Loading {config.target} ..."):
             pair = found.load()
         many.into_file(pair, kept, places, config.batch_size, **settings)
-        _score(config, kept, [prompt.reference for prompt in prompts], told, scores)
-    print(f"Written: {texts} and {scores}.")
-
-
-def _score(
-    config: "RowConfig",
-    results: many.Results,
-    references: list[str],
-    told: dict[str, str],
-    file: pathlib.Path,
-) -> None:
-    """Scores results, and says and writes the score."""
-    from speculative.measurement import quality
-    from speculative.rows import environment
-
-    metric = config.texts.metric
-    assert metric is not None
-    lines = list(results.lines())
-    score, low, high = quality.score(metric, references, [line["text"] for line in lines])
-    tokens = sum(len(line["tokens"]) for line in lines)
-    calls = sum(line["target_calls"] for line in lines)
-    fields = {"task": config.task, "metric": metric, "score": score, "low": low, "high": high}
-    fields |= {"texts": len(lines), "tokens": tokens, "target_calls": calls}
-    fields |= {"batch_size": config.batch_size} | told | {"gin": config.gin()}
-    disk.write(file, json.dumps(fields | environment.here(), indent=1) + "\n")
+        lines = list(kept.lines())
+        references, said = [p.reference for p in prompts], [line["text"] for line in lines]
+        score, low, high = quality.score(metric, references, said)
+        tokens = sum(len(line["tokens"]) for line in lines)
+        calls = sum(line["target_calls"] for line in lines)
+        fields = {"task": config.task, "metric": metric, "score": score, "low": low, "high": high}
+        fields |= {"texts": len(lines), "tokens": tokens, "target_calls": calls}
+        fields |= {"batch_size": config.batch_size} | told | {"gin": config.gin()}
+        disk.write(scores, json.dumps(fields | environment.here(), indent=1) + "\n")
     print(
         f"{config.task}: {metric} {score:.2f} ({low:.2f} to {high:.2f}) of {len(lines)} texts, "
         f"{tokens:,} tokens, {tokens / calls:.2f} a target call."
     )
+    print(f"Written: {texts} and {scores}.")
 
 
 COMMANDS = {

@@ -118,9 +118,7 @@ def _generate(options: argparse.Namespace) -> None:
         own = {name: value for name, value in prompt.own.items() if name != "stop"}
         return pair.prepare(prefix + prompt.text, **drafted | own)[0]
 
-    lists = _checked(lists, check, typed)
-    if not typed:
-        lists = _begun(lists)  # What does not fit the pair ends before anything is measured.
+    lists = _checked(lists, check, typed)  # What does not fit the pair ends before its decoding.
     told = {"target": pair.names[0], "draft": pair.names[1], "gamma": options.gamma}
     told |= {name: settings[name] for name in (*DEFAULTS, "max_length", "seed")}
     told |= {"dtype": pair.target.config.dtype, "stop": list(stop)}
@@ -179,11 +177,6 @@ def _load(options: argparse.Namespace, begun: Sequence[prompts.Prompt]) -> "Pair
             size = min(size, power_of_two(len(begun) * options.samples))
         memory.require_batch(row, found.configs, size)
     return found.load()
-
-
-def _begun(lists: Iterator[list[prompts.Prompt]]) -> Iterator[list[prompts.Prompt]]:
-    """The same, of which the first is read now."""
-    return itertools.chain([next(lists)], lists)
 
 
 def _checked(

@@ -209,6 +209,12 @@ def source_length(options: argparse.Namespace, config: "RowConfig", default: int
         return options.source_length
     if options.data_file is None and options.task is None:
         return default
-    from speculative.rows import weights, workload
+    from speculative.models import model_of
+    from speculative.pair import padded
+    from speculative.rows import weights
+    from speculative.tasks.prompts import load_prompts
 
-    return workload.source_length(config, weights.resolve(config))
+    found, texts = weights.resolve(config), load_prompts(config.texts, config.num_examples)
+    prompt = model_of(found.target.config).decoder_only
+    encode = found.vocabulary.prompt if prompt else found.vocabulary.encode
+    return padded(max(len(encode(text.source)) for text in texts))

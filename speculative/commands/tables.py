@@ -85,12 +85,12 @@ def _add_verify(parser: argparse.ArgumentParser) -> None:
 
 
 def _verify(options: argparse.Namespace) -> int:
-    from speculative.studies import certificate, sweep
+    from speculative.studies import sweep
 
     if not 0 < options.false_alarm < 1:
         raise ValueError(f"--false_alarm must lie in (0, 1), not {options.false_alarm}.")
     config, output = rows.row(options)[1], disk.writable(options.output)
-    found: certificate.Certificate = sweep.certify(config, options.samples, options.false_alarm)
+    found = sweep.certify(config, options.samples, options.false_alarm)
     found.save(output)
     print(found.verdict())
     print(f"Written: {output}.")

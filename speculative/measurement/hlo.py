@@ -81,10 +81,6 @@ class Program:
         """All instructions, by name."""
         return {one.name: one for lines in self.computations.values() for one in lines}
 
-    def root(self, computation: str) -> Instruction:
-        """The instruction whose result is the computation's."""
-        return self.computations[computation][-1]
-
     def loops(self) -> Iterator[Instruction]:
         """The loops whose trips depend on data, in the order of the text: those of decoding."""
         for one in self.instructions.values():
@@ -156,7 +152,7 @@ class Program:
         if one.opcode != "fusion":
             sizes = [self._size_written(one)] * len(one.shapes)
         else:
-            root = self.root(one.called[0])
+            root = self.computations[one.called[0]][-1]
             parts = root.operands if root.opcode == "tuple" else (root.name,)
             sizes = [self._size_written(self.instructions[part]) for part in parts]
         found = zip(one.shapes, sizes, strict=False)
@@ -166,7 +162,7 @@ class Program:
         while one.opcode == "bitcast":
             one = self.instructions[one.operands[0]]
         if one.opcode == "fusion":
-            return self._size_written(self.root(one.called[0]))
+            return self._size_written(self.computations[one.called[0]][-1])
         if one.opcode == "dynamic-update-slice":
             one = self.instructions[one.operands[1]]
         return sum(shape.bytes for shape in one.shapes)

@@ -71,18 +71,16 @@ class RowConfig:
             if value is not None or name not in ("gamma", "num_examples"):
                 checks.whole(f"RowConfig.{name}", value, int(name != "seed"), high)
         checks.fields(self)
-        if (metric := self.texts.metric) not in (None, *quality.METRICS):
-            known = ", ".join(quality.METRICS)
-            raise ValueError(f"RowConfig.metric must be one of {known}, not {metric!r}.")
-        if self.dtype not in (None, *DTYPES):
-            known = ", ".join(DTYPES)
-            raise ValueError(f"RowConfig.dtype must be one of {known}, not {self.dtype!r}.")
+        metric = "metric", self.texts.metric, quality.METRICS
+        for name, value, known in (metric, ("dtype", self.dtype, DTYPES)):
+            if value not in (None, *known):
+                words = ", ".join(known)
+                raise ValueError(f"RowConfig.{name} must be one of {words}, not {value!r}.")
         try:
             _ = self.sampling, self.rule  # Both check their values.
         except ValueError as error:
-            said = str(error)
-            field = hasattr(self, said.partition(" ")[0])
-            raise ValueError("RowConfig." * field + said) from None
+            field = hasattr(self, str(error).partition(" ")[0])
+            raise ValueError("RowConfig." * field + str(error)) from None
         if self.simulated_alpha is not None and self.gamma is None:
             raise ValueError(
                 "Simulated acceptance tells nothing of the best gamma; set RowConfig.gamma."

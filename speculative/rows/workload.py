@@ -10,12 +10,10 @@ import numpy as np
 
 from speculative.decoding import Decoding, Output, stream
 from speculative.decoding.loop import Step
-from speculative.loading import Resolved
 from speculative.measurement.timing import ITERATIONS, CostMeter
-from speculative.models import model_of
-from speculative.pair import Pair, number_of, padded
+from speculative.pair import Pair, number_of
 from speculative.rows.config import RowConfig
-from speculative.tasks.prompts import Prompt, load_prompts
+from speculative.tasks.prompts import Prompt
 
 Numbers = int | Sequence[int]
 """Of examples, from 0."""
@@ -78,13 +76,6 @@ class Workload:
         tokens = round((sources != self.pair.target.pad_id).sum(axis=1).mean())
         given = self.pair, self.config.sampling, gammas, sources.shape[1], size, config.rule
         return CostMeter(*given, tokens)
-
-
-def source_length(config: RowConfig, found: Resolved) -> int:
-    """The tokens to which a row's texts are padded."""
-    prompts, vocabulary = load_prompts(config.texts, config.num_examples), found.vocabulary
-    encode = vocabulary.prompt if model_of(found.target.config).decoder_only else vocabulary.encode
-    return padded(max(len(encode(prompt.source)) for prompt in prompts))
 
 
 def workload(pair: Pair, config: RowConfig, prompts: Sequence[Prompt] | None) -> Workload:

@@ -137,58 +137,37 @@ class _Setting:
     params: Params
     config: Decoding
     source: Any  # int32 [1, S]
-    chip: Chip
     device: Any  # Described; None is the present one.
 
     @property
-    def alone(self) -> tuple[Models, Params, Decoding]:
-        """For autoregressive decoding."""
+    def alone(self) -> "_Setting":
+        """The same without a draft, for autoregressive decoding."""
         config = dataclasses.replace(self.config, gamma=0, rule=rules.EXACT)
-        return Models(self.models.target, None), Params(self.params.target), config
+        models, params = Models(self.models.target, None), Params(self.params.target)
+        return dataclasses.replace(self, models=models, params=params, config=config)
 
-    @property
-    def both(self) -> tuple[Models, Params, Decoding]:
-        """For speculative decoding."""
-        return self.models, self.params, self.config
-
-    def placed(self, tree: PyTree) -> PyTree:
-        """Shapes as those of arrays on the device; the present one is where arrays lie anyway.
-
-        There a sharding would make another program of it for the cache of compiled programs.
-        """
-        on = SingleDeviceSharding(self.device) if self.device else None
-        return jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=on), tree)
-
-    def draws(self, config: Decoding) -> Any:
-        """The random numbers of a generation."""
-        return self.placed(jax.eval_shape(lambda: config.draws(0, np.arange(1))))
-
-    def begun(self, models: Models, params: Params, config: Decoding) -> loop.Progress:
+    def begun(self) -> loop.Progress:
         """The shapes of a generation's progress, with the longest caches."""
-        size = config.cache_lengths()[-1]
+        size = self.config.cache_lengths()[-1]
         return jax.eval_shape(
-            lambda params, source: loop.start(models, params, source, config, size),
-            params, self.source,
+            lambda params, source: loop.start(self.models, params, source, self.config, size),
+            self.params, self.source,
         )  # fmt: skip
 
     def lowered(self, program: str) -> Any:
         """One of the row's programs, as it is dispatched."""
-        speculative = program in (SPECULATIVE_LOOP, SPECULATIVE_STEP, PREFILL)
-        models, params, config = self.both if speculative else self.alone
+        models, params, source, config = self.models, self.params, self.source, self.config
         if program == PREFILL:
-            size = config.cache_lengths()[-1]
-            return loop.begin.lower(models, params, self.source, config, size)
+            return loop.begin.lower(models, params, source, config, config.cache_lengths()[-1])
+        if program == SCORING:
+            tokens = jax.ShapeDtypeStruct((1, config.max_length), jnp.int32)
+            given = _placed(tokens, self.device), config.sampling, config.vocab_size, config.rule
+            return alpha.acceptances.lower(models, params, source, *given)
+        draws = _placed(jax.eval_shape(lambda: config.draws(0, np.arange(1))), self.device)
         if program in (LOOP, SPECULATIVE_LOOP):
-            draws = self.draws(config)
-            given = models, params, self.source, draws, config
-            return loop.decode.lower(*given, device=self.device)
-        if program in (STEP, SPECULATIVE_STEP):
-            begun = self.placed(self.begun(models, params, config))
-            given = models, params, begun, self.draws(config), config
-            return loop.one_step.lower(*given, device=self.device)
-        tokens = self.placed(jax.ShapeDtypeStruct((1, config.max_length), jnp.int32))
-        given = self.config.sampling, self.config.vocab_size, self.config.rule
-        return alpha.acceptances.lower(self.models, self.params, self.source, tokens, *given)
+            return loop.decode.lower(models, params, source, draws, config, device=self.device)
+        begun = _placed(self.begun(), self.device)
+        return loop.one_step.lower(models, params, begun, draws, config, device=self.device)
 
 
 class Compiler:
@@ -207,18 +186,31 @@ class Compiler:
         gamma = gamma_of(config, experiment)
         setting = self._setting(config, gamma)
         size = _bytes(setting.params)
-        known = self._known(experiment, config, gamma)
+        paper_alpha, paper_speedup = paper_numbers(config, experiment)
+        names = ("task", "target", "draft", "source_length", "max_length")
+        known = {name: getattr(config, name) for name in names} | {
+            "experiment": experiment,
+            "topology": self.topology,
+            "device_kind": self.chip.kind,
+            "dtype": config.dtype or DTYPE,
+            "temperature": float(config.temperature),
+            "gamma": gamma,
+            "hbm_limit": self.chip.hbm,
+            "hbm_weights": size,
+            "paper_alpha": paper_alpha,
+            "paper_speedup": paper_speedup,
+            "libtpu_version": chips.compiler_version(),
+        }
         try:
             if size > self.chip.hbm:
                 raise DoesNotFit(size, self.chip, _named(config))
             began = time.perf_counter()
             found = self._programs(setting, config, on_progress)
         except DoesNotFit as error:
-            return Estimate(
-                **known, fits=False, hbm_bytes=error.need, hbm_weights=size, fault=str(error)
-            )
+            return Estimate(**known, fits=False, hbm_bytes=error.need, fault=str(error))
         seconds = time.perf_counter() - began
         need = size + max(one.hbm for one in found.values())
+        fault = str(DoesNotFit(need, self.chip, _named(config))) if need > self.chip.hbm else None
         inside = [len(found[name].copies[0]) for name in (LOOP, SPECULATIVE_LOOP)]
         inside += [sum(map(len, found[name].copies)) for name in (STEP, SPECULATIVE_STEP)]
         elsewhere = [len(found[name].copies[1]) for name in (LOOP, SPECULATIVE_LOOP)]
@@ -230,14 +222,13 @@ class Compiler:
         step, draft = 1e3 * alone.seconds, 1e3 * both.named / gamma
         verify = 1e3 * both.seconds - gamma * draft
         c, v = draft / step, verify / step
-        rate = known["paper_alpha"] if config.simulated_alpha is None else config.simulated_alpha
+        rate = paper_alpha if config.simulated_alpha is None else config.simulated_alpha
         speedups = {} if rate is None else {g: theory.speedup(rate, g, c, v) for g in GAMMAS}
         best = max(speedups, key=speedups.__getitem__, default=None)
         return Estimate(
             **known,
-            fits=need <= self.chip.hbm,
+            fits=fault is None,
             hbm_bytes=need,
-            hbm_weights=size,
             weight_copies=sum(inside),
             weight_copies_elsewhere=sum(elsewhere),
             ms_target_step=step,
@@ -258,9 +249,7 @@ class Compiler:
             best_gamma=best,
             best_speedup_predicted=speedups[best] if best else None,
             seconds_to_compile=seconds,
-            fault=str(DoesNotFit(need, self.chip, _named(config)))
-            if need > self.chip.hbm
-            else None,
+            fault=fault,
         )
 
     def memory(self, config: RowConfig) -> int:
@@ -274,42 +263,23 @@ class Compiler:
         except DoesNotFit as error:
             return error.need
 
-    def _known(self, experiment: str, config: RowConfig, gamma: int) -> dict[str, Any]:
-        """What is known of a row before anything is compiled."""
-        paper_alpha, paper_speedup = paper_numbers(config, experiment)
-        names = ("task", "target", "draft", "source_length", "max_length")
-        return {name: getattr(config, name) for name in names} | {
-            "experiment": experiment,
-            "topology": self.topology,
-            "device_kind": self.chip.kind,
-            "dtype": config.dtype or DTYPE,
-            "temperature": float(config.temperature),
-            "gamma": gamma,
-            "hbm_limit": self.chip.hbm,
-            "paper_alpha": paper_alpha,
-            "paper_speedup": paper_speedup,
-            "libtpu_version": chips.compiler_version(),
-        }
-
     def _setting(self, config: RowConfig, gamma: int) -> _Setting:
-        sizes = weights.sizes(config)
         name, free = named.parts(config.draft)
         if free:
             raise ValueError(
                 f"The draft {config.draft} is not a model alone, and this command compiles pairs "
                 f"of models; give {name or 'a checkpoint'} as the draft."
             )
-        sizes = [size.replace(dtype=config.dtype or DTYPE) for size in sizes]
+        sizes = [size.replace(dtype=config.dtype or DTYPE) for size in weights.sizes(config)]
         target, small = map(model_of, sizes)
         models = Models(target, model_draft(small))
         rows = target.config.vocab_size
         decoding = config.decoding(PIECES.get(rows, rows), gamma)
         decoding = dataclasses.replace(decoding, growing=False)
         source = jax.ShapeDtypeStruct((1, config.source_length), jnp.int32)
-        setting = _Setting(models, Params(()), decoding, source, self.chip, self._device)
         params = Params(*map(_laid_out, sizes, (False, True)))
-        placed, source = setting.placed(params), setting.placed(source)
-        return dataclasses.replace(setting, params=placed, source=source)
+        params, source = _placed((params, source), self._device)
+        return _Setting(models, params, decoding, source, self._device)
 
     def _programs(
         self, setting: _Setting, config: RowConfig, on_progress: OnProgress
@@ -328,18 +298,18 @@ class Compiler:
         return found
 
     def _program(self, setting: _Setting, name: str, what: str) -> Compiled:
-        models, _, config = setting.alone if name in (LOOP, STEP) else setting.both
-        key = name, models, config, setting.source.shape
+        if name in (LOOP, STEP):
+            setting = setting.alone
+        key = name, setting.models, setting.config, setting.source.shape
         if key not in self._done:
             began = time.perf_counter()
             lowered = setting.lowered(name)
             try:
                 compiled = lowered.compile()
             except jax.errors.JaxRuntimeError as error:
-                raise _explained(error, setting, f"{what} ({name})") from error
+                raise _explained(error, self.chip, f"{what} ({name})") from error
             seconds = time.perf_counter() - began
-            given = setting.params.target if name in (LOOP, STEP) else setting.params
-            others = _bytes(lowered.args_info) - _bytes(given)
+            others = _bytes(lowered.args_info) - _bytes(setting.params)
             self._done[key] = self._read(compiled, setting, name, seconds, others)
         return self._done[key]
 
@@ -365,7 +335,7 @@ class Compiler:
 
     def _floors(self, setting: _Setting) -> tuple[float, float]:
         """Milliseconds of reading the target's weights and caches once, and the draft's."""
-        begun = setting.begun(*setting.both)
+        begun = setting.begun()
         states = begun.target, begun.draft.model
         found = []
         for weights_of, state in zip(setting.params, states, strict=True):
@@ -395,6 +365,15 @@ def _laid_out(size: Config, draft: bool) -> PyTree:
     return jax.eval_shape(lambda params: for_decoding(params, draft, "tpu"), shapes)
 
 
+def _placed(tree: PyTree, device: Any) -> PyTree:
+    """Shapes as those of arrays on a described device; on the present one they lie anyway.
+
+    There a sharding would make another program of it for the cache of compiled programs.
+    """
+    on = SingleDeviceSharding(device) if device else None
+    return jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=on), tree)
+
+
 def _bytes(tree: PyTree) -> int:
     leaves = jax.tree.leaves(tree)
     return sum(math.prod(leaf.shape) * jnp.dtype(leaf.dtype).itemsize for leaf in leaves)
@@ -412,7 +391,7 @@ def _named(config: RowConfig) -> str:
     return f"{config.target} with {config.draft}"
 
 
-def _explained(error: Exception, setting: _Setting, what: str) -> Exception:
+def _explained(error: Exception, chip: Chip, what: str) -> Exception:
     """The error of a program that needs too much memory, or as it is."""
     said = str(error)
     found = re.search(
@@ -421,4 +400,4 @@ def _explained(error: Exception, setting: _Setting, what: str) -> Exception:
     if "RESOURCE_EXHAUSTED" not in said or found is None:
         return error
     need = int(float(found[1]) * 2 ** {"K": 10, "M": 20, "G": 30, "T": 40}[found[2]])
-    return DoesNotFit(max(need, setting.chip.hbm + 1), setting.chip, what)
+    return DoesNotFit(max(need, chip.hbm + 1), chip, what)
