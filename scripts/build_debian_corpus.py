@@ -1,388 +1,559 @@
-"""Builds the Debian corpora: package descriptions, English to German and long to one line.
+"""Builds the Debian corpora and the vocabulary that the shipped models learned.
 
-    python scripts/build_debian_corpus.py --mirror=MIRROR --output_dir=data --extra_po
+    python scripts/build_debian_corpus.py --mirror=MIRROR --output_dir=data
 
 MIRROR is the address of a Debian mirror's `debian` folder (https://www.debian.org/mirror/list).
-Fetches 24 MB, with `--extra_po` 330 MB more, and takes a minute after that. Equal downloads give
-equal corpora; the downloads are kept and used again while their checksums hold.
+Fetches 350 MB into `downloads`, where a file is used again while its checksum holds, and takes
+a few minutes after that. Equal downloads give equal files.
 
-Writes `debian_ende/` and `debian_synopsis/`, each with `train.jsonl`, `validation.jsonl` and
-`test.jsonl` (one object a line: inputs, targets, package), and `corpus.json` with the checksum of
-every file used and the count after every step. `--extra_po` adds `debian_ende/extra.jsonl`:
-German translations of manuals and programs, for training only.
+Debian's archive holds every package description twice under one MD5 sum: as its maintainer wrote
+it, and as volunteers translated it. Writes `debian_ende` (English to German) and `debian_synopsis`
+(long to one line), each with `train.jsonl`, `validation.jsonl`, `test.jsonl` and, for distillation,
+`unlabelled.jsonl`; `debian_ende/extra.jsonl`, German translations of manuals and programs, for
+training only; and `debian.model`, the vocabulary. A line is an object: inputs, targets, package.
 """
 
 import argparse
 import bz2
 import collections
-import functools
 import hashlib
-import http.client
 import json
 import lzma
 import pathlib
 import re
 import tarfile
-import time
+import unicodedata
 import urllib.parse
 import urllib.request
-from collections.abc import Callable, Iterable, Iterator
-from typing import Any
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from typing import NamedTuple
 
-import debian_corpus as corpus
-from absl import logging
-from debian_corpus import Description, Example
+import sentencepiece
 
-RELEASES = "bullseye,bookworm,trixie"
+RELEASES = ("bullseye", "bookworm", "trixie")  # Where descriptions differ, the last one's counts.
 SOURCES = (
     "libreoffice,util-linux,shadow,dpkg,apt,installation-guide,git,man-db,adduser,devscripts,"
     "sssd,evolution,gedit,evince,coreutils,gnucash"
-)
-HELD_OUT_SIZE = 1000
-HELD_OUT_WORDS = range(5, 51)  # of an English paragraph; longer ones would mostly test truncation
+).split(",")
+
+SHINGLE = 5
+RESEMBLANCE = 0.6
 HELD_OUT = ("validation", "test")
+HELD_OUT_SHARE = 0.04  # of all families, once for validation and once for test
+HELD_OUT_SIZE = 1000
+HELD_OUT_WORDS = range(5, 51)  # of a text to translate; longer ones would mostly test truncation
 UNLABELLED_SIZE = 40_000  # a task
+VOCABULARY_SIZE = 8192
+# A text that resembles many others is boilerplate ("This package contains the development
+# files."), which says nothing about kinship and would measure nothing in a test set.
+BOILERPLATE_PARAGRAPH = 40
+BOILERPLATE_EXAMPLE = 10
+LARGEST_HELD_OUT_FAMILY = 100
+
+_BULLET = re.compile(r"^\s*(?:[-*+•·]|o(?=\s)|\d+[.)])\s+")
+_URL = re.compile(r"\b(?:https?|ftp)://\S+|www\.\S+")
+_SENTENCE_END = re.compile(
+    r"(?<![ (]e\.g\.)(?<![ (]i\.e\.)(?<![ (]z\.B\.)(?<!\bz\. B\.)(?<!\betc\.)(?<!\bbzw\.)"
+    r"(?<=[.!?])\s+(?=[A-ZÄÖÜ0-9(»„\"])"
+)
+_STEM_NOISE = re.compile(
+    r"^(?:lib|python3?-|ruby-|r-cran-|r-bioc-|fonts-|node-|php-)+|"
+    r"(?:-(?:dev|doc|docs|common|data|bin|utils|tools|dbg|plugins?|examples|java|perl|tests?|"
+    r"headers|runtime|gtk\d?|qt\d?|all|base|core|full|extra|server|client))+$|[-.\d]+$"
+)
 _GERMAN_PO = re.compile(r"(?:^|[/._-])de(?:/.*)?\.po$")
+# What is left of gettext entries after this is prose: tags of DocBook and of LibreOffice's help,
+# POD's B<...> and E<lt>, AsciiDoc's paired marks, keyboard mnemonics.
+_ENTITIES = {"&lt;": "<", "&gt;": ">", "&quot;": '"', "&nbsp;": " ", "&amp;": "&"}
+_TAG = re.compile(r"</?[A-Za-z][^<>]*>")
+# LibreOffice's help words a passage once for each system; the default wording remains.
+_CASE = re.compile(r"<case(inline)?\b.*?</case(inline)?>", re.DOTALL)
+_POD = re.compile(r"\b[A-Z]<([^<>]*)>")
+_ASCIIDOC = re.compile(r"(?<!\w)(\*{1,2}|_{1,2}|`{1,2})(\S(?:.*?\S)?)\1(?!\w)")
+_NOT_PROSE = re.compile(
+    r"%[-+#0-9.$*]*[a-zA-Z]|%\d|\$[\w({\[]|\{\d*\}|\\[a-zA-Z]|&[\w.-]+;|[{}|]{2}|[a-z]_[a-z]"
+)
+
+
+class Description(NamedTuple):
+    """One package description in one language; paragraphs keep their line breaks."""
+
+    package: str
+    synopsis: str
+    paragraphs: tuple[str, ...]
+
+
+Descriptions = dict[str, Description]  # by MD5
+
+
+class Example(NamedTuple):
+    """One training or test example; unlabelled ones have empty targets."""
+
+    inputs: str
+    targets: str
+    package: str
+
+    @property
+    def key(self) -> str:
+        """What two inputs share that differ in punctuation, case or numbers alone."""
+        return " ".join(words(self.inputs))
 
 
 class Mirror:
     """Files of a Debian mirror, each checked against a checksum and kept in a folder."""
 
-    def __init__(self, url: str, cache_dir: pathlib.Path):
+    def __init__(self, url: str, downloads: pathlib.Path):
         self.url = url.rstrip("/")
-        self.cache_dir = cache_dir
-        self.checksums: dict[str, str] = {}
-        self._release = functools.cache(self._fetch_release)
+        self.downloads = downloads
 
     def _read(self, path: str) -> bytes:
-        logging.info("fetching %s", path)
-        request = f"{self.url}/{urllib.parse.quote(path)}"
-        try:
-            with urllib.request.urlopen(request, timeout=120) as response:
-                return response.read()
-        except (OSError, http.client.HTTPException) as error:
-            raise OSError(
-                f"{self.url}/{path} could not be read ({error}); choose another --mirror, "
-                "or other --releases or --po_packages"
-            ) from error
-
-    def _fetch_release(self, release: str) -> dict[str, str]:
-        return corpus.parse_release(self._read(f"dists/{release}/Release").decode())
+        address = f"{self.url}/{urllib.parse.quote(path)}"
+        print(f"fetching {address}", flush=True)
+        with urllib.request.urlopen(address, timeout=120) as response:
+            return response.read()
 
     def fetch(self, path: str, sha256: str) -> pathlib.Path:
-        """Returns the local copy of a file, downloaded unless one with this checksum exists.
-
-        Raises:
-            ValueError: if the mirror's file has another checksum.
-        """
-        local = self.cache_dir / path
+        """Downloads a file unless its copy has the checksum; ValueError if the mirror's has not."""
+        local = self.downloads / path
         if not (local.exists() and hashlib.sha256(local.read_bytes()).hexdigest() == sha256):
             content = self._read(path)
-            actual = hashlib.sha256(content).hexdigest()
-            if actual != sha256:
+            if hashlib.sha256(content).hexdigest() != sha256:
                 raise ValueError(
-                    f"{self.url}/{path} has SHA256 {actual}, but its index lists {sha256}: "
-                    "the mirror may be mid-update, so run again later or choose another --mirror"
+                    f"{self.url}/{path} has not the SHA256 {sha256} of its index: the mirror may "
+                    "be mid-update, so run again later or choose another --mirror"
                 )
             local.parent.mkdir(parents=True, exist_ok=True)
-            partial = local.with_name(f"{local.name}.partial")
-            partial.write_bytes(content)
-            partial.replace(local)
-        self.checksums[path] = sha256
+            local.write_bytes(content)
         return local
 
     def index(self, release: str, name: str) -> str:
         """Reads an index of a release (`main/i18n/Translation-de`), whichever way compressed."""
-        listed = self._release(release)
-        for suffix, decompress in ((".xz", lzma.decompress), (".bz2", bz2.decompress)):
-            if checksum := listed.get(f"{name}{suffix}"):
-                local = self.fetch(f"dists/{release}/{name}{suffix}", checksum)
-                return decompress(local.read_bytes()).decode()
-        raise ValueError(f"release {release} of {self.url} lists no {name}.xz or .bz2")
+        folder = f"dists/{release}"
+        listed = self._read(f"{folder}/Release").decode()
+        entry = rf"^ (\w{{64}}) +\d+ ({re.escape(name)}\.(?:xz|bz2))$"
+        found = re.search(entry, listed, re.MULTILINE)
+        if found is None:
+            raise ValueError(f"release {release} of {self.url} lists no {name}.xz or .bz2")
+        content = self.fetch(f"{folder}/{found[2]}", found[1]).read_bytes()
+        return (lzma if found[2].endswith(".xz") else bz2).decompress(content).decode()
 
 
-def read_descriptions(mirror: Mirror, releases: Iterable[str], language: str):
-    """The descriptions of all releases by MD5; where they differ, the last release's counts."""
-    found: dict[str, Description] = {}
-    for release in releases:
-        text = mirror.index(release, f"main/i18n/Translation-{language}")
-        found |= corpus.parse_translations(text, language)
+def fields(stanza: str) -> dict[str, str]:
+    """The fields of a stanza of an index; their values keep their line breaks."""
+    return dict(re.findall(r"^([\w-]+): ?(.*(?:\n .*)*)", stanza, re.MULTILINE))
+
+
+def parse_translations(index: str, language: str) -> dict[str, Description]:
+    """Reads a `Translation-<language>` index into descriptions by `Description-md5`."""
+    found = {}
+    for stanza in map(fields, unicodedata.normalize("NFC", index).split("\n\n")):
+        body = stanza.get(f"Description-{language}")
+        if body is None or "Description-md5" not in stanza:
+            continue
+        synopsis, _, long = body.partition("\n")
+        paragraphs = re.split(r"^ \.\s*$", long, flags=re.MULTILINE)
+        found[stanza["Description-md5"]] = Description(
+            stanza["Package"],
+            " ".join(synopsis.split()),
+            tuple(stripped for p in paragraphs if (stripped := p.strip("\n").rstrip())),
+        )
     return found
 
 
-def translation_examples(
-    english: dict[str, Description],
-    german: dict[str, Description],
-    families: dict[str, str],
-    counts: collections.Counter[str],
-) -> list[Example]:
+def source_archive(sources: str, package: str) -> tuple[str, str]:
+    """The path and SHA256, in a `Sources` index, of the tar file that has a package's messages."""
+    stanza = re.search(rf"^Package: {re.escape(package)}\n(?:.+\n)*", sources, re.MULTILINE)
+    found = fields(stanza[0] if stanza else "")
+    kind = r"\.orig-translations" if package == "libreoffice" else r"(?:\.orig|_[^-]*)"
+    for line in found.get("Checksums-Sha256", "").splitlines()[1:]:
+        checksum, _, name = line.split()
+        if re.search(rf"{kind}\.tar\.\w+$", name):
+            return f"{found['Directory']}/{name}", checksum
+    raise ValueError(f"the newest release lists no tar file of a source package {package!r}")
+
+
+def segments(paragraph: str) -> list[str]:
+    """Splits a paragraph before each bullet and joins the lines of every piece by one space."""
+    pieces: list[list[str]] = [[]]
+    for line in paragraph.splitlines():
+        if _BULLET.match(line):
+            pieces.append([])
+            line = _BULLET.sub("", line)
+        pieces[-1].append(line)
+    return [text for piece in pieces if (text := " ".join(" ".join(piece).split()))]
+
+
+def align(english: Description, german: Description) -> list[tuple[str, str]]:
+    """Pairs the segments of two descriptions where their structure agrees, else nothing."""
+    if len(english.paragraphs) != len(german.paragraphs):
+        return []
+    pairs: list[tuple[str, str]] = []
+    for source, translation in zip(english.paragraphs, german.paragraphs, strict=True):
+        left, right = segments(source), segments(translation)
+        if len(left) == len(right):
+            pairs.extend(zip(left, right, strict=True))
+    return pairs
+
+
+def sentence_pairs(english: str, german: str) -> list[tuple[str, str]]:
+    """Splits a pair into sentence pairs; empty unless both sides have the same number above one."""
+    left, right = _SENTENCE_END.split(english), _SENTENCE_END.split(german)
+    if len(left) != len(right) or len(left) < 2:
+        return []
+    return list(zip(left, right, strict=True))
+
+
+def is_prose(text: str, min_words: int) -> bool:
+    """Whether a text has a fitting length and is letters for the most part."""
+    letters = sum(c.isalpha() or c.isspace() for c in _URL.sub("", text))
+    return min_words <= len(words(text)) <= 120 and letters >= 0.75 * len(text)
+
+
+def is_translation(english: str, german: str) -> bool:
+    """Whether a pair is fit for a translation corpus."""
+    known, right = set(words(english)), words(german)
+    return (
+        is_prose(english, min_words=3)
+        and "<trans>" not in german  # which stands for what is not translated yet
+        # Names and loan words are shared by any good pair; two thirds of all words are not.
+        and len(right) > 0
+        and sum(word in known for word in right) <= 0.66 * len(right)
+        # German runs about 1.15 times as long; the constant spares short texts.
+        and 0.6 * len(english) - 10 <= len(german) <= 1.9 * len(english) + 15
+    )
+
+
+def parse_po(text: str) -> Iterator[tuple[str, str]]:
+    """Yields (msgid, msgstr) of a gettext file, but for fuzzy, plural and obsolete entries."""
+    for block in re.split(r"\n\s*\n", text.replace("\r", "")):
+        if re.search(r"^#,.*\bfuzzy\b", block, re.MULTILINE):
+            continue
+        fields: dict[str, str] = {}
+        field = ""
+        for line in block.splitlines():
+            match = re.match(r'(msg\w+(?:\[\d\])?)?\s*"(.*)"\s*$', line)
+            if match:
+                field = match.group(1) or field
+                fields[field] = fields.get(field, "") + match.group(2)
+        if fields.get("msgid") and fields.get("msgstr"):
+            yield unescape(fields["msgid"]), unescape(fields["msgstr"])
+
+
+def unescape(text: str) -> str:
+    """Resolves the backslashes of a gettext file."""
+    escapes = {"n": "\n", "t": " ", '"': '"', "\\": "\\"}
+    return re.sub(r"\\(.)", lambda match: escapes.get(match[1], " "), text)
+
+
+def plain_text(markup: str) -> str:
+    """Turns a gettext message into plain prose; empty where placeholders or code remain."""
+    if "bookmark_value" in markup:  # index entries run into each other
+        return ""
+    text = markup.replace("%PRODUCTNAME", "LibreOffice").replace("\N{SOFT HYPHEN}", "")
+    text = _CASE.sub("", text).replace("E<lt>", "‹").replace("E<gt>", "›")
+    while (inner := _POD.sub(r"\1", text)) != text:
+        text = inner
+    text = _TAG.sub("", text)
+    for entity, character in _ENTITIES.items():
+        text = text.replace(entity, character)
+    text = _ASCIIDOC.sub(r"\2", _ASCIIDOC.sub(r"\2", text))
+    text = re.sub(r"~(?=\w)|(?<!\w)[_&](?=\w)", "", text).replace("‹", "<").replace("›", ">")
+    text = " ".join(unicodedata.normalize("NFC", text).split())
+    return "" if _NOT_PROSE.search(text) else text
+
+
+def words(text: str) -> list[str]:
+    """Lower-case words, punctuation dropped, digits all alike (so versions do not tell apart)."""
+    return re.findall(r"\w+", re.sub(r"\d", "0", text.lower()))
+
+
+def shingles(text: str) -> set[str]:
+    """The word 5-grams of a text; a shorter text is its own single shingle."""
+    tokens = words(text)
+    count = max(1, len(tokens) - SHINGLE + 1)
+    return {" ".join(tokens[i : i + SHINGLE]) for i in range(count)}
+
+
+def stem(package: str) -> str:
+    """A package's name without version numbers and the affixes that mark its siblings."""
+    name = package
+    while (shorter := _STEM_NOISE.sub("", name)) != name and len(shorter) > 2:
+        name = shorter
+    return name
+
+
+def families(descriptions: Collection[Description]) -> dict[str, str]:
+    """Groups packages whose descriptions share a name stem or a long paragraph, transitively.
+
+    The family of each package is named by the smallest name in it. Families too large to hold out
+    fairly are named with a leading `*` and belong to training.
+    """
+    keys: dict[str, list[str]] = collections.defaultdict(list)
+    for package, _, paragraphs in descriptions:
+        keys[f"stem {stem(package)}"].append(package)
+        for tokens in map(words, paragraphs):
+            if len(tokens) >= 8:
+                keys[" ".join(tokens)].append(package)
+
+    parent = {d.package: d.package for d in descriptions}
+
+    def find(package: str) -> str:
+        while parent[package] != package:
+            parent[package] = package = parent[parent[package]]
+        return package
+
+    for key, members in keys.items():
+        if len(members) <= BOILERPLATE_PARAGRAPH or key.startswith("stem "):
+            for other in members[1:]:
+                parent[find(other)] = find(members[0])
+
+    groups: dict[str, list[str]] = collections.defaultdict(list)
+    for d in descriptions:
+        groups[find(d.package)].append(d.package)
+    names = {}
+    for members in groups.values():
+        name = min(members)
+        if len(members) > LARGEST_HELD_OUT_FAMILY:
+            name = f"*{name}"
+        names |= dict.fromkeys(members, name)
+    return names
+
+
+def split_of(family: str) -> str:
+    """The split of a family, the same in every task: a pure function of its name."""
+    if family.startswith("*"):
+        return "train"
+    share = int(hashlib.sha256(family.encode()).hexdigest()[:8], 16) / 2**32
+    if share < HELD_OUT_SHARE:
+        return "test"
+    return "validation" if share < 2 * HELD_OUT_SHARE else "train"
+
+
+def shuffled(examples: Iterable[Example]) -> list[Example]:
+    """An order that depends on the texts alone, so that any prefix is a fair sample."""
+    return sorted(
+        examples,
+        key=lambda e: (hashlib.sha256(f"{e.inputs}\0{e.targets}".encode()).digest(), e.package),
+    )
+
+
+def novel(examples: Iterable[Example], share: float) -> list[Example]:
+    """Shuffles, and drops near-duplicates of earlier examples.
+
+    At least `share` of the shingles of a kept example's input were not seen before.
+    """
+    kept: list[Example] = []
+    seen: set[str] = set()
+    for example in shuffled(examples):
+        grams = shingles(example.inputs)
+        if len(grams - seen) >= share * len(grams):
+            kept.append(example)
+        seen |= grams
+    return kept
+
+
+def unique(examples: Iterable[Example]) -> list[Example]:
+    """The first example of each input, compared by its words; in another order."""
+    return [*{example.key: example for example in reversed([*examples])}.values()]
+
+
+def resembling(held_out: Sequence[Example]) -> Callable[[str], list[int]]:
+    """Builds the leak detector of a held-out set.
+
+    The function maps a training text to the indices of the held-out examples of which it shares
+    more than `RESEMBLANCE` of the shingles of the shorter of the two (so a single sentence of a
+    held-out paragraph counts, and so does a long text that contains one).
+    """
+    index: dict[str, list[int]] = collections.defaultdict(list)
+    sizes = []
+    for i, example in enumerate(held_out):
+        grams = shingles(example.inputs)
+        sizes.append(len(grams))
+        for gram in grams:
+            index[gram].append(i)
+
+    def matches(text: str) -> list[int]:
+        grams = shingles(text)
+        shared = collections.Counter(i for gram in grams for i in index.get(gram, ()))
+        return [i for i, n in shared.items() if n > RESEMBLANCE * min(len(grams), sizes[i])]
+
+    return matches
+
+
+def separate(
+    train: Sequence[Example], held_out: Sequence[Example]
+) -> tuple[list[Example], list[Example]]:
+    """Removes whatever resembles across the split, boilerplate from the held-out side."""
+    matches_of = resembling(held_out)
+    matches = [matches_of(example.inputs) for example in train]
+    counts = collections.Counter(i for found in matches for i in found)
+    boilerplate = {i for i, n in counts.items() if n > BOILERPLATE_EXAMPLE}
+    return (
+        [e for e, found in zip(train, matches, strict=True) if boilerplate.issuperset(found)],
+        [e for i, e in enumerate(held_out) if i not in boilerplate],
+    )
+
+
+def translation_examples(english: Descriptions, german: Descriptions) -> Iterator[Example]:
     """Aligned and cleaned segments of every description that has a translation."""
-    examples = []
     for md5 in sorted(english.keys() & german.keys()):
-        counts["descriptions_in_both_languages"] += 1
-        pairs = corpus.align(english[md5], german[md5])
-        counts["descriptions_not_aligned"] += not pairs
-        for source, translation in pairs:
-            counts["segments"] += 1
-            if fault := corpus.fault(source, translation):
-                counts[f"dropped_{fault}"] += 1
-            else:
-                package = english[md5].package
-                examples.append(Example(source, translation, package, families[md5]))
-    return examples
+        for source, translation in align(english[md5], german[md5]):
+            if is_translation(source, translation):
+                yield Example(source, translation, english[md5].package)
 
 
-def synopsis_examples(
-    english: dict[str, Description], families: dict[str, str], counts: collections.Counter[str]
-) -> list[Example]:
+def synopsis_examples(english: Descriptions) -> Iterator[Example]:
     """Long description to synopsis, for every description with at least ten words."""
-    examples = []
-    for md5 in sorted(english):
-        package, synopsis, paragraphs = english[md5]
-        text = " ".join(" ".join(corpus.segments(p)) for p in paragraphs)
-        counts["descriptions"] += 1
-        if len(corpus.words(text)) < 10 or len(corpus.words(synopsis)) < 2:
-            counts["dropped_short"] += 1
-        else:
-            examples.append(Example(text, synopsis, package, families[md5]))
-    return examples
-
-
-def split(
-    examples: list[Example],
-    novelty: float,
-    fit: Callable[[Example], bool],
-    counts: collections.Counter[str],
-) -> dict[str, list[Example]]:
-    """Removes near-duplicates and splits by family.
-
-    Args:
-        examples: All examples of a task.
-        novelty: The share of shingles that a kept example must not repeat.
-        fit: Which examples are worth holding out.
-        counts: Receives the number after each step.
-    """
-    examples = list(corpus.novel(corpus.shuffled(examples), novelty))
-    counts["after_near_duplicates"] = len(examples)
-    splits: dict[str, list[Example]] = {"train": [], "validation": [], "test": []}
-    for example in examples:
-        name = corpus.split_of(example.family)
-        if name == "train" or fit(example):
-            splits[name].append(example)
-    for name in splits:
-        counts[f"{name}_by_family"] = len(splits[name])
-    return splits
-
-
-def separate_all(tasks: list[dict[str, list[Example]]]) -> None:
-    """Separates the splits of all tasks from each other, in place, and cuts them to size.
-
-    Across tasks too, for one model learns both: it must not have met a test text in the other.
-    """
-    for task in tasks:
-        task["validation"], task["test"] = corpus.separate(task["validation"], task["test"])
-        for name in HELD_OUT:
-            for other in tasks:
-                other["train"], task[name] = corpus.separate(other["train"], task[name])
-            task[name] = task[name][:HELD_OUT_SIZE]
+    for _, (package, synopsis, paragraphs) in sorted(english.items()):
+        text = " ".join(" ".join(segments(p)) for p in paragraphs)
+        if len(words(text)) >= 10 and len(words(synopsis)) >= 2:
+            yield Example(text, synopsis, package)
 
 
 def finer_pairs(
-    train: list[Example], english: dict[str, Description], german: dict[str, Description]
+    train: list[Example], english: Descriptions, german: Descriptions
 ) -> Iterator[Example]:
-    """Sentence pairs of the training paragraphs, and pairs of synopses of training families."""
+    """Sentence pairs of the training paragraphs, and pairs of synopses of training packages."""
     for example in train:
-        for source, translation in corpus.sentence_pairs(example.inputs, example.targets):
-            if not corpus.fault(source, translation):
-                yield example._replace(inputs=source, targets=translation)
-    in_training = {example.package: example.family for example in train}
+        for source, translation in sentence_pairs(example.inputs, example.targets):
+            yield Example(source, translation, example.package)
+    in_training = {example.package for example in train}
     for md5 in sorted(english.keys() & german.keys()):
-        package, source, _ = english[md5]
-        translation = german[md5].synopsis
-        if package in in_training and not corpus.fault(source, translation):
-            yield Example(source, translation, package, in_training[package])
+        if english[md5].package in in_training:
+            yield Example(english[md5].synopsis, german[md5].synopsis, english[md5].package)
 
 
-def german_messages(archive: pathlib.Path) -> Iterator[tuple[str, str]]:
-    """Yields the translated messages of every German .po file in a tar file, read in memory."""
+def extra_examples(package: str, archive: pathlib.Path) -> Iterator[Example]:
+    """The messages of every German .po file in a source package's tar file, as plain prose."""
     with tarfile.open(archive, "r|*") as tar:
         for member in tar:
             file = tar.extractfile(member) if _GERMAN_PO.search(member.name) else None
-            if file is not None:
-                yield from corpus.parse_po(file.read().decode(errors="replace"))
-
-
-def extra_examples(
-    archives: dict[str, pathlib.Path], counts: collections.Counter[str]
-) -> Iterator[Example]:
-    """Translated messages of source packages as plain prose."""
-    for package, archive in archives.items():
-        logging.info("reading the German messages of %s", package)
-        for message, translation in german_messages(archive):
-            counts[f"messages_{package}"] += 1
-            source, target = corpus.plain_text(message), corpus.plain_text(translation)
-            if source and target and not corpus.fault(source, target):
-                yield Example(source, target, package, f"*{package}")
+            for message in parse_po(file.read().decode(errors="replace")) if file else ():
+                source, translation = map(plain_text, message)
+                yield Example(source, translation, package)
 
 
 def unlabelled_examples(
-    english: dict[str, Description], families: dict[str, str], labelled: dict[str, list[Example]]
-) -> dict[str, list[Example]]:
+    english: Descriptions, family: dict[str, str]
+) -> tuple[list[Example], list[Example]]:
     """Inputs without targets, on which a draft is distilled from what the target writes.
 
     Paragraphs that nobody has translated, and descriptions cut to their first or last
     paragraphs, of training families alone: the target was not trained on these inputs, so it
     treats them as it will treat a user's.
     """
-    known = {
-        task: {" ".join(corpus.words(e.inputs)) for e in examples}
-        for task, examples in labelled.items()
-    }
-    found: dict[str, list[Example]] = {"debian_ende": [], "debian_synopsis": []}
-    for md5 in sorted(english):
-        package, _, paragraphs = english[md5]
-        if corpus.split_of(families[md5]) != "train":
+    to_translate, to_summarize = [], []
+    for _, (package, _, paragraphs) in sorted(english.items()):
+        if split_of(family[package]) != "train":
             continue
-        pieces = [corpus.segments(p) for p in paragraphs]
-        for text in (text for piece in pieces for text in piece):
-            if corpus.fault(text, text.swapcase(), min_words=5) in (None, "untranslated"):
-                found["debian_ende"].append(Example(text, "", package, families[md5]))
-        texts = [" ".join(piece) for piece in pieces]
-        for cut in (texts[:-1], texts[1:]) if len(texts) > 1 else ():
-            if len(corpus.words(" ".join(cut))) >= 10:
-                found["debian_synopsis"].append(Example(" ".join(cut), "", package, families[md5]))
-    return {
-        task: [
-            e
-            for e in corpus.novel(corpus.shuffled(examples), 0.5)
-            if " ".join(corpus.words(e.inputs)) not in known[task]
-        ][:UNLABELLED_SIZE]
-        for task, examples in found.items()
-    }
+        pieces = [segments(p) for p in paragraphs]
+        texts = [text for piece in pieces for text in piece if is_prose(text, min_words=5)]
+        to_translate += [Example(text, "", package) for text in texts]
+        joined = [" ".join(piece) for piece in pieces]
+        for cut in (" ".join(joined[:-1]), " ".join(joined[1:])):
+            if len(words(cut)) >= 10:
+                to_summarize.append(Example(cut, "", package))
+    return to_translate, to_summarize
 
 
-def write_jsonl(path: pathlib.Path, examples: Iterable[Example]) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with path.open("w", encoding="utf-8") as file:
-        for example in examples:
-            record = {key: getattr(example, key) for key in ("inputs", "targets", "package")}
-            file.write(json.dumps(record, ensure_ascii=False) + "\n")
+def split(
+    examples: Iterable[Example], novelty: float, family: dict[str, str]
+) -> dict[str, list[Example]]:
+    """Removes near-duplicates and splits by family."""
+    splits: dict[str, list[Example]] = {"train": [], "validation": [], "test": []}
+    for example in novel(examples, novelty):
+        splits[split_of(family[example.package])].append(example)
+    return splits
 
 
-def report(
-    splits: dict[str, list[Example]], resembling: Callable[[str], list[int]]
-) -> dict[str, dict[str, int]]:
-    """Examples and words of each split, and how many training texts resemble a held-out one."""
-    found: dict[str, dict[str, int]] = {}
-    for name, examples in splits.items():
-        found[name] = {
-            "examples": len(examples),
-            "input_words": sum(len(e.inputs.split()) for e in examples),
-            "target_words": sum(len(e.targets.split()) for e in examples),
-        }
-        if name in ("train", "extra", "unlabelled"):
-            found[name]["resembling_held_out"] = sum(bool(resembling(e.inputs)) for e in examples)
-    return found
+def build(mirror: Mirror) -> dict[str, dict[str, list[Example]]]:
+    """Both tasks' examples by split."""
+    english, german = Descriptions(), Descriptions()
+    for release in RELEASES:
+        english |= parse_translations(mirror.index(release, "main/i18n/Translation-en"), "en")
+        german |= parse_translations(mirror.index(release, "main/i18n/Translation-de"), "de")
+    sources = mirror.index(RELEASES[-1], "main/source/Sources")
+    archives = {package: mirror.fetch(*source_archive(sources, package)) for package in SOURCES}
+    family = families(english.values())
 
+    ende = split(translation_examples(english, german), 0.3, family)
+    synopsis = split(synopsis_examples(english), 0.1, family)
+    tasks = {"debian_ende": ende, "debian_synopsis": synopsis}
+    for name in HELD_OUT:
+        ende[name] = [e for e in ende[name] if len(e.inputs.split()) in HELD_OUT_WORDS]
 
-def build(arguments: argparse.Namespace) -> dict[str, Any]:
-    """Builds both corpora and returns what `corpus.json` records."""
-    mirror = Mirror(arguments.mirror, arguments.cache_dir)
-    releases = arguments.releases.split(",")
-    english = read_descriptions(mirror, releases, "en")
-    german = read_descriptions(mirror, releases, "de")
-    archives: dict[str, pathlib.Path] = {}
-    if arguments.extra_po:
-        sources = mirror.index(releases[-1], "main/source/Sources")
-        for package in arguments.po_packages.split(","):
-            archives[package] = mirror.fetch(*corpus.source_archive(sources, package))
-    families = corpus.families(english)
-    logging.info("%d descriptions in %d families", len(english), len(set(families.values())))
-
-    counts = {task: collections.Counter[str]() for task in ("debian_ende", "debian_synopsis")}
-    ende, synopsis = counts["debian_ende"], counts["debian_synopsis"]
-    translation = split(
-        translation_examples(english, german, families, ende),
-        novelty=0.3,
-        fit=lambda e: len(e.inputs.split()) in HELD_OUT_WORDS,
-        counts=ende,
-    )
-    summaries = split(
-        synopsis_examples(english, families, synopsis),
-        novelty=0.1,
-        fit=lambda _: True,
-        counts=synopsis,
-    )
-
-    tasks = {"debian_ende": translation, "debian_synopsis": summaries}
-    separate_all(list(tasks.values()))
+    # Across tasks too, for one model learns both: it must not have met a test text in the other.
+    for task in tasks.values():
+        task["validation"], task["test"] = separate(task["validation"], task["test"])
+        for name in HELD_OUT:
+            for other in tasks.values():
+                other["train"], task[name] = separate(other["train"], task[name])
+            task[name] = task[name][:HELD_OUT_SIZE]
 
     # Every text that joins the training side later passes the same gate as those before it.
-    resembling = corpus.resembling(
-        [e for t in tasks.values() for name in HELD_OUT for e in t[name]]
-    )
+    matches = resembling([e for task in tasks.values() for name in HELD_OUT for e in task[name]])
 
     def admitted(candidates: Iterable[Example]) -> list[Example]:
-        return [e for e in candidates if not resembling(e.inputs)]
+        return [e for e in candidates if not matches(e.inputs)]
 
-    translation["train"] = unique(
-        translation["train"] + admitted(finer_pairs(translation["train"], english, german))
-    )
-    if archives:
-        extra = unique(extra_examples(archives, ende))
-        ende["extra_unique"] = len(extra)
-        extra = admitted(corpus.novel(corpus.shuffled(extra), 0.3))
-        translation["extra"] = extra
-        for package, count in collections.Counter(e.package for e in extra).items():
-            ende[f"extra_{package}"] = count
+    def translations(candidates: Iterable[Example]) -> Iterator[Example]:
+        return (e for e in candidates if is_translation(e.inputs, e.targets))
 
-    labelled = {
-        task: [e for examples in splits.values() for e in examples]
-        for task, splits in tasks.items()
-    }
-    for task, examples in unlabelled_examples(english, families, labelled).items():
-        tasks[task]["unlabelled"] = admitted(examples)
+    finer = admitted(translations(finer_pairs(ende["train"], english, german)))
+    ende["train"] = unique(ende["train"] + finer)
+    extra = (e for package, tar in archives.items() for e in extra_examples(package, tar))
+    ende["extra"] = admitted(novel(unique(translations(extra)), 0.3))
 
-    for task, splits in tasks.items():
-        for name, examples in splits.items():
-            write_jsonl(arguments.output_dir / task / f"{name}.jsonl", corpus.shuffled(examples))
-    return {
-        "releases": releases,
-        "sha256": dict(sorted(mirror.checksums.items())),
-        "families": len(set(families.values())),
-        "counts": {task: dict(found) for task, found in counts.items()},
-        "splits": {task: report(splits, resembling) for task, splits in tasks.items()},
-    }
+    for task, examples in zip(tasks.values(), unlabelled_examples(english, family), strict=True):
+        known = {e.key for examples in task.values() for e in examples}
+        fresh = [e for e in novel(examples, 0.5) if e.key not in known]
+        task["unlabelled"] = admitted(fresh[:UNLABELLED_SIZE])
+    return tasks
 
 
-def unique(examples: Iterable[Example]) -> list[Example]:
-    """Keeps the first example of each input, compared by its words."""
-    first: dict[str, Example] = {}
-    for example in examples:
-        first.setdefault(" ".join(corpus.words(example.inputs)), example)
-    return list(first.values())
+def train_vocabulary(texts: Collection[str], path: pathlib.Path) -> None:
+    """Writes a unigram model with T5's ids (pad 0, eos 1, unk 2) and an encoding for any text."""
+    # By hash, so that a sample follows neither the alphabet nor the order of the corpora.
+    sample = sorted(texts, key=lambda text: hashlib.sha256(text.encode()).digest())[:200_000]
+    with path.open("wb") as file:
+        sentencepiece.SentencePieceTrainer.train(
+            sentence_iterator=iter(sample),
+            model_writer=file,
+            vocab_size=VOCABULARY_SIZE,
+            model_type="unigram",
+            byte_fallback=True,
+            character_coverage=0.99995,
+            normalization_rule_name="nmt_nfkc",
+            pad_id=0,
+            eos_id=1,
+            unk_id=2,
+            bos_id=-1,
+            num_threads=1,  # The pieces' scores are sums, whose order must not vary.
+            max_sentence_length=16384,
+            minloglevel=1,
+        )
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description="Builds the Debian corpora.")
+    parser = argparse.ArgumentParser(description="Builds the Debian corpora and their vocabulary.")
     parser.add_argument("--output_dir", type=pathlib.Path, required=True)
-    parser.add_argument("--cache_dir", type=pathlib.Path, help="default: OUTPUT_DIR/downloads")
     parser.add_argument("--mirror", required=True, help="see https://www.debian.org/mirror/list")
-    parser.add_argument("--releases", default=RELEASES, help=f"oldest first; default: {RELEASES}")
-    parser.add_argument("--extra_po", action="store_true", help="also read gettext translations")
-    parser.add_argument("--po_packages", default=SOURCES, help=f"default: {SOURCES}")
     arguments = parser.parse_args()
-    arguments.cache_dir = arguments.cache_dir or arguments.output_dir / "downloads"
-    logging.set_verbosity(logging.INFO)
-    start = time.monotonic()
     try:
-        summary = build(arguments)
+        tasks = build(Mirror(arguments.mirror, arguments.output_dir / "downloads"))
     except (OSError, ValueError) as error:
         parser.exit(2, f"error: {error}\n")
-    text = json.dumps(summary, indent=2)
-    (arguments.output_dir / "corpus.json").write_text(text + "\n")
-    print(text)
-    logging.info("done in %.0f s", time.monotonic() - start)
+    learned = set[str]()
+    for task, splits in tasks.items():
+        for name, examples in splits.items():
+            path = arguments.output_dir / task / f"{name}.jsonl"
+            path.parent.mkdir(parents=True, exist_ok=True)
+            lines = (json.dumps(e._asdict(), ensure_ascii=False) for e in shuffled(examples))
+            path.write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
+            print(f"{path}: {len(examples)} examples", flush=True)
+            if name in ("train", "extra"):
+                learned |= {text for e in examples for text in (e.inputs, e.targets)}
+    train_vocabulary(learned, arguments.output_dir / "debian.model")
 
 
 if __name__ == "__main__":
