@@ -29,12 +29,10 @@ def test_quick_start_runs_as_printed(capsys):
 
 @pytest.mark.parametrize("page", run_docs.PAGES)
 def test_commands_are_known_and_have_the_options_they_name(page: str) -> None:
-    """Of the package; scripts/run_docs.py runs them, and says what they print."""
+    """Of the package; scripts/run_docs.py runs them."""
     found = [*run_docs.commands((run_docs.ROOT / page).read_text(encoding="utf-8"))]
-    found = [command for command in map(run_docs.meant, found) if command.startswith("specul")]
     assert found or page != "README.md"
     for command in found:
-        assert any(re.match(kind, command) for kind in run_docs.SAYS), command
         assert not run_docs.wrong(command), command
 
 
