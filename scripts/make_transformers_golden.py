@@ -1,17 +1,17 @@
 """Makes golden files for tests: small models of the transformers package and their outputs.
 
-    python scripts/make_transformers_golden.py --output_dir=tests/data [NAME…]
+    python scripts/make_transformers_golden.py
 
-Needs torch and transformers (the extra `peers`). A folder for each version: `config.json`,
-`model.safetensors`, and `expected.npz` with inputs, logits and greedy continuations. T5's inputs
-are padded with 0, GPT-2's with -1. ByT5's has a tokenizer, and a text with its tokens.
+Needs torch and transformers (the extra `peers`). Writes a folder for each version into
+`tests/data`: `config.json`, `model.safetensors`, and `expected.npz` with inputs, logits and greedy
+continuations. T5's inputs are padded with 0, GPT-2's with -1. ByT5's has a tokenizer, and a text
+with its tokens.
 
 The file `transformers_t5_shapes.json.gz` holds the configuration of public checkpoints, as Google's
 `config.json` have it, and the names and shapes of the tensors of transformers' models of these
 configurations (as JSON, made without weights).
 """
 
-import argparse
 import gzip
 import json
 import pathlib
@@ -21,6 +21,7 @@ import numpy as np
 import torch  # pyright: ignore[reportMissingImports]
 import transformers  # pyright: ignore[reportMissingImports]
 
+DATA = pathlib.Path(__file__).parents[1] / "tests" / "data"
 GATED = {"feed_forward_proj": "gated-gelu", "tie_word_embeddings": False}
 VERSIONS: dict[str, dict[str, Any]] = {
     "transformers_v1_0": {"feed_forward_proj": "relu", "tie_word_embeddings": True},
@@ -174,25 +175,18 @@ def shapes() -> dict[str, dict[str, Any]]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
-    parser.add_argument("--output_dir", type=pathlib.Path, required=True)
-    parser.add_argument("names", nargs="*", default=[*VERSIONS, GPT2, SHAPES])
-    arguments = parser.parse_args()
-    folder = arguments.output_dir
-    for version in VERSIONS.keys() & arguments.names:
+    for version in VERSIONS:
         model = make(version)
         computed = expected(model)
         if version == "transformers_byt5":
             tokenizer = transformers.ByT5Tokenizer()
-            tokenizer.save_pretrained(folder / version)
+            tokenizer.save_pretrained(DATA / version)
             computed |= {"text": np.array(TEXT), "tokens": np.array(tokenizer(TEXT).input_ids)}
-        save(folder / version, model, computed)
-    if GPT2 in arguments.names:
-        model = make_gpt2()
-        save(folder / GPT2, model, expected_gpt2(model))
-    if SHAPES in arguments.names:
-        with gzip.GzipFile(folder / SHAPES, "w", mtime=0) as file:
-            file.write(json.dumps(shapes()).encode())
+        save(DATA / version, model, computed)
+    model = make_gpt2()
+    save(DATA / GPT2, model, expected_gpt2(model))
+    with gzip.GzipFile(DATA / SHAPES, "w", mtime=0) as file:
+        file.write(json.dumps(shapes()).encode())
 
 
 if __name__ == "__main__":
