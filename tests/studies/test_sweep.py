@@ -11,6 +11,7 @@ import pytest
 from speculative import cli, disk, paper
 from speculative.gin_files import CONFIGS
 from speculative.measurement.timing import Costs
+from speculative.reporting import page
 from speculative.rows import records, workload
 from speculative.rows.config import RowConfig, experiment
 from speculative.studies import sweep
@@ -34,6 +35,12 @@ def row(tmp_path: pathlib.Path) -> pathlib.Path:
     file.parent.mkdir()
     file.write_text(ROW)
     return file
+
+
+@pytest.fixture(autouse=True)
+def undrawn(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Reports without figures, which take a second; `test_page` and `test_own_rows` see them."""
+    monkeypatch.setattr(page, "_figures", lambda rows: [])
 
 
 @pytest.fixture
