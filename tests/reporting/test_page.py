@@ -9,6 +9,7 @@ import pathlib
 import re
 import shutil
 import subprocess
+from collections.abc import Iterator
 from xml.etree import ElementTree
 
 import pytest
@@ -17,7 +18,7 @@ from speculative import cli
 from speculative.measurement.exactness import Difference
 from speculative.measurement.goodness import GTest
 from speculative.pair import Result
-from speculative.reporting import page, traces
+from speculative.reporting import page, plots, traces
 from speculative.rows import records
 from speculative.rows.kept import Example, KeptExamples
 from speculative.rows.records import Record
@@ -101,6 +102,14 @@ def written(*folders: pathlib.Path) -> str:
     output = folders[0] / "report.html"
     page.write(folders, output)
     return output.read_text(encoding="utf-8")
+
+
+@pytest.fixture(scope="module", autouse=True)
+def coarse() -> Iterator[None]:
+    """Lines of theory through a tenth of their points, which takes a second less a page."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(plots, "ALPHAS", plots.ALPHAS[::10])
+        yield
 
 
 @pytest.fixture(scope="module")

@@ -100,6 +100,8 @@ def test_programs_are_forgotten_before_a_process_has_no_maps_left(
     """A long table was ended by the compiler: LLVM compilation error: Cannot allocate memory."""
     limit, compiled = tmp_path / "max_map_count", []
     monkeypatch.setattr(memory, "MOST_MAPS", limit)
+    # Those of all other tests stay.
+    monkeypatch.setattr(memory.jax, "clear_caches", lambda: program.clear_cache())
 
     @jax.jit
     def program(x: int) -> int:

@@ -44,6 +44,7 @@ class Counted:
         """Files of weights that were hashed before each row."""
         self.pairs: list[tuple[str, str]] = []
         self._targets: dict[int, weakref.ref[jax.Array]] = {}
+        gc.freeze()  # What is collected below is what comes from now on, which is quick.
         before = {"open": native.open, "load": Checkpoint.load}
 
         def opens(place: Any) -> Checkpoint:
