@@ -1,8 +1,8 @@
 """Lenient decoding (appendix A.5) has the distribution of its closed form, and keeps its bound.
 
 Every check draws 20,000 outputs, and one 100,000, from enumerable models and compares them with
-enumerations in float64. Seeds are fixed; for the family of all checks here a correct program would fail with
-probability 1e-4 at most (Bonferroni).
+enumerations in float64. Seeds are fixed; for the family of all checks here a correct program would
+fail with probability 1e-4 at most (Bonferroni).
 """
 
 from collections import Counter

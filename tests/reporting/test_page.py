@@ -374,7 +374,7 @@ def browser(*arguments: str) -> str:
         pytest.skip("There is no Chromium to show the page.")
     # A container's root has no sandbox to give.
     command = [found, "--headless", "--no-sandbox", "--disable-gpu", "--hide-scrollbars"]
-    run = subprocess.run([*command, *arguments], capture_output=True, text=True, timeout=200)
+    run = subprocess.run([*command, *arguments], capture_output=True, text=True, timeout=250)
     assert run.returncode == 0, run.stderr
     return run.stdout
 
