@@ -192,7 +192,7 @@ def of_models() -> Iterator[Case]:
         more = ["--gin_file", PUBLIC, "--checkpoints", "TMP/none"]
         yield command(name, *more), ["no checkpoint of t5_1_1", "TMP/none", "holds nothing"]
         more = ["--checkpoints", "TMP", "--gin", 'RowConfig.target = "other"']
-        yield command(name, *more), ["There is no checkpoint of other in TMP"]
+        yield command(name, *more), ["no checkpoint of other in TMP", "folder holds empty.txt, few"]
     yield command("bench", "--weights", "random"), ["for the sizes", "not for 'debian_target'"]
     more = ["--weights", "random", "--target", "t5_1_1_small"]
     yield command("bench", *more), ["No draft ships for t5_1_1_small", "uniform, copy"]

@@ -37,10 +37,10 @@ def test_every_row_of_the_checkout(name: str) -> None:
     """It parses, and its comment has the very numbers of the paper."""
     config, said = read_row(ROWS[name]), comment(ROWS[name])
     table, row_name = name.split("/")
-    task = TASKS[config.task].paper
+    task, shipped = TASKS[config.task].paper, config.target in SHIPPED
     for part in filter(None, named.parts(config.draft)):
         assert part in (*SIZES, *MODEL_FREE, *SHIPPED)
-    assert (config.target in SHIPPED) == row_name.startswith("debian")
+    assert shipped == row_name.startswith("debian")
     assert config.target in (*SIZES, *SHIPPED)
     assert config.lenience == 1 or table == "table5"
     if not said:
@@ -48,34 +48,30 @@ def test_every_row_of_the_checkout(name: str) -> None:
         assert task in ("ende", "cnndm", "lm1b")
         return
     stated = [float(number) for number in re.findall(r"\d+(?:\.\d+)?", said)]
-    if config.target == "lamda_137b":
-        assert config.paper_draft is None, "its task is another one"
-        (row,) = (
-            r
-            for r in paper.TABLE_3
-            if (r.draft, r.temperature) == (config.draft, config.temperature)
-        )
-        assert stated == [row.alpha]
-        return
-    assert config.paper_draft is not None
-    if table == "table5":
-        _check_lenient(config, row_name, stated)
-        return
-    row = paper.find(
-        paper.TABLE_3, task=task, draft=config.paper_draft, temperature=config.temperature
-    )
-    timed = paper.find(
-        paper.TABLES_2_AND_4, task=task, draft=config.paper_draft, temperature=config.temperature
-    )
+    lamda = config.target == "lamda_137b"
+    assert (config.paper_draft is None) == lamda, "its task is another one"
+    setting = {"draft": config.paper_draft or config.draft, "temperature": config.temperature}
+    row = paper.find(paper.TABLE_3, task="dialog" if lamda else task, **setting)
     assert row is not None
-    assert stated[0] == row.alpha
-    if table == "table2":
-        assert timed is not None
-        if config.target in SHIPPED:
-            assert stated == [timed.alpha, timed.speedup]
-        else:
-            assert stated == [timed.alpha, timed.c, timed.speedup_expected, timed.speedup]
-            assert config.gamma == timed.gamma
+    if table == "table5":
+        lenient = paper.find(paper.TABLE_5, lenience=config.lenience, **setting)
+        assert lenient is not None
+        at = f"t{config.temperature:.0f}_l{config.lenience:g}".replace(".", "")
+        assert row_name.endswith(at)
+        numbers = lenient.alpha, lenient.speedup, None if shipped else lenient.gamma
+        assert stated == [number for number in numbers if number]
+        if not shipped:
+            assert "c = 0.015" in (RUNS / "table5.gin").read_text()
+            best = theory.best_gamma(lenient.alpha, 0.015, max_gamma=10)
+            assert config.gamma == (lenient.gamma or best)
+    elif table == "table2":
+        timed = paper.find(paper.TABLES_2_AND_4, task=task, **setting)
+        assert timed is not None and timed.alpha == row.alpha
+        costs = [] if shipped else [timed.c, timed.speedup_expected]
+        assert stated == [timed.alpha, *costs, timed.speedup]
+        assert shipped or config.gamma == timed.gamma
+    else:
+        assert stated[0] == row.alpha
 
 
 def test_rows_of_public_weights_are_the_papers_with_other_models() -> None:
@@ -102,26 +98,6 @@ def test_commands_in_comments_name_rows_that_are_there(file: pathlib.Path) -> No
     for address in found:
         assert address in ROWS.values()
         assert str(file) in str(CONFIGS.parent / address)
-
-
-def _check_lenient(config: RowConfig, name: str, stated: list[float]) -> None:
-    """A row of Table 5: what the paper states, in that order, and the best gamma elsewhere."""
-    assert config.paper_draft is not None
-    row = paper.find(
-        paper.TABLE_5,
-        draft=config.paper_draft,
-        temperature=config.temperature,
-        lenience=config.lenience,
-    )
-    assert row is not None
-    assert name.endswith(f"t{config.temperature:.0f}_l{config.lenience:g}".replace(".", ""))
-    if config.target != "t5_1_1_xxl":
-        assert stated == [row.alpha, row.speedup]
-        return
-    assert stated == [number for number in (row.alpha, row.speedup, row.gamma) if number]
-    assert "c = 0.015" in (RUNS / "table5.gin").read_text()
-    best = theory.best_gamma(row.alpha, 0.015, max_gamma=10)
-    assert config.gamma == (row.gamma or best)
 
 
 def test_every_row_of_table_5_is_there_and_once_more_for_the_shipped_pair() -> None:
@@ -224,17 +200,11 @@ def test_bindings_override_the_file(tmp_path: pathlib.Path) -> None:
         ('Table.rows = {"a": {"gamma": 3}}', "is a table; name a row of it, .*row.gin:ROW: a"),
         ("RowConf.gamma = 3", "RowConf"),
         ("RowConfig.gamma = 0", "gamma must be a whole number from 1 to 64, not 0"),
-        ("RowConfig.gamma = 2.5", "gamma must be a whole number from 1 to 64, not 2.5"),
-        ("RowConfig.gamma = 5000", "gamma must be a whole number from 1 to 64, not 5000"),
-        ("RowConfig.gamma = True", "gamma must be a whole number from 1 to 64, not True"),
         ("RowConfig.seed = -1", r"RowConfig\.seed must be a whole number from 0 to .*, not -1"),
-        ("RowConfig.seed = 4294967296", r"RowConfig\.seed must be .* from 0 to 4294967295"),
-        ("RowConfig.source_length = -5", r"RowConfig\.source_length must be .*, not -5"),
         ("RowConfig.rounds = None", r"RowConfig\.rounds must be .* from 1 .*, not None"),
         ("RowConfig.dtype = 'int4'", r"RowConfig\.dtype must be .* bfloat16, not 'int4'"),
         ("RowConfig.dtype = 16", r"RowConfig\.dtype must be a text or None, not 16"),
         ("RowConfig.temperature = 'x'", r"temperature must be a finite number, not 'x'\.$"),
-        ("RowConfig.temperature = 1" + "0" * 400, "temperature must be a finite number"),
         ("RowConfig.top_k = True", r"RowConfig\.top_k must be a whole number, not True"),
         ("RowConfig.task = ['a']", r"RowConfig\.task must be a text, not \['a'\]"),
         ("RowConfig.target = unigram", r"line 6 of \S+row\.gin: 'unigram' is no value; .*quotes"),
@@ -258,20 +228,12 @@ def test_bindings_override_the_file(tmp_path: pathlib.Path) -> None:
         ("Table.rows = {'../../a': {}}", r"Table has '\.\./\.\./a': .* without slashes"),
         ("Table.rows = {'a': 5}", r"Table has 'a': 5, but needs .* parameters"),
         ("Table.rows = 5", r"row\.gin is no configuration of a row"),
-        ("RowConfig.temperature = -1", r"RowConfig\.temperature must be"),
         ("RowConfig.top_p = 0", r"RowConfig\.top_p must lie"),
         ('RowConfig.task = "other"', "no task 'other'.*debian_ende"),
         ("RowConfig.lenience = 0", r"RowConfig\.lenience must be a number in \(0, 1\], not 0"),
-        ("RowConfig.lenience = 1.01", r"lenience must be .* not 1.01"),
-        ("RowConfig.lenience = 'nan'", r"lenience must be .* not 'nan'"),
         ("RowConfig.lenience = 0." + "0" * 400, r"lenience must be .* not 0"),
-        (
-            "RowConfig.simulated_alpha = 1.5",
-            r"RowConfig\.simulated_alpha .* \[0, 1\], not 1.5",
-        ),
+        ("RowConfig.simulated_alpha = 1.5", r"RowConfig\.simulated_alpha .* \[0, 1\], not 1.5"),
         ("RowConfig.simulated_alpha = 0.5", "set RowConfig.gamma"),
-        ("RowConfig.gamma = ", "row.gin"),
-        ("include 'none.gin'", "row.gin .*none.gin"),
         (
             "include 'configs/runs/none.gin'",
             r"line 6 of .*includes configs/runs/none.gin, which does not exist",
@@ -390,13 +352,9 @@ def test_the_rows_of_a_table(tmp_path: pathlib.Path) -> None:
         read_row(f"{file}:d")
     with pytest.raises(ValueError, match=r"name a row of it, .*mine\.gin:ROW: a_t0, b_t1"):
         read_row(file)
-
-
-def test_a_pattern_must_be_like_a_name(tmp_path: pathlib.Path) -> None:
-    file = tmp_path / "mine.gin"
     file.write_text(WHOLE + TABLE.replace("b_*", "d_*"))
     with pytest.raises(ValueError, match=r"mine\.gin:a_t0 .*shared has 'd_\*', which matches no"):
-        read_row(f"{file}:a_t0")
+        read_row(a)
 
 
 def test_files_of_the_old_layout_are_named_anew() -> None:

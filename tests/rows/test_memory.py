@@ -87,13 +87,6 @@ def test_as_many_rows_as_have_room(monkeypatch: pytest.MonkeyPatch) -> None:
     assert memory.batch(XXL, models, 4) == 4
 
 
-def test_a_model_that_is_nowhere(tmp_path: pathlib.Path) -> None:
-    (tmp_path / "other").mkdir()
-    config = dataclasses.replace(XXL, target="mine", checkpoints=str(tmp_path))
-    with pytest.raises(ValueError, match=r"no checkpoint of mine in .*that folder holds other"):
-        weights.sizes(config)
-
-
 def test_programs_are_forgotten_before_a_process_has_no_maps_left(
     tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
