@@ -70,6 +70,12 @@ def saved_pair(tmp_path_factory: pytest.TempPathFactory) -> tuple[pathlib.Path, 
     return folder / "target", folder / "draft"
 
 
+@pytest.fixture(scope="session")
+def pair_options(saved_pair: tuple[pathlib.Path, pathlib.Path]) -> list[str]:
+    """The options of a command that name this pair."""
+    return ["--target", str(saved_pair[0]), "--draft", str(saved_pair[1])]
+
+
 OPTIMIZED = {"xla_backend_optimization_level": 1} if os.environ.get("XLA_FLAGS") == FLAGS else {}
 DRAWS = jax.jit(
     inspect.unwrap(settings._draws), static_argnums=(2, 3, 4), compiler_options=OPTIMIZED

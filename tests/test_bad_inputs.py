@@ -405,23 +405,14 @@ def test_a_wrong_text_is_one_sentence(pair: Pair, texts: Any, said: str) -> None
     [
         ({"target": 3}, "name of a target must be of type str or PathLike, not 3"),
         ({"target": None}, "name of a target must be of type str or PathLike, not None"),
-        ({"target": ""}, "no checkpoint ''"),
-        ({"target": "nowhere"}, "no checkpoint 'nowhere'"),
         ({"target": pathlib.Path("nowhere")}, "no checkpoint 'nowhere'"),
-        ({"target": "a\0b"}, "no checkpoint"),
-        ({"target": "debian_draft"}, "can be a draft only"),
-        ({"target": "debian_lm_draft"}, "No draft ships for debian_lm_draft; .* uniform, copy"),
         ({"draft": 3}, "name of a draft must be of type str or PathLike, not 3"),
-        ({"draft": ""}, "no draft ''"),
         ({"draft": pathlib.Path("nowhere")}, "no draft 'nowhere'"),
         ({"dtype": "int8"}, "float32 or bfloat16, not 'int8'"),
         ({"dtype": 3}, "float32 or bfloat16, not 3"),
         ({"vocabulary_file": 3}, "name of a vocabulary must be of type str or PathLike, not 3"),
-        ({"vocabulary_file": "/nope"}, "no use for the vocabulary /nope"),
         ({"vocabulary_file": pathlib.Path("/nope")}, "no use for the vocabulary /nope"),
-        ({"random": True}, "for the sizes .*, not for 'debian_target'"),
         ({"target": "nowhere", "random": True}, "for the sizes .*, not for 'nowhere'"),
-        ({"target": "t5_1_1_small", "random": True}, "No draft ships for t5_1_1_small"),
     ],
 )
 def test_a_wrong_model_is_one_sentence(

@@ -29,10 +29,8 @@ TEXT = "A small editor for plain text."
 
 
 @pytest.fixture(scope="module")
-def pair(saved_pair: tuple[pathlib.Path, pathlib.Path]) -> list[str]:
-    """The options that name a tiny random pair."""
-    target, draft = saved_pair
-    return ["--target", str(target), "--draft", str(draft)]
+def pair(pair_options: list[str]) -> list[str]:
+    return pair_options
 
 
 def generate(pair: list[str], *options: str) -> int:

@@ -14,22 +14,19 @@ SOURCES = ["A small editor for plain text.", "An archive", "A map, and more", "A
 
 
 @pytest.fixture(scope="module")
-def command(
-    saved_pair: tuple[pathlib.Path, pathlib.Path], tmp_path_factory: pytest.TempPathFactory
-) -> list[str]:
+def command(pair_options: list[str], tmp_path_factory: pytest.TempPathFactory) -> list[str]:
     """Of texts whose references are what the target says of them, a word or two changed."""
-    target, draft = map(str, saved_pair)
     folder = tmp_path_factory.mktemp("evaluate")
-    given = ["--target", target, "--draft", draft, "--prefix", "", "--gamma", "2"]
-    given += ["--max_length", "12", "--temperature", "0"]
+    given = [*pair_options, "--max_length", "12"]
     data, file = folder / "data.tsv", folder / "said.jsonl"
     (folder / "sources.txt").write_text("\n".join(SOURCES))
-    asked = ["--target", target, "--draft", draft, "--max_length", "12", "--output", str(file)]
-    assert cli.main(["generate", *asked, "--file", str(folder / "sources.txt")]) == 0
+    asked = [*given, "--file", str(folder / "sources.txt"), "--output", str(file)]
+    assert cli.main(["generate", *asked]) == 0
     said = [json.loads(line)["text"] for line in file.read_text().splitlines()]
     pairs = zip(SOURCES, said, strict=True)
     lines = (f"{source}\t{' '.join(text.split())} end of it\n" for source, text in pairs)
     data.write_text("".join(lines))
+    given += ["--prefix", "", "--gamma", "2", "--temperature", "0"]
     return ["evaluate", *given, "--metric", "bleu", "--data_file", str(data)]
 
 

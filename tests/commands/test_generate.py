@@ -33,10 +33,8 @@ FIGURES = RATE + r", \d+ target calls? \(\d\.\d\d tokens a call\)\."
 
 
 @pytest.fixture(scope="module")
-def pair(saved_pair: tuple[pathlib.Path, pathlib.Path]) -> list[str]:
-    """The options that name a tiny random pair."""
-    target, draft = saved_pair
-    return ["--target", str(target), "--draft", str(draft)]
+def pair(pair_options: list[str]) -> list[str]:
+    return pair_options
 
 
 @pytest.fixture(scope="module")

@@ -17,14 +17,10 @@ SETTINGS = ["--max_length", "12", "--gamma", "2", "--temperature", "1", "--seed"
 
 
 @pytest.fixture(scope="module")
-def command(
-    saved_pair: tuple[pathlib.Path, pathlib.Path], tmp_path_factory: pytest.TempPathFactory
-) -> list[str]:
-    target, draft = saved_pair
+def command(pair_options: list[str], tmp_path_factory: pytest.TempPathFactory) -> list[str]:
     file = tmp_path_factory.mktemp("many") / "prompts.txt"
     file.write_text("\n".join(PROMPTS) + "\n")
-    given = ["--target", str(target), "--draft", str(draft), "--file", str(file)]
-    return ["generate", *given, *SETTINGS]
+    return ["generate", *pair_options, "--file", str(file), *SETTINGS]
 
 
 def lines(out: str) -> list[dict[str, Any]]:
@@ -40,8 +36,8 @@ def samples(command: list[str], tmp_path_factory: pytest.TempPathFactory) -> pat
     return file
 
 
-def test_batches_give_the_texts_of_one_by_one_in_their_order(
-    command: list[str], capsys: pytest.CaptureFixture[str]
+def test_batches_and_samples_are_the_texts_of_one_by_one_in_their_order(
+    command: list[str], samples: pathlib.Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert cli.main([*command, "--json"]) == 0
     alone = lines(capsys.readouterr().out)
@@ -55,13 +51,6 @@ def test_batches_give_the_texts_of_one_by_one_in_their_order(
     assert together == alone
     assert cli.main([*command, "--batch_size", "3"]) == 0
     assert capsys.readouterr().out.splitlines() == [line["text"] for line in alone]
-
-
-def test_samples_differ_and_the_first_is_the_text_alone(
-    command: list[str], samples: pathlib.Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert cli.main([*command, "--json"]) == 0
-    alone = lines(capsys.readouterr().out)
     found = lines(samples.read_text())
     places = [(line["number"], line["sample"]) for line in found]
     assert places == [(i, k) for i in range(4) for k in range(2)]

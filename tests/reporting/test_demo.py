@@ -55,9 +55,8 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
 
 
 @pytest.fixture
-def arguments(saved_pair: tuple[pathlib.Path, pathlib.Path], tmp_path: pathlib.Path) -> list[str]:
-    target, draft = saved_pair
-    options = ["--target", str(target), "--draft", str(draft), "--output_dir", str(tmp_path / "d")]
+def arguments(pair_options: list[str], tmp_path: pathlib.Path) -> list[str]:
+    options = [*pair_options, "--output_dir", str(tmp_path / "d")]
     return ["demo", *options, "--max_length", "6", "--limit", "2", "--seed", "3"]
 
 

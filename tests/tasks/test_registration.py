@@ -27,21 +27,26 @@ TEXTS = {
     },
     "lm1b": {("", "The boat sank ."), ("", "Prices rose .")},
 }
-DATASETS = {
-    "wmt_t2t_ende_v003": "wmt_t2t_translate/de-en:1.0.0",
-    "cnn_dailymail_v002": "cnn_dailymail:3.4.0",
-    "lm1b": "lm1b:1.1.0",
-}
-METRICS = {
-    "wmt_t2t_ende_v003": [quality.bleu],
-    "cnn_dailymail_v002": [quality.rouge],
-    "lm1b": [],
-}
 
 
-@pytest.mark.parametrize("task", sorted(TEXTS))
-def test_text_and_tokens_of_a_stored_dataset(task: str, stored) -> None:
+@pytest.mark.parametrize(
+    ("task", "name", "metrics"),
+    [
+        ("wmt_t2t_ende_v003", "wmt_t2t_translate/de-en:1.0.0", [quality.bleu]),
+        ("cnn_dailymail_v002", "cnn_dailymail:3.4.0", [quality.rouge]),
+        ("lm1b", "lm1b:1.1.0", []),
+    ],
+)
+def test_a_stored_dataset(task: str, name: str, metrics: list[Any], stored) -> None:
+    """What seqio knows of it, its text and its tokens."""
     registered = tasks.get_task(task)
+    assert registered.source.tfds_dataset.name == name  # type: ignore[attr-defined]
+    assert tasks.TASKS[task].split in registered.splits
+    assert registered.metric_fns == metrics
+    for key, feature in registered.output_features.items():
+        assert feature.add_eos == (key == "targets" or task != "lm1b")
+        assert feature.dtype.name == "int32"
+        assert feature.vocabulary.extra_ids == 100
     pieces = sentencepiece.SentencePieceProcessor(
         model_file=str(checkpoints.ASSETS / "debian.model")
     )
@@ -53,18 +58,6 @@ def test_text_and_tokens_of_a_stored_dataset(task: str, stored) -> None:
             assert example[key].tolist() == ([*pieces.encode(text), 1] if text else [])
         found.add(texts)
     assert found == TEXTS[task]
-
-
-@pytest.mark.parametrize("task", sorted(TEXTS))
-def test_what_seqio_knows_of_a_task(task: str, stored) -> None:
-    registered = tasks.get_task(task)
-    assert registered.source.tfds_dataset.name == DATASETS[task]  # type: ignore[attr-defined]
-    assert tasks.TASKS[task].split in registered.splits
-    assert registered.metric_fns == METRICS[task]
-    for name, feature in registered.output_features.items():
-        assert feature.add_eos == (name == "targets" or task != "lm1b")
-        assert feature.dtype.name == "int32"
-        assert feature.vocabulary.extra_ids == 100
 
 
 @pytest.mark.parametrize("split", ["train", "test"])
