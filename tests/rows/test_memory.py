@@ -94,7 +94,8 @@ def test_programs_are_forgotten_before_a_process_has_no_maps_left(
     limit, compiled = tmp_path / "max_map_count", []
     monkeypatch.setattr(memory, "MOST_MAPS", limit)
     # Those of all other tests stay.
-    monkeypatch.setattr(memory.jax, "clear_caches", lambda: program.clear_cache())
+    forget = lambda: program.clear_cache()  # noqa: E731  # pyright: ignore
+    monkeypatch.setattr(memory.jax, "clear_caches", forget)
 
     @jax.jit
     def program(x: int) -> int:
