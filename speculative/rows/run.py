@@ -1,6 +1,5 @@
 """A row of the tables: one pair, one task, one way of sampling, measured at batch size 1."""
 
-import dataclasses
 import datetime
 import itertools
 import operator
@@ -34,14 +33,6 @@ from speculative.tasks.prompts import Prompt
 from speculative.types import PyTree
 
 
-@dataclasses.dataclass(frozen=True)
-class Row:
-    """A measured row: its record, and the examples that the record summarises."""
-
-    record: Record
-    examples: list[Example]
-
-
 def gamma_of(config: RowConfig, experiment: str) -> int:
     """The guesses a step with which a row is measured; raises ValueError if it names none."""
     if config.gamma is None:
@@ -58,7 +49,7 @@ def run_row(
     experiment: str = "row",
     kept: KeptExamples | None = None,
     on_progress: OnProgress = lambda what, share: None,
-) -> Row:
+) -> Record:
     """Measures a row on its texts or, without any, on random sources.
 
     Both ways of decoding run in the same loop and alternate on each example, and so does which of
@@ -91,7 +82,7 @@ def run_row(
         on_progress("timing", meter.turns / TURNS)
         meter.turn()
     on_progress("resampling", 0)
-    return Row(_record(work, gamma, list(kept), meter.costs(), experiment, began), list(kept))
+    return _record(work, gamma, list(kept), meter.costs(), experiment, began)
 
 
 def _measure(work: Workload, gamma: int, number: int, sample: int, with_alpha: bool) -> Example:
@@ -200,6 +191,8 @@ def _record(
         found |= {name: of(np.arange(size)), f"{name}_low": low, f"{name}_high": high}
     for name in ("task", "draft", "top_k", "verification", "seed", "simulated_alpha"):
         found[name] = getattr(config, name)
+    for name in ("temperature", "top_p", "min_p", "lenience"):
+        found[name] = float(getattr(config, name))
     found |= _qualities(config, examples) | _size(work.pair) | environment.here()
     ms = 1e3 * seconds.sum(axis=1) / tokens.sum(axis=1)
     tested, accepted = (
@@ -216,10 +209,6 @@ def _record(
     return Record(
         experiment=experiment,
         target=config.target + (" (random weights)" if config.checkpoints == RANDOM else ""),
-        temperature=float(config.temperature),
-        top_p=float(config.top_p),
-        min_p=float(config.min_p),
-        lenience=float(config.lenience),
         gamma=gamma,
         batch_size=1,
         num_examples=count,

@@ -104,7 +104,7 @@ def run(
                     with progress.bar(row) as on_progress:
                         on_progress("loading", 0)
                         given = texts[name], name, kept[name], on_progress
-                        done[name] = run_row(load(config), config, *given).record
+                        done[name] = run_row(load(config), config, *given)
                     records.append(path, done[name])
         except KeyboardInterrupt:
             finished = sum(name in done for name in configs)

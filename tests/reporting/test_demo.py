@@ -14,7 +14,7 @@ from speculative.reporting import demo, traces
 from speculative.reporting.traces import Line, PromptTrace
 from speculative.rows import records
 from speculative.rows.config import experiment, read_row
-from speculative.rows.run import Row
+from speculative.rows.records import Record
 from speculative.studies import sweep
 from tests.rows import made
 
@@ -26,11 +26,11 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
     """Replaces what takes long, measuring and tracing; holds what each row was asked with."""
     calls: list[dict[str, Any]] = []
 
-    def run_row(pair, config, prompts, experiment, kept, on_progress) -> Row:
+    def run_row(pair, config, prompts, experiment, kept, on_progress) -> Record:
         calls.append({"config": config, "prompts": prompts})
         on_progress("timing", 0.5)
         greedy = config.sampling.greedy
-        return made.row(
+        return made.record(
             experiment=experiment,
             task=config.task,
             temperature=config.temperature,
@@ -97,7 +97,7 @@ def test_an_interrupt_leaves_finished_rows(
     capsys.readouterr()
     measure = sweep.run_row
 
-    def interrupted(*positional, **settings) -> Row:
+    def interrupted(*positional, **settings) -> Record:
         if len(asked) == 2:
             raise KeyboardInterrupt
         return measure(*positional, **settings)

@@ -8,7 +8,6 @@ from speculative.measurement.exactness import Difference
 from speculative.measurement.timing import Costs
 from speculative.rows.kept import Example
 from speculative.rows.records import Record
-from speculative.rows.run import Row
 from speculative.studies import tune
 
 
@@ -109,8 +108,3 @@ def meter(costs: Costs, asked: list[tuple[int, ...]]) -> type:
             return dataclasses.replace(costs, ms_verify=verify)
 
     return Meter
-
-
-def row(differences: list[Difference | None] | None = None, **changes: Any) -> Row:
-    examples = [example(found, number) for number, found in enumerate(differences or [])]
-    return Row(record(**changes), examples)

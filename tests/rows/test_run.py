@@ -6,7 +6,7 @@ import json
 import math
 import pathlib
 import time
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -25,8 +25,9 @@ from speculative.measurement.timing import Costs
 from speculative.models import model_of
 from speculative.rows import run, workload
 from speculative.rows.config import RowConfig
-from speculative.rows.kept import KeptExamples
-from speculative.rows.run import Row, run_row
+from speculative.rows.kept import Example, KeptExamples
+from speculative.rows.records import Record
+from speculative.rows.run import run_row
 from speculative.studies.tune import Tuning
 from speculative.tasks.prompts import Prompt
 from tests.rows import made
@@ -68,9 +69,20 @@ def no_timing(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, ...]]:
     return asked
 
 
-def check_consistent(row: Row) -> None:
+class Row(NamedTuple):
+    """What was measured."""
+
+    record: Record
+    examples: list[Example]
+
+
+def measured(pair: Pair, config: RowConfig, prompts: list[Prompt] | None, **more: Any) -> Row:
+    kept = KeptExamples()
+    return Row(run_row(pair, config, prompts, kept=kept, **more), list(kept))
+
+
+def check_consistent(r: Record) -> None:
     """Fields that follow from other fields, by the formulas as the paper prints them."""
-    r = row.record
     a, g = r.alpha, r.gamma
     equation_1 = (1 - a ** (g + 1)) / (1 - a) if a < 1 else g + 1
     assert r.tokens_per_call == pytest.approx(r.num_tokens / r.num_target_calls)
@@ -96,8 +108,8 @@ def check_consistent(row: Row) -> None:
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 def test_a_row_of_a_draft_that_knows_nothing(pair: Pair, temperature: float) -> None:
     asked = config(temperature, task="debian_synopsis", gamma=2, seed=7, paper_draft="small")
-    row = run_row(pair, asked, PROMPTS)
-    check_consistent(row)
+    row = measured(pair, asked, PROMPTS)
+    check_consistent(row.record)
     r = row.record
     assert (r.gamma, r.num_examples, r.batch_size, r.seed) == (2, 3, 1, 7)
     assert (r.target, r.draft) == ("the_target", "the_draft")
@@ -139,8 +151,7 @@ def test_a_row_of_a_draft_that_knows_nothing(pair: Pair, temperature: float) -> 
 def test_a_row_of_blocks(pair: Pair) -> None:
     """What is predicted comes from blocks, and acceptance by position from the steps themselves."""
     asked = config(1.0, gamma=4, verification="block", seed=3)
-    row = run_row(pair, asked, PROMPTS)
-    r = row.record
+    r = run_row(pair, asked, PROMPTS)
     blocks = [
         tokens_on_target_text(
             pair, pair.encode(prompt.source),
@@ -178,7 +189,7 @@ def test_only_near_ties_count_as_such(pair: Pair) -> None:
     for number, difference in enumerate(found):
         kept.add(made.example(difference, number))
     prompts = [*PROMPTS, PROMPTS[0]]
-    record = run_row(pair, config(gamma=2), prompts, kept=kept).record
+    record = run_row(pair, config(gamma=2), prompts, kept=kept)
     assert (record.num_examples, record.outputs_identical, record.near_ties) == (4, 1, 2)
 
 
@@ -200,7 +211,7 @@ def test_a_difference_is_judged_by_the_dtype_of_the_products(
         return dataclasses.replace(output, tokens=wrong)
 
     monkeypatch.setattr(Pair, "run", wrong)
-    (example,) = run_row(pair, config(gamma=2, dtype=dtype), PROMPTS[:1]).examples
+    (example,) = measured(pair, config(gamma=2, dtype=dtype), PROMPTS[:1]).examples
     difference = example.difference
     assert difference is not None
     assert (difference.position, difference.tolerance) == (1, tolerance)
@@ -211,9 +222,9 @@ def test_a_difference_is_judged_by_the_dtype_of_the_products(
 def test_a_lenient_row(pair: Pair, temperature: float) -> None:
     """More guesses stand than of the exact row, the baseline is the same, exactness no claim."""
     asked = config(temperature, gamma=2, paper_draft="small")
-    exact = run_row(pair, asked, PROMPTS)
-    row = run_row(pair, dataclasses.replace(asked, lenience=0.3), PROMPTS)
-    check_consistent(row)
+    exact = measured(pair, asked, PROMPTS)
+    row = measured(pair, dataclasses.replace(asked, lenience=0.3), PROMPTS)
+    check_consistent(row.record)
     r = row.record
     assert (r.lenience, exact.record.lenience) == (0.3, 1.0)
     assert (r.outputs_identical, r.near_ties) == (None, None)
@@ -250,7 +261,7 @@ def test_above_temperature_0_each_round_draws_another_sample(pair: Pair) -> None
         pair.samples(p.source, 2, example=i, gamma=0, **settings) for i, p in enumerate(PROMPTS)
     ]
     prompts = [Prompt(p.source, both[1].text) for p, both in zip(PROMPTS, said, strict=True)]
-    row = run_row(pair, config(1.0, gamma=2, rounds=3, seed=5), prompts)
+    row = measured(pair, config(1.0, gamma=2, rounds=3, seed=5), prompts)
     r = row.record
     places = [(example.number, example.sample) for example in row.examples]
     assert places == list(itertools.product(range(3), range(3)))
@@ -297,14 +308,13 @@ def test_a_row_of_a_draft_that_is_the_target(pair: Pair, no_timing: list[tuple[i
     params = Params(pair.params.target, pair.params.target)
     same = dataclasses.replace(pair, draft=draft, params=params)
     heard: list[tuple[str, float]] = []
-    row = run_row(
+    r = run_row(
         same,
         config(gamma=7, max_length=16),
         PROMPTS,
         on_progress=lambda *said: heard.append(said),
     )
-    check_consistent(row)
-    r = row.record
+    check_consistent(r)
     assert no_timing == [(7,)]
     assert r.alpha == r.alpha_accepted == 1
     assert r.num_target_calls == 3 * 2
@@ -351,7 +361,7 @@ def test_the_clock_measures_whole_generations(
 
     monkeypatch.setattr(Pair, "run", slow)
     monkeypatch.setattr(workload.time, "perf_counter", lambda: now)
-    row = run_row(pair, config(gamma=4, rounds=3), PROMPTS)
+    row = measured(pair, config(gamma=4, rounds=3), PROMPTS)
     tokens = row.record.num_tokens
     assert row.record.ms_per_token_autoregressive == pytest.approx(3 * 30 / tokens)
     assert row.record.ms_per_token_speculative == pytest.approx(3 * 10 / tokens)
@@ -364,7 +374,7 @@ def test_the_clock_measures_whole_generations(
 @pytest.mark.usefixtures("no_timing")
 def test_a_row_goes_on_where_it_stopped(pair: Pair, tmp_path: pathlib.Path) -> None:
     asked = config(1.0, gamma=3, rounds=2)
-    whole = run_row(pair, asked, PROMPTS)
+    whole = measured(pair, asked, PROMPTS)
 
     class Killed(BaseException):
         pass
@@ -377,23 +387,24 @@ def test_a_row_goes_on_where_it_stopped(pair: Pair, tmp_path: pathlib.Path) -> N
         run_row(pair, asked, PROMPTS, "row", KeptExamples(tmp_path, asked.gin()), kill)
     lines = (tmp_path / "examples.jsonl").read_text().splitlines()
     assert len(lines) == 2 * 2
-    again = run_row(pair, asked, PROMPTS, "row", KeptExamples(tmp_path, asked.gin()))
+    run_row(pair, asked, PROMPTS, "row", KeptExamples(tmp_path, asked.gin()))
     assert (tmp_path / "examples.jsonl").read_text().splitlines()[:4] == lines
     # A kill between two samples of a text; and a line of before there were samples.
     lines = (tmp_path / "examples.jsonl").read_text().splitlines()
     older = {name: value for name, value in json.loads(lines[0]).items() if name != "sample"}
     (tmp_path / "examples.jsonl").write_text("\n".join([json.dumps(older), *lines[1:3]]) + "\n")
-    again = run_row(pair, asked, PROMPTS, "row", KeptExamples(tmp_path, asked.gin()))
+    kept = KeptExamples(tmp_path, asked.gin())
+    again = run_row(pair, asked, PROMPTS, "row", kept)
     assert (tmp_path / "examples.jsonl").read_text().splitlines()[1:3] == lines[1:3]
-    assert again.record.alpha == whole.record.alpha
-    assert again.record.num_target_calls == whole.record.num_target_calls
-    for one, other in zip(whole.examples, again.examples, strict=True):
+    assert again.alpha == whole.record.alpha
+    assert again.num_target_calls == whole.record.num_target_calls
+    for one, other in zip(whole.examples, kept, strict=True):
         assert dataclasses.replace(one, seconds=other.seconds) == other
 
 
 @pytest.mark.usefixtures("no_timing")
 def test_alpha_is_measured_on_so_many_tokens_alone(pair: Pair) -> None:
-    row = run_row(pair, config(1.0, gamma=2, alpha_tokens=LENGTH + 1), PROMPTS)
+    row = measured(pair, config(1.0, gamma=2, alpha_tokens=LENGTH + 1), PROMPTS)
     assert [len(example.betas) > 0 for example in row.examples] == [True, True, False]
     betas = np.concatenate([example.betas for example in row.examples])
     assert row.record.alpha == pytest.approx(betas.mean())
@@ -406,8 +417,7 @@ def test_simulated_acceptance(pair: Pair, temperature: float) -> None:
     asked = config(
         temperature, gamma=3, max_length=60, simulated_alpha=0.7, num_examples=20, source_length=9
     )
-    row = run_row(pair, asked, None)
-    r = row.record
+    r = run_row(pair, asked, None)
     assert (r.alpha, r.simulated_alpha, r.num_tokens) == (0.7, 0.7, 20 * 60)
     assert (r.metric, r.outputs_identical) == (None, None)
     # Of 20 texts of 60 tokens; four standard deviations of Eq. 1's mean are 0.3.
@@ -420,9 +430,8 @@ def test_a_whole_row_with_its_costs(pair: Pair, monkeypatch: pytest.MonkeyPatch)
     """By a clock at which all that is timed takes one second: 32 steps as well as a prefill."""
     seconds = itertools.count()
     monkeypatch.setattr(time, "perf_counter", lambda: float(next(seconds)))
-    row = run_row(pair, config(gamma=2), PROMPTS[:1])
-    check_consistent(row)
-    r = row.record
+    r = run_row(pair, config(gamma=2), PROMPTS[:1])
+    check_consistent(r)
     assert (r.ms_prefill, r.ms_prefill_draft) == pytest.approx((1000, 1000))
     assert (r.ms_target_step, r.ms_verify, r.ms_draft_step) == pytest.approx((31.25, 31.25, 0))
     assert r.ms_per_token_autoregressive == pytest.approx(1000 / r.num_tokens)

@@ -62,7 +62,7 @@ class Counted:
             self._targets[id(leaf)] = weakref.ref(leaf)
             self.pairs.append((config.target, config.draft))
             self.weights_hashed.append(self.hashed.count(WEIGHTS))
-            return made.row(gin=config.gin())
+            return made.record(gin=config.gin())
 
         monkeypatch.setattr(native, "open", opens)
         monkeypatch.setattr(Checkpoint, "load", loads)
