@@ -75,10 +75,10 @@ def figures(
     found = Figures(1, len(fast.result.tokens), fast.result.target_calls, fast.seconds)
     if alone is None:
         return found
-    found += Figures(tokens_alone=len(alone.result.tokens), seconds_alone=alone.seconds)
+    tokens = alone.result.tokens, fast.result.tokens
+    found += Figures(tokens_alone=len(tokens[0]), seconds_alone=alone.seconds)
     if not greedy:
         return found
-    tokens = alone.result.tokens, fast.result.tokens
     difference = compare_greedy(pair, source, *tokens, pair.target.config.dtype)
     if difference is None:
         return found + Figures(greedy=1, equal=1)

@@ -107,11 +107,7 @@ def decode(
 
 
 def into_file(
-    pair: "Pair",
-    found: Results,
-    places: Sequence[Place],
-    batch_size: int,
-    **settings: Any,
+    pair: "Pair", found: Results, places: Sequence[Place], batch_size: int, **settings: Any
 ) -> None:
     """Decodes what results still lack; a KeyboardInterrupt says what there is."""
     from speculative import progress

@@ -16,8 +16,6 @@ from speculative.commands import MAX_LENGTH, SAMPLING
 
 INPUT = "standard input"
 MARK = "> "  # Where a line is awaited.
-
-
 OWN = (*SAMPLING, "seed", "max_length", "stop")
 """Settings that a line of JSON may have."""
 

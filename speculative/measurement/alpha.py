@@ -35,10 +35,9 @@ def alpha_on_target_text(
     Alpha is their mean over all tokens. Without random guesses and rejections its variance is
     lower than that of the share of guesses that decoding accepts.
 
-    The source of each example is [1, S], from `Pair.encode`. Outputs, with their end of sequence,
-    are padded to `max_length` tokens, so that one program is compiled, and up to `batch_size` are
-    scored together. Raises ValueError if the
-    probabilities of target or draft are not finite.
+    Sources are [1, S], from `Pair.encode`. Outputs, with their end of sequence, are padded to
+    `max_length` tokens, so that one program is compiled, and up to `batch_size` are scored
+    together. Raises ValueError if the probabilities of target or draft are not finite.
     """
     models, vocab_size = Models(pair.target, pair.draft), pair.vocabulary.size
     by_width: dict[int, list[int]] = {}

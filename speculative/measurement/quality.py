@@ -125,9 +125,8 @@ def _score(metric: str, sums: NDArray[np.float64]) -> float:
         return float(sums[0] / sums[1])
     *counts, predicted, there = (int(value) for value in sums)
     matched, possible = counts[:4], counts[4:]
-    return sacrebleu.BLEU.compute_bleu(
-        matched, possible, predicted, there, smooth_method="exp"
-    ).score
+    lengths = predicted, there
+    return sacrebleu.BLEU.compute_bleu(matched, possible, *lengths, smooth_method="exp").score
 
 
 def _kind(metric: str) -> str:

@@ -47,7 +47,7 @@ class KeptExamples:
 
     def __init__(self, folder: pathlib.Path | None = None, config: str = "") -> None:
         """Reads what an earlier run left; ValueError if it had another effective `config`."""
-        self._folder, self._config, self._named = folder, config, False
+        self._folder, self._config = folder, config
         self._examples: dict[tuple[int, int], Example] = {}
         if folder is None:
             return
@@ -59,7 +59,7 @@ class KeptExamples:
                 f"{folder} holds examples of another configuration ({'; '.join(other)}); give "
                 "another --output_dir, or delete that folder to measure anew."
             )
-        self._named = bool(before)
+        self._config = "" if before else config  # Which is still to be written.
         self._examples = {(example.number, example.sample): example for example in read(folder)}
 
     def __contains__(self, place: tuple[int, int]) -> bool:
@@ -74,9 +74,9 @@ class KeptExamples:
         """Keeps an example; it is on disk when this returns."""
         self._examples[example.number, example.sample] = example
         if self._folder:
-            if not self._named:
+            if self._config:
                 disk.write(self._folder / "config.gin", self._config)
-                self._named = True
+                self._config = ""
             disk.append(self._folder / "examples.jsonl", dataclasses.asdict(example))
 
 
