@@ -8,7 +8,7 @@ theorem and section numbers are those of arXiv 2211.17192v2.
 """
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 
@@ -73,21 +73,17 @@ def operations(alpha: float, gamma: int, c_hat: float) -> float:
     return (gamma * c_hat + gamma + 1) / expected_tokens(alpha, gamma)
 
 
-def best_gamma(
-    alpha: float,
-    c: float,
-    verify_cost: Callable[[int], float] | None = None,
-    max_gamma: int = 32,
-) -> int:
+def best_gamma(alpha: float, c: float, max_gamma: int = 32) -> int:
     """The gamma of the largest `speedup` (section 3.5); the smallest such gamma on a tie.
 
     It lies between 0, where no number of guesses beats autoregressive decoding, and `max_gamma`.
-    `verify_cost` gives v at each gamma; None is v = 1.
     """
+    _check_alpha(alpha)
+    _check_cost("c", c)
     _check_whole("max_gamma", max_gamma, "guesses")
-    v = verify_cost or (lambda gamma: 1.0)
-    factors = [speedup(alpha, gamma, c, v(gamma)) for gamma in range(1, max_gamma + 1)]
-    return int(np.argmax([1.0, *factors]))
+    gammas = np.arange(max_gamma + 1)
+    tokens = np.cumsum(np.float64(alpha) ** gammas)  # Eq. 1 for each gamma.
+    return int(np.argmax(tokens / (gammas * c + 1)))
 
 
 def expected_calls(alpha: float, gamma: int, length: int) -> float:

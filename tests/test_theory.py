@@ -116,22 +116,14 @@ def test_corollary_3_9(alpha: float, c: float) -> None:
 
 
 def test_best_gamma_beats_every_other() -> None:
-    def verify_cost(gamma: int) -> float:
-        return 1 + 0.04 * gamma
-
     for alpha, c in [(0.6, 0.02), (0.75, 0.05), (0.85, 0.1), (0.95, 0.01)]:
         free = [(1 - alpha ** (g + 1)) / ((1 - alpha) * (g * c + 1)) for g in range(33)]
-        costly = [
-            (1 - alpha ** (g + 1)) / ((1 - alpha) * (g * c + verify_cost(g))) for g in range(33)
-        ]
         assert theory.best_gamma(alpha, c) == free.index(max(free))
-        assert theory.best_gamma(alpha, c, verify_cost) == costly.index(max(costly))
-        assert theory.best_gamma(alpha, c, verify_cost) < theory.best_gamma(alpha, c)
 
 
 def test_best_gamma_keeps_within_its_bounds() -> None:
     assert theory.best_gamma(1.0, 0.0, max_gamma=9) == 9
-    assert theory.best_gamma(0.9, 0.0, lambda gamma: 100.0) == 0
+    assert theory.best_gamma(0.2, 0.3) == 0
     # No second guess is ever accepted and none costs anything: every gamma ties with 0.
     assert theory.best_gamma(0.0, 0.0) == 0
 
@@ -150,7 +142,6 @@ def test_best_gamma_keeps_within_its_bounds() -> None:
         (lambda: theory.speedup(0.5, 3, 0.1, 0.0), "verify_cost .* 0.0"),
         (lambda: theory.operations(0.5, 3, math.nan), "c_hat .* nan"),
         (lambda: theory.best_gamma(0.5, 0.1, max_gamma=-2), "-2"),
-        (lambda: theory.best_gamma(0.5, 0.1, lambda gamma: -1.0), "verify_cost .* -1.0"),
     ],
 )
 def test_bad_values_are_named(call: Callable[[], object], named: str) -> None:
