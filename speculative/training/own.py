@@ -20,7 +20,7 @@ HELD_OUT, FEWEST = 256, 40
 
 @dataclasses.dataclass(frozen=True)
 class Settings:
-    """What may be chosen; a gin file (`--config`) decides everything.
+    """What options may choose; a gin file in place of the texts (`--config`) chooses all else too.
 
     Attributes:
         dim: features of the draft, a multiple of 64; None is half of the target's, at most 1,024.
