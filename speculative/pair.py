@@ -319,7 +319,7 @@ class Pair:
         Those of equal settings and sources of one width share batches.
 
         Raises:
-            ValueError: target or draft has too few positions, or logits were not finite.
+            ValueError: target or draft has too few positions, or as `results`.
         """
         batch_size = checks.whole("batch_size", batch_size, 1)
         # By what they share, and then by source, so that each is read once.
@@ -366,7 +366,11 @@ class Pair:
         return loop.generate(self.target, self.draft, self.params, sources, draws, config)
 
     def results(self, output: Output) -> list[Result]:
-        """The rows of an output as texts; raises ValueError if logits were not finite."""
+        """The rows of an output as texts.
+
+        Raises:
+            ValueError: the target's logits were not finite, or the draft broke its contract.
+        """
         output = self._sound(jax.device_get(output))
         tested, accepted = np.moveaxis(np.asarray(output.by_position), -1, 0).tolist()
         counts = output.target_calls.tolist(), output.drafted.tolist(), tested, accepted
