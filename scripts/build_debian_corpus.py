@@ -17,6 +17,7 @@ import argparse
 import bz2
 import collections
 import hashlib
+import http.client
 import json
 import lzma
 import pathlib
@@ -109,8 +110,14 @@ class Mirror:
     def _read(self, path: str) -> bytes:
         address = f"{self.url}/{urllib.parse.quote(path)}"
         print(f"fetching {address}", flush=True)
-        with urllib.request.urlopen(address, timeout=120) as response:
-            return response.read()
+        try:
+            with urllib.request.urlopen(address, timeout=120) as response:
+                return response.read()
+        except (OSError, http.client.HTTPException) as error:
+            raise ValueError(
+                f"{address} cannot be fetched ({error}); choose another --mirror, or take a source "
+                "package that it lacks out of SOURCES"
+            ) from error
 
     def fetch(self, path: str, sha256: str) -> pathlib.Path:
         """Downloads a file unless its copy has the checksum; ValueError if the mirror's has not."""
@@ -553,7 +560,9 @@ def main() -> None:
             print(f"{path}: {len(examples)} examples", flush=True)
             if name in ("train", "extra"):
                 learned |= {text for e in examples for text in (e.inputs, e.targets)}
-    train_vocabulary(learned, arguments.output_dir / "debian.model")
+    vocabulary = arguments.output_dir / "debian.model"
+    train_vocabulary(learned, vocabulary)
+    print(f"{vocabulary}: SHA-256 {hashlib.sha256(vocabulary.read_bytes()).hexdigest()}")
 
 
 if __name__ == "__main__":

@@ -74,7 +74,7 @@ def wrong(command: str) -> str:
     if name == "speculative":
         try:
             cli._parser().parse_args([word for word in given if word not in ("…", "...")])
-        except ValueError as error:
+        except (SystemExit, ValueError) as error:
             return str(error)
     return ""
 

@@ -63,7 +63,8 @@ def read(
         try:
             gin.bind_parameter(key, value)
         except (KeyError, ValueError) as error:
-            raise ValueError(f"{at}: {removed.said(f'{selector}.{name}') or error}") from error
+            gone = removed.said(f"{selector.rpartition('.')[2]}.{name}")
+            raise ValueError(f"{at}: {gone or error}") from error
     gin.finalize()
 
 

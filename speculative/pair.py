@@ -371,7 +371,7 @@ class Pair:
         Raises:
             ValueError: the target's logits were not finite, or the draft broke its contract.
         """
-        output = self._sound(jax.device_get(output))
+        output = self.sound(jax.device_get(output))
         tested, accepted = np.moveaxis(np.asarray(output.by_position), -1, 0).tolist()
         counts = output.target_calls.tolist(), output.drafted.tolist(), tested, accepted
         results = [
@@ -424,7 +424,8 @@ class Pair:
                     f"{sources.shape[1] + config.capacity}; shorten one of them."
                 )
 
-    def _sound(self, result: OutputOrStep) -> OutputOrStep:
+    def sound(self, result: OutputOrStep) -> OutputOrStep:
+        """A result, unless the target's logits were not finite or the draft had a fault: ValueError."""
         if not np.all(result.finite):
             raise ValueError(
                 f"The logits of {self.names[0]} are not finite: its weights are damaged, its "
@@ -463,7 +464,7 @@ class Pair:
         sources, draws, config = self.prepare(texts, *given, **settings)
         # `stream` itself is no generator, so that wrong settings raise when it is called.
         steps = loop.stream(self.target, self.draft, self.params, sources, draws, config)
-        return map(self._sound, steps)
+        return map(self.sound, steps)
 
     def compile(self, texts: Texts, *given: Any, **settings: Any) -> None:
         """Compiles what `stream` runs for texts of such a length, and takes a few steps."""

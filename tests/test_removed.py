@@ -52,6 +52,8 @@ def test_what_is_there_is_not_answered(capsys: pytest.CaptureFixture[str]) -> No
 def test_a_removed_binding_is_answered(
     name: str, tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    given = ["--config=configs/training/draft.gin", "--data_dir=nowhere", f"--gin={name} = 0.5"]
-    assert cli.main(["distil", *given, f"--output={tmp_path / 'draft'}"]) == 2
-    assert (said(name) or "") in capsys.readouterr().err
+    given = ["--config=configs/training/draft.gin", "--data_dir=nowhere"]
+    for prefix in ("", "distil.", "speculative.training.distil."):
+        binding = f"--gin={prefix}{name} = 0.5"
+        assert cli.main(["distil", *given, binding, f"--output={tmp_path / 'draft'}"]) == 2
+        assert (said(name) or "nothing") in capsys.readouterr().err

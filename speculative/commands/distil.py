@@ -95,7 +95,7 @@ def _of_files(options: argparse.Namespace, given: dict[str, Any]) -> dict[str, A
         sources = not model_of(target).decoder_only
         how = options.files, vocabulary, options.columns, sources, on_progress
         texts = list(counting.tokens(*how, options.prefix or ""))
-    return given | own.recipe(target, texts, settings, given["work_dir"] / "data")
+    return given | own.recipe(target, texts, settings)
 
 
 def _of_config(options: argparse.Namespace, given: dict[str, Any]) -> dict[str, Any]:

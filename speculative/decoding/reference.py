@@ -102,7 +102,7 @@ def _require_proper(proposal: Proposal, uniforms: np.ndarray, vocab_size: int, n
                 f"{at}'s q of guess {i + 1} is 0 for the token guessed; a guess must be drawn from "
                 "the q that is reported."
             )
-        low, high = q[i, :guess].sum(), q[i, : guess + 1].sum()
+        low, high = q[i, :guess].sum() / sums[i], q[i, : guess + 1].sum() / sums[i]
         if not low - DRAWN_TOLERANCE < uniform < high + DRAWN_TOLERANCE:
             raise ValueError(
                 f"{at}'s guess {i + 1} is token {guess}, which its number {uniform:.6g} does not "

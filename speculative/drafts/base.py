@@ -55,7 +55,7 @@ def fault_of(proposal: Proposal, uniforms: Array, vocab_size: int) -> Rows:
     """What is wrong with each row of a proposal, a number in `FAULTS`: [B].
 
     Decoding is exact only if each guess is drawn from its q by the random number [B, G] given for
-    it: the sums of q up to the guess, without it and with it, enclose the number.
+    it: the sums of q up to the guess, without it and with it, enclose so much of the whole sum.
     """
     guesses, q = proposal.guesses, proposal.q
     exists = (guesses >= 0) & (guesses < vocab_size)
@@ -66,8 +66,8 @@ def fault_of(proposal: Proposal, uniforms: Array, vocab_size: int) -> Rows:
         total = jnp.where(q < 0, -jnp.inf, q).sum(axis=-1)
         before = jnp.where(tokens < guesses[..., None], q, 0.0).sum(axis=-1)
         own = jnp.take_along_axis(q, guesses[..., None], axis=-1)[..., 0]
-        low, high = before - DRAWN_TOLERANCE, before + own + DRAWN_TOLERANCE
-        drawn = (low < uniforms) & (uniforms < high) & (own > 0)
+        low, high, at = before - DRAWN_TOLERANCE, before + own + DRAWN_TOLERANCE, uniforms * total
+        drawn = (low < at) & (at < high) & (own > 0)
         of_q = jnp.where(jnp.abs(total - 1) <= TOLERANCE, jnp.where(drawn, 0, 5), 4)
         of_q = jnp.where(jnp.isfinite(total), of_q, jnp.where(total == -jnp.inf, 3, 2))
         faults = jnp.where(exists & (of_q > 0), of_q, faults)

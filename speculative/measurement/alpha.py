@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from speculative.decoding import Params, Rule
 from speculative.decoding.loop import Models
 from speculative.decoding.rules import EXACT
-from speculative.drafts.base import layers_read
+from speculative.drafts.base import fault_of, layers_read
 from speculative.measurement import teacher_forced
 from speculative.pair import Pair
 from speculative.ragged import power_of_two
@@ -58,7 +58,8 @@ def alpha_on_target_text(
                 if not np.isfinite(betas[place]).all():
                     raise ValueError(
                         f"The probabilities of {pair.names[0]} or {pair.names[1]} are not finite: "
-                        "its weights are damaged, or its dtype is too narrow for it."
+                        "its weights are damaged, or its dtype is too narrow for it; or the draft "
+                        "breaks the contract of drafts (Pair.check tells where)."
                     )
     return betas
 
@@ -89,6 +90,7 @@ def acceptances(
         proposal = draft.propose(params.draft, state, last, uniforms, sampling, vocab_size)
         q = jax.nn.one_hot(proposal.guesses, vocab_size) if proposal.q is None else proposal.q
         beta = rule.acceptance(row, q[:, 0], sampling)
+        beta = jnp.where(fault_of(proposal, uniforms, vocab_size) > 0, jnp.nan, beta)
         # The guess is never accepted, so that its hidden states may have any value.
         hidden = {name: jnp.stack([x, x], axis=1) for name, x in hidden.items()}
         return draft.commit(params.draft, proposal, none_accepted, hidden), beta

@@ -62,7 +62,7 @@ class Workload:
         """What each step of decoding a source did."""
         pair = self.pair
         steps = stream(pair.target, pair.draft, pair.params, *self._inputs(number, gamma))
-        return [step for step in steps if step.count[0]]
+        return [step for step in map(pair.sound, steps) if step.count[0]]
 
     def meter(self, gammas: Sequence[int], lengths: Sequence[int]) -> CostMeter:
         """Times costs with a source of as many tokens as texts have in the mean.

@@ -107,7 +107,7 @@ def distil(
     config: TrainConfig,
     files: Files,
     target_dir: str | pathlib.Path,
-    data_dir: str | pathlib.Path,
+    data_dir: str | pathlib.Path | Mapping[str, Examples],
     work_dir: str | pathlib.Path,
     out_dir: str | pathlib.Path,
     vocabulary: str | pathlib.Path | None = None,
@@ -127,7 +127,8 @@ def distil(
     targets of `references`, files that are named with their passes an epoch. With `keep` its logits
     are of so many tokens alone, the most frequent ones of what the target wrote for training.
     `work_dir` notes target, texts and `settings`, by the names that their user knows, and a second
-    call must have the same. The other arguments and the result are as in `train.train`.
+    call must have the same. In place of the folder `data_dir` there may be what its files hold, by
+    name. The other arguments and the result are as in `train.train`.
 
     Raises:
         ValueError: target and draft do not fit each other, a file is missing or damaged, or
@@ -139,7 +140,8 @@ def distil(
     target, draft = model_of(checkpoint.config.replace(dtype=model.dtype)), model_of(model)
     _require_fit(target, draft, target_dir)
     pieces = vocabulary_of(model, vocabulary, target_dir)
-    inputs = load_all(data_dir, [*files.train, *files.held_out, *references])
+    names = *files.train, *files.held_out, *references
+    inputs = data_dir if isinstance(data_dir, Mapping) else load_all(data_dir, names)
     _require_same(work_dir, target_dir, inputs, settings or {})
     target_params, text_dir = checkpoint.load("float32"), work_dir / "texts"
     for name in (*files.train, *files.held_out):

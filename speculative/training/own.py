@@ -2,7 +2,6 @@
 
 import dataclasses
 import math
-import pathlib
 from collections.abc import Iterable
 from typing import Any
 
@@ -99,10 +98,8 @@ def divided(texts: Iterable[np.ndarray], target: Config) -> dict[str, Examples]:
     return {name: ragged(*([nothing] * len(part), part)[::order]) for name, part in chosen.items()}
 
 
-def recipe(
-    target: Config, texts: Iterable[np.ndarray], settings: Settings, data_dir: pathlib.Path
-) -> dict[str, Any]:
-    """Parameters of `distil.distil` for a target of these sizes; the texts go into `data_dir`.
+def recipe(target: Config, texts: Iterable[np.ndarray], settings: Settings) -> dict[str, Any]:
+    """Parameters of `distil.distil` for a target of these sizes and texts.
 
     The `texts` are the sources of an encoder-decoder, or texts of which a decoder-only target
     continues the beginnings: tokens with the end of sequence.
@@ -112,8 +109,6 @@ def recipe(
     """
     model, goes_on = settings.model(target), model_of(target).decoder_only
     examples = divided(texts, target)
-    for name, part in examples.items():
-        part.save(data_dir / f"{name}.npz")
     source, text = (
         max(int(np.diff(getattr(part, offsets)).max()) for part in examples.values())
         for offsets in ("inputs_offsets", "targets_offsets")
@@ -123,7 +118,7 @@ def recipe(
         "model": model,
         "config": settings.training(source, text),
         "files": Files({"train": 1.0}, ["held_out"]),
-        "data_dir": data_dir,
+        "data_dir": examples,
         # The texts themselves cost no writing; those of an encoder-decoder are sources.
         "references": {"train": 1.0} if goes_on else {},
         "max_length": settings.max_length,
