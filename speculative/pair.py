@@ -425,7 +425,7 @@ class Pair:
                 )
 
     def sound(self, result: OutputOrStep) -> OutputOrStep:
-        """A result, unless the target's logits were not finite or the draft had a fault: ValueError."""
+        """The result; ValueError if the target's logits are not finite or the draft has a fault."""
         if not np.all(result.finite):
             raise ValueError(
                 f"The logits of {self.names[0]} are not finite: its weights are damaged, its "
