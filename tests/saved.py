@@ -1,5 +1,6 @@
 """A tiny random pair as checkpoints with the shipped vocabulary, padded to different sizes."""
 
+import functools
 import hashlib
 import pathlib
 from typing import Any
@@ -10,8 +11,8 @@ import pytest
 from sentencepiece import sentencepiece_model_pb2
 
 from speculative.checkpoints import ASSETS, native
-from speculative.models import Config, DecoderOnlyConfig, T5Config, abstract_params
-from speculative.types import PyTree
+from speculative.models import Config, DecoderOnlyConfig, FlaxModel, T5Config, abstract_params
+from speculative.types import Logits, PyTree
 
 VOCABULARY = ASSETS / "debian.model"
 TARGET = T5Config(8192, 16, 2, 8, 24, 1, 1)
@@ -33,6 +34,20 @@ def random(config: Config, seed: int) -> PyTree:
         return draws.normal(0, std, leaf.shape).astype(np.float32)
 
     return jax.tree_util.tree_map_with_path(value, abstract_params(config))
+
+
+def drawn(config: Config, seed: int, scale: float = 1.0) -> PyTree:
+    """Parameters that are all random, norms and biases too."""
+    draws = np.random.default_rng(seed)
+    return jax.tree.map(
+        lambda x: draws.normal(0.0, scale, x.shape).astype(np.float32), abstract_params(config)
+    )
+
+
+@functools.partial(jax.jit, static_argnums=0)
+def forward(model: FlaxModel, params: PyTree, *given: Any, **more: Any) -> Logits:
+    """Teacher-forced logits [B, L, V]."""
+    return model.forward_with_hidden(params, *given, **more)[0]
 
 
 def save(

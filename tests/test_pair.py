@@ -127,18 +127,6 @@ def test_a_missing_table_is_named_with_the_script_that_makes_it(
         load(str(folder / "bare"), draft)
 
 
-def test_kinds_must_agree(folder: pathlib.Path) -> None:
-    with pytest.raises(ValueError, match=r"is a decoder-only model, but .* an encoder-decoder"):
-        load(str(folder / "t5"), str(folder / "gpt_draft"))
-    with pytest.raises(ValueError, match=r"is an encoder-decoder, but .* a decoder-only model"):
-        load(str(folder / "gpt"), str(folder / "t5_draft"))
-
-
-def test_random_weights_have_nothing_to_count() -> None:
-    with pytest.raises(ValueError, match="no text to count for bigram"):
-        load("gpt_6m", "bigram", random=True)
-
-
 def test_each_shipped_target_has_a_draft_of_its_own() -> None:
     for target, draft in loading.DRAFTS.items():
         pair = load(target)

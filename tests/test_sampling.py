@@ -75,11 +75,6 @@ def test_top_p_keeps_the_token_that_reaches_the_mass() -> None:
         assert (standardised(logits, Sampling(top_p=top_p)) > 0).sum() == kept
 
 
-def test_the_first_of_equal_logits_is_the_argmax() -> None:
-    probabilities = standardised(jnp.array([[1.0, 4.0, 4.0], [2.0, 2.0, 2.0]]), Sampling(0.0))
-    np.testing.assert_array_equal(probabilities, [[0, 1, 0], [1, 0, 0]])
-
-
 @pytest.mark.parametrize("vocabulary", [1, 5, 127, 128, 129, 1000])
 def test_argmax_is_the_first_greatest(vocabulary: int) -> None:
     rng = np.random.default_rng(vocabulary)
@@ -188,6 +183,7 @@ def test_categorical_takes_any_leading_axes() -> None:
         ({"temperature": -0.1}, "temperature.*-0.1"),
         ({"temperature": math.nan}, "temperature.*nan"),
         ({"temperature": math.inf}, "temperature.*inf"),
+        ({"temperature": 1e-37}, "temperature.*1e-37"),  # Logits would overflow.
         ({"top_k": -1}, "top_k.*-1"),
         ({"top_k": 2.5}, "top_k.*2.5"),
         ({"top_p": 0.0}, "top_p.*0.0"),
@@ -199,12 +195,3 @@ def test_categorical_takes_any_leading_axes() -> None:
 def test_values_out_of_range_are_named(values: dict[str, float], named: str) -> None:
     with pytest.raises(ValueError, match=named):
         Sampling(**values)  # pyright: ignore[reportArgumentType]
-
-
-@pytest.mark.parametrize("temperature", [1e-45, 1e-40, 1e-37])
-def test_a_tiny_temperature_is_refused_or_works(temperature: float) -> None:
-    try:
-        sampling = Sampling(temperature)
-    except ValueError:
-        return
-    np.testing.assert_allclose(standardise(jnp.array([1.0, 40.0, 3.0]), sampling), [0, 1, 0])

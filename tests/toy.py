@@ -6,7 +6,8 @@ probabilities are NumPy alone and share no code with the package.
 
 import dataclasses
 from collections import Counter, defaultdict
-from typing import Any, ClassVar
+from collections.abc import Callable
+from typing import ClassVar
 
 import jax
 import jax.numpy as jnp
@@ -15,10 +16,10 @@ from flax import struct
 from jax import Array
 from scipy import stats
 
-from speculative.drafts import Proposal
-from speculative.models.interface import Extended, Started
+from speculative.drafts import Draft, Proposal
+from speculative.models.interface import Extended, Model, Started
 from speculative.sampling import Sampling
-from speculative.types import Inputs, PyTree, Rows, Tokens
+from speculative.types import Rows, Tokens
 
 VOCABULARY = 4
 """Tokens 0 (also the start), 1 (ends a row), 2 and 3."""
@@ -47,40 +48,29 @@ class MarkovState:
 
 
 @dataclasses.dataclass(frozen=True)
-class MarkovModel:
+class MarkovModel(Model):
     """Logits depend on the last two tokens: its parameters are a table [V, V, V].
 
     A state that kept a rejected token, or missed an accepted one, shows in the second index.
     """
 
-    vocab_size: int = PADDED
     pad_id: ClassVar[int] = 0
     decoder_only: ClassVar[bool] = False
 
-    def first(self, inputs: Inputs) -> Rows:
+    @property
+    def vocab_size(self) -> int:
+        return PADDED
+
+    def first(self, inputs) -> Rows:
         return jnp.zeros(inputs.shape[0], jnp.int32)
 
-    def start(
-        self,
-        params: PyTree,
-        inputs: Inputs,
-        cache_length: int,
-        encoded: Array | None = None,
-        layers: tuple[str, ...] = (),
-    ) -> Started:
+    def start(self, params, inputs, cache_length, encoded=None, layers=()) -> Started:
         batch = inputs.shape[0]
         # Stale from the start, so that nothing leans on a cache of zeros.
         seen = jnp.full((batch, cache_length), VOCABULARY - 1, jnp.int32)
         return Started(MarkovState(jnp.zeros(batch, jnp.int32), seen), {})
 
-    def extend(
-        self,
-        params: PyTree,
-        state: MarkovState,
-        tokens: Tokens,
-        at: Rows | None = None,
-        layers: tuple[str, ...] = (),
-    ) -> Extended:
+    def extend(self, params, state, tokens, at=None, layers=()) -> Extended:
         """Its only hidden state is the token that was fed."""
         rows = jnp.arange(tokens.shape[0])[:, None]
         places = state.lengths[:, None] + jnp.arange(tokens.shape[1])
@@ -92,34 +82,24 @@ class MarkovModel:
         hidden = {name: tokens[..., None] for name in layers}
         return Extended(logits, MarkovState(state.lengths + tokens.shape[1], seen), hidden)
 
-    def rewind(self, state: MarkovState, lengths: Rows) -> MarkovState:
+    def rewind(self, state, lengths) -> MarkovState:
         return MarkovState(lengths, state.seen)
 
 
 @dataclasses.dataclass(frozen=True)
-class CertainDraft:
+class CertainDraft(Draft):
     """Guesses that are certain, hence q None: its parameters are a table [V] of successors."""
 
-    def start(self, params: PyTree, inputs: Inputs, cache_length: int, target: Any) -> tuple[()]:
+    def start(self, params, inputs, cache_length, target) -> tuple[()]:
         return ()
 
-    def propose(
-        self,
-        params: PyTree,
-        state: tuple[()],
-        last: Rows,
-        uniforms: Array,
-        sampling: Sampling,
-        vocab_size: int,
-    ) -> Proposal:
+    def propose(self, params, state, last, uniforms, sampling, vocab_size) -> Proposal:
         guesses = [last]
         for _ in range(uniforms.shape[1]):
             guesses.append(params[guesses[-1]])
         return Proposal(jnp.stack(guesses[1:], axis=1), None, state)
 
-    def commit(
-        self, params: PyTree, proposal: Proposal, accepted: Rows, hidden: dict[str, Array]
-    ) -> tuple[()]:
+    def commit(self, params, proposal, accepted, hidden) -> tuple[()]:
         return ()
 
 
@@ -209,20 +189,26 @@ def distribution(table: np.ndarray, sampling: Sampling) -> np.ndarray:
     return standardise(table[:VOCABULARY, :VOCABULARY, :VOCABULARY], sampling)
 
 
-def output_probabilities(p: np.ndarray, length: int) -> Probabilities:
-    """The target's distribution of whole outputs, cut at `length` tokens or at the end token."""
+def enumerated(next_token: Callable[[tuple[int, ...]], np.ndarray], length: int) -> Probabilities:
+    """The distribution of whole outputs, by the p [V] of the token after a text.
+
+    They end at the end token, or are cut at `length` tokens.
+    """
     probabilities: Probabilities = {}
-    open_prefixes = {(): 1.0}
-    for _ in range(length):
-        grown: Probabilities = {}
-        for prefix, chance in open_prefixes.items():
-            before, last = (0, 0, *prefix)[-2:]
-            for token in np.flatnonzero(p[before, last]):
-                done = token == EOS or len(prefix) + 1 == length
-                outcomes = probabilities if done else grown
-                outcomes[(*prefix, int(token))] = chance * p[before, last, token]
-        open_prefixes = grown
+    growing: Probabilities = {(): 1.0}
+    while growing:
+        prefix, chance = growing.popitem()
+        p = next_token(prefix)
+        for token in np.flatnonzero(p).tolist():
+            text = (*prefix, token)
+            over = token == EOS or len(text) == length
+            (probabilities if over else growing)[text] = chance * p[token]
     return probabilities
+
+
+def output_probabilities(p: np.ndarray, length: int) -> Probabilities:
+    """That of the target's outputs."""
+    return enumerated(lambda prefix: p[(0, 0, *prefix)[-2:]], length)
 
 
 def tested(p: np.ndarray, q: np.ndarray, lenience: float) -> tuple[np.ndarray, np.ndarray]:

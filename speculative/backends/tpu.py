@@ -14,7 +14,7 @@ from jax import Array, lax
 from jax.sharding import SingleDeviceSharding
 
 from speculative.backends.prepacked import FUSED, split
-from speculative.backends.xla import FEW, Cache, Denses, Parts, Xla, precision, split_heads
+from speculative.backends.xla import FEW, Xla, precision, split_heads
 from speculative.ragged import write_rows
 from speculative.types import PyTree
 
@@ -50,7 +50,7 @@ class DraftKernel(NamedTuple):
 class Tpu(Xla):
     """Products of chunks that fill the rows of a tile: for models bound by reading weights."""
 
-    def width(self, batch: int, length: int) -> int:
+    def width(self, batch, length) -> int:
         """The least number of positions that fills whole tiles.
 
         XLA takes a product with one row for one with a vector, on the vector unit, which takes 3 to
@@ -65,19 +65,15 @@ class Tpu(Xla):
         # not fit the memory on the chip, and take 1.4 times what reading them does.
         return _apart(y) if "activation" in after else y
 
-    def heads(self, denses: Denses, x: Array, heads: int) -> list[Array]:
+    def heads(self, denses, x, heads) -> list[Array]:
         """As of `Xla`."""
         return [split_heads(_apart(dense(x)), heads) for dense in denses]
 
-    def attend(
-        self, query: Array, keys: Array, values: Array, bias: Array, heads: int, scale: float
-    ) -> Array:
+    def attend(self, query, keys, values, bias, heads, scale) -> Array:
         """As of `Xla`."""
         return super().attend(_apart(query), keys, values, bias, heads, scale)
 
-    def attend_self(
-        self, projected: Parts, bias: Array, heads: int, scale: float, cache: Cache | None = None
-    ) -> tuple[Array, Array, Array]:
+    def attend_self(self, projected, bias, heads, scale, cache) -> tuple[Array, Array, Array]:
         """As of `Xla`."""
         return super().attend_self(tuple(map(_apart, projected)), bias, heads, scale, cache)
 
@@ -99,17 +95,15 @@ class TpuDraft(Tpu):
     operations: nothing is transposed.
     """
 
-    def cache_shape(self, batch: int, heads: int, length: int, size: int) -> tuple[int, int, int]:
+    def cache_shape(self, batch, heads, length, size) -> tuple[int, int, int]:
         """[B, T, N * H]."""
         return batch, length, heads * size
 
-    def heads(self, denses: Denses, x: Array, heads: int) -> list[Array]:
+    def heads(self, denses, x, heads) -> list[Array]:
         """The projections as they are, [B, S, N * H]."""
         return [dense(x) for dense in denses]
 
-    def attend(
-        self, query: Array, keys: Array, values: Array, bias: Array, heads: int, scale: float
-    ) -> Array:
+    def attend(self, query, keys, values, bias, heads, scale) -> Array:
         """As of `Xla`, with keys and values [B, K, N * H]."""
         if query.shape[1] > FEW:  # A whole text, whose arithmetic counts.
             keys, values = split_heads(keys, heads), split_heads(values, heads)
@@ -125,9 +119,7 @@ class TpuDraft(Tpu):
         mixed = jnp.einsum("BNLK,BKD->BNLD", weights, values, precision=precision(query))
         return (mixed * own).sum(axis=1)
 
-    def attend_self(
-        self, projected: Parts, bias: Array, heads: int, scale: float, cache: Cache | None = None
-    ) -> tuple[Array, Array, Array]:
+    def attend_self(self, projected, bias, heads, scale, cache) -> tuple[Array, Array, Array]:
         """As of `Xla`, with keys and values [B, L or T, N * H]."""
         query, keys, values = projected
         if cache is not None:

@@ -150,7 +150,7 @@ class Xla:
         return mixed.transpose(0, 2, 1, 3).reshape(batch, length, width)
 
     def attend_self(
-        self, projected: Parts, bias: Array, heads: int, scale: float, cache: Cache | None = None
+        self, projected: Parts, bias: Array, heads: int, scale: float, cache: Cache | None
     ) -> tuple[Array, Array, Array]:
         """Self-attention of L positions: [B, L, N * H], and the keys and values attended to.
 

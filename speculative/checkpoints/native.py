@@ -123,12 +123,6 @@ def write(folder: str | pathlib.Path, checkpoint: Checkpoint, storage: str | Non
         (unfinished / CONFIG).write_text(json.dumps(description, indent=2) + "\n")
 
 
-def load(folder: str | pathlib.Path) -> tuple[Config, PyTree]:
-    """The configuration, and float32 parameters as NumPy arrays; see `open`."""
-    checkpoint = open(folder)
-    return checkpoint.config, checkpoint.numpy()
-
-
 def open(folder: str | pathlib.Path) -> Checkpoint:
     """Opens a checkpoint folder; a file's checksum is verified when it is first read from.
 

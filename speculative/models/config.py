@@ -76,9 +76,8 @@ class Config:
     @property
     def logits(self) -> int:
         """How many tokens logits are of."""
-        return (
-            self.vocab_size if not self.draft_vocabulary else len(unpacked(self.draft_vocabulary))
-        )
+        kept = self.draft_vocabulary
+        return len(unpacked(kept)) if kept else self.vocab_size
 
     @property
     def gated(self) -> bool:

@@ -1,6 +1,5 @@
 """What models of all families have in common: the interface over a Flax module."""
 
-import abc
 import dataclasses
 import functools
 from typing import Any, ClassVar
@@ -13,30 +12,24 @@ from jax import Array
 
 from speculative.backends import PREPACKED
 from speculative.models.config import Config, unpacked
-from speculative.models.interface import Extended, Started
+from speculative.models.interface import Extended, Model, Started
 from speculative.models.stack import LAST
 from speculative.types import Inputs, Logits, PyTree, Rows, Tokens
 
 
 @dataclasses.dataclass(frozen=True)
-class FlaxModel(abc.ABC):
-    """A model of a given configuration behind `interface.Model`, and its training.
+class FlaxModel(Model):
+    """A model of a given configuration, and its training.
 
     `params` is what `init` or a checkpoint gives, or what `backends.prepack` makes of it.
     """
 
     config: Config
-    pad_id: ClassVar[int]
-    decoder_only: ClassVar[bool]
     root: ClassVar[type[nn.Module]]  # The module of the whole parameter tree.
 
     @functools.cached_property
     def _module(self) -> nn.Module:
         return self.root(self.config)  # pyright: ignore[reportCallIssue]
-
-    @abc.abstractmethod
-    def first(self, inputs: Inputs) -> Rows:
-        """As of the interface."""
 
     @functools.partial(jax.jit, static_argnums=0)
     def init(self, key: Array) -> PyTree:
@@ -47,7 +40,7 @@ class FlaxModel(abc.ABC):
             hidden = jnp.ones((1, 1, self.config.hidden_dim))
             given = tokens, None, encoded, hidden, 2  # Guesses: the second reads the model's own.
             return self._module.init(key, *given, method="unroll")["params"]
-        return self._module.init(key, tokens, tokens, None, False, encoded)["params"]
+        return self._module.init(key, tokens, tokens, None, False, encoded, ())["params"]
 
     def encode(self, params: PyTree, inputs: Inputs, segments: Array | None = None) -> Array | None:
         """The encoder's output [B, S, D] for inputs [B, S]; None of a decoder-only model.
@@ -74,24 +67,6 @@ class FlaxModel(abc.ABC):
         """Rows of the embedding, padding included."""
         return self.config.vocab_size
 
-    def forward(
-        self,
-        params: PyTree,
-        inputs: Inputs,
-        decoder_inputs: Tokens,
-        segments: tuple[Array, Array] | None = None,
-        dropout_key: Array | None = None,
-        encoded: Array | None = None,
-    ) -> Logits:
-        """Teacher-forced logits [B, L, V], float32; dropout where a key is given.
-
-        `segments`, ([B, S], [B, L]), number the examples packed into each row from 1 (0 is
-        padding); attention stays within an example. `encoded` [B, S, D] is an encoder's output in
-        place of the model's own. A decoder-only model reads decoder_inputs alone.
-        """
-        given = inputs, decoder_inputs, segments, dropout_key, encoded
-        return self.forward_with_hidden(params, *given)[0]
-
     def forward_with_hidden(
         self,
         params: PyTree,
@@ -102,32 +77,24 @@ class FlaxModel(abc.ABC):
         encoded: Array | None = None,
         layers: tuple[str, ...] = (),
     ) -> tuple[Logits, dict[str, Array]]:
-        """As `forward`; and the decoder's hidden states [B, L, D] of `layers`, by name."""
+        """Teacher-forced logits [B, L, V], float32, and the decoder's hidden states [B, L, D].
+
+        These are of `layers`, by name. There is dropout where a key is given. `segments`, ([B, S],
+        [B, L]), number the examples packed into each row from 1 (0 is padding); attention stays
+        within an example. `encoded` [B, S, D] is an encoder's output in place of the model's own. A
+        decoder-only model reads decoder_inputs alone.
+        """
         train = dropout_key is not None
         rngs = {"dropout": dropout_key} if train else None
         given = inputs, decoder_inputs, segments, train, encoded, self._given(layers)
         return self._apply(params, *given, rngs=rngs)
 
-    def start(
-        self,
-        params: PyTree,
-        inputs: Inputs,
-        cache_length: int,
-        encoded: Array | None = None,
-        layers: tuple[str, ...] = (),
-    ) -> Started:
+    def start(self, params, inputs, cache_length, encoded=None, layers=()) -> Started:
         """As of the interface."""
         given = self._given(layers, start=True)
         return Started(*self._apply(params, inputs, cache_length, encoded, given, method="start"))
 
-    def extend(
-        self,
-        params: PyTree,
-        state: Any,
-        tokens: Tokens,
-        at: Rows | None = None,
-        layers: tuple[str, ...] = (),
-    ) -> Extended:
+    def extend(self, params, state, tokens, at=None, layers=()) -> Extended:
         """As of the interface."""
         given = self._given(layers)
         return Extended(*self._apply(params, state, tokens, at, given, method="extend"))

@@ -74,13 +74,13 @@ def abstract_params(config: Config) -> PyTree:
     return params
 
 
-def random_params(config: Config, seed: int = 0) -> PyTree:
+def random_params(config: Config) -> PyTree:
     """Random parameters in the configuration's dtype, a tensor at a time, as large as they come.
 
     They keep activations about 1, as trained ones do; a model's `init` is for training.
     """
     leaves, tree = jax.tree.flatten(abstract_params(config))
-    keys = jax.random.split(jax.random.key(seed), len(leaves))
+    keys = jax.random.split(jax.random.key(0), len(leaves))
     made = [_random(key, leaf.shape, config.dtype) for key, leaf in zip(keys, leaves, strict=True)]
     return jax.tree.unflatten(tree, made)
 

@@ -254,8 +254,8 @@ def train(
             return False
         stored = model.replace(dtype="float32", dropout_rate=0.0)  # Decoding needs neither.
         native.save(out_dir, stored, params, pieces.path, storage, pieces.extra_ids)
-    saved, params = native.load(out_dir)
-    made = model_of(saved.replace(dtype=model.dtype))
+    saved = native.open(out_dir)
+    made, params = model_of(saved.config.replace(dtype=model.dtype)), saved.numpy()
     decoding = Decoding(pieces.size, Sampling(0.0), 0, max_length, pieces.eos_id)
     scores: dict[str, dict[str, float]] = {}
     for name, metric in tests.items():

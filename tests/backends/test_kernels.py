@@ -22,6 +22,7 @@ from speculative.models import T5Config
 from speculative.models.layers import LayerNorm
 from speculative.types import ACTIVATIONS
 from tests.backends import emulated
+from tests.numpy_models import activated
 
 WIDTHS = (1, 2, 3, 4, 5, 6, 7, 8, 9, FEW, FEW + 1, 70, 150)
 SHAPES = ((1, 1), (6, 10), (37, 64), (64, 33), (384, 1152), (1024, 384))
@@ -68,44 +69,30 @@ def norm(x: np.ndarray, scale: np.ndarray) -> np.ndarray:
 
 
 @needs_compiler
+@pytest.mark.parametrize("quantized", [False, True], ids=["float32", "int8"])
 @pytest.mark.parametrize("extras", [0, 1, 2], ids=["plain", "of a T5", "of a GPT"])
 @pytest.mark.parametrize(("inputs", "outputs"), SHAPES)
-def test_product(inputs: int, outputs: int, extras: int) -> None:
-    kernel = numbers(inputs, outputs) / np.float32(np.sqrt(inputs))
+def test_product(inputs: int, outputs: int, extras: int, quantized: bool) -> None:
+    """Against the same numbers in float64; of int8 with scales, and x rounded as it is there."""
+    generator = np.random.default_rng(inputs)
+    whole = generator.integers(-127, 128, size=(inputs, outputs))
+    whole[0] = 127  # Every output's largest, so that rounding finds these very numbers again.
+    scales = generator.uniform(0.5, 1.5, size=outputs).astype(np.float32) / np.sqrt(inputs) / 64
+    kernel = (whole * scales).astype(np.float32)
+    prepacked = panels(kernel, quantized)
+    assert prepacked.values.dtype == ("int8" if quantized else "float32")
     scale = 1 + 0.2 * numbers(extras * inputs)
     # Off the middle, which T5's norm leaves in and a GPT's takes out.
     xs = [0.3 + numbers(positions, inputs) for positions in WIDTHS]
     adds = [numbers(positions, outputs, seed=1) for positions in WIDTHS]
     bias, activation = numbers(outputs, seed=2), ("linear", "relu", "gelu")[extras]
     given = (scale, bias, activation, adds) if extras else ()
-    ys = products(panels(kernel), xs, outputs, *given)
-    for x, add, y in zip(xs, adds, ys, strict=True):
-        want = (norm(x, scale) if extras else x).astype(np.float64) @ kernel
-        want = activated(activation, want + bias) + add if extras else want
-        np.testing.assert_allclose(y, want, atol=3e-5)
-
-
-@needs_compiler
-@pytest.mark.parametrize("extras", [False, True], ids=["plain", "with all that a layer adds"])
-@pytest.mark.parametrize(("inputs", "outputs"), SHAPES)
-def test_product_with_a_kernel_of_whole_numbers(inputs: int, outputs: int, extras: bool) -> None:
-    """Against the same numbers in float64, scales included, and x rounded as it is there."""
-    generator = np.random.default_rng(inputs)
-    whole = generator.integers(-127, 128, size=(inputs, outputs))
-    whole[0] = 127  # Every output's largest, so that rounding finds these very numbers again.
-    scales = generator.uniform(0.5, 1.5, size=outputs).astype(np.float32) / np.sqrt(inputs) / 64
-    kernel = (whole * scales).astype(np.float32)
-    prepacked = panels(kernel, True)
-    assert prepacked.values.dtype == jnp.int8
-    norm_scale = 1 + 0.2 * numbers(inputs)
-    xs = [numbers(positions, inputs) for positions in WIDTHS]
-    adds = [numbers(positions, outputs, seed=1) for positions in WIDTHS]
-    bias = numbers(outputs, seed=2)
-    given = (norm_scale, bias, "relu", adds) if extras else ()
-    seen = normed(xs, norm_scale) if extras else xs
+    if quantized:
+        seen = [rounded(x) for x in (normed(xs, scale) if extras else xs)]
+    else:
+        seen = [norm(x, scale) if extras else x.astype(np.float64) for x in xs]
     for x, add, y in zip(seen, adds, products(prepacked, xs, outputs, *given), strict=True):
-        want = rounded(x) @ kernel
-        want = activated("relu", want + bias) + add if extras else want
+        want = activated(activation, x @ kernel + bias) + add if extras else x @ kernel
         np.testing.assert_allclose(y, want, atol=3e-5)
 
 
@@ -120,7 +107,7 @@ def test_no_number_in_gives_no_number_out() -> None:
 
 def normed(xs: list[np.ndarray], scale: np.ndarray) -> list[np.ndarray]:
     """As kernels compute it, in float32: what they round depends on its last bit."""
-    size = len(scale)
+    size = xs[0].shape[1]
     eye = panels(np.eye(size, dtype=np.float32))
     return [np.asarray(y) for y in products(eye, xs, size, scale)]
 
@@ -168,14 +155,6 @@ def test_a_product_does_not_depend_on_the_positions_beside_it(
     xs, adds = ([rows[:positions] for positions in WIDTHS] for rows in (x, add))
     for y in products(kernel, xs, outputs, scale, bias, "linear", adds):
         np.testing.assert_array_equal(y, np.concatenate(alone)[: len(y)])
-
-
-def activated(name: str, x: np.ndarray) -> np.ndarray:
-    if name == "gelu":
-        return 0.5 * x * (1 + np.tanh(np.sqrt(2 / np.pi) * (x + 0.044715 * x**3)))
-    if name == "silu":
-        return x / (1 + np.exp(-x))
-    return np.maximum(x, 0) if name == "relu" else x
 
 
 def zeroed(x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

@@ -11,6 +11,7 @@ import pytest
 from speculative import checkpoints
 from speculative.models import model_of
 from speculative.vocabulary import open_vocabulary
+from tests import saved
 
 torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
@@ -43,7 +44,7 @@ def test_what_it_saves_is_what_we_compute(
     checkpoint = checkpoints.open(tmp_path)
     expected = golden["expected"](model)
     arguments = (jax.device_put(expected[name]) for name in ("inputs", "decoder_inputs"))
-    logits = jax.jit(model_of(checkpoint.config).forward)(checkpoint.load("float32"), *arguments)
+    logits = saved.forward(model_of(checkpoint.config), checkpoint.load("float32"), *arguments)
     np.testing.assert_allclose(logits, expected["logits"], atol=1e-4)
 
 
@@ -83,7 +84,7 @@ def test_we_compute_what_it_saves_of_gpt2(tmp_path: pathlib.Path, part: str) -> 
         (model if part == "whole" else model.transformer).save_pretrained(tmp_path)
     checkpoint, expected = checkpoints.open(tmp_path), golden["expected_gpt2"](model)
     texts = jax.device_put(expected["texts"])
-    logits = model_of(checkpoint.config).forward(checkpoint.load("float32"), texts, texts)
+    logits = saved.forward(model_of(checkpoint.config), checkpoint.load("float32"), texts, texts)
     np.testing.assert_allclose(logits, expected["logits"], atol=1e-4)
 
 

@@ -5,7 +5,6 @@ import shutil
 import sys
 from typing import Any
 
-import jax
 import ml_dtypes
 import numpy as np
 import pytest
@@ -15,9 +14,8 @@ from safetensors.numpy import load_file, save_file
 from speculative import checkpoints
 from speculative.checkpoints import Checkpoint, native
 from speculative.checkpoints.checkpoint import DTYPES, read_settings
-from speculative.models import DecoderOnlyConfig, abstract_params
+from speculative.models import DecoderOnlyConfig
 from speculative.models.gpt import LAMDA
-from speculative.types import PyTree
 from speculative.vocabulary import (
     END_OF_TEXT,
     BytePairs,
@@ -25,6 +23,7 @@ from speculative.vocabulary import (
     from_elsewhere,
     open_vocabulary,
 )
+from tests import saved
 from tests.checkpoints.test_formats import edit_json, edit_tensors, equal
 
 GPT2 = pathlib.Path(__file__).parents[1] / "data" / "transformers_gpt2"
@@ -33,13 +32,6 @@ CONFIGS = {
     "LaMDA": DecoderOnlyConfig(40, 16, 2, 12, 24, 1, **LAMDA),
 }
 SENTENCES = ["Exact decoding is exact.", "A naïve 🙂 draft,\n  guesses\tahead", "", "  "]
-
-
-def params_of(config: DecoderOnlyConfig) -> PyTree:
-    rng = np.random.default_rng(1)
-    return jax.tree.map(
-        lambda x: rng.normal(size=x.shape).astype(np.float32), abstract_params(config)
-    )
 
 
 @pytest.fixture
@@ -52,10 +44,10 @@ def theirs(tmp_path: pathlib.Path) -> pathlib.Path:
 @pytest.mark.parametrize("name", CONFIGS)
 def test_ours_and_back(tmp_path: pathlib.Path, name: str, storage: native.Storage) -> None:
     config = CONFIGS[name]
-    native.save(tmp_path / "made", config, params_of(config), storage=storage)
+    native.save(tmp_path / "made", config, saved.drawn(config, 1), storage=storage)
     made = checkpoints.open(tmp_path / "made")
     assert made.config == config
-    given = native.in_memory("given", config, params_of(config))
+    given = native.in_memory("given", config, saved.drawn(config, 1))
     for part in given.tensors:
         want = given.read(part)
         if storage != "int8":
@@ -89,7 +81,7 @@ def test_gpt2_keeps_every_bit(tmp_path: pathlib.Path) -> None:
 
 def test_a_gpt_with_logits_of_its_own(tmp_path: pathlib.Path) -> None:
     config = CONFIGS["GPT"].replace(logits_via_embedding=False)
-    native.save(tmp_path / "ours", config, params_of(config))
+    native.save(tmp_path / "ours", config, saved.drawn(config, 1))
     made = checkpoints.convert(tmp_path / "ours", tmp_path / "theirs", "huggingface")
     assert made.config == config
     equal(made, checkpoints.open(tmp_path / "ours"))
@@ -164,7 +156,7 @@ def test_unsupported_settings_are_one_sentence(
 def test_what_the_formats_of_others_cannot_hold(tmp_path: pathlib.Path) -> None:
     def checkpoint(name: str, **changes: Any) -> Checkpoint:
         config = CONFIGS[name].replace(**changes)
-        return native.in_memory("here", config, params_of(config))
+        return native.in_memory("here", config, saved.drawn(config, 1))
 
     for made, to, message in (
         (checkpoint("GPT"), "t5x", "encoder-decoders alone; here is decoder-only"),
@@ -181,7 +173,7 @@ def test_descriptions(tmp_path: pathlib.Path) -> None:
     said = checkpoints.describe(checkpoints.open(GPT2))
     assert said["family"] == "GPT (tied logits)"
     assert said["layers"] == "2 decoder layers, 64 positions"
-    native.save(tmp_path / "lamda", CONFIGS["LaMDA"], params_of(CONFIGS["LaMDA"]))
+    native.save(tmp_path / "lamda", CONFIGS["LaMDA"], saved.drawn(CONFIGS["LaMDA"], 1))
     said = checkpoints.describe(checkpoints.open(tmp_path / "lamda"))
     assert said["family"] == "LaMDA-like (gated GELU, tied logits)"
     assert said["layers"] == "1 decoder layer, relative positions"
@@ -276,7 +268,7 @@ def test_the_vocabulary_travels(
 
 def test_a_gpt_may_have_pieces(tmp_path: pathlib.Path) -> None:
     pieces, config = checkpoints.ASSETS / "debian.model", CONFIGS["GPT"].replace(vocab_size=8192)
-    native.save(tmp_path / "made", config, params_of(config))
+    native.save(tmp_path / "made", config, saved.drawn(config, 1))
     made = checkpoints.convert(tmp_path / "made", tmp_path / "a", "huggingface", vocabulary=pieces)
     assert made.vocabulary == tmp_path / "a" / "spiece.model"
     assert made.extra_ids == 0

@@ -1,5 +1,6 @@
 """Every format into every other: T5X's own file, golden files of transformers, and damage."""
 
+import contextlib
 import errno
 import gzip
 import itertools
@@ -11,7 +12,7 @@ import socket
 import sys
 import tempfile
 import types
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import jax
@@ -28,6 +29,7 @@ from speculative.checkpoints.checkpoint import Tensor, by_name
 from speculative.models import SIZES, T5Config, abstract_params, model_of
 from speculative.models.t5 import T5Names
 from speculative.vocabulary import BYTES, Bytes, from_elsewhere, open_vocabulary
+from tests import saved
 
 DATA = pathlib.Path(__file__).parents[1] / "data"
 T5X = DATA / "t5x_v1_1" / "checkpoint_1000"
@@ -35,12 +37,7 @@ V1_0 = T5Config(40, 16, 2, 4, 24, 2, 1, mlp_activations=("relu",), logits_via_em
 V1_1 = T5Config(40, 16, 4, 8, 24, 1, 3, num_buckets=16)
 UMT5 = V1_1.replace(num_encoder_layers=2, shared_positions=False)
 UL2 = V1_1.replace(mlp_activations=("silu", "linear"))
-
-
-def params_of(config: T5Config) -> Any:
-    rng = np.random.default_rng(1)
-    draw = lambda x: rng.normal(size=x.shape).astype(np.float32)  # noqa: E731
-    return jax.tree.map(draw, abstract_params(config))
+Damage = Callable[[pathlib.Path], object]
 
 
 def index_of(folder: pathlib.Path) -> dict[str, Any]:
@@ -57,7 +54,7 @@ def equal(one: Checkpoint, other: Checkpoint) -> None:
 def save(folder: pathlib.Path, config: T5Config, to: str = "native") -> Checkpoint:
     """A random checkpoint of a format."""
     made = folder.with_name("source")
-    checkpoints.native.save(made, config, params_of(config))
+    checkpoints.native.save(made, config, saved.drawn(config, 1))
     return checkpoints.convert(made, folder, to)
 
 
@@ -74,7 +71,7 @@ def test_what_t5x_wrote_keeps_every_bit_through_all_formats(tmp_path: pathlib.Pa
     with np.load(T5X.parent / "expected.npz") as expected:
         model = model_of(made.config)
         inputs, outputs = expected["encoder_input_tokens"], expected["decoder_input_tokens"]
-        logits = jax.jit(model.forward)(made.load("float32"), inputs, outputs)
+        logits = saved.forward(model, made.load("float32"), inputs, outputs)
         np.testing.assert_allclose(logits, expected["logits"], atol=1e-4)
 
 
@@ -223,16 +220,17 @@ def test_golden_files_of_transformers(name: str) -> None:
     params, model = checkpoint.load("float32"), model_of(checkpoint.config)
     assert checkpoint.config.description()[0] == GOLDEN[name]
     with np.load(DATA / name / "expected.npz") as expected:
-        forward, inputs = jax.jit(model.forward), expected["inputs"]
+        inputs = expected["inputs"]
         # One width for all lengths: no position sees those after it.
         count, given = expected["greedy"].shape[1], expected["decoder_inputs"]
         tokens = np.zeros((len(inputs), count + 1), np.int32)
         tokens[:, : given.shape[1]] = given
-        logits = forward(params, inputs, tokens)[:, : given.shape[1]]
+        logits = saved.forward(model, params, inputs, tokens)[:, : given.shape[1]]
         np.testing.assert_allclose(logits, expected["logits"], atol=1e-4)
         tokens[:] = 0
         for i in range(count):
-            tokens[:, i + 1] = np.argmax(forward(params, inputs, tokens)[:, i], axis=-1)
+            logits = saved.forward(model, params, inputs, tokens)
+            tokens[:, i + 1] = np.argmax(logits[:, i], axis=-1)
         np.testing.assert_array_equal(tokens[:, 1:], expected["greedy"])
 
 
@@ -356,7 +354,7 @@ def test_what_convert_refuses_before_it_reads(
     """And writes nothing of."""
     source, wide, config = tmp_path / "made", tmp_path / "wide", V1_1.replace(vocab_size=8200)
     for folder, sizes in ((source, V1_1), (wide, config)):
-        checkpoints.native.save(folder, sizes, params_of(sizes))
+        checkpoints.native.save(folder, sizes, saved.drawn(sizes, 1))
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(Checkpoint, "read", None)
     pieces = checkpoints.ASSETS / "debian.model"
@@ -379,7 +377,7 @@ def test_what_convert_refuses_before_it_reads(
 def test_a_draft_that_guesses_some_tokens_alone(tmp_path: pathlib.Path) -> None:
     """Its logits are some of the whole draft's, in int8 too; and what it knows it keeps."""
     whole = V1_1.replace(num_encoder_layers=0, source_dim=24)
-    params = params_of(whole)
+    params = saved.drawn(whole, 1)
     checkpoints.native.save(tmp_path / "whole", whole, params, storage="int8")
     kept = [39, 1, 3, 17]
     made = checkpoints.convert(tmp_path / "whole", tmp_path / "part", "native", "int8", tokens=kept)
@@ -391,7 +389,7 @@ def test_a_draft_that_guesses_some_tokens_alone(tmp_path: pathlib.Path) -> None:
     def logits(checkpoint: Checkpoint) -> np.ndarray:
         model = model_of(checkpoint.config)
         inputs, params = np.ones((2, 7), np.int32), checkpoint.load("float32")
-        return np.asarray(jax.jit(model.forward)(params, inputs, tokens, encoded=encoded))
+        return np.asarray(saved.forward(model, params, inputs, tokens, encoded=encoded))
 
     all_of_them = logits(checkpoints.open(tmp_path / "whole"))
     np.testing.assert_allclose(logits(made), all_of_them[..., sorted(kept)], rtol=1e-5, atol=1e-6)
@@ -478,11 +476,22 @@ def test_a_bucket_that_does_not_answer(monkeypatch: pytest.MonkeyPatch) -> None:
             checkpoints.open("gs://bucket/x")
 
 
-def edit_index(folder: pathlib.Path, change: Any) -> None:
-    """Changes the leaf of the embedding in T5X's index."""
+@contextlib.contextmanager
+def edited_index(folder: pathlib.Path) -> Iterator[dict[str, Any]]:
+    """The parameters in T5X's index, for changes."""
     index = index_of(folder)
-    change(index["optimizer"]["target"]["token_embedder"]["embedding"])
+    yield index["optimizer"]["target"]
     (folder / "checkpoint").write_bytes(serialization.msgpack_serialize(index))
+
+
+def edit_index(change: Callable[[dict[str, Any]], Any]) -> Damage:
+    """Changes the leaf of the embedding in T5X's index."""
+
+    def damage(folder: pathlib.Path) -> None:
+        with edited_index(folder) as tree:
+            change(tree["token_embedder"]["embedding"])
+
+    return damage
 
 
 def edit_json(path: pathlib.Path, **changes: Any) -> None:
@@ -499,139 +508,116 @@ def edit_tensors(folder: pathlib.Path, **changes: Any) -> None:
     save_file(stored, folder / "model.safetensors")
 
 
-def cut(path: pathlib.Path, size: int) -> None:
-    path.write_bytes(path.read_bytes()[:size])
-
-
-def sharded(folder: pathlib.Path, weight_map: Any) -> None:
-    (folder / "model.safetensors").rename(folder / "weights")
-    index = folder / "model.safetensors.index.json"
-    index.write_text(json.dumps({"weight_map": weight_map}))
-
-
 def scanned(folder: pathlib.Path) -> None:
     """An index that claims a hundred million layers."""
-    index = index_of(folder)
-    leaf = index["optimizer"]["target"]["token_embedder"]["embedding"]
-    leaf = leaf | {"metadata": {"shape": [16, 10**8]}}
-    index["optimizer"]["target"]["decoder"]["layers"] = {"norm": leaf}
-    (folder / "checkpoint").write_bytes(serialization.msgpack_serialize(index))
+    with edited_index(folder) as tree:
+        leaf = tree["token_embedder"]["embedding"] | {"metadata": {"shape": [16, 10**8]}}
+        tree["decoder"]["layers"] = {"norm": leaf}
 
 
-SHARED = "shared__weight"
+def says(name: str = "config.json", **changes: Any) -> Damage:
+    """Changes what a file of JSON says."""
+    return lambda folder: edit_json(folder / name, **changes)
+
+
+def holds(**changes: Any) -> Damage:
+    """Changes what tensors there are; see `edit_tensors`."""
+    return lambda folder: edit_tensors(folder, **changes)
+
+
+def file(name: str, content: bytes | int | None) -> Damage:
+    """Replaces a file's content, cuts it to so many bytes, or removes it."""
+
+    def damage(folder: pathlib.Path) -> None:
+        path = folder / name
+        if content is None:
+            path.unlink()
+        else:
+            path.write_bytes(path.read_bytes()[:content] if isinstance(content, int) else content)
+
+    return damage
+
+
+def shards(weight_map: Callable[[pathlib.Path], Any]) -> Damage:
+    """Renames the weights and writes an index of shards, of the folder."""
+
+    def damage(folder: pathlib.Path) -> None:
+        (folder / "model.safetensors").rename(folder / "weights")
+        index = folder / "model.safetensors.index.json"
+        index.write_text(json.dumps({"weight_map": weight_map(folder)}))
+
+    return damage
+
+
+WEIGHTS, TOKENIZER, EMBEDDING = (
+    "model.safetensors", "tokenizer_config.json", "target.token_embedder.embedding"
+)  # fmt: skip
+INFINITE = np.tile([np.float32(np.inf), np.float32(-np.inf)], (40, 8))
 DAMAGE = {
     "huggingface": [
+        (holds(encoder__final_layer_norm__weight=None), "lacks .* encoder.final_layer_norm.weight"),
+        (holds(extra__weight=np.zeros(3, np.float32)), "has a tensor extra.weight, unknown"),
         (
-            lambda f: edit_tensors(f, encoder__final_layer_norm__weight=None),
-            "lacks the tensor encoder.final_layer_norm.weight",
-        ),
-        (
-            lambda f: edit_tensors(f, extra__weight=np.zeros(3, np.float32)),
-            "has a tensor extra.weight, unknown",
-        ),
-        (
-            lambda f: edit_tensors(f, **{SHARED: np.zeros((41, 16), np.float32)}),
+            holds(shared__weight=np.zeros((41, 16), np.float32)),
             r"token_embedder/embedding .* \(41, 16\); .* \(40, 16\)",
         ),
+        (holds(shared__weight=np.zeros((40, 16), int)), "shared.weight .* of type I64"),
+        (holds(shared__weight=np.nan * INFINITE), "token_embedder/embedding .* not finite"),
+        (holds(shared__weight=INFINITE), "token_embedder/embedding .* not finite"),
         (
-            lambda f: edit_tensors(f, **{SHARED: np.zeros((40, 16), np.int64)}),
-            "shared.weight .* of type I64",
-        ),
-        (
-            lambda f: edit_tensors(f, **{SHARED: np.full((40, 16), np.nan, np.float32)}),
-            "token_embedder/embedding .* not finite",
-        ),
-        (
-            lambda f: edit_tensors(
-                f, **{SHARED: np.tile([np.float32(np.inf), np.float32(-np.inf)], (40, 8))}
-            ),
-            "token_embedder/embedding .* not finite",
-        ),
-        (lambda f: cut(f / "model.safetensors", 20000), "model.safetensors .* cut off"),
-        (lambda f: cut(f / "model.safetensors", 3), "model.safetensors is no safetensors file"),
-        (
-            lambda f: (f / "model.safetensors").write_bytes(b"\x80\x02}q" * 99),
-            "model.safetensors is no safetensors file",
-        ),
-        (lambda f: (f / "model.safetensors").unlink(), "has no weights"),
-        (
-            lambda f: edit_json(f / "config.json", model_type="bert"),
-            "of a 'bert' model; only T5, .*\\(t5, mt5, umt5\\) and GPT-2",
-        ),
-        (
-            lambda f: edit_json(f / "config.json", feed_forward_proj="gated-mish"),
-            "feed_forward_proj 'gated-mish'; known are relu, gated-gelu, gated-silu",
-        ),
-        (lambda f: edit_json(f / "config.json", layer_norm_epsilon=0.1), "epsilon 0.1"),
-        (lambda f: edit_json(f / "config.json", d_kv=None), "d_kv None; it must be a positive"),
-        (lambda f: (f / "config.json").unlink(), "no checkpoint: .* it holds model.safetensors"),
-        (lambda f: edit_json(f / "config.json", num_layers=10**8), "too few for the 100000003 l"),
-        (lambda f: edit_json(f / "config.json", model_type=["t5"]), r"of a \['t5'\] model"),
-        (
-            lambda f: edit_json(f / "config.json", feed_forward_proj=[]),
-            "config.json cannot be read",
-        ),
-        (
-            lambda f: edit_json(f / "config.json", tie_word_embeddings="no"),
-            "config.json .*logits_via_embedding must be True or False, not 'no'",
-        ),
-        (
-            lambda f: (f / "tokenizer_config.json").write_text(
-                '{"extra_ids": 9223372036854775808}'
-            ),
-            "extra_ids 9223372036854775808; .* from 0 to",
-        ),
-        (
-            lambda f: (f / "tokenizer_config.json").write_text('{"extra_ids": -5}'),
-            "extra_ids -5; .* whole number",
-        ),
-        (lambda f: (f / "tokenizer_config.json").write_text("{"), "tokenizer_config.json is not J"),
-        (lambda f: sharded(f, {"a": f"../{f.name}/weights"}), "names the file '../made/weights'"),
-        (lambda f: sharded(f, {"a": str(f / "weights")}), "names the file '/.*/weights'; .* plain"),
-        (lambda f: sharded(f, {"a": None}), "index.json names the file None"),
-        (lambda f: sharded(f, ["weights"]), "index.json is no index of shards"),
-        (
-            lambda f: edit_tensors(f, **{SHARED: np.zeros((40, 16), np.int8)}),
+            holds(shared__weight=np.zeros((40, 16), np.int8)),
             "token_embedder/embedding .* is of type int8; read are float32",
         ),
+        (file(WEIGHTS, 20000), "model.safetensors .* cut off"),
+        (file(WEIGHTS, 3), "model.safetensors is no safetensors file"),
+        (file(WEIGHTS, b"\x80\x02}q" * 99), "model.safetensors is no safetensors file"),
+        (file(WEIGHTS, None), "has no weights"),
+        (says(model_type="bert"), r"of a 'bert' model; only T5, .*\(t5, mt5, umt5\) and GPT-2"),
+        (says(model_type=["t5"]), r"of a \['t5'\] model"),
+        (
+            says(feed_forward_proj="gated-mish"),
+            "feed_forward_proj 'gated-mish'; known are relu, gated-gelu, gated-silu",
+        ),
+        (says(feed_forward_proj=[]), "config.json cannot be read"),
+        (says(layer_norm_epsilon=0.1), "epsilon 0.1"),
+        (says(d_kv=None), "d_kv None; it must be a positive"),
+        (says(num_layers=10**8), "too few for the 100000003 l"),
+        (
+            says(tie_word_embeddings="no"),
+            "config.json .*logits_via_embedding must be True or False, not 'no'",
+        ),
+        (file("config.json", None), "no checkpoint: .* it holds model.safetensors"),
+        (file(TOKENIZER, b'{"extra_ids": 9223372036854775808}'), "extra_ids 922.*8; .* from 0 to"),
+        (file(TOKENIZER, b'{"extra_ids": -5}'), "extra_ids -5; .* whole number"),
+        (file(TOKENIZER, b"{"), "tokenizer_config.json is not J"),
+        (shards(lambda f: {"a": f"../{f.name}/weights"}), "names the file '../made/weights'"),
+        (shards(lambda f: {"a": str(f / "weights")}), "names the file '/.*/weights'; .* plain"),
+        (shards(lambda f: {"a": None}), "index.json names the file None"),
+        (shards(lambda f: ["weights"]), "index.json is no index of shards"),
     ],
     "t5x": [
-        (lambda f: (f / "checkpoint").unlink(), "is no checkpoint"),
-        (lambda f: cut(f / "checkpoint", 500), "checkpoint is not a T5X index"),
-        (lambda f: (f / "checkpoint").write_bytes(b"wrong magic"), "is not a T5X index"),
+        (file("checkpoint", None), "is no checkpoint"),
+        (file("checkpoint", 500), "checkpoint is not a T5X index"),
+        (file("checkpoint", b"wrong magic"), "is not a T5X index"),
         (
-            lambda f: shutil.rmtree(f / "target.token_embedder.embedding"),
+            lambda f: shutil.rmtree(f / EMBEDDING),
             r"token_embedder/embedding .*\(target.token_embedder.embedding\) cannot be read",
         ),
+        (file(f"{EMBEDDING}/0.0", None), "token_embedder/embedding .* cannot be read"),
+        (file(f"{EMBEDDING}/0.0", 40), "token_embedder/embedding .* cannot be read"),
         (
-            lambda f: (f / "target.token_embedder.embedding" / "0.0").unlink(),
-            "token_embedder/embedding .* cannot be read",
-        ),
-        (
-            lambda f: cut(f / "target.token_embedder.embedding" / "0.0", 40),
-            "token_embedder/embedding .* cannot be read",
-        ),
-        (
-            lambda f: edit_json(f / "target.token_embedder.embedding" / ".zarray", shape=[9, 16]),
+            says(f"{EMBEDDING}/.zarray", shape=[9, 16]),
             r"\(9, 16\) .* on disk, but \(40, 16\)",
         ),
         (
-            lambda f: edit_json(
-                f / "target.token_embedder.embedding" / ".zarray", chunks=[9, 10**8]
-            ),
+            says(f"{EMBEDDING}/.zarray", chunks=[9, 10**8]),
             "token_embedder/embedding.*its chunks of .*100000000.* are larger than itself",
         ),
-        (
-            lambda f: edit_json(f / "target.token_embedder.embedding" / ".zarray", dtype="<i4"),
-            r"of int32 on disk",
-        ),
-        (lambda f: edit_index(f, lambda x: x["kvstore"].update(path="..")), r"the file '\.\.'"),
-        (
-            lambda f: edit_index(f, lambda x: x.pop("metadata")),
-            "checkpoint cannot be read: KeyError",
-        ),
-        (lambda f: edit_index(f, lambda x: x.update(dtype=3)), "is of type 3; read are float32"),
-        (lambda f: edit_index(f, lambda x: x["metadata"].update(shape=[3])), "made cannot be read"),
+        (says(f"{EMBEDDING}/.zarray", dtype="<i4"), "of int32 on disk"),
+        (edit_index(lambda x: x["kvstore"].update(path="..")), r"the file '\.\.'"),
+        (edit_index(lambda x: x.pop("metadata")), "checkpoint cannot be read: KeyError"),
+        (edit_index(lambda x: x.update(dtype=3)), "is of type 3; read are float32"),
+        (edit_index(lambda x: x["metadata"].update(shape=[3])), "made cannot be read"),
         (scanned, "has 100000000 layers; at most 1000 are read"),
     ],
 }
@@ -687,9 +673,8 @@ def test_what_may_not_be_read_is_named(open_folder: pathlib.Path, to: str, hidde
 def test_an_index_without_a_decoder_is_no_t5(tmp_path: pathlib.Path) -> None:
     folder = tmp_path / "checkpoint_0"
     save(folder, V1_1, "t5x")
-    index = index_of(folder)
-    del index["optimizer"]["target"]["decoder"]["relpos_bias"]
-    (folder / "checkpoint").write_bytes(serialization.msgpack_serialize(index))
+    with edited_index(folder) as tree:
+        del tree["decoder"]["relpos_bias"]
     with pytest.raises(ValueError, match="no T5 encoder-decoder: .* decoder/relpos_bias"):
         checkpoints.open(folder)
 

@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 from jax import Array
 
-from speculative.decoding import Decoding, Output, Params, block, random_draws, rules
+from speculative.decoding import Decoding, Output, Params, block, rules
 from speculative.decoding import loop as fast
 from speculative.drafts import Draft, TransformerDraft
 from speculative.sampling import Sampling
@@ -50,8 +50,8 @@ def settings(gamma: int, rule: rules.Rule = BLOCK, length: int | None = None) ->
 
 
 @functools.cache
-def numbers(begin: int, length: int, offsets: int | None) -> Array:
-    return random_draws(2403, begin + np.arange(FEWER), length, offsets)
+def numbers(begin: int, config: Decoding) -> Array:
+    return config.draws(2403, begin + np.arange(FEWER))
 
 
 def decode(
@@ -62,12 +62,10 @@ def decode(
     rows: int = FEWER,
 ) -> Output:
     """`FEWER` rows at a time, so that there is one program to compile."""
-    step = config.rule.keyed_by == "step"
-    given = (config.max_length, config.gamma + 1) if step else (config.capacity, None)
     sources = jnp.ones((FEWER, 1), jnp.int32)
     params = Params(toy.params(toy.target_table() if table is None else table), draft_params)
     outputs = [
-        fast.generate(TARGET, draft, params, sources, numbers(begin, *given), config)
+        fast.generate(TARGET, draft, params, sources, numbers(begin, config), config)
         for begin in range(0, rows, FEWER)
     ]
     return jax.tree.map(lambda *parts: np.concatenate(parts), *outputs)

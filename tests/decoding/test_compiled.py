@@ -1,5 +1,6 @@
 """Compiled decoding: nothing as large as a cache is copied within its loop."""
 
+import math
 import re
 
 import jax
@@ -8,7 +9,7 @@ import pytest
 from jax import Array, lax
 
 from speculative.backends import prepack
-from speculative.decoding import Decoding, Params, random_draws
+from speculative.decoding import Decoding, Params
 from speculative.decoding.loop import Models, decode
 from speculative.drafts import TransformerDraft
 from speculative.models import DecoderOnly, DecoderOnlyConfig, FlaxModel
@@ -27,11 +28,7 @@ def copies(program: str, least: int) -> list[str]:
             inside = not line.startswith("ENTRY")
         copied = re.search(r"= \w+\[([\d,]*)\]\S* copy\(", line)
         if inside and copied:
-            sizes = map(int, filter(None, copied[1].split(",")))
-            count = 1
-            for size in sizes:
-                count *= size
-            if count >= least:
+            if math.prod(map(int, filter(None, copied[1].split(",")))) >= least:
                 found.append(line.strip())
     return found
 
@@ -41,7 +38,7 @@ def compiled(model: FlaxModel, gamma: int, temperature: float) -> str:
     params = prepack(saved.random(model.config, 0))
     config = Decoding(50, Sampling(temperature), gamma, CACHE - gamma - 2)
     assert config.cache_lengths() == [CACHE]
-    source, draws = jax.device_put(tiny.sources(1)), random_draws(0, jnp.zeros(1, int), CACHE)
+    source, draws = jax.device_put(tiny.sources(1)), config.draws(0, jnp.zeros(1, int))
     models = Models(model, TransformerDraft(model) if gamma else None)
     program = decode.lower(models, Params(params, params), source, draws, config)
     return program.compile().as_text() or ""

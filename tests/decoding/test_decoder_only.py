@@ -10,13 +10,15 @@ import numpy as np
 import pytest
 
 from speculative.backends import prepack
-from speculative.decoding import Decoding, Output, Params, random_draws, reference
+from speculative.decoding import Decoding, Output, Params
 from speculative.decoding import loop as fast
 from speculative.drafts import TransformerDraft
 from speculative.models import DecoderOnly, DecoderOnlyConfig
 from speculative.models.gpt import LAMDA as FIELDS
 from speculative.sampling import Sampling
-from speculative.types import PyTree
+from tests import saved
+from tests.decoding.test_loop import check_stream
+from tests.decoding.test_reference import check_same_tokens
 
 VOCABULARY, ROWS, LENGTH = 50, 4, 40
 POSITIONS = 8 + LENGTH
@@ -35,20 +37,14 @@ DRAFTS = {
 @functools.cache
 def params(name: str, near: bool = False) -> Params:
     """Of target and draft; if `near`, the draft's are the target's with some noise."""
-
-    def drawn(model: DecoderOnly, seed: int) -> PyTree:
-        rng = np.random.default_rng(seed)
-        fresh = jax.eval_shape(model.init, jax.random.key(0))
-        return jax.tree.map(lambda x: rng.normal(0.0, 0.5, x.shape).astype(np.float32), fresh)
-
-    target = drawn(TARGETS[name], 0)
+    target = saved.drawn(TARGETS[name].config, 0, 0.5)
     if near:
         rng = np.random.default_rng(2)
         off = lambda x: (x * (1 + rng.normal(0.0, 0.1, x.shape))).astype(np.float32)  # noqa: E731
         return Params(prepack(target), prepack(jax.tree.map(off, target)))
     small = DRAFTS[name].model
     assert isinstance(small, DecoderOnly)
-    return Params(prepack(target), prepack(drawn(small, 1), quantized=True))
+    return Params(prepack(target), prepack(saved.drawn(small.config, 1, 0.5), quantized=True))
 
 
 def prompts() -> np.ndarray:
@@ -62,13 +58,9 @@ def draft_of(name: str, near: bool) -> TransformerDraft:
 
 
 def decode(name: str, config: Decoding, near: bool = False) -> Output:
-    draws = random_draws(0, np.arange(ROWS), config.capacity)
-    target, given, inputs = TARGETS[name], params(name, near), jax.device_put(prompts())
-    if config.gamma:
-        output = fast.generate(target, draft_of(name, near), given, inputs, draws, config)
-    else:
-        output = fast.generate(target, None, Params(given.target), inputs, draws, config)
-    return jax.tree.map(np.asarray, output)
+    draws, inputs = config.draws(0, np.arange(ROWS)), jax.device_put(prompts())
+    models, given = (TARGETS[name], draft_of(name, near)), params(name, near)
+    return jax.device_get(fast.generate(*models, given, inputs, draws, config))
 
 
 @functools.cache
@@ -92,39 +84,30 @@ def test_the_target_alone_emits_the_argmax_of_each_whole_text(name: str) -> None
     """Each row by itself, without padding and without a cache."""
     target, given = TARGETS[name], params(name).target
     output = alone(name)
-    forward = jax.jit(target.forward)
     for prompt, tokens, length in zip(prompts(), output.tokens, output.lengths, strict=True):
         prompt = prompt[prompt >= 0]
         text = np.concatenate([prompt, tokens[:length]])
         fed = np.zeros((1, POSITIONS), np.int32)
         fed[0, : len(text)] = text
-        logits = np.asarray(forward(given, fed, fed))[0, len(prompt) - 1 : len(text) - 1]
+        logits = saved.forward(target, given, fed, fed)[0, len(prompt) - 1 : len(text) - 1]
         np.testing.assert_array_equal(logits[:, :VOCABULARY].argmax(axis=-1), tokens[:length])
 
 
 @pytest.mark.parametrize(("name", "temperature"), [("GPT", 0.0), ("GPT", 1.0), ("LaMDA", 1.0)])
 def test_the_device_loop_is_the_reference(name: str, temperature: float) -> None:
     config = Decoding(VOCABULARY, Sampling(temperature), 4, LENGTH, eos_id=7)
-    output = decode(name, config, near=True)
-    draws = np.asarray(random_draws(0, np.arange(ROWS), config.capacity))
-    target, draft, given = TARGETS[name], draft_of(name, True), params(name, near=True)
-    for row, prompt in enumerate(prompts()):
-        # All prompts have the batch's width: one compilation, and padding that must not count.
-        trace = reference.generate(target, draft, given, prompt, draws[row], config)
-        assert trace.tokens == output.tokens[row, : output.lengths[row]].tolist()
-        assert len(trace.steps) == output.target_calls[row]
-    assert 0 < output.accepted.sum() < output.tested.sum()
+    models, given = (TARGETS[name], draft_of(name, True)), params(name, near=True)
+    # All prompts have the batch's width: one compilation, and padding that must not count.
+    traces = check_same_tokens(*models, given, prompts(), config, seed=0)
+    steps = [step for trace in traces for step in trace.steps]
+    assert 0 < sum(step.accepted for step in steps) < 4 * len(steps)
 
 
 def test_streamed_tokens_are_the_same() -> None:
     """With caches that grow: the first one holds 64 tokens."""
     config = Decoding(VOCABULARY, Sampling(1.0), 4, max_length=80, eos_id=-1)
     output = decode("LaMDA", config)
-    draws = random_draws(0, np.arange(ROWS), config.capacity)
-    inputs, both = jax.device_put(prompts()), params("LaMDA")
-    rows: list[list[int]] = [[] for _ in range(ROWS)]
-    for step in fast.stream(TARGETS["LaMDA"], DRAFTS["LaMDA"], both, inputs, draws, config):
-        for row, tokens, count in zip(rows, step.tokens, step.count, strict=True):
-            row += tokens[:count].tolist()
-    assert rows == output.tokens.tolist()
+    draws, inputs = config.draws(0, np.arange(ROWS)), jax.device_put(prompts())
+    given = TARGETS["LaMDA"], DRAFTS["LaMDA"], params("LaMDA"), inputs, draws, config
+    check_stream(output, list(fast.stream(*given)), config)
     assert output.finite.all()

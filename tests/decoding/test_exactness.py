@@ -21,7 +21,7 @@ import pytest
 from jax import Array
 
 from speculative.backends import prepack
-from speculative.decoding import Decoding, Output, Params, random_draws, rules
+from speculative.decoding import Decoding, Output, Params, rules
 from speculative.decoding import loop as fast
 from speculative.drafts import (
     CopyDraft,
@@ -38,7 +38,7 @@ from speculative.models import T5, T5Config
 from speculative.models.interface import Extended
 from speculative.sampling import Sampling, categorical
 from speculative.types import PyTree
-from tests import ngrams, numpy_t5, saved, toy
+from tests import ngrams, numpy_models, saved, toy
 
 pytestmark = pytest.mark.usefixtures("optimized")
 
@@ -71,18 +71,16 @@ def rows(sampling: str, gamma: int) -> int:
 
 
 @functools.cache
-def draws(rows: int, length: int) -> Array:
-    return random_draws(2211, np.arange(rows), length)
+def draws(rows: int, config: Decoding) -> Array:
+    return config.draws(2211, np.arange(rows))
 
 
 def decode(draft: Draft | None, draft_params: PyTree, config: Decoding, rows: int = ROWS) -> Output:
     """So many outputs of the target, alone where there is no draft."""
     sources = jnp.ones((rows, 1), jnp.int32)
-    numbers = draws(rows, config.capacity)
-    target_params = toy.params(toy.target_table())
     config = config if draft else dataclasses.replace(config, gamma=0)
-    params = Params(target_params, draft_params)
-    output = fast.generate(TARGET, draft, params, sources, numbers, config)
+    params = Params(toy.params(toy.target_table()), draft_params)
+    output = fast.generate(TARGET, draft, params, sources, draws(rows, config), config)
     return jax.tree.map(np.asarray, output)
 
 
@@ -175,20 +173,15 @@ def t5_params() -> PyTree:
 
 
 @functools.cache
-def of_t5() -> dict[tuple[int, ...], float]:
+def of_t5() -> toy.Probabilities:
     """The distribution of the outputs of a T5 of four tokens, by float64 T5."""
-    expected: dict[tuple[int, ...], float] = {}
-    growing: dict[tuple[int, ...], float] = {(): 1.0}
-    while growing:
-        prefix, so_far = growing.popitem()
+
+    def next_token(prefix: tuple[int, ...]) -> np.ndarray:
         fed = np.array([0, *prefix])
-        logits = numpy_t5.logits(t5_params(), SMALL_T5.config, np.array([2, 3]), fed)
-        p = toy.standardise(logits[-1, : toy.VOCABULARY], OF_T5.sampling)
-        for token, probability in enumerate(p):
-            text = (*prefix, token)
-            over = token == toy.EOS or len(text) == OF_T5.max_length
-            (expected if over else growing)[text] = so_far * probability
-    return expected
+        logits = numpy_models.logits(t5_params(), SMALL_T5.config, np.array([2, 3]), fed)
+        return toy.standardise(logits[-1, : toy.VOCABULARY], OF_T5.sampling)
+
+    return toy.enumerated(next_token, OF_T5.max_length)
 
 
 @pytest.mark.parametrize("rule", [rules.Token(), rules.Block()], ids=str)

@@ -15,8 +15,7 @@ import pytest
 from jax import Array
 from scipy import stats
 
-from speculative.decoding import Decoding, Params, random_draws, rules
-from speculative.decoding import loop as fast
+from speculative.decoding import Decoding, Params, rules
 from speculative.drafts import Draft
 from speculative.sampling import Sampling
 from tests import toy
@@ -144,8 +143,8 @@ def test_greedy_tokens_are_almost_the_most_probable(lenience: float) -> None:
     drafts = [toy.params(toy.far_table() + shift) for shift in np.eye(toy.PADDED)[:4]]
     shares = []
     for draft_params in drafts:
-        tokens, lengths = _greedy(draft_params, config)
-        text = [0, 0, *tokens[: lengths[0]].tolist()]
+        output = decode(TOY_DRAFT, draft_params, config, rows=1)
+        text = [0, 0, *output.tokens[0, : output.lengths[0]].tolist()]
         for before, last, token in zip(text, text[1:], text[2:], strict=False):
             shares.append(p[before, last, token] / p[before, last].max())
     assert min(shares) >= lenience * (1 - 1e-6)
@@ -154,19 +153,8 @@ def test_greedy_tokens_are_almost_the_most_probable(lenience: float) -> None:
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 def test_lenience_just_below_1_changes_nothing(temperature: float) -> None:
-    exact, nearly = (settings(lenience, 4, temperature) for lenience in (1.0, 1 - 1e-6))
-    for got, want in zip(
-        _greedy(toy.params(toy.near_table()), nearly),
-        _greedy(toy.params(toy.near_table()), exact),
-        strict=True,
-    ):
-        np.testing.assert_array_equal(got, want)
-
-
-def _greedy(draft_params: Array, config: Decoding) -> tuple[np.ndarray, np.ndarray]:
-    """Tokens and lengths of an output."""
-    params = Params(toy.params(toy.target_table()), draft_params)
-    draws = random_draws(3, np.arange(1), config.capacity)
-    sources = jnp.ones((1, 1), jnp.int32)
-    output = jax.tree.map(np.asarray, fast.generate(TOY, TOY_DRAFT, params, sources, draws, config))
-    return output.tokens[0], output.lengths
+    exact, nearly = (
+        decode(TOY_DRAFT, toy.params(toy.near_table()), settings(lenience, 4, temperature), rows=1)
+        for lenience in (1.0, 1 - 1e-6)
+    )
+    jax.tree.map(np.testing.assert_array_equal, nearly, exact)

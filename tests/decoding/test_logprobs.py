@@ -9,7 +9,7 @@ import pytest
 from speculative.decoding import Decoding, Params, loop, queue, rules
 from speculative.drafts import TransformerDraft
 from speculative.sampling import Sampling
-from tests import numpy_t5, tiny
+from tests import numpy_models, tiny, toy
 
 DRAFT = TransformerDraft(tiny.TARGET)
 PARAMS = Params(tiny.target_params(), tiny.near_params())
@@ -17,18 +17,12 @@ SOURCES = tiny.sources(6)
 
 
 def expected(row: int, tokens: np.ndarray, sampling: Sampling) -> np.ndarray:
-    """Of a text's tokens, by sorting."""
+    """Of a text's tokens."""
     stored = tiny.stored_params()
     source, fed = SOURCES[row][SOURCES[row] > 0], np.append(0, tokens[:-1])
-    logits = numpy_t5.logits(stored, tiny.TARGET.config, source, fed)
-    logits = logits[:, : tiny.VOCABULARY] / (sampling.temperature or 1.0)
-    p = np.exp(logits - logits.max(axis=1, keepdims=True))
-    p /= p.sum(axis=1, keepdims=True)
-    if sampling.top_p < 1:
-        order = np.argsort(-p, axis=1)
-        before = np.cumsum(np.take_along_axis(p, order, 1), 1) - np.take_along_axis(p, order, 1)
-        kept = np.take_along_axis(before < sampling.top_p, np.argsort(order, axis=1), 1)
-        p = np.where(kept, p, 0) / np.where(kept, p, 0).sum(axis=1, keepdims=True)
+    logits = numpy_models.logits(stored, tiny.TARGET.config, source, fed)
+    own = Sampling() if sampling.greedy else sampling
+    p = toy.standardise(logits[:, : tiny.VOCABULARY], own)
     return np.log(p[np.arange(len(tokens)), tokens])
 
 

@@ -2,7 +2,6 @@
 
 import dataclasses
 import functools
-from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
@@ -11,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from speculative.decoding import Decoding, Output, Params, Token, random_draws, reference
+from speculative.decoding import Decoding, Output, Params, Token
 from speculative.decoding import loop as fast
 from speculative.decoding.loop import Step
 from speculative.drafts import (
@@ -24,11 +23,12 @@ from speculative.drafts import (
     count_ngrams,
     ngram_params,
 )
-from speculative.models.interface import Started
 from speculative.ragged import write_rows
 from speculative.sampling import Sampling
-from speculative.types import Inputs, PyTree, Rows
-from tests import ngrams, numpy_t5, tiny, toy
+from speculative.types import PyTree
+from tests import ngrams, numpy_models, tiny, toy
+from tests.decoding.test_exactness import outputs
+from tests.decoding.test_reference import TOY, TOY_DRAFT, check_same_tokens
 
 NEVER = -1
 """An end token that no model emits."""
@@ -39,9 +39,6 @@ LENGTH = 40
 ITSELF = TransformerDraft(tiny.TARGET)
 SMALL = TransformerDraft(tiny.DRAFT)
 SAMPLED = Decoding(tiny.VOCABULARY, Sampling(1.0), gamma=4, max_length=LENGTH, eos_id=7)
-
-TOY = toy.MarkovModel()
-TOY_DRAFT = TransformerDraft(TOY)
 
 
 def trigram_params() -> PyTree:
@@ -55,13 +52,8 @@ def decode(
     target = other.get("target", tiny.TARGET)
     params = other.get("params", tiny.target_params())
     inputs = jnp.asarray(other.get("inputs", tiny.sources(ROWS)))
-    draws = random_draws(seed, np.arange(len(inputs)), config.capacity)
-    if draft is None:
-        output = fast.generate(target, None, Params(params), inputs, draws, config)
-    else:
-        both = Params(params, draft_params)
-        output = fast.generate(target, draft, both, inputs, draws, config)
-    return jax.tree.map(np.asarray, output)
+    draws, both = config.draws(seed, np.arange(len(inputs))), Params(params, draft_params)
+    return jax.device_get(fast.generate(target, draft, both, inputs, draws, config))
 
 
 @functools.cache
@@ -70,7 +62,7 @@ def float64_greedy() -> np.ndarray:
     output = np.zeros((ROWS, LENGTH + 1), np.int32)
     for row, source in enumerate(tiny.sources(ROWS)):
         for i in range(LENGTH):
-            logits = numpy_t5.logits(
+            logits = numpy_models.logits(
                 tiny.stored_params(), tiny.TARGET.config, source[source != 0], output[row, : i + 1]
             )
             output[row, i + 1] = logits[-1, : tiny.VOCABULARY].argmax()
@@ -189,7 +181,7 @@ def test_the_stream_is_the_generation_and_adds_up_to_its_counters(
 ) -> None:
     config = config or greedy(0)
     output = decode(draft, params(), config)
-    draws = random_draws(0, np.arange(ROWS), config.capacity)
+    draws = config.draws(0, np.arange(ROWS))
     both = Params(tiny.target_params(), params())
     inputs = jax.device_put(tiny.sources(ROWS))
     steps = list(fast.stream(tiny.TARGET, draft, both, inputs, draws, config))
@@ -212,67 +204,48 @@ def test_caches_of_target_and_draft_grow_together(table: Callable[[], np.ndarray
     output = decode(
         TOY_DRAFT, params.draft, config, target=TOY, params=params.target, inputs=inputs
     )
-    draws = random_draws(0, np.arange(2), config.capacity)
+    draws = config.draws(0, np.arange(2))
     steps = list(fast.stream(TOY, TOY_DRAFT, params, inputs, draws, config))
     check_stream(output, steps, config)
-    for row in range(2):
-        trace = reference.generate(
-            TOY, TOY_DRAFT, params, np.ones(1), np.asarray(draws[row]), config
-        )
-        assert trace.tokens == output.tokens[row].tolist()
+    check_same_tokens(TOY, TOY_DRAFT, params, np.ones((2, 1), np.int32), config, seed=0)
 
 
 def test_a_row_of_a_batch_is_what_it_is_alone() -> None:
     together = decode(ITSELF, tiny.near_params(), SAMPLED)
     both = Params(tiny.target_params(), tiny.near_params())
     for row in range(ROWS):
-        draws = random_draws(0, np.array([row]), SAMPLED.capacity)
+        draws = SAMPLED.draws(0, np.array([row]))
         source = jax.device_put(tiny.sources(ROWS)[row : row + 1])
         alone = fast.generate(tiny.TARGET, ITSELF, both, source, draws, SAMPLED)
         for one, many in zip(jax.tree.leaves(alone), jax.tree.leaves(together), strict=True):
             np.testing.assert_array_equal(one[0], many[row])
 
 
-def run_chain(*said: int, config: Decoding | None = None) -> Output:
-    """A target, which is its own draft, that repeats these tokens and emits nothing else."""
+@pytest.mark.parametrize(
+    ("said", "tokens", "accepted", "calls"),
+    [
+        # An end inside an accepted block, and one that is the bonus token.
+        ((2, 3, 1), [2, 3, 1, 0, 0, 0, 0], 3, 1),
+        ((2, 2, 3, 3, 1), [2, 2, 3, 3, 1, 0, 0], 4, 1),
+        # The limit: after four guesses and the bonus token, two of the second block's four guesses.
+        ((2, 3), [2, 3, 2, 3, 2, 3, 2], 6, 2),
+        ((2, 3), [2], 1, 1),
+    ],
+)
+def test_where_a_row_ends(said: list[int], tokens: list[int], accepted: int, calls: int) -> None:
+    """A target, which is its own draft, repeats what is said and emits nothing else."""
     table = np.full((toy.PADDED,) * 3, -30.0)
     walk = [0, 0, *said, *said]
     for before, last, following in zip(walk, walk[1:], walk[2:], strict=False):
         table[before, last] = -30.0
         table[before, last, following] = 30.0
-    config = config or Decoding(toy.VOCABULARY, Sampling(1.0), 4, max_length=7, eos_id=toy.EOS)
+    config = Decoding(toy.VOCABULARY, Sampling(1.0), 4, max_length=len(tokens), eos_id=toy.EOS)
     params, inputs = toy.params(table), np.ones((2, 1), np.int32)
-    return decode(TOY_DRAFT, params, config, target=TOY, params=params, inputs=inputs)
-
-
-def test_an_end_inside_an_accepted_block_ends_the_row_there() -> None:
-    output = run_chain(2, 3, 1)
-    assert output.tokens.tolist() == [[2, 3, 1, 0, 0, 0, 0]] * 2
-    assert output.lengths.tolist() == output.tested.tolist() == output.accepted.tolist() == [3, 3]
-    assert output.target_calls.tolist() == [1, 1]
-
-
-def test_an_end_that_is_the_bonus_token_ends_the_row() -> None:
-    output = run_chain(2, 2, 3, 3, 1)
-    assert output.tokens.tolist() == [[2, 2, 3, 3, 1, 0, 0]] * 2
-    assert output.tested.tolist() == output.accepted.tolist() == [4, 4]
-    assert output.target_calls.tolist() == [1, 1]
-
-
-def test_the_limit_cuts_inside_a_block() -> None:
-    output = run_chain(2, 3)
-    assert output.tokens.tolist() == [[2, 3, 2, 3, 2, 3, 2]] * 2
-    assert output.lengths.tolist() == [7, 7]
-    assert output.target_calls.tolist() == [2, 2]
-    # Four guesses and the bonus token, then two of the second block's four guesses.
-    assert output.tested.tolist() == output.accepted.tolist() == [6, 6]
-
-
-def test_a_limit_of_one_token() -> None:
-    config = Decoding(toy.VOCABULARY, Sampling(0.0), gamma=4, max_length=1, eos_id=toy.EOS)
-    output = run_chain(2, 3, config=config)
-    assert output.tokens.tolist() == [[2]] * 2
-    assert output.target_calls.tolist() == output.accepted.tolist() == [1, 1]
+    output = decode(TOY_DRAFT, params, config, target=TOY, params=params, inputs=inputs)
+    assert output.tokens.tolist() == [tokens] * 2
+    assert output.lengths.tolist() == [len(tokens) - tokens.count(0)] * 2
+    assert output.tested.tolist() == output.accepted.tolist() == [accepted] * 2
+    assert output.target_calls.tolist() == [calls] * 2
 
 
 @pytest.mark.parametrize("wrong", [np.nan, np.inf])
@@ -295,19 +268,10 @@ def test_logits_that_are_not_finite_are_reported_by_row(draft: Draft | None, wro
 @pytest.mark.parametrize("gamma", [63, 64, 300])
 def test_a_large_gamma_decodes(gamma: int) -> None:
     config = Decoding(tiny.VOCABULARY, Sampling(0.0), gamma, max_length=10, eos_id=-1)
-    draws = random_draws(0, np.arange(1), config.capacity)
+    draws = config.draws(0, np.arange(1))
     both, source = Params(tiny.target_params()), jax.device_put(tiny.sources(1))
     output = fast.generate(tiny.TARGET, UniformDraft(), both, source, draws, config)
     np.testing.assert_array_equal(output.tokens, float64_greedy()[:1, :10])
-
-
-def test_too_few_draws_are_refused() -> None:
-    """A read beyond them would be shifted back silently and use numbers twice."""
-    config = Decoding(tiny.VOCABULARY, Sampling(1.0), gamma=4, max_length=40, eos_id=7)
-    draws = random_draws(0, np.arange(4), config.capacity - 1)
-    both, source = Params(tiny.target_params()), jax.device_put(tiny.sources(4))
-    with pytest.raises(ValueError, match=f"{config.capacity - 1}.*{config.capacity}"):
-        fast.generate(tiny.TARGET, UniformDraft(), both, source, draws, config)
 
 
 @pytest.mark.parametrize(
@@ -342,29 +306,19 @@ def test_a_row_may_begin_another_text_at_any_time(
 
 
 @dataclasses.dataclass(frozen=True)
-class Reader:
+class Reader(Draft):
     """Keeps the hidden states of accepted positions [B, T], and their number [B]."""
 
     layers: tuple[str, ...] = ("fed",)
 
-    def start(self, params: PyTree, inputs: Inputs, cache_length: int, target: Started) -> Any:
+    def start(self, params, inputs, cache_length, target) -> Any:
         batch = inputs.shape[0]
         return jnp.zeros((batch, cache_length), jnp.int32), jnp.zeros(batch, jnp.int32)
 
-    def propose(
-        self,
-        params: PyTree,
-        state: Any,
-        last: Rows,
-        uniforms: jax.Array,
-        sampling: Sampling,
-        vocab_size: int,
-    ) -> Proposal:
+    def propose(self, params, state, last, uniforms, sampling, vocab_size) -> Proposal:
         return Proposal((uniforms * vocab_size).astype(jnp.int32), None, state)
 
-    def commit(
-        self, params: PyTree, proposal: Proposal, accepted: Rows, hidden: dict[str, jax.Array]
-    ) -> Any:
+    def commit(self, params, proposal, accepted, hidden) -> Any:
         read, count = proposal.state
         return write_rows(read, hidden["fed"][..., 0], count, axis=1), count + accepted + 1
 
@@ -403,19 +357,10 @@ def test_numbers_keyed_by_the_step_are_exact_and_none_is_used_twice() -> None:
     np.testing.assert_array_equal(config.draws(5, np.array([7]))[0], draws[7])
     both = Params(toy.params(toy.target_table()), toy.params(toy.near_table()))
     sources = jnp.ones((len(draws), 1), jnp.int32)
-    output = jax.tree.map(np.asarray, fast.generate(TOY, TOY_DRAFT, both, sources, draws, config))
+    output = jax.device_get(fast.generate(TOY, TOY_DRAFT, both, sources, draws, config))
     p = toy.distribution(toy.target_table(), config.sampling)
-    found = Counter(
-        tuple(row[:length].tolist())
-        for row, length in zip(output.tokens, output.lengths, strict=True)
-    )
-    assert toy.p_value(found, toy.output_probabilities(p, 6)) > 1e-4
-    for row in range(8):
-        trace = reference.generate(
-            TOY, TOY_DRAFT, both, np.ones(1, int), np.asarray(draws[row]), config
-        )
-        assert trace.tokens == output.tokens[row, : output.lengths[row]].tolist()
-        assert len(trace.steps) == output.target_calls[row]
+    assert toy.p_value(outputs(output), toy.output_probabilities(p, 6)) > 1e-4
+    check_same_tokens(TOY, TOY_DRAFT, both, np.ones((8, 1), np.int32), config, seed=5)
 
 
 def test_numbers_keyed_otherwise_are_refused() -> None:
@@ -439,9 +384,9 @@ def test_a_row_of_another_width_is_refused() -> None:
             fast.put_row(batch, 1, fast.begin(models, both, source, config, size))
 
 
-@pytest.mark.parametrize("shape", [(1, 46, 3), (4, 46, 2), (4, 40, 4, 3)])
+@pytest.mark.parametrize("shape", [(4, 45, 3), (1, 46, 3), (4, 46, 2), (4, 40, 4, 3)])
 def test_random_numbers_of_another_shape_are_refused(shape: tuple[int, ...]) -> None:
-    """Of one row for four, two for a position that needs three, of too few offsets for a step."""
+    """Too few positions, which would be read silently shifted back, rows, numbers or offsets."""
     rule = KeyedByStep() if len(shape) == 4 else Token()
     config = dataclasses.replace(SAMPLED, rule=rule)
     both, source = Params(tiny.target_params()), jax.device_put(tiny.sources(4))

@@ -15,21 +15,19 @@ import numpy as np
 import pytest
 from jax import Array
 
-from speculative.decoding import Decoding, Output, Params, queue, reference, rules
-from speculative.decoding import loop as fast
-from speculative.drafts import Draft, NgramDraft, TransformerDraft, count_ngrams, ngram_params
+from speculative.decoding import Decoding, Params, queue, rules
+from speculative.drafts import Draft, NgramDraft, count_ngrams, ngram_params
 from speculative.processors import History, RepetitionPenalty
 from speculative.sampling import Sampling
 from speculative.types import PyTree
 from tests import ngrams, toy
-from tests.decoding.test_exactness import outputs
+from tests.decoding.test_exactness import MODEL_DRAFT, TARGET, decode, outputs
+from tests.decoding.test_reference import check_same_tokens
 
 ROWS = 20_000
 THRESHOLD = 1e-4 / 100
 """There are fewer p-values than 100 here."""
 
-TARGET = toy.MarkovModel()
-MODEL_DRAFT = TransformerDraft(TARGET)
 PENALTY = RepetitionPenalty(1.7)
 OWN = Sampling()
 
@@ -77,28 +75,14 @@ PROCESSORS = {
 def law(changes: tuple[InNumPy, ...], sampling: Sampling, length: int) -> toy.Probabilities:
     """The distribution of whole outputs of the target with processed logits."""
     table = toy.target_table()
-    found: toy.Probabilities = {}
-    open_prefixes: toy.Probabilities = {(): 1.0}
-    while open_prefixes:
-        grown: toy.Probabilities = {}
-        for prefix, chance in open_prefixes.items():
-            logits = table[(0, 0, *prefix)[-2:]][: toy.VOCABULARY].astype(np.float64)
-            for change in changes:
-                logits = change(logits, prefix)
-            p = toy.standardise(logits, sampling)
-            for token in np.flatnonzero(p):
-                text = (*prefix, int(token))
-                done = token == toy.EOS or len(text) == length
-                (found if done else grown)[text] = chance * p[token]
-        open_prefixes = grown
-    return found
 
+    def next_token(prefix: tuple[int, ...]) -> np.ndarray:
+        logits = table[(0, 0, *prefix)[-2:]][: toy.VOCABULARY]
+        for change in changes:
+            logits = change(logits, prefix)
+        return toy.standardise(logits, sampling)
 
-def decode(config: Decoding, draft: Draft, draft_params: PyTree, rows: int = ROWS) -> Output:
-    draws = config.draws(17, np.arange(rows))
-    params = Params(toy.params(toy.target_table()), draft_params)
-    sources = jnp.ones((rows, 1), jnp.int32)
-    return jax.tree.map(np.asarray, fast.generate(TARGET, draft, params, sources, draws, config))
+    return toy.enumerated(next_token, length)
 
 
 def settings(
@@ -126,14 +110,15 @@ def test_outputs_are_the_processed_targets(
     name: str, table: Callable[[], np.ndarray], gamma: int, rule: str, sampling: Sampling
 ) -> None:
     config = settings(name, gamma, rule, sampling)
-    output = decode(config, MODEL_DRAFT, toy.params(table()))
+    output = decode(MODEL_DRAFT, toy.params(table()), config, ROWS)
     expected = law(PROCESSORS[name][1], sampling, config.max_length)
     assert toy.p_value(outputs(output), expected) > THRESHOLD
 
 
 def test_guesses_are_of_processed_logits_too() -> None:
     """A draft that is the target has all its guesses accepted, at every position of a block."""
-    output = decode(settings("both", 4, length=9), MODEL_DRAFT, toy.params(toy.target_table()))
+    config = settings("both", 4, length=9)
+    output = decode(MODEL_DRAFT, toy.params(toy.target_table()), config, ROWS)
     np.testing.assert_array_equal(output.accepted, output.tested)
     assert (output.accepted > 0).mean() > 0.9
 
@@ -157,15 +142,11 @@ def test_the_reference_loop_says_the_same(kind: str, rule: str, sampling: Sampli
     }
     draft, draft_params = drafts[kind]
     config = settings("both", 3, rule, sampling, length=12)
-    output = decode(config, draft, draft_params, rows=12)
-    draws = np.asarray(config.draws(17, np.arange(12)))
     params = Params(toy.params(toy.target_table()), draft_params)
-    for row in range(12):
-        trace = reference.generate(TARGET, draft, params, np.ones(1, np.int32), draws[row], config)
-        assert trace.tokens == output.tokens[row, : output.lengths[row]].tolist()
+    check_same_tokens(TARGET, draft, params, np.ones((12, 1), np.int32), config, seed=17)
     if sampling.greedy:  # And so does the target alone.
-        alone = decode(dataclasses.replace(config, gamma=0), draft, draft_params, rows=1)
-        np.testing.assert_array_equal(output.tokens[:1], alone.tokens)
+        output = decode(draft, draft_params, config, rows=1)
+        np.testing.assert_array_equal(output.tokens, decode(None, (), config, rows=1).tokens)
 
 
 @pytest.mark.usefixtures("recompiled")
@@ -177,13 +158,13 @@ def test_a_text_that_lags_behind_the_block_is_found(monkeypatch: pytest.MonkeyPa
 
     monkeypatch.setattr(History, "process_block", lagging)
     config = settings("both", 4)
-    output = decode(config, MODEL_DRAFT, toy.params(toy.near_table()))
+    output = decode(MODEL_DRAFT, toy.params(toy.near_table()), config, ROWS)
     assert toy.p_value(outputs(output), law(PROCESSORS["both"][1], Sampling(), 6)) < THRESHOLD
 
 
 def test_log_probabilities_are_of_processed_logits() -> None:
     config = dataclasses.replace(settings("both", 4), logprobs=True)
-    output = decode(config, MODEL_DRAFT, toy.params(toy.near_table()), rows=300)
+    output = decode(MODEL_DRAFT, toy.params(toy.near_table()), config, rows=300)
     expected = law(PROCESSORS["both"][1], Sampling(), config.max_length)
     for tokens, length, own in zip(output.tokens, output.lengths, output.logprobs, strict=True):
         assert own[:length].sum() == pytest.approx(
@@ -229,12 +210,12 @@ class Wrong:
 def test_a_processor_of_another_shape_is_refused(kind: str, shape: str) -> None:
     config = dataclasses.replace(settings("both", 2), processors=(Wrong(kind),))
     with pytest.raises(ValueError, match=rf"Wrong\(kind='{kind}'\) makes logits of shape {shape}"):
-        decode(config, MODEL_DRAFT, toy.params(toy.near_table()), rows=2)
+        decode(MODEL_DRAFT, toy.params(toy.near_table()), config, rows=2)
 
 
 def test_nan_of_a_processor_is_told() -> None:
     config = dataclasses.replace(settings("both", 2), processors=(Wrong("nan"),))
-    assert not decode(config, MODEL_DRAFT, toy.params(toy.near_table()), rows=2).finite.any()
+    assert not decode(MODEL_DRAFT, toy.params(toy.near_table()), config, rows=2).finite.any()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -251,7 +232,8 @@ class OnlyThrees:
 def test_texts_that_are_not_to_be_may_be_forbidden_altogether(gamma: int) -> None:
     """Of a draft that guesses without processors; what comes after its guesses is not emitted."""
     config = dataclasses.replace(settings("both", gamma), processors=(OnlyThrees(),))
-    output = decode(config, toy.CertainDraft(), jax.device_put(toy.certain_table()), rows=200)
+    draft = toy.CertainDraft() if gamma else None
+    output = decode(draft, jax.device_put(toy.certain_table()), config, rows=200)
     assert output.finite.all() and (output.lengths == config.max_length).all()
     assert set(output.tokens.ravel().tolist()) == {0, 3}
 

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from speculative.decoding import Decoding, Params, random_draws, reference, rules
+from speculative.decoding import Decoding, Params, reference, rules
 from speculative.decoding import loop as fast
 from speculative.decoding.loop import Model
 from speculative.drafts import CopyDraft, Draft, HiddenDraft, MixedDraft, TransformerDraft
@@ -109,7 +109,7 @@ def test_a_trace_holds_the_distributions_that_algorithm_1_used() -> None:
     p = toy.distribution(toy.target_table(), config.sampling)
     q = toy.distribution(toy.near_table(), config.sampling)
     for seed in range(4):
-        draws = np.asarray(random_draws(seed, np.arange(1), config.capacity))[0]
+        draws = np.asarray(config.draws(seed, np.arange(1)))[0]
         inputs = np.ones(1, np.int32)
         trace = reference.generate(TOY, TOY_DRAFT, params, inputs, draws, config)
         said = [0, 0]

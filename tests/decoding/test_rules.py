@@ -134,21 +134,23 @@ def test_equal_distributions_always_accept() -> None:
     assert (accepted == 4).all()
 
 
-def test_a_guess_of_target_probability_zero_is_never_accepted() -> None:
-    p, q = uniform_rows([0.0, 1.0], [1.0, 0.0]), uniform_rows([1.0, 0.0])
-    accepted, token = verified(jnp.array([[0]]), p, q, jnp.zeros((1, 1)), jnp.full((1, 2), 0.9))
-    assert (accepted.item(), token.item()) == (0, 1)
-
-
-def test_a_guess_of_draft_probability_zero_needs_no_division() -> None:
-    """Both may underflow: with q = 0 a guess is accepted if and only if p > 0."""
-    p, q = uniform_rows([0.25, 0.75], [0.0, 1.0]), uniform_rows([0.0, 1.0])
-    almost_one = jnp.full((1, 1), 1 - 2**-24)
-    accepted, token = verified(jnp.array([[0]]), p, q, almost_one, jnp.zeros((1, 2)))
-    assert (accepted.item(), token.item()) == (1, 1)
-    p = uniform_rows([0.0, 1.0], [1.0, 0.0])
-    accepted, token = verified(jnp.array([[0]]), p, q, jnp.zeros((1, 1)), jnp.zeros((1, 2)))
-    assert (accepted.item(), token.item()) == (0, 1)
+@pytest.mark.parametrize(
+    ("p", "q", "r", "accepted"),
+    [
+        ([0.0, 1.0], [1.0, 0.0], 0.0, 0),
+        # Both may underflow, and there is no division by q.
+        ([0.25, 0.75], [0.0, 1.0], 1 - 2**-24, 1),
+        ([0.0, 1.0], [0.0, 1.0], 0.0, 0),
+    ],
+)
+def test_guesses_of_probability_zero(
+    p: list[float], q: list[float], r: float, accepted: int
+) -> None:
+    """They are accepted if and only if the target's is positive."""
+    after = [0.0, 1.0] if accepted else [1.0, 0.0]
+    given = uniform_rows(p, after), uniform_rows(q), jnp.full((1, 1), r), jnp.full((1, 2), 0.9)
+    found = verified(jnp.array([[0]]), *given)
+    assert (found[0].item(), found[1].item()) == (accepted, 1)
 
 
 def test_a_residual_of_zero_gives_way_to_p() -> None:
@@ -291,14 +293,7 @@ def test_a_rules_acceptance_is_the_share_of_guesses_that_it_accepts(sampling: Sa
         guesses = rng.choice(VOCABULARY, (40_000, 1), p=q / q.sum())
         rows = [np.broadcast_to(x, (40_000, *x.shape)) for x in (logits, q[None])]
         uniforms = jnp.asarray(rng.random((40_000, 2, 3)), jnp.float32)
-        accepted, _ = verified_by(
-            rule,
-            guesses,
-            rows[0],
-            rows[1],
-            sampling,
-            uniforms,
-        )
+        accepted, _ = verified_by(rule, guesses, *rows, sampling, uniforms)
         beta = float(rule.acceptance(jnp.asarray(logits[0]), jnp.asarray(q), sampling))
         error = np.sqrt(beta * (1 - beta) / 40_000)
         assert abs(np.asarray(accepted).mean() - beta) <= 5 * error

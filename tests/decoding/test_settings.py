@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from speculative.decoding import Decoding, random_draws
+from speculative.decoding import Decoding
 from speculative.sampling import Sampling
 
 
@@ -45,15 +45,17 @@ def test_parts_of_another_type_are_named(field: str, value: Any) -> None:
 @pytest.mark.parametrize("seed", [-1, 2**32, 0.5])
 def test_seeds_do_not_wrap_around(seed: Any) -> None:
     with pytest.raises(ValueError, match=f"seed must .* from 0 to 4294967295, not {seed}"):
-        random_draws(seed, np.arange(1), 4)
+        Decoding(10).draws(seed, np.arange(1))
 
 
-@pytest.mark.parametrize("gamma", [0, 1, 7, 100])
-@pytest.mark.parametrize("max_length", [1, 62, 128, 250, 2000])
+@pytest.mark.parametrize("gamma", [0, 1, 7, 62, 63, 100, 300])
+@pytest.mark.parametrize("max_length", [1, 40, 62, 128, 250, 2000])
 def test_cache_lengths_ascend_to_one_that_holds_everything(gamma: int, max_length: int) -> None:
     """The last step starts with max_length - 1 tokens and appends gamma + 1."""
-    sizes = Decoding(10, gamma=gamma, max_length=max_length).cache_lengths()
+    config = Decoding(10, gamma=gamma, max_length=max_length)
+    sizes = config.cache_lengths()
     assert sizes == sorted(set(sizes))
+    assert sizes[0] >= config.room  # Of a whole step.
     assert max_length + gamma <= sizes[-1] <= max_length + gamma + 18
 
 
@@ -63,17 +65,19 @@ def test_short_answers_get_short_caches() -> None:
 
 
 def test_draws_depend_on_seed_example_and_position_alone() -> None:
-    every = np.asarray(random_draws(5, np.array([3, 8, 2**31 - 1]), 40))
+    config, examples = Decoding(10, max_length=38), np.array([3, 8, 2**31 - 1])
+    every = np.asarray(config.draws(5, examples))
     assert every.shape == (3, 40, 3)
-    np.testing.assert_array_equal(random_draws(5, np.array([8]), 40)[0], every[1])
-    np.testing.assert_array_equal(random_draws(5, np.array([3, 8, 2**31 - 1]), 25), every[:, :25])
-    other = np.asarray(random_draws(6, np.array([3, 8, 2**31 - 1]), 40))
+    np.testing.assert_array_equal(config.draws(5, examples[1:2])[0], every[1])
+    shorter = dataclasses.replace(config, max_length=20, gamma=3)
+    np.testing.assert_array_equal(shorter.draws(5, examples), every[:, :25])
+    other = np.asarray(config.draws(6, examples))
     # 720 numbers of 23 bits: a coincidence is rarer than 1 in 30, and fixed.
     assert len(np.unique([every, other])) == 720
 
 
 def test_draws_are_uniform_and_independent() -> None:
-    draws = np.asarray(random_draws(0, np.arange(400), 50), np.float64)
+    draws = np.asarray(Decoding(10, max_length=48).draws(0, np.arange(400)), np.float64)
     assert 0 <= draws.min()
     assert draws.max() < 1
     flat = draws.reshape(-1, 3)
@@ -82,9 +86,3 @@ def test_draws_are_uniform_and_independent() -> None:
     np.testing.assert_allclose(np.corrcoef(flat.T), np.eye(3), atol=5 / np.sqrt(20_000))
     following = draws[:, 1:].reshape(-1), draws[:, :-1].reshape(-1)
     assert abs(np.corrcoef(*following)[0, 1]) < 5 / np.sqrt(60_000)
-
-
-@pytest.mark.parametrize("gamma", [62, 63, 100, 300])
-def test_the_first_cache_holds_a_whole_step(gamma: int) -> None:
-    config = Decoding(10, gamma=gamma, max_length=40)
-    assert config.cache_lengths()[0] >= config.room

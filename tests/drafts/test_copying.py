@@ -166,19 +166,20 @@ def test_lengths_of_matches(decoder_only: bool) -> None:
     assert {length for _, length in expected} == {0, 1, 2, 3, 4}
 
 
-def test_a_copy_runs_on_into_itself() -> None:
+@pytest.mark.parametrize(
+    ("text", "copy"),
+    [
+        # It runs on into itself.
+        ([1, 3, 2, 1, 3], [2, 1, 3, 2, 1, 3, 2, 1]),
+        # After 1 2 came 3; now it is 0, and the copy goes on after the 3.
+        ([1, 2, 3, 1, 1, 2, 0], [1]),
+    ],
+)
+def test_copies_by_hand(text: list[int], copy: list[int]) -> None:
     draft = CopyDraft(decoder_only=True)
-    state, last, _ = begin(draft, (), [[1, 3, 2, 1, 3]], True, 32)
-    guesses, _ = propose(draft, (), state, jnp.array(last), 8)
-    assert guesses.tolist() == [[2, 1, 3, 2, 1, 3, 2, 1]]
-
-
-def test_a_new_token_stands_in_for_the_one_expected() -> None:
-    """After 1 2 came 3; now it is 0, and the copy goes on after the 3."""
-    draft = CopyDraft(decoder_only=True)
-    state, last, _ = begin(draft, (), [[1, 2, 3, 1, 1, 2, 0]], True, 8)
-    guesses, _ = propose(draft, (), state, jnp.array(last), 1)
-    assert guesses.tolist() == [[1]]
+    state, last, _ = begin(draft, (), [text], True, 32)
+    guesses, _ = propose(draft, (), state, jnp.array(last), len(copy))
+    assert guesses.tolist() == [copy]
 
 
 @pytest.mark.parametrize("decoder_only", [False, True])

@@ -17,7 +17,7 @@ from speculative.drafts.base import layers_read
 from speculative.models import DecoderOnly, DecoderOnlyConfig, FlaxModel
 from speculative.sampling import Sampling, standardise
 from speculative.types import PyTree
-from tests import tiny
+from tests import saved, tiny
 
 GAMMA = 3
 ROWS = GAMMA + 1
@@ -80,15 +80,8 @@ def gpt() -> Given:
         56, 8, 1, 8, 16, 1, max_positions=64, source_dim=16, target_layers=LAYERS
     )
     models = DecoderOnly(target), DecoderOnly(small)
-    rng = np.random.default_rng(0)
-    params = [
-        jax.tree.map(
-            lambda x: rng.normal(0.0, 0.5, x.shape).astype(np.float32),
-            jax.eval_shape(model.init, jax.random.key(0)),
-        )
-        for model in models
-    ]
-    prompts = rng.integers(0, tiny.VOCABULARY, (ROWS, 8)).astype(np.int32)
+    params = [saved.drawn(model.config, seed, 0.5) for seed, model in enumerate(models)]
+    prompts = np.random.default_rng(0).integers(0, tiny.VOCABULARY, (ROWS, 8)).astype(np.int32)
     prompts = np.where(np.arange(8) < np.array([[1], [8], [3], [6]]), prompts, -1)
     return Given(models[0], params[0], HiddenDraft(models[1]), params[1], prompts)
 

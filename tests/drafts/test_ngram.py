@@ -18,7 +18,7 @@ import numpy as np
 import pytest
 
 from speculative import checkpoints, cli
-from speculative.decoding import Decoding, Params, random_draws
+from speculative.decoding import Decoding, Params
 from speculative.decoding import loop as fast
 from speculative.drafts import NgramDraft, NgramParams, Proposal, count_ngrams, ngram, ngram_params
 from speculative.sampling import Sampling
@@ -150,7 +150,7 @@ def decoding(sampling: Sampling, gamma: int) -> tuple[Decoding, NgramDraft, Para
 @pytest.mark.parametrize("gamma", [1, 4])
 def test_a_trigram_draft_is_exact(gamma: int) -> None:
     config, draft, both = decoding(Sampling(1.3, top_p=0.8), gamma)
-    draws = random_draws(2212, np.arange(30_000), config.capacity)
+    draws = config.draws(2212, np.arange(30_000))
     sources = jnp.ones((len(draws), 1), jnp.int32)
     output = fast.generate(toy.MarkovModel(), draft, both, sources, draws, config)
     tokens, lengths = np.asarray(output.tokens), np.asarray(output.lengths)

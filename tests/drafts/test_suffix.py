@@ -136,16 +136,18 @@ def test_exact(gamma: int) -> None:
     check_exact(SuffixDraft(), suffix.automaton(sequences(9), VOCAB), gamma)
 
 
-@pytest.mark.parametrize("rows", [[], [np.array([], np.int32)]])
-def test_no_past_outputs(rows: list[np.ndarray]) -> None:
-    with pytest.raises(ValueError, match="at least one sequence"):
-        suffix.automaton(rows, VOCAB)
-
-
-@pytest.mark.parametrize("wrong", [-1, VOCAB])
-def test_tokens_outside_the_vocabulary(wrong: int) -> None:
-    with pytest.raises(ValueError, match=f"Past output 1 holds token {wrong}, .* 4 pieces"):
-        suffix.automaton([np.array([2, 1]), np.array([2, wrong, 1])], VOCAB)
+@pytest.mark.parametrize(
+    ("rows", "said"),
+    [
+        ([], "at least one sequence"),
+        ([[]], "at least one sequence"),
+        ([[2, 1], [2, -1, 1]], "Past output 1 holds token -1, .* 4 pieces"),
+        ([[2, 1], [2, VOCAB, 1]], "Past output 1 holds token 4, .* 4 pieces"),
+    ],
+)
+def test_what_are_no_past_outputs(rows: list[list[int]], said: str) -> None:
+    with pytest.raises(ValueError, match=said):
+        suffix.automaton([np.array(row, np.int32) for row in rows], VOCAB)
 
 
 def test_past_outputs_of_one_token() -> None:

@@ -9,7 +9,7 @@ import pytest
 
 from speculative.drafts import TransformerDraft
 from speculative.sampling import Sampling
-from tests import numpy_t5, saved, tiny, toy
+from tests import numpy_models, saved, tiny, toy
 
 GAMMA = 3
 DRAFT = TransformerDraft(tiny.TARGET)
@@ -24,7 +24,7 @@ propose = jax.jit(TransformerDraft.propose, static_argnums=(0, 5, 6))
 def q_at(row: int, prefix: tuple[int, ...]) -> np.ndarray:
     """[V] by float64 T5, after the start token and `prefix`."""
     source = tiny.sources(GAMMA + 1)[row]
-    logits = numpy_t5.logits(
+    logits = numpy_models.logits(
         tiny.stored_params(), tiny.TARGET.config, source[source != 0], np.array([0, *prefix])
     )
     return toy.standardise(logits[-1, :VOCABULARY], SAMPLING)
@@ -113,7 +113,7 @@ def test_a_draft_may_read_the_encoder_of_its_target() -> None:
     stored = saved.random(tiny.READER.config, 2)
     for row, source in enumerate(tiny.sources(2)):
         source = source[source != 0]
-        encoded = numpy_t5.encode(tiny.stored_params(), tiny.TARGET.config, source)
-        logits = numpy_t5.decode(stored, tiny.READER.config, encoded, np.array([0]))
+        encoded = numpy_models.encode(tiny.stored_params(), tiny.TARGET.config, source)
+        logits = numpy_models.decode(stored, tiny.READER.config, encoded, np.array([0]))
         want = toy.standardise(logits[0, :VOCABULARY], SAMPLING)
         np.testing.assert_allclose(proposal.q[row, 0], want, atol=1e-5)

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from speculative.decoding import Decoding, Params, Token, random_draws, reference
+from speculative.decoding import Decoding, Params, Token, reference
 from speculative.drafts import (
     Draft,
     NgramDraft,
@@ -81,7 +81,7 @@ def test_beta_of_a_transformer_is_the_reference_loops() -> None:
     pair.vocabulary.size = tiny.VOCABULARY  # pyright: ignore[reportAttributeAccessIssue]
     config = Decoding(tiny.VOCABULARY, Sampling(2.0, top_k=25), 2, max_length=40, eos_id=-1)
     source = tiny.sources(1)
-    draws = np.asarray(random_draws(5, np.array([0]), config.capacity))[0]
+    draws = np.asarray(config.draws(5, np.array([0])))[0]
     trace = reference.generate(tiny.TARGET, draft, pair.params, source[0], draws, config)
     (beta,) = alpha_on_target_text(
         pair, [jax.device_put(source)], [trace.tokens], config.sampling, 40

@@ -16,8 +16,9 @@ from speculative.models import DecoderOnly, DecoderOnlyConfig
 from speculative.models.gpt import LAMDA as FIELDS
 from speculative.ragged import grow
 from speculative.types import PyTree
-from tests import numpy_decoder_only, saved
+from tests import numpy_models, saved
 from tests.layouts import LAYOUTS, Layout
+from tests.saved import forward
 
 FIXTURE = pathlib.Path(__file__).parents[1] / "data" / "transformers_gpt2"
 CACHE = 48
@@ -25,7 +26,6 @@ NEAR = 1e-4
 LAMDA = DecoderOnlyConfig(96, 24, 3, 16, 40, 2, **FIELDS)
 
 extend = jax.jit(DecoderOnly.extend, static_argnames=("self", "layers"))
-forward = jax.jit(DecoderOnly.forward, static_argnums=0)
 
 
 @functools.partial(jax.jit, static_argnums=(0, 3))
@@ -82,7 +82,7 @@ def ragged(texts: np.ndarray, lengths: np.ndarray) -> np.ndarray:
 
 
 def numpy_logits(model: DecoderOnly, params: PyTree, texts: np.ndarray) -> np.ndarray:
-    return np.stack([numpy_decoder_only.logits(params, model.config, text) for text in texts])
+    return np.stack([numpy_models.decode(params, model.config, None, text) for text in texts])
 
 
 def in_chunks(
@@ -109,17 +109,6 @@ def in_chunks(
         np.concatenate(row)[: texts.shape[1] - length + 1]
         for row, length in zip(logits, lengths, strict=True)
     ]
-
-
-@pytest.fixture(params=LAYOUTS)
-def laid_out(request: pytest.FixtureRequest) -> Layout:
-    return LAYOUTS[request.param]
-
-
-@pytest.fixture(params=["as stored", "prepacked"])
-def prepacked_or_not(request: pytest.FixtureRequest) -> Layout:
-    """For whole texts, which nothing fills up: a TPU's layouts are XLA's there."""
-    return LAYOUTS[request.param]
 
 
 def test_forward_is_that_of_transformers(prepacked_or_not: Layout) -> None:
@@ -175,7 +164,7 @@ def test_packed_segments_are_separate_texts(name: str) -> None:
     segments = jnp.asarray([[1] * 6 + [2] * 4 + [0] * 2])
     logits = forward(model, params, row, row, (segments, segments))
     for got, text in ((logits[0, :6], first), (logits[0, 6:10], second[:4])):
-        want = numpy_decoder_only.logits(params, model.config, text)
+        want = numpy_models.decode(params, model.config, None, text)
         assert np.abs(got - want).max() < NEAR
     assert np.isfinite(logits).all()
 
@@ -235,7 +224,7 @@ def test_hidden_states_are_float64_numpy(name: str, prepacked_or_not: Layout) ->
         chunks.append(hidden)
     for row, length in enumerate(lengths):
         wanted: dict[str, np.ndarray] = {}
-        numpy_decoder_only.logits(params, model.config, texts[row], wanted)
+        numpy_models.decode(params, model.config, None, texts[row], wanted)
         assert wanted.keys() == set(model.extend_layers) == prompted.keys()
         for layer, want in wanted.items():
             assert np.abs(prompted[layer][row, :length] - want[:length]).max() < NEAR

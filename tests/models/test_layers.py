@@ -5,7 +5,7 @@ import pytest
 
 from speculative.models import SIZES
 from speculative.models.layers import relative_buckets
-from tests import numpy_t5
+from tests import numpy_models
 
 DISTANCES = np.arange(-300, 301)
 PLAIN = SIZES["t5_1_1_base"]
@@ -18,7 +18,7 @@ def test_relative_buckets_are_the_definition(
 ) -> None:
     config = PLAIN.replace(num_buckets=buckets, max_distance=furthest)
     got = relative_buckets(DISTANCES, bidirectional, config)
-    want = [numpy_t5.bucket(int(d), bidirectional, buckets, furthest) for d in DISTANCES]
+    want = [numpy_models.bucket(int(d), bidirectional, buckets, furthest) for d in DISTANCES]
     np.testing.assert_array_equal(got, want)
 
 

@@ -20,31 +20,21 @@ from speculative.models import T5, T5Config
 from speculative.models.stack import DecoderState
 from speculative.ragged import grow
 from speculative.types import PyTree
-from tests import numpy_t5, saved
+from tests import numpy_models, saved
 from tests.layouts import LAYOUTS, Layout
+from tests.saved import forward
 
 FIXTURE = pathlib.Path(__file__).parents[1] / "data" / "t5x_v1_1"
 CACHE = 48
 NEAR = 1e-4
 
-V1_0 = T5Config(
-    vocab_size=96,
-    emb_dim=24,
-    num_heads=3,
-    head_dim=8,
-    mlp_dim=40,
-    num_encoder_layers=2,
-    num_decoder_layers=2,
-    mlp_activations=("relu",),
-    logits_via_embedding=True,
-)
+V1_0 = T5Config(96, 24, 3, 8, 40, 2, 2, mlp_activations=("relu",), logits_via_embedding=True)
 
 UMT5 = V1_0.replace(
     mlp_activations=("silu", "linear"), logits_via_embedding=False, shared_positions=False
 )
 
 extend = jax.jit(T5.extend, static_argnames=("self", "layers"))
-forward = jax.jit(T5.forward, static_argnums=0)
 
 
 @functools.partial(jax.jit, static_argnums=(0, 3))
@@ -102,7 +92,7 @@ def decoder_inputs(length: int) -> np.ndarray:
 
 def numpy_logits(model: T5, params: PyTree, inputs: np.ndarray, tokens: np.ndarray) -> np.ndarray:
     rows = zip(inputs, tokens, strict=True)
-    return np.stack([numpy_t5.logits(params, model.config, s[s != 0], t) for s, t in rows])
+    return np.stack([numpy_models.logits(params, model.config, s[s != 0], t) for s, t in rows])
 
 
 def in_chunks(
@@ -121,17 +111,6 @@ def in_chunks(
     return np.concatenate(logits, axis=1)
 
 
-@pytest.fixture(params=LAYOUTS)
-def laid_out(request: pytest.FixtureRequest) -> Layout:
-    return LAYOUTS[request.param]
-
-
-@pytest.fixture(params=["as stored", "prepacked"])
-def prepacked_or_not(request: pytest.FixtureRequest) -> Layout:
-    """For whole texts, which nothing fills up: a TPU's layouts are XLA's there."""
-    return LAYOUTS[request.param]
-
-
 def test_the_fixture_has_the_tree_that_init_gives() -> None:
     model, params = v1_1()
     fresh = jax.eval_shape(model.init, jax.random.key(0))
@@ -141,12 +120,8 @@ def test_the_fixture_has_the_tree_that_init_gives() -> None:
 def test_logits_are_those_of_t5x(prepacked_or_not: Layout) -> None:
     model, params = v1_1()
     want = expected()
-    logits = forward(
-        model,
-        prepacked_or_not(params),
-        want["encoder_input_tokens"],
-        want["decoder_input_tokens"],
-    )
+    given = want["encoder_input_tokens"], want["decoder_input_tokens"]
+    logits = forward(model, prepacked_or_not(params), *given)
     assert logits.dtype == jnp.float32
     assert np.abs(logits - want["logits"]).max() < NEAR
 
@@ -242,7 +217,7 @@ def test_rows_advance_raggedly() -> None:
     np.testing.assert_array_equal(state.lengths, kept + 8)
     for row, source in enumerate(sources()):
         fed = np.concatenate([tokens[row, : kept[row]], tokens[row, 8:]])
-        want = numpy_t5.logits(params, model.config, source[source != 0], fed)
+        want = numpy_models.logits(params, model.config, source[source != 0], fed)
         assert np.abs(logits[row] - want[-8:]).max() < NEAR
 
 
@@ -283,20 +258,12 @@ def test_packed_segments_are_separate_examples(name: str) -> None:
     first, second = rng.integers(2, 96, 5), rng.integers(2, 96, 4)
     out_first, out_second = decoder_inputs(6)[0], decoder_inputs(3)[1]
     pad = np.zeros(2, np.int64)
-    logits = forward(
-        model,
-        params,
-        np.concatenate([first, second, pad])[None],
-        np.concatenate([out_first, out_second, pad])[None],
-        (
-            jnp.array([[1] * 5 + [2] * 4 + [0] * 2]),
-            jnp.array([[1] * 6 + [2] * 3 + [0] * 2]),
-        ),
-    )
-    want = numpy_t5.logits(params, model.config, first, out_first)
-    assert np.abs(logits[0, :6] - want).max() < NEAR
-    want = numpy_t5.logits(params, model.config, second, out_second)
-    assert np.abs(logits[0, 6:9] - want).max() < NEAR
+    inputs, outputs = [first, second, pad], [out_first, out_second, pad]
+    segments = [[1] * 5 + [2] * 4 + [0] * 2], [[1] * 6 + [2] * 3 + [0] * 2]
+    given = (np.concatenate(parts)[None] for parts in (inputs, outputs))
+    logits = forward(model, params, *given, tuple(map(jnp.array, segments)))
+    for got, *text in ((logits[0, :6], first, out_first), (logits[0, 6:9], second, out_second)):
+        assert np.abs(got - numpy_models.logits(params, model.config, *text)).max() < NEAR
     assert np.isfinite(logits).all()
 
 
@@ -374,10 +341,10 @@ def test_hidden_states_are_float64_t5(name: str, prepacked_or_not: Layout) -> No
         chunks.append(hidden)
     for row, source in enumerate(sources()):
         source = source[source != 0]
-        want = numpy_t5.encode(params, model.config, source)
+        want = numpy_models.encode(params, model.config, source)
         assert np.abs(encoded[row, : len(source)] - want).max() < NEAR
         wanted: dict[str, np.ndarray] = {}
-        numpy_t5.decode(params, model.config, want, tokens[row], wanted)
+        numpy_models.decode(params, model.config, want, tokens[row], wanted)
         assert wanted.keys() == set(model.extend_layers)
         for name, want in wanted.items():
             got = np.concatenate([hidden[name][row] for hidden in chunks])

@@ -76,7 +76,6 @@ def test_packing_changes_no_example(params: dict) -> None:
         for batch in tiny.on_device(batches)
     )
     alone = 0.0
-    forward = jax.jit(tiny.MODEL.forward)
     for i in range(len(examples)):
         # One example, no segments: padding in the source is masked, in the target it is later.
         inputs = np.zeros((1, 8), np.int32)
@@ -84,7 +83,7 @@ def test_packing_changes_no_example(params: dict) -> None:
         targets = np.zeros((1, 8), np.int32)
         targets[0, : len(examples.target(i))] = examples.target(i)
         shifted = np.pad(targets, ((0, 0), (1, 0)))[:, :-1]
-        log_p = log_softmax(forward(params, inputs, shifted))
+        log_p = log_softmax(saved.forward(tiny.MODEL, params, inputs, shifted))
         alone -= sum(log_p[0, t, token] for t, token in enumerate(examples.target(i)))
     assert packed == pytest.approx(alone, rel=1e-5)
 

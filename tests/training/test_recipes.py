@@ -39,14 +39,13 @@ def test_the_greedy_outputs_are_the_argmax_of_the_model_on_them() -> None:
     examples = tiny.examples(7, 3)
     decoding = Decoding(tiny.VOCABULARY, Sampling(0.0), max_length=9)
     written = train_lib.answered(tiny.MODEL, params, examples, decoding, batch_size=4)
-    forward = jax.jit(tiny.MODEL.forward)
     for i in range(len(examples)):
         np.testing.assert_array_equal(written.input(i), examples.input(i))
         target, source = written.target(i), np.zeros((1, 8), np.int32)
         source[0, : len(examples.input(i))] = examples.input(i)
         before = np.zeros((1, 9), np.int32)
         before[0, 1 : len(target)] = target[:-1]
-        logits = np.asarray(forward(params, source, before))[0, : len(target)]
+        logits = saved.forward(tiny.MODEL, params, source, before)[0, : len(target)]
         assert target.tolist() == logits.argmax(-1).tolist()
         assert target[-1] == 1 or len(target) == 9
         assert 1 not in target[:-1]
@@ -120,14 +119,14 @@ def test_a_draft_learns_from_a_target(
     for kind in ("greedy/agreement", "sampled/alpha"):
         assert last[f"held_{kind}"] > first[f"held_{kind}"]
     # The log's last alpha is that of float32 weights; the saved ones are within int8 of it.
-    config, draft = native.load(tmp_path / "draft")
-    of_target, target = native.load(tmp_path / "target")
+    draft, target = (native.open(tmp_path / name) for name in ("draft", "target"))
     held = examples_lib.load(tmp_path / "work" / "texts" / "held_sampled.npz")
     alpha = tokens = 0.0
-    objective = jax.jit(distil.Distillation(model_of(config), model_of(of_target)))
+    objective = jax.jit(distil.Distillation(model_of(draft.config), model_of(target.config)))
+    params = draft.numpy(), target.numpy()
     batches = data.Mixture([(held, 1.0)], 8, tiny.SOURCE, tiny.TARGET).once()
     for batch in tiny.on_device(batches):
-        alpha += float(objective(draft, target, batch, None)[1]["alpha"])
+        alpha += float(objective(*params, batch, None)[1]["alpha"])
         tokens += int(batch["decoder_loss_weights"].sum())
     assert last["held_sampled/alpha"] == pytest.approx(alpha / tokens, abs=0.01)
 
@@ -420,8 +419,8 @@ def test_layers_that_a_checkpoint_lacks_begin_as_identities(tmp_path: pathlib.Pa
     # The shapes of the test of greedy outputs above, so that one compiled program serves both.
     inputs, outputs = jnp.arange(2, 10)[None], jnp.arange(3, 12)[None]
     np.testing.assert_allclose(
-        jax.jit(deeper.forward)(found, inputs, outputs),
-        jax.jit(tiny.MODEL.forward)(params, inputs, outputs),
+        saved.forward(deeper, found, inputs, outputs),
+        saved.forward(tiny.MODEL, params, inputs, outputs),
         rtol=1e-5,
         atol=1e-5,
     )

@@ -5,7 +5,6 @@ query, key and value, and the two inputs of a gated feed-forward layer.
 """
 
 import functools
-from collections.abc import Sequence
 from typing import Any
 
 import jax
@@ -14,14 +13,14 @@ from jax import Array, lax
 
 from speculative.backends.cpu import kernels
 from speculative.backends.prepacked import FUSED, GATED, split
-from speculative.backends.xla import FEW, Cache, Denses, Dropout, Fused, Norm, Parts, Xla, precision
+from speculative.backends.xla import FEW, Parts, Xla, precision
 from speculative.types import PyTree
 
 
 class Transposed(Xla):
     """Products by XLA of kernels [out, in], which it reads fastest, with no compiler needed."""
 
-    def multiply(self, x: Array, kernel: Array, out_dtype: str | None) -> Array:
+    def multiply(self, x, kernel, out_dtype) -> Array:
         """With the kernel on the left where there are a few positions."""
         rows = x.reshape(-1, x.shape[-1])
         contract = functools.partial(
@@ -35,7 +34,7 @@ class Transposed(Xla):
             y = contract(rows, kernel)
         return y.reshape(*x.shape[:-1], kernel.shape[0])
 
-    def tied(self, kernel: Any, embedding: Array, x: Array, norm: Norm) -> Array:
+    def tied(self, kernel, embedding, x, norm) -> Array:
         """With a prepacked copy of the embedding."""
         return self.product(kernel, x, len(embedding), str(x.dtype), "float32", norm)
 
@@ -44,49 +43,34 @@ class Compiled(Transposed):
     """Products and attention by `kernels`; kernels are `kernels.Panels`, float32 or int8."""
 
     def product(
-        self,
-        kernel: kernels.Panels,
-        x: Array,
-        features: int,
-        dtype: str,
-        out_dtype: str | None = None,
-        norm: Norm = None,
-        *,
-        dropout: Dropout = None,
-        **after: Any,
+        self, kernel, x, features, dtype, out_dtype=None, norm=None, *, dropout=None, **after
     ) -> Array:
         """In one call, norm and sum included; there is no dropout with prepacked weights."""
         y = kernels.product(kernel, x, features, norm.numbers if norm else None, **after)
         return y.astype(out_dtype or dtype)
 
-    def project(self, fused: Fused | None, denses: Denses, x: Array, norm: Norm) -> Parts:
+    def project(self, fused, denses, x, norm) -> Parts:
         """One product, which attention reads whole."""
         assert fused is not None, "prepacked kernels are fused"
         return (self._fused(fused, denses, x, norm),)
 
-    def gated(
-        self, fused: Fused, denses: Denses, x: Array, norm: Norm, activations: Sequence[str]
-    ) -> Array:
+    def gated(self, fused, denses, x, norm, activations) -> Array:
         """In one call."""
         y = kernels.gated(fused.kernel, x, denses[0].features, activations, norm.numbers)
         return y.astype(denses[0].dtype)
 
-    def heads(self, denses: Denses, x: Array, heads: int) -> list[Array]:
+    def heads(self, denses, x, heads) -> list[Array]:
         """In one call for all of them."""
         prepacked = [dense.prepacked for dense in denses]
         found = kernels.heads(prepacked, x, heads, denses[0].features // heads)
         return [y.reshape(-1, *y.shape[2:]) for y in found]
 
-    def attend(
-        self, query: Array, keys: Array, values: Array, bias: Array, heads: int, scale: float
-    ) -> Array:
+    def attend(self, query, keys, values, bias, heads, scale) -> Array:
         """In one call; float32."""
         split = query.reshape(*query.shape[:2], heads, -1)
         return kernels.attend(split, keys, values, bias, scale).reshape(query.shape)
 
-    def attend_self(
-        self, projected: Parts, bias: Array, heads: int, scale: float, cache: Cache | None = None
-    ) -> tuple[Array, Array, Array]:
+    def attend_self(self, projected, bias, heads, scale, cache) -> tuple[Array, Array, Array]:
         """In one call, float32, which writes into caches of float32 in place."""
         if cache is not None and cache[0].dtype != jnp.float32:
             parts = tuple(jnp.split(projected[0], 3, axis=-1))

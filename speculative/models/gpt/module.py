@@ -1,7 +1,7 @@
 """Decoder-only models, GPTs and LaMDA's kind: their inputs are prompts, which outputs continue."""
 
 import dataclasses
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import jax.numpy as jnp
 from jax import Array
@@ -24,13 +24,7 @@ class Decoder(Transformer):
         self.declare(self.config.emb_dim**-0.5, one_dropout=True)
 
     def __call__(
-        self,
-        inputs: Array,
-        decoder_inputs: Array,
-        segments: Any,
-        train: bool,
-        encoded: Any,
-        layers: tuple[str, ...] = (),
+        self, inputs, decoder_inputs, segments, train, encoded, layers
     ) -> tuple[Logits, dict[str, Array]]:
         """Teacher-forced logits and hidden states; see `FlaxModel.forward_with_hidden`."""
         segment = jnp.ones_like(decoder_inputs) if segments is None else segments[1]

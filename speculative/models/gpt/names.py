@@ -1,7 +1,6 @@
 """GPT-2 in transformers."""
 
 import re
-from collections.abc import Collection, Mapping
 from typing import Any
 
 from speculative.models.gpt.config import GPT, DecoderOnlyConfig
@@ -42,9 +41,7 @@ class GPTNames(Names[DecoderOnlyConfig]):
         "mlp.c_proj": ("mlp/wo",),
     }
 
-    def configuration(
-        self, settings: Mapping[str, Any], stored: Collection[str], location: str
-    ) -> DecoderOnlyConfig:
+    def configuration(self, settings, stored, location) -> DecoderOnlyConfig:
         """Of GPT-2 without its variants."""
         fields: dict[str, Any] = self._read_sizes(settings, location)
         emb_dim, heads = fields["emb_dim"], fields["num_heads"]

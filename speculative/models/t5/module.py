@@ -31,13 +31,7 @@ class EncoderDecoder(Transformer):
         return self.encoder.dropout(self.encoder.norm(after[-1]), not train)
 
     def __call__(
-        self,
-        inputs: Array,
-        decoder_inputs: Array,
-        segments: Any,
-        train: bool,
-        encoded: Any,
-        layers: tuple[str, ...] = (),
+        self, inputs, decoder_inputs, segments, train, encoded, layers
     ) -> tuple[Logits, dict[str, Array]]:
         """Teacher-forced logits and hidden states; see `FlaxModel.forward_with_hidden`."""
         source, target = segments or (None, jnp.ones_like(decoder_inputs))

@@ -1,7 +1,7 @@
 """T5 in transformers and in T5X."""
 
 import re
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 from speculative.models.names import SPIECE, Names, Stored
@@ -52,9 +52,7 @@ class T5Names(Names[T5Config]):
         },
     }
 
-    def configuration(
-        self, settings: Mapping[str, Any], stored: Collection[str], location: str
-    ) -> T5Config:
+    def configuration(self, settings, stored, location) -> T5Config:
         """Of T5, mT5 and umT5, with the layers of any version."""
         family = settings["model_type"]
         kind = settings.get("feed_forward_proj", "relu" if family == "t5" else "gated-gelu")
