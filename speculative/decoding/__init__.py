@@ -2,14 +2,6 @@
 
 from speculative.decoding.loop import Params, stream
 from speculative.decoding.rules import Rule, Token
-from speculative.decoding.settings import Decoding, Output, random_draws
+from speculative.decoding.settings import Decoding, Output
 
-__all__ = [
-    "Decoding",
-    "Output",
-    "Params",
-    "Rule",
-    "Token",
-    "random_draws",
-    "stream",
-]
+__all__ = ["Decoding", "Output", "Params", "Rule", "Token", "stream"]

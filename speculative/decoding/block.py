@@ -40,8 +40,13 @@ def largest(passed: Array) -> Array:
     return jnp.max(jnp.where(passed, sizes, 0), axis=1, initial=0)
 
 
-def kept_reference(guesses: list[int], p: np.ndarray, q: np.ndarray) -> tuple[list, list]:
-    """The same for one row, in float64: p [G + 1, V] and q [G, V]."""
+def verify_reference(
+    guesses: list[int], p: np.ndarray, q: np.ndarray, r: np.ndarray, correct: np.ndarray
+) -> tuple[int, int]:
+    """How many guesses are accepted and the token after them, as `algorithm_1.verify` gives them.
+
+    The number r_i [G] tests the first i + 1 guesses.
+    """
     whole, passes = [1.0], []
     for i, guess in enumerate(guesses):
         joint = whole[-1] * p[i, guess]
@@ -50,17 +55,6 @@ def kept_reference(guesses: list[int], p: np.ndarray, q: np.ndarray) -> tuple[li
         left = np.maximum(own * p[i] - q[i], 0.0).sum() if i < len(guesses) else own
         total = left + 1 - own
         passes.append(left / total if total else 1.0)
-    return whole, passes
-
-
-def verify_reference(
-    guesses: list[int], p: np.ndarray, q: np.ndarray, r: np.ndarray, correct: np.ndarray
-) -> tuple[int, int]:
-    """How many guesses are accepted and the token after them, as `algorithm_1.verify` gives them.
-
-    The number r_i [G] tests the first i + 1 guesses.
-    """
-    whole, passes = kept_reference(guesses, p, q)
     n = max([i for i in range(1, len(whole)) if r[i - 1] < passes[i]], default=0)
     left = np.maximum(whole[n] * p[n] - q[n], 0.0) if n < len(guesses) else p[n]
     return n, draw(left if left.sum() > 0 else p[n], correct[n])

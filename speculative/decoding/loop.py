@@ -116,7 +116,7 @@ def step(
 ) -> tuple[Progress, Step]:
     """One step of Algorithm 1 for every row."""
     gamma, vocab_size, batch = config.gamma, config.vocab_size, progress.last.shape[0]
-    uniforms = config.step_draws(draws, progress.lengths, gamma)
+    uniforms = config.step_draws(draws, progress.lengths)
     history = config.history(progress.tokens, progress.lengths)
     chunk = progress.last[:, None]
     guesses, q, proposal, fault = chunk[:, :0], None, None, progress.fault

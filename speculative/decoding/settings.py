@@ -95,9 +95,19 @@ class Decoding:
         return History(tokens, lengths, self.processors) if self.processors else None
 
     def draws(self, seed: int, examples: Array | np.ndarray) -> Array:
-        """All random numbers of a generation; see `random_draws`."""
+        """Every random number of a generation, uniform on [0, 1): float32 [B, positions, numbers].
+
+        Folded from (seed, example, position), so that they depend neither on other rows nor on
+        earlier steps. A position that is drafted twice, because an earlier guess was rejected, uses
+        the same numbers again; decoding is still exact if no emitted token depends on their first
+        use. Other rules (`Rule.keyed_by`) have numbers for each offset from the position where a
+        step began: [B, positions, gamma + 1, numbers]. `examples` [B] are numbers of examples in a
+        task.
+        """
+        seed = checks.whole("seed", seed, 0, 2**32 - 1)  # Others would wrap around.
         offsets = self.gamma + 1 if self.rule.keyed_by == "step" else None
-        return random_draws(seed, examples, self._drawn, offsets, self.rule.numbers)
+        # One dispatch: each costs as much as the numbers of a text.
+        return _draws(np.uint32(seed), examples, self._drawn, offsets, self.rule.numbers)
 
     @property
     def _drawn(self) -> int:
@@ -119,31 +129,11 @@ class Decoding:
                 f"{self.rule.keyed_by}; draw them with Decoding.draws."
             )
 
-    def step_draws(self, draws: Array, lengths: Rows, gamma: int) -> Array:
+    def step_draws(self, draws: Array, lengths: Rows) -> Array:
         """The numbers [B, gamma + 1, numbers] of a step that begins after `lengths` [B] tokens."""
         if self.rule.keyed_by == "step":  # A row of `max_length` tokens has finished.
-            return read_rows(draws, lengths, 1)[:, 0, : gamma + 1]
-        return read_rows(draws, lengths, gamma + 1)
-
-
-def random_draws(
-    seed: int,
-    examples: Array | np.ndarray,
-    length: int,
-    offsets: int | None = None,
-    numbers: int = Rule.numbers,
-) -> Array:
-    """Every random number of a generation, uniform on [0, 1): float32 [B, length, numbers].
-
-    Folded from (seed, example, position), so that they depend neither on other rows nor on earlier
-    steps. A position that is drafted twice, because an earlier guess was rejected, uses the same
-    numbers again; decoding is still exact if no emitted token depends on their first use. Other
-    rules (`Rule.keyed_by`) have numbers for each of the `offsets` from the position where a step
-    began: [B, length, offsets, numbers]. `examples` [B] are numbers of examples in a task.
-    """
-    seed = checks.whole("seed", seed, 0, 2**32 - 1)  # Others would wrap around.
-    # One dispatch: each costs as much as the numbers of a text.
-    return _draws(np.uint32(seed), examples, length, offsets, numbers)
+            return read_rows(draws, lengths, 1)[:, 0, : self.gamma + 1]
+        return read_rows(draws, lengths, self.gamma + 1)
 
 
 @functools.partial(jax.jit, static_argnums=(2, 3, 4))

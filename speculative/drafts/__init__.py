@@ -10,17 +10,7 @@ from speculative.drafts.transformer import TransformerDraft
 from speculative.drafts.uniform import UniformDraft
 
 __all__ = [
-    "CopyDraft",
-    "Draft",
-    "HiddenDraft",
-    "MixedDraft",
-    "NgramDraft",
-    "NgramParams",
-    "Proposal",
-    "SuffixDraft",
-    "TransformerDraft",
-    "UniformDraft",
-    "count_ngrams",
-    "model_draft",
+    "CopyDraft", "Draft", "HiddenDraft", "MixedDraft", "NgramDraft", "NgramParams", "Proposal",
+    "SuffixDraft", "TransformerDraft", "UniformDraft", "count_ngrams", "model_draft",
     "ngram_params",
-]
+]  # fmt: skip

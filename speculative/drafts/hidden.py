@@ -24,14 +24,6 @@ class HiddenDraftState:
     hidden: Array  # [B, 1, F] the target's, of the newest token's predecessor; 0 before the first.
 
 
-@struct.dataclass
-class HiddenProposalState:
-    """The state before a proposal, and the newest token [B]."""
-
-    before: HiddenDraftState
-    last: Rows
-
-
 @dataclasses.dataclass(frozen=True)
 class HiddenDraft(Draft):
     """Drafts autoregressively with a model of `Config.target_layers`.
@@ -77,17 +69,19 @@ class HiddenDraft(Draft):
         given = uniforms, sampling, vocab_size, history
         guesses, q, (model, _) = guess_on(self.model, logits, (model, own), read, *given)
         model = self.model.rewind(model, state.model.lengths)
-        before = HiddenDraftState(model, state.hidden)
-        return Proposal(guesses, q, HiddenProposalState(before, last))
+        return Proposal(guesses, q, (HiddenDraftState(model, state.hidden), last))
 
-    def follow(self, params, state, last, guesses) -> HiddenProposalState:
-        """The state of a proposal of these guesses, whoever made them: `commit` reads them."""
-        return HiddenProposalState(state, last)
+    def follow(self, params, state, last, guesses) -> tuple[HiddenDraftState, Rows]:
+        """The state before a proposal of these guesses, whoever made them, and the newest token.
+
+        That is the state of a proposal, whose guesses `commit` reads.
+        """
+        return state, last
 
     def commit(self, params, proposal, accepted, hidden) -> HiddenDraftState:
         """Reads what the target has read, with the target's hidden states."""
-        before: HiddenDraftState = proposal.state.before
-        chunk = jnp.concatenate([proposal.state.last[:, None], proposal.guesses], axis=1)
+        before, last = proposal.state
+        chunk = jnp.concatenate([last[:, None], proposal.guesses], axis=1)
         of_target = self._of_target(hidden)
         behind = jnp.concatenate([before.hidden, of_target[:, :-1]], axis=1)
         model = self.model.read_on(params, before.model, chunk, behind)[1]
