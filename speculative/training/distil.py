@@ -166,7 +166,7 @@ def distil(
         model = model.replace(draft_vocabulary=packed(most_frequent(texts, keep, model.vocab_size)))
         draft = model_of(model)
     batches = Files({**learned, **references}, held_out).read(
-        inputs | written, config, pieces.start_id
+        {**inputs, **written}, config, pieces.start_id
     )
     start, frozen = initial(draft, config.seed, init_from), for_decoding(target_params)
     objective = Distillation(draft, target)
