@@ -21,7 +21,6 @@ from speculative.vocabulary import Vocabulary
 
 LONGEST = 3  # Tokens of the longest n-grams.
 WIDTH = 256  # Followers that a context keeps, if not told.
-SPAN = 2**22  # Tokens that are sorted at a time.
 COLUMNS = ("unigram", "children", "token", "total", "distinct", "kept", "follower", "count")
 TABLE = Table("ngrams.npz", "n-gram counts", COMMAND, ("order", *COLUMNS))
 
@@ -179,69 +178,40 @@ def count_ngrams(
             )
     unigram = np.bincount(tokens, minlength=vocab_size)
     # Each sequence follows the start token, which is not counted.
-    lengths = np.fromiter(map(len, rows), np.int32) + 1
-    before = np.arange(lengths.sum(), dtype=np.int32)  # Tokens before each one in its row.
-    before -= np.repeat(np.cumsum(lengths, dtype=np.int32) - lengths, lengths)
+    lengths = np.fromiter(map(len, rows), np.int64) + 1
+    before = np.arange(lengths.sum()) - np.repeat(np.cumsum(lengths) - lengths, lengths)
     text = np.full(len(before), start, np.int32)
     text[before > 0] = tokens
 
-    # The number of each token's context, one token longer in each round; -1 where there is none.
-    node = np.where(before > 0, np.int32(0), np.int32(-1))
-    children, contexts = [], 1
-    levels = [[np.zeros(0, np.int64)] * 6]
+    # A context is a number: its tokens are the digits, to the base of the vocabulary, the last one
+    # first, so that contexts ascend as they are numbered.
+    context, shorter = np.zeros(len(text), np.int64), np.zeros(1, np.int64)
+    children, levels = [], [[np.zeros(0, np.int64)] * 6]
     for size in range(1, order):
         on_progress("counting n-grams", (size - 1) / (order - 1))
-        node[before < size] = -1
-        left = np.roll(text, size)
-        longer, total = _tally(node, left, vocab_size)
-        for span in _spans(node):
-            at = span.start + np.flatnonzero(node[span] >= 0)
-            node[at] = np.searchsorted(longer, _keys(node[at], left[at], vocab_size))
-        pairs, count = _tally(node, text, vocab_size)
-        context, follower = np.divmod(pairs, vocab_size)
-        by_count = np.lexsort((-count, context))
-        rank = np.arange(len(count)) - np.searchsorted(context, context)
+        context = context * vocab_size + np.roll(text, size)
+        pairs = (context * vocab_size + text)[before >= size]
+        pairs, count = np.unique(pairs, return_counts=True)
+        longer, follower = np.divmod(pairs, vocab_size)
+        longer, first, distinct = np.unique(longer, return_index=True, return_counts=True)
+        total = np.add.reduceat(count, first)
+        owner = np.repeat(np.arange(len(longer)), distinct)
+        by_count = np.lexsort((-count, owner))
+        rank = np.arange(len(count)) - first[owner]
         keep = np.sort(by_count[(count[by_count] >= min_count) & (rank < width)])
-        kept = np.bincount(context[keep], minlength=len(longer))
+        kept = np.bincount(owner[keep], minlength=len(longer))
+        # What precedes a context that stays has been seen as often, and stays too.
         stays = kept > 0
-        parent, token = np.divmod(longer[stays], vocab_size)
-        if size == 1 and not len(token):
+        if size == 1 and not stays.any():
             raise ValueError(f"No pair of tokens was seen {min_count} times; lower min_count.")
-        children.append(np.bincount(parent, minlength=contexts))
-        distinct = np.bincount(context, minlength=len(longer))
+        parent, token = np.divmod(longer[stays], vocab_size)
+        children.append(np.bincount(np.searchsorted(shorter, parent), minlength=len(shorter)))
+        shorter = longer[stays]
         columns = [token, total[stays], distinct[stays], kept[stays], follower[keep], count[keep]]
         levels.append(columns)
-        contexts = len(token)
-        numbers = np.where(stays, np.cumsum(stays) - 1, -1)
-        node = np.append(numbers, -1).astype(np.int32)[node]
-    children = np.concatenate([*children, np.zeros(contexts, np.int64)])
+    children = np.concatenate([*children, np.zeros(len(shorter), np.int64)])
     columns = map(np.concatenate, zip(*levels, strict=True))
     return dict(zip(TABLE.arrays, (np.array(order), unigram, children, *columns), strict=True))
-
-
-def _tally(node: np.ndarray, tokens: np.ndarray, vocab_size: int) -> tuple[np.ndarray, np.ndarray]:
-    """The different keys of contexts and tokens, ascending, and how often each occurs."""
-    keys = counts = np.zeros(0, np.int64)
-    for span in _spans(node):
-        inside = node[span] >= 0
-        found = _keys(node[span][inside], tokens[span][inside], vocab_size)
-        more, times = np.unique(found, return_counts=True)
-        keys, counts = np.append(keys, more), np.append(counts, times)
-        order = np.argsort(keys, kind="stable")  # Two ascending parts: a merge.
-        keys = keys[order]
-        first = np.flatnonzero(np.diff(keys, prepend=-1))
-        if len(keys):
-            keys, counts = keys[first], np.add.reduceat(counts[order], first)
-    return keys, counts
-
-
-def _spans(values: np.ndarray) -> list[slice]:
-    """Parts of an array that are counted at a time, which bounds memory."""
-    return [slice(i, i + SPAN) for i in range(0, len(values), SPAN)]
-
-
-def _keys(node: np.ndarray, tokens: np.ndarray, vocab_size: int) -> np.ndarray:
-    return node * np.int64(vocab_size) + tokens
 
 
 def ngram_params(table: dict[str, np.ndarray], order: int) -> NgramParams:
