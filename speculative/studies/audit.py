@@ -12,7 +12,7 @@ import json
 import math
 import pathlib
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -129,8 +129,7 @@ def read(
     Where a line has settings of sampling, they must be those of the audit.
 
     Raises:
-        ValueError: a line is no sample; the message has its number. There are none, or so few
-            tokens that they decide nothing.
+        ValueError: a line is no sample; the message has its number. Or there are none.
     """
     if not path.is_file():
         raise ValueError(f"There is no file {path}; give one of samples, a JSON object a line.")
@@ -140,8 +139,7 @@ def read(
             continue
         try:
             fields = json.loads(line)
-            given = encode, vocab_size, eos_id, max_length, sampling
-            found.append(_sample(number, fields, *given))
+            found.append(_sample(number, fields, encode, vocab_size, eos_id, max_length, sampling))
         except (ValueError, TypeError, RecursionError) as error:
             raise ValueError(f"Line {number} of {path} is no sample: {error}") from error
     if not found:
@@ -292,8 +290,8 @@ class _Findings:
         # to the target, in nats, and the sum of squares.
         self._divergences = np.zeros((3, 2))
         self._likelihood = np.zeros(3)  # Sums of -ln p less the entropy, of variances, of tokens.
-        # Of the beginnings of texts by source: their probability and how many texts have it.
-        self._begins: dict[tuple[Any, tuple[int, ...]], tuple[float, int]] = {}
+        # By source, of each beginning of its texts: its probability and how many texts have it.
+        self._begins: dict[Any, dict[tuple[int, ...], tuple[float, int]]] = defaultdict(dict)
         self._first: dict[Any, tuple[NDArray[np.float32], list[int]]] = {}
 
     def add(
@@ -326,9 +324,9 @@ class _Findings:
                     self._first[sample.source] = np.array(scores.first[row]), []
                 self._first[sample.source][1].append(sample.tokens[0])
             if begun[row]:
-                begins = sample.source, tuple(sample.tokens[:BEGINNING])
-                chance, count = self._begins.get(begins, (float(chances[row]), 0))
-                self._begins[begins] = chance, count + 1
+                seen, beginning = self._begins[sample.source], tuple(sample.tokens[:BEGINNING])
+                chance, count = seen.get(beginning, (float(chances[row]), 0))
+                seen[beginning] = chance, count + 1
 
     def _compare(
         self, batch: Sequence[Sample], inside: NDArray[np.bool_], log_p: NDArray[np.float64]
@@ -353,47 +351,42 @@ class _Findings:
         # The mean of that is the divergence; three standard errors are added.
         total, squares = self._divergences.T
         first, beginnings, whole = np.maximum(total, 0) + 3 * np.sqrt(squares)
-        statistic, degrees, drawn = 0.0, 0, 0
-        for p, tokens in self._first.values():
-            shares = p.astype(np.float64)
-            observed = np.bincount(tokens, minlength=len(p)).astype(float)
-            g, d = goodness.g_statistic(observed, shares / shares.sum() * len(tokens))
-            statistic, degrees, drawn = statistic + g, degrees + d, drawn + len(tokens)
-        tests = []
-        if degrees:
-            test = goodness.g_test("first tokens", drawn, statistic, degrees)
-            tests.append(goodness.allowing(test, first))
-        if test := self._beginnings():
-            tests.append(goodness.allowing(test, beginnings))
+        of_first = [
+            (np.bincount(tokens, minlength=len(p)), p.astype(np.float64))
+            for p, tokens in self._first.values()
+        ]
         excess, variance, count = self._likelihood
         square = excess**2 / variance if variance else 0.0
-        of_all = [
-            goodness.of_tokens("tokens", self._transformed),
-            goodness.of_pairs("tokens by the one before", self._transformed),
-            goodness.g_test("log-likelihood", int(count), square, 1),
+        found = [
+            (_pooled("first tokens", of_first), first),
+            (_pooled(f"first {BEGINNING} tokens", map(_cells, self._begins.values())), beginnings),
+            (goodness.of_tokens("tokens", self._transformed), whole),
+            (goodness.of_pairs("tokens by the one before", self._transformed), whole),
+            (goodness.g_test("log-likelihood", int(count), square, 1), whole),
         ]
-        return tests + [goodness.allowing(test, whole) for test in of_all]
+        return [goodness.allowing(test, allowed) for test, allowed in found if test]
 
-    def _beginnings(self) -> GTest | None:
-        """The G-test of the first `BEGINNING` tokens together; None if all are too rare.
 
-        All beginnings but those that are expected often enough, seen or not, are counted together.
-        """
-        by_source: dict[Any, list[tuple[float, int]]] = defaultdict(list)
-        for (source, _), seen in self._begins.items():
-            by_source[source].append(seen)
-        statistic, degrees, drawn = 0.0, 0, 0
-        for seen in by_source.values():
-            shares, counts = np.array(seen).T
-            count = counts.sum()
-            often = shares * count >= goodness.EXPECTED
-            others = max(1 - shares[often].sum(), shares[~often].sum())  # The sum may be rounded.
-            expected = np.append(shares[often], others)
-            observed = np.append(counts[often], counts[~often].sum())
-            g, d = goodness.g_statistic(observed, expected / expected.sum() * count)
-            statistic, degrees, drawn = statistic + g, degrees + d, drawn + int(count)
-        name = f"first {BEGINNING} tokens"
-        return goodness.g_test(name, drawn, statistic, degrees) if degrees else None
+def _cells(seen: dict[tuple[int, ...], tuple[float, int]]) -> tuple[NDArray[Any], NDArray[Any]]:
+    """How many of a prompt's texts have each beginning, and its probability.
+
+    All beginnings but those that are expected often enough, seen or not, are counted together.
+    """
+    shares, counts = np.array(list(seen.values())).T
+    often = shares * counts.sum() >= goodness.EXPECTED
+    others = max(1 - shares[often].sum(), shares[~often].sum())  # The sum may be rounded.
+    return np.append(counts[often], counts[~often].sum()), np.append(shares[often], others)
+
+
+def _pooled(name: str, tables: Iterable[tuple[NDArray[Any], NDArray[Any]]]) -> GTest | None:
+    """A G-test of counts and shares, prompt by prompt; None if all are too rare."""
+    statistic, degrees, drawn = 0.0, 0, 0
+    for observed, shares in tables:
+        count = int(observed.sum())
+        expected = shares / shares.sum() * count
+        g, d = goodness.g_statistic(observed.astype(float), expected)
+        statistic, degrees, drawn = statistic + g, degrees + d, drawn + count
+    return goodness.g_test(name, drawn, statistic, degrees) if degrees else None
 
 
 def _batches(pair: Pair, samples: Sequence[Sample]) -> list[tuple[list[Sample], int]]:
