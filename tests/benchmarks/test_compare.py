@@ -1,17 +1,16 @@
 """The comparison of programs: with stand-ins of known times, and with one that is real."""
 
-import io
 import json
 import pathlib
 from typing import Any
 
 import pytest
-from rich.console import Console
 
 from benchmarks import compare_peers as compare
 from benchmarks.peers.system import PROGRAMS, Process, Program, Setting
 from speculative.rows import memory
 from speculative.types import EOS_ID
+from tests.printed import printed
 
 SOURCES = [[5, 6, EOS_ID], [7, EOS_ID], [8, 9, EOS_ID]]
 SECONDS = {("speculative", "autoregressive"): 0.5, ("speculative", "speculative"): 0.25}
@@ -95,10 +94,7 @@ def test_without_the_measure_nothing_is_called_the_same(monkeypatch: pytest.Monk
     found = compare.compare(setting(), SOURCES, ["speculative"], 1, 3, lambda what, share: None)
     assert found.differences is None
     assert found.to_json()["ways"][0]["differences"] is None
-    console = Console(file=io.StringIO(), width=200)
-    compare.show(found, console)
-    assert isinstance(console.file, io.StringIO)
-    assert "3/3" not in console.file.getvalue()
+    assert "3/3" not in printed(compare.show, found)
 
 
 def test_a_program_that_cannot_load_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -140,10 +136,7 @@ def test_wrong_options_are_refused(
 
 def test_what_is_absent_is_named_and_left_out(found: compare.Comparison) -> None:
     assert found.missing == {"t5x": "no_such_module.within"}
-    console = Console(file=io.StringIO(), width=200)
-    compare.show(found, console)
-    assert isinstance(console.file, io.StringIO)
-    text = console.file.getvalue()
+    text = printed(compare.show, found)
     assert "t5x was left out (no_such_module.within); clone it." in text
     assert "3/3" in text
     assert "1/3, 1 ties" in text

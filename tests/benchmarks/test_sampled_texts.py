@@ -1,16 +1,15 @@
 """What is drawn, and how it is scored, for the record of sampled texts."""
 
-import io
 import pathlib
 
 import pytest
-from rich.console import Console
 
 import speculative
 from benchmarks.sampled_texts import compared, drawn, show
 from speculative.measurement.quality import difference, measure
 from speculative.pair import Request
 from speculative.tasks.prompts import Prompt
+from tests.printed import printed
 
 PROMPTS = [
     Prompt("summarize: a library for reading old files", "library for old files"),
@@ -49,6 +48,5 @@ def test_a_score_is_set_beside_that_of_the_target_alone() -> None:
 def test_a_fault_is_shown() -> None:
     """Of texts with a token that the target never says nothing else is tested."""
     audit = {"texts": 4, "tests": [], "passed": False}
-    console = Console(file=io.StringIO(), width=140)
-    show([{"row": "a_hidden_t1", "way": "token", "tokens_per_call": 2, "audit": audit}], console)
-    assert console.file.getvalue().split()[-2:] == ["–", "FAILED"]  # pyright: ignore
+    row = {"row": "a_hidden_t1", "way": "token", "tokens_per_call": 2, "audit": audit}
+    assert printed(show, [row]).split()[-2:] == ["–", "FAILED"]

@@ -1,12 +1,10 @@
 """The demo around its rows: what it asks for, what it keeps, what an interrupt leaves."""
 
 import dataclasses
-import io
 import pathlib
 from typing import Any
 
 import pytest
-from rich.console import Console
 
 from speculative import cli
 from speculative.pair import Result
@@ -16,6 +14,7 @@ from speculative.rows import records
 from speculative.rows.config import experiment, read_row
 from speculative.rows.records import Record
 from speculative.studies import sweep
+from tests.printed import printed
 from tests.rows import made
 
 ROWS = [(task, t) for task in ("debian_ende", "debian_synopsis") for t in (0.0, 1.0)]
@@ -124,11 +123,8 @@ def test_loops_that_differ_are_admitted() -> None:
     differs = PromptTrace(
         "a [bold] text", [Line(" a", "", "", 1)], Result("", [], 1, 1, [1], [1]), False
     )
-    console = Console(file=io.StringIO(), width=200)
     same = dataclasses.replace(differs, same_tokens=True)
-    demo.show([made.record(), made.record()], [differs, same], console)
-    assert isinstance(console.file, io.StringIO)
-    text = console.file.getvalue()
+    text = printed(demo.show, [made.record(), made.record()], [differs, same])
     assert "for the first prompt of 1 of 2 rows" in text
     assert "debian_ende, T = 0, γ = 6: 0 tokens in 1 target calls" in text
     assert "a [bold] text" in text and "  1  1/6 │ a\n" in text

@@ -7,11 +7,11 @@ import numpy as np
 import pytest
 from matplotlib.collections import LineCollection
 from matplotlib.figure import Figure
-from rich.console import Console
 
 from speculative.measurement.timing import Costs
 from speculative.reporting import plots, tables
 from speculative.rows.records import Record
+from tests.printed import printed
 from tests.rows import made
 
 COSTS = Costs(6.0, 2.0, 1.5, {1: 1.8, 3: 2.5}, {1: 0.2, 3: 0.9})
@@ -195,10 +195,7 @@ def test_figures_are_saved_without_a_display(format: str) -> None:
 
 
 def test_table_1_computed_and_as_printed() -> None:
-    console = Console(file=io.StringIO(), width=80)
-    tables.show_theory(console)
-    assert isinstance(console.file, io.StringIO)
-    lines = [line.split() for line in console.file.getvalue().splitlines()[1:7]]
+    lines = [line.split() for line in printed(tables.show_theory, width=80).splitlines()[1:7]]
     # 1 + 0.6 + 0.36 tokens a pass of 3 positions: 1.96, and 3 / 1.96 operations.
     assert lines[0] == "0.6 2 1.53 1.53 1.96 1.96".split()
     assert lines[5] == "0.9 10 1.60 1.60 6.86 6.86".split()

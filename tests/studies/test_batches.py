@@ -1,14 +1,12 @@
 """Throughput over batch size: what is made of times, and a tiny pair measured."""
 
 import dataclasses
-import io
 import json
 import math
 import pathlib
 
 import numpy as np
 import pytest
-from rich.console import Console
 
 from speculative import cli
 from speculative.reporting import bench as report
@@ -16,6 +14,7 @@ from speculative.rows import memory
 from speculative.rows.config import RowConfig
 from speculative.studies import batches
 from speculative.studies.batches import Batch, Batches, crossover
+from tests.printed import printed
 
 CONFIG = RowConfig(task="debian_ende", target="big", draft="small", temperature=0.0)
 # 200 tokens of 10 texts, at batch 4 twice: at batch 1 speculation halves the time, at batch 4 it
@@ -54,10 +53,7 @@ def test_where_a_speedup_falls_to_1() -> None:
 
 
 def test_the_table_the_plot_and_the_record() -> None:
-    console = Console(file=io.StringIO(), width=120)
-    report.show_batches(FOUND, console)
-    assert isinstance(console.file, io.StringIO)
-    said = " ".join(console.file.getvalue().split())
+    said = " ".join(printed(report.show_batches, FOUND, width=120).split())
     assert "1 100 1.00 200 1.00 2.00" in said
     assert "Speculation stops paying at a batch of 2.5 (2.5 to 2.5)." in said
     written = json.loads(FOUND.to_json())

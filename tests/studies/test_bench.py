@@ -1,13 +1,11 @@
 """The bench of a tiny pair: what it says of bytes and ratios, and what it refuses."""
 
 import dataclasses
-import io
 import json
 import pathlib
 
 import numpy as np
 import pytest
-from rich.console import Console
 
 from speculative import cli
 from speculative.measurement import hardware
@@ -16,6 +14,7 @@ from speculative.rows import memory, weights
 from speculative.rows.config import RowConfig
 from speculative.studies import bench
 from tests import saved
+from tests.printed import printed
 
 CACHE, SOURCE = 64, 32
 
@@ -68,11 +67,8 @@ def test_what_is_made_of_the_times(found: bench.Bench) -> None:
 
 
 def test_the_table_and_the_plot(found: bench.Bench) -> None:
-    console = Console(file=io.StringIO(), width=200)
-    report.show(found, console)
-    report.show(dataclasses.replace(found, draft_passes=[]), Console(file=io.StringIO()))
-    assert isinstance(console.file, io.StringIO)
-    text = console.file.getvalue()
+    text = printed(report.show, found)
+    printed(report.show, dataclasses.replace(found, draft_passes=[]))
     assert "None" not in text
     assert "float32" in text
     for one in found.passes:
@@ -81,27 +77,6 @@ def test_the_table_and_the_plot(found: bench.Bench) -> None:
     (axes,) = report.plot(found).axes
     times = np.asarray(axes.lines[0].get_ydata(), float)
     np.testing.assert_allclose(times, [one.ms for one in found.passes])
-
-
-@pytest.mark.parametrize(
-    ("options", "said"),
-    [
-        (["--widths", "1", "40"], "half of the cache of 64 positions, not 1 to 40"),
-        (["--widths", "0"], "from 1"),
-        (["--weights=random", "--target=t5_1_1_base", "--draft=suffix"], "no text to count"),
-        (["--target", "nothing"], "nothing"),
-        (["--target", "nothing", "--weights=random"], "Random weights are for the sizes"),
-    ],
-)
-def test_wrong_input_ends_before_anything_is_loaded(
-    options: list[str],
-    said: str,
-    capsys: pytest.CaptureFixture[str],
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(bench, "bench", lambda *_: pytest.fail("loaded"))
-    assert cli.main(["bench", *options]) == 2
-    assert said in capsys.readouterr().err
 
 
 def test_a_size_that_does_not_fit_is_refused_first(
