@@ -43,6 +43,7 @@ COMMANDS = {
     "convert": ["convert", "debian_draft", "TMP/made", "--to", "native"],
     "inspect": ["inspect", "debian_draft"],
     "compile": ["compile", "--target=t5_1_1_base", "--draft=t5_1_1_small"],
+    "distil": ["distil", "TMP/text.txt", "--output", "TMP/out"],
 }
 OF_PAIRS = ("demo", "generate", "bench", "audit")
 OF_ROWS = ("run", "table", "tune", "verify", "figure", "plan")
@@ -61,7 +62,7 @@ def of_parsers() -> Iterator[Case]:
         own_help = f"see speculative {name} --help"
         for more in (["--no_such"], ["--no_such", "3"], ["--no_such=3"], ["-n", "3"]):
             yield command(name, *more), [f"no option {more[0].partition('=')[0]}", own_help]
-        if name != "report":  # It takes any number of folders.
+        if name not in ("report", "distil"):  # They take any number of folders or files.
             yield command(name, "superfluous"), ["too many: superfluous", own_help]
     yield ["generate", "--no_such", "3", "--file", "TMP/text.txt"], ["no option --no_such"]
     yield ["generate", "--file", "TMP/text.txt", "-no_such"], ["no option -no_such"]
@@ -252,6 +253,22 @@ def of_files() -> Iterator[Case]:
     yield ["report", "TMP"], ["TMP"]
 
 
+def of_distil() -> Iterator[Case]:
+    """Texts of one's own or a gin file, and not what belongs to the other."""
+    yield COMMANDS["distil"], ["There are 1 texts to learn from; give at least 40"]
+    yield command("distil", "--dim", "100"), ["--dim must be a multiple of 64"]
+    yield command("distil", "--steps", "3"), ["a whole number from 25"]
+    yield command("distil", "--output", "TMP"), ["TMP exists already; remove it or choose"]
+    says = ["There are no texts; give a FILE of them, or a gin file (--config)"]
+    yield ["distil", "--output", "TMP/out"], says
+    says = ["--gin, --init_from: only together with a gin file"]
+    yield command("distil", "--init_from", "b", "--gin", "c"), says
+    of_gin = ["distil", "--output", "TMP/out", "--config", "a.gin"]
+    yield of_gin, ["say in which folder (--data_dir)"]
+    says = ["b, --prefix, --steps, --max_length: not together with --config; the gin file"]
+    yield [*of_gin, "b", "--steps", "50", "--max_length", "8", "--prefix", ""], says
+
+
 def of_rows() -> Iterator[Case]:
     """Bindings of a row: values of another type or out of range, and what binds nothing."""
     whole = "True", "1.5", "'3'", "[3]", "0", "-1", str(10**12)
@@ -303,7 +320,7 @@ def of_rows() -> Iterator[Case]:
 
 CASES = [
     case
-    for cases in (of_parsers, of_numbers, of_choices, of_models, of_files, of_rows)
+    for cases in (of_parsers, of_numbers, of_choices, of_models, of_files, of_distil, of_rows)
     for case in cases()
 ]
 

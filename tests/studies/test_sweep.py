@@ -114,18 +114,6 @@ def test_a_second_run_in_a_folder_is_refused(
     assert not (tmp_path / "out" / "rows").exists()
 
 
-def test_a_row_of_a_bare_file_name_stays_in_its_folder(
-    arguments: list[str],
-    row: pathlib.Path,
-    tmp_path: pathlib.Path,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.chdir(row.parent)
-    arguments[2] = row.name
-    assert cli.main([*arguments, "--limit", "1"]) == 0
-    assert len(examples(tmp_path / "out")) == 1
-
-
 def test_another_configuration_is_refused(
     arguments: list[str], tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -146,8 +134,14 @@ def test_table_1(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_a_data_file_for_one_task(
-    arguments: list[str], tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]
+    arguments: list[str],
+    row: pathlib.Path,
+    tmp_path: pathlib.Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    """The row's file is named alone, from its folder, whose name is in that of its results."""
+    monkeypatch.chdir(row.parent)
+    arguments[2] = row.name
     file = tmp_path / "texts.tsv"
     file.write_text("a map\teine Karte\nan editor\tein Editor\n")
     assert cli.main([*arguments, "--data_file", f"debian_ende={file}"]) == 0
@@ -246,13 +240,6 @@ def test_tune_tells_the_best_gamma(
     assert ("Best: γ = 10, " in said) == (verify == 2)
 
 
-def test_a_simulated_alpha_is_not_tuned_by(
-    arguments: list[str], capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert cli.main(about(arguments, "tune", "--simulated_alpha=0.5")) == 2
-    assert "nothing to tune by" in capsys.readouterr().err
-
-
 def test_verify_writes_its_certificate(
     arguments: list[str], tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -262,17 +249,13 @@ def test_verify_writes_its_certificate(
     assert capsys.readouterr().out.startswith("EXACT: 303 texts of 3 prompts")
     said = json.loads(file.read_text())
     assert (said["passed"], said["prompts"]) == (True, 3)
-    assert cli.main(about(arguments, "verify", "--false_alarm=1")) == 2
-    assert "must lie in (0, 1)" in capsys.readouterr().err
     assert cli.main(about(arguments, "verify", "--gin=RowConfig.lenience = 0.5")) == 2
     assert (
         "Lenient outputs are not the target's own, and lenience is 0.5" in capsys.readouterr().err
     )
 
 
-def test_figures_are_written(
-    arguments: list[str], tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_figures_are_written(arguments: list[str], tmp_path: pathlib.Path) -> None:
     assert cli.main([*arguments, "--limit=1"]) == 0
     kept = str(tmp_path / "out" / "records.jsonl")
     image = str(tmp_path / "two.svg")
@@ -282,6 +265,3 @@ def test_figures_are_written(
     more = ("--output", str(page), "--text", "a <map> & more")
     assert cli.main(about(arguments, "figure", "1", *more)) == 0
     assert "a &lt;map&gt; &amp; more" in page.read_text()
-    capsys.readouterr()
-    assert cli.main(["figure", "2", "--records", "none.jsonl", "--output", image]) == 2
-    assert "There are no records at none.jsonl" in capsys.readouterr().err
