@@ -16,17 +16,25 @@ esac
 """
 
 
-def ran(tmp_path: pathlib.Path, platform: str, *more: str, **environment: str) -> list[str]:
-    python = tmp_path / "python"
-    python.write_text(PYTHON)
-    python.chmod(0o755)
-    log = tmp_path / "log"
-    given = {"PYTHON": str(python), "LOG": str(log), "PLATFORM": platform}
+def run(
+    folder: pathlib.Path, platform: str, *more: str, python: str = PYTHON, **environment: str
+) -> int:
+    """The exit code of the script, whose Python writes to `log` in the folder."""
+    file = folder / "python"
+    file.write_text(python)
+    file.chmod(0o755)
+    given = {"PYTHON": str(file), "LOG": str(folder / "log"), "PLATFORM": platform}
     kept = {name: value for name, value in os.environ.items() if name != "XLA_FLAGS"}
-    subprocess.run(
-        ["sh", str(SCRIPT), *more], env=kept | given | environment, check=True, capture_output=True
+    found = subprocess.run(
+        ["sh", str(SCRIPT), *more], env=kept | given | environment, capture_output=True
     )
-    return log.read_text().splitlines()
+    return found.returncode
+
+
+def ran(folder: pathlib.Path, *given: str, **environment: str) -> list[str]:
+    """The lines that it has written."""
+    assert run(folder, *given, **environment) == 0
+    return (folder / "log").read_text().splitlines()
 
 
 def test_xxl_with_every_draft_and_the_twelve_rows(tmp_path: pathlib.Path) -> None:
@@ -53,11 +61,5 @@ def test_a_gpu_is_measured_with_command_buffers_too(tmp_path: pathlib.Path) -> N
 
 @pytest.mark.parametrize("failing", ["bench", "table"])
 def test_a_failure_ends_it(tmp_path: pathlib.Path, failing: str) -> None:
-    python = tmp_path / "python"
-    python.write_text(
-        PYTHON.replace("*) echo", f'*) case "$*" in *{failing}*) exit 3;; esac; echo')
-    )
-    python.chmod(0o755)
-    given = {"PYTHON": str(python), "LOG": str(tmp_path / "log"), "PLATFORM": "cpu"}
-    found = subprocess.run(["sh", str(SCRIPT)], env=os.environ | given, capture_output=True)
-    assert found.returncode == 3
+    python = PYTHON.replace("*) echo", f'*) case "$*" in *{failing}*) exit 3;; esac; echo')
+    assert run(tmp_path, "cpu", python=python) == 3

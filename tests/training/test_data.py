@@ -64,16 +64,6 @@ def test_rows_are_well_filled() -> None:
     assert np.mean([(b["encoder_segment_ids"] > 0).mean() for b in batches]) > 0.9
 
 
-def test_first_fit_takes_the_first_row_with_room_for_both_sides() -> None:
-    rows, numbers, sources, targets = data.first_fit(
-        np.array([6, 6, 4, 2, 3]), np.array([1, 1, 1, 8, 1]), (10, 9)
-    )
-    assert rows.tolist() == [0, 1, 0, 1, 2]
-    assert numbers.tolist() == [1, 1, 2, 2, 1]
-    assert sources.tolist() == [0, 0, 6, 6, 0]
-    assert targets.tolist() == [0, 0, 1, 1, 0]
-
-
 def test_an_epoch_shows_each_example_its_weight_of_times() -> None:
     twice, half = some_examples(40, 0), some_examples(40, 1)
     mixture = data.Mixture([(twice, 2.0), (half, 0.5)], 1, SOURCE, TARGET)
@@ -106,18 +96,11 @@ def test_batches_depend_on_seed_and_step_alone() -> None:
 
 
 def test_examples_that_do_not_fit_are_left_out_whole() -> None:
+    """Those that fill a row to its end are kept; those without a target are not."""
+    full, over = np.full(SOURCE, 5), np.full(SOURCE + 1, 7)
     examples = examples_lib.ragged(
-        [np.array([5, 1]), np.arange(2, 40), np.array([6, 1]), np.array([7, 1])],
-        [np.array([8, 1]), np.array([8, 1]), np.arange(2, 40), np.zeros(0)],
-    )
-    mixture = data.Mixture([(examples, 1.0)], 2, SOURCE, TARGET)
-    assert unpacked(mixture.once()) == [((5, 1), (8, 1))]
-
-
-def test_examples_that_fill_a_row_to_its_end_are_kept() -> None:
-    examples = examples_lib.ragged(
-        [np.full(SOURCE, 5), np.full(2, 6), np.full(SOURCE + 1, 7), np.full(2, 8)],
-        [np.full(2, 9), np.full(TARGET, 10), np.full(2, 11), np.full(TARGET + 1, 12)],
+        [full, np.full(2, 6), over, np.full(2, 8), np.full(2, 8)],
+        [np.full(2, 9), np.full(TARGET, 10), np.full(2, 11), np.full(TARGET + 1, 12), np.zeros(0)],
     )
     mixture = data.Mixture([(examples, 1.0)], 2, SOURCE, TARGET)
     assert unpacked(mixture.once()) == [((5,) * SOURCE, (9,) * 2), ((6,) * 2, (10,) * TARGET)]
