@@ -94,7 +94,7 @@ def _verify(options: argparse.Namespace) -> int:
     found.save(output)
     print(found.verdict())
     print(f"Written: {output}.")
-    return 0 if found.passed else 1
+    return 0 if found.audit.passed else 1
 
 
 def _add_plan(parser: argparse.ArgumentParser) -> None:

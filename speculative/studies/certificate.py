@@ -34,11 +34,6 @@ class Certificate:
     gamma: int
     audit: Audit
 
-    @property
-    def passed(self) -> bool:
-        """Whether the audit found nothing."""
-        return self.audit.passed
-
     def verdict(self) -> str:
         """In a sentence or two."""
         return self.audit.verdict("EXACT", "NOT EXACT")

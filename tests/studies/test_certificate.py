@@ -4,15 +4,13 @@ import dataclasses
 import json
 import math
 import pathlib
-from collections.abc import Iterator
-from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from speculative.decoding import Output, queue, rules
+from speculative.decoding import Decoding, Output, rules
 from speculative.measurement.goodness import g_statistic, g_test
 from speculative.pair import Pair, Result
 from speculative.rows.config import RowConfig
@@ -55,7 +53,7 @@ def test_an_exact_decoder_passes_at_both_temperatures(tmp_path: pathlib.Path) ->
     assert (found.audit.texts, found.audit.near_ties, found.audit.tests) == (40, 0, [])
     assert found.verdict().startswith("EXACT: 40 texts of 1 prompt, ")
     found = certify(work(1.0), 3, 256, 128, 0.001, NOTHING)
-    assert found.passed
+    assert found.audit.passed
     assert found.audit.tests[0].name == "first tokens"
     assert found.audit.tests[0].count == 40 * 257
     found.save(tmp_path / "certificate.json")
@@ -73,7 +71,7 @@ def test_a_wrong_decoder_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     """Corrections come from p: p-values fall below 1e-50; `test_audit` has more faults."""
     monkeypatch.setattr(rules, "residual", residual_from_p)
     found = certify(work(1.0, draft=toy.far_table()), 3, 64, 128, 0.001, NOTHING)
-    assert not found.passed
+    assert not found.audit.passed
     assert found.verdict().startswith("NOT EXACT")
 
 
@@ -93,7 +91,7 @@ def test_a_greedy_decoder_that_leaves_the_argmax_is_refused(
     changed: list[Result] = []
     monkeypatch.setattr(Pair, "results", wrong)
     found = certify(work(0.0), 3, 128, 128, 0.001, NOTHING)
-    assert not found.passed
+    assert not found.audit.passed
     assert (3, 1) in found.audit.impossible
     assert found.verdict().startswith("NOT EXACT")
     assert "are not the argmax, first token 1 of text 3" in found.verdict()
@@ -111,22 +109,14 @@ def test_too_few_samples_are_refused_before_decoding(monkeypatch: pytest.MonkeyP
 def test_no_two_samples_share_a_random_number(monkeypatch: pytest.MonkeyPatch) -> None:
     """Neither of one prompt, nor of two, nor beginnings with whole texts."""
     seen: list[np.ndarray] = []
-    decode, serve = Pair.run, queue.generate
+    draws = Decoding.draws
 
-    def noted(self: Pair, source: jax.Array, draws: jax.Array, *more: Any) -> Output:
-        seen.extend(np.asarray(draws)[:, 0])
-        return decode(self, source, draws, *more)
+    def noted(self: Decoding, seed: int, examples: np.ndarray) -> jax.Array:
+        found = draws(self, seed, examples)
+        seen.extend(np.asarray(found)[:, 0])
+        return found
 
-    def noted_texts(target: Any, draft: Any, params: Any, texts: Any, *more: Any) -> Any:
-        def each() -> Iterator[queue.Text]:
-            for text in texts:
-                seen.extend(np.asarray(text.draws)[:, 0])
-                yield text
-
-        return serve(target, draft, params, each(), *more)
-
-    monkeypatch.setattr(Pair, "run", noted)
-    monkeypatch.setattr(queue, "generate", noted_texts)
+    monkeypatch.setattr(Decoding, "draws", noted)
     certify(work(1.0), 3, 30, 8, 0.001, NOTHING)
     assert len(seen) == 40 + 40 * 30
     assert len(np.unique(seen, axis=0)) == len(seen)
