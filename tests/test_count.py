@@ -172,12 +172,13 @@ def test_counts_begin_as_texts_do(tmp_path: pathlib.Path) -> None:
         assert kept["guesses"][kept["first"][start]] == text[0]
 
 
-def test_a_sample_is_even_in_bounded_memory() -> None:
+def test_a_sample_is_even_in_bounded_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     """Each text holds its number; of 1,000 there is room for 100."""
     texts = [np.full(1, i) for i in range(1000)]
     assert [int(text[0]) for text in counting.sample(texts, 1000)] == list(range(1000))
+    monkeypatch.setattr(counting, "ROOM", 100)
     for most in (10, 50, 60):
-        kept = np.concatenate(counting.sample(iter(texts), most, room=100))
+        kept = np.concatenate(counting.sample(iter(texts), most))
         assert most / 2 < len(kept) <= most
         assert np.ptp(np.diff(kept)) <= 16
     with pytest.raises(ValueError, match="No text has at most 2 tokens; raise --tokens"):

@@ -13,7 +13,8 @@ from speculative.tasks.prompts import named_files, read_pairs
 from speculative.training import examples
 from speculative.vocabulary import Vocabulary
 
-MOST = {"ngrams": 50_000_000, "outputs": 300_000}
+ROOM = 50_000_000  # Tokens that are held at a time.
+MOST = {"ngrams": ROOM, "outputs": 300_000}
 """Tokens from which each kind of file is made at most, unless told."""
 
 
@@ -84,10 +85,10 @@ def most_frequent(texts: Iterable[np.ndarray], most: int, vocab_size: int) -> np
     return np.sort(order[counts[order] > 0])
 
 
-def sample(texts: Iterable[np.ndarray], most: int, room: int = MOST["ngrams"]) -> list[np.ndarray]:
+def sample(texts: Iterable[np.ndarray], most: int) -> list[np.ndarray]:
     """Whole texts, evenly spread, of so many tokens at most; all of them, if they are no more.
 
-    Every second text is dropped whenever more than `room` tokens, or `most`, have been read, which
+    Every second text is dropped whenever more than `ROOM` tokens, or `most`, have been read, which
     bounds memory. Raises ValueError if no text is left.
     """
     held: list[np.ndarray] = []
@@ -96,7 +97,7 @@ def sample(texts: Iterable[np.ndarray], most: int, room: int = MOST["ngrams"]) -
         if number % stride == 0:
             held.append(text)
             size += len(text)
-        if size > max(room, most) and len(held) > 1:
+        if size > max(ROOM, most) and len(held) > 1:
             held, stride = held[::2], 2 * stride
             size = sum(map(len, held))
     share = min(1.0, most / max(1, size))
