@@ -2,6 +2,7 @@
 
 import json
 import pathlib
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -15,6 +16,9 @@ from tests.printed import printed
 SOURCES = [[5, 6, EOS_ID], [7, EOS_ID], [8, 9, EOS_ID]]
 SECONDS = {("speculative", "autoregressive"): 0.5, ("speculative", "speculative"): 0.25}
 SECONDS |= {("transformers", "autoregressive"): 1.0, ("ctranslate2", "float32"): 2.0}
+
+
+THERE = Program("", (), "")  # It needs nothing.
 
 
 class Made:
@@ -59,14 +63,24 @@ def setting(**changes: Any) -> Setting:
     return Setting(**(fields | changes))
 
 
+def compared(
+    monkeypatch: pytest.MonkeyPatch,
+    programs: dict[str, Program],
+    rounds: int = 1,
+    timed: int = 3,
+    start: Callable[[str, Setting], Made] = Made,
+) -> compare.Comparison:
+    monkeypatch.setattr(compare, "PROGRAMS", programs)
+    monkeypatch.setattr(compare, "Process", start)
+    given = setting(), SOURCES, list(programs), rounds, timed
+    return compare.compare(*given, lambda what, share: None)
+
+
 @pytest.fixture
 def found(monkeypatch: pytest.MonkeyPatch) -> compare.Comparison:
-    programs = {name: Program("", (), "") for name in ("speculative", "transformers")}
-    programs["ctranslate2"] = Program("", (), "")
+    programs = {name: THERE for name in ("speculative", "transformers", "ctranslate2")}
     programs["t5x"] = Program("", ("no_such_module.within",), "clone it")
-    monkeypatch.setattr(compare, "PROGRAMS", programs)
-    monkeypatch.setattr(compare, "Process", Made)
-    return compare.compare(setting(), SOURCES, list(programs), 3, 2, lambda what, share: None)
+    return compared(monkeypatch, programs, 3, 2)
 
 
 def test_ratios_are_of_medians_over_the_timed_sources(found: compare.Comparison) -> None:
@@ -88,10 +102,7 @@ def test_outputs_are_compared_token_by_token(found: compare.Comparison) -> None:
 
 
 def test_without_the_measure_nothing_is_called_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
-    programs = {"speculative": Program("", (), "")}
-    monkeypatch.setattr(compare, "PROGRAMS", programs)
-    monkeypatch.setattr(compare, "Process", Made)
-    found = compare.compare(setting(), SOURCES, ["speculative"], 1, 3, lambda what, share: None)
+    found = compared(monkeypatch, {"speculative": THERE})
     assert found.differences is None
     assert found.to_json()["ways"][0]["differences"] is None
     assert "3/3" not in printed(compare.show, found)
@@ -103,10 +114,8 @@ def test_a_program_that_cannot_load_is_left_out(monkeypatch: pytest.MonkeyPatch)
             raise RuntimeError("transformers failed: a trace\nOSError: no such file\n")
         return Made(name, setting)
 
-    programs = {name: Program("", (), "") for name in ("speculative", "transformers")}
-    monkeypatch.setattr(compare, "PROGRAMS", programs)
-    monkeypatch.setattr(compare, "Process", start)
-    found = compare.compare(setting(), SOURCES, list(programs), 1, 3, lambda what, share: None)
+    programs = {name: THERE for name in ("speculative", "transformers")}
+    found = compared(monkeypatch, programs, start=start)
     assert found.missing == {"transformers": "OSError: no such file"}
     assert {name for name, _ in found.seconds} == {"speculative"}
 

@@ -156,22 +156,24 @@ def test_target_and_draft_must_fit(
         )
 
 
-SMALL = {
+SHORT = {
+    "loop.TrainConfig.batch_size": 4,
+    "loop.TrainConfig.source_length": 24,
+    "loop.TrainConfig.target_length": 24,
+    "loop.TrainConfig.log_every": 2,
+    "train.train.generation_batch": 8,
+    "train.train.max_length": 8,
+}
+SMALL = SHORT | {
     "config.T5Config.emb_dim": 16,
     "config.T5Config.mlp_dim": 16,
     "config.T5Config.num_encoder_layers": 1,
     "config.T5Config.num_decoder_layers": 1,
     "config.T5Config.dtype": "'float32'",
     "loop.TrainConfig.steps": 4,
-    "loop.TrainConfig.batch_size": 4,
-    "loop.TrainConfig.source_length": 24,
-    "loop.TrainConfig.target_length": 24,
     "loop.TrainConfig.warmup_steps": 1,
-    "loop.TrainConfig.log_every": 2,
     "loop.TrainConfig.evaluate_every": 4,
     "loop.TrainConfig.checkpoint_every": 4,
-    "train.train.generation_batch": 8,
-    "train.train.max_length": 8,
 }
 
 
@@ -268,18 +270,12 @@ TINY = tiny.MODEL.config.replace(vocab_size=8320, dropout_rate=0.0)
 
 SIZES = ("vocab_size", "emb_dim", "mlp_dim", "num_heads", "head_dim")
 DEPTHS = ("num_encoder_layers", "num_decoder_layers")
-TINY_FINETUNING = {
+TINY_FINETUNING = SHORT | {
     **{f"registry.named.{size}": getattr(TINY, size) for size in (*SIZES, *DEPTHS)},
     "loop.TrainConfig.steps": 6,
-    "loop.TrainConfig.batch_size": 4,
     "loop.TrainConfig.microbatches": 2,
-    "loop.TrainConfig.source_length": 24,
-    "loop.TrainConfig.target_length": 24,
-    "loop.TrainConfig.log_every": 2,
     "loop.TrainConfig.evaluate_every": 2,
     "loop.TrainConfig.checkpoint_every": 6,
-    "train.train.generation_batch": 8,
-    "train.train.max_length": 8,
 }
 
 
