@@ -104,12 +104,11 @@ def acceptance(rows: Mapping[str, tuple[Record, Sequence[Sequence[float]]]]) -> 
         shares = np.array(record.accepted_by_position) / record.num_target_calls
         steps.plot(positions, shares, "o-", color=color, markersize=4, label=name)
         steps.plot(positions, record.alpha**positions, "--", color=color, linewidth=1)
-        padded = np.full((len(betas), max(map(len, betas), default=0)), np.nan)
-        for row, beta in zip(padded, betas, strict=True):
-            row[: len(beta)] = beta
-        bins = [padded[:, at : at + PLACES] for at in range(0, padded.shape[1], PLACES)]
-        counted = [part[~np.isnan(part)] for part in bins]
-        kept = [x.mean() if x.size >= FEWEST_TOKENS else np.nan for x in counted]
+        bins = [np.arange(len(beta)) // PLACES for beta in betas]
+        place = np.concatenate([np.zeros(0, int), *bins])
+        counts = np.bincount(place)
+        means = np.bincount(place, np.concatenate([[], *betas])) / counts
+        kept = np.where(counts >= FEWEST_TOKENS, means, np.nan)
         middles = PLACES * np.arange(len(kept)) + (PLACES + 1) / 2
         places.plot(middles, kept, "o-", color=color, markersize=4)
     longest = max(record.gamma for record, _ in rows.values())
