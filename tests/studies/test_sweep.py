@@ -98,6 +98,13 @@ def test_a_row_killed_on_its_way_goes_on(
     assert records.read(tmp_path / "out" / "records.jsonl") == [one]
     assert "table2/small" in one.experiment
     assert "0.62" in capsys.readouterr().out  # The paper's alpha.
+    # Other settings are refused, by the record or by the examples that are kept.
+    assert cli.main([*arguments, "--seed", "1"]) == 2
+    said = capsys.readouterr().err
+    assert "record of table2/small with other settings" in said and "--output_dir" in said
+    (tmp_path / "out" / "records.jsonl").unlink()
+    assert cli.main([*arguments, "--seed", "1"]) == 2
+    assert "(RowConfig.seed = 0)" in capsys.readouterr().err
 
 
 def test_a_second_run_in_a_folder_is_refused(
@@ -112,20 +119,6 @@ def test_a_second_run_in_a_folder_is_refused(
             assert "Another process is writing results to" in capsys.readouterr().err
     assert records.read(record) == [made.record()]
     assert not (tmp_path / "out" / "rows").exists()
-
-
-def test_another_configuration_is_refused(
-    arguments: list[str], tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    arguments += ["--limit", "1"]
-    assert cli.main(arguments) == 0
-    assert cli.main([*arguments, "--seed", "1"]) == 2
-    said = capsys.readouterr().err
-    assert "record of table2/small with other settings" in said
-    assert "--output_dir" in said
-    (tmp_path / "out" / "records.jsonl").unlink()
-    assert cli.main([*arguments, "--seed", "1"]) == 2
-    assert "(RowConfig.seed = 0)" in capsys.readouterr().err
 
 
 def test_table_1(capsys: pytest.CaptureFixture[str]) -> None:
