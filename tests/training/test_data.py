@@ -64,6 +64,16 @@ def test_rows_are_well_filled() -> None:
     assert np.mean([(b["encoder_segment_ids"] > 0).mean() for b in batches]) > 0.9
 
 
+def test_first_fit_takes_the_first_row_with_room_for_both_sides() -> None:
+    rows, numbers, sources, targets = data.first_fit(
+        np.array([6, 6, 4, 2, 3]), np.array([1, 1, 1, 8, 1]), (10, 9)
+    )
+    assert rows.tolist() == [0, 1, 0, 1, 2]
+    assert numbers.tolist() == [1, 1, 2, 2, 1]
+    assert sources.tolist() == [0, 0, 6, 6, 0]
+    assert targets.tolist() == [0, 0, 1, 1, 0]
+
+
 def test_an_epoch_shows_each_example_its_weight_of_times() -> None:
     twice, half = some_examples(40, 0), some_examples(40, 1)
     mixture = data.Mixture([(twice, 2.0), (half, 0.5)], 1, SOURCE, TARGET)
