@@ -1,13 +1,8 @@
-"""N-gram drafts against dictionaries in float64; their files; exactness with them.
-
-The two chi-square tests have fixed seeds; a correct program would fail one of them with
-probability 1e-4 at most (Bonferroni).
-"""
+"""N-gram drafts against dictionaries in float64; their files; exactness with them."""
 
 import functools
 import itertools
 import pathlib
-from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
@@ -17,14 +12,12 @@ import numpy as np
 import pytest
 
 from speculative import checkpoints, cli
-from speculative.decoding import Decoding, Params
-from speculative.decoding import loop as fast
 from speculative.drafts import NgramDraft, NgramParams, Proposal, count_ngrams, ngram, ngram_params
 from speculative.sampling import Sampling
 from speculative.training import examples
 from speculative.vocabulary import Numbers, Vocabulary
 from tests import ngrams, toy
-from tests.decoding.test_reference import check_same_tokens
+from tests.drafts.test_copying import check_exact, check_reference
 
 PIECES = 7
 TEXTS = ngrams.texts(PIECES)
@@ -122,33 +115,20 @@ def test_guesses_walk_the_table(order: int, decoder_only: bool, sampling: Sampli
             text += [*guesses[i, : accepted[i]].tolist(), int(rng.integers(0, PIECES))]
 
 
-def decoding(sampling: Sampling, gamma: int) -> tuple[Decoding, NgramDraft, Params]:
-    """The toy target with a trigram draft of some other text."""
-    config = Decoding(toy.VOCABULARY, sampling, gamma, {1: 5, 4: 8}[gamma], toy.EOS)
-    table = count_ngrams(ngrams.texts(toy.VOCABULARY), 3, toy.VOCABULARY)
-    draft_params = ngram_params(table, 3)
-    return config, NgramDraft(3), Params(toy.params(toy.target_table()), draft_params)
+@functools.cache
+def toy_params() -> NgramParams:
+    """For a target whose text is another."""
+    return ngram_params(count_ngrams(ngrams.texts(toy.VOCABULARY), 3, toy.VOCABULARY), 3)
 
 
 @pytest.mark.parametrize("gamma", [1, 4])
 def test_a_trigram_draft_is_exact(gamma: int) -> None:
-    config, draft, both = decoding(Sampling(1.3, top_p=0.8), gamma)
-    draws = config.draws(2212, np.arange(30_000))
-    sources = jnp.ones((len(draws), 1), jnp.int32)
-    output = fast.generate(toy.MarkovModel(), draft, both, sources, draws, config)
-    tokens, lengths = np.asarray(output.tokens), np.asarray(output.lengths)
-    found = Counter(tuple(t[:n]) for t, n in zip(tokens.tolist(), lengths.tolist(), strict=True))
-    p = toy.distribution(toy.target_table(), config.sampling)
-    assert toy.p_value(found, toy.output_probabilities(p, config.max_length)) > 1e-4 / 2
-    assert 0.1 < output.accepted.sum() / output.tested.sum() < 0.9
+    check_exact(NgramDraft(3), toy_params(), gamma, Sampling(1.3, top_p=0.8))
 
 
 @pytest.mark.parametrize("sampling", [Sampling(0.0), Sampling(0.7, top_k=3)], ids=str)
 def test_the_device_loop_is_the_reference_loop(sampling: Sampling) -> None:
-    config, draft, both = decoding(sampling, 4)
-    for seed in range(2):
-        inputs = np.ones((4, 1), np.int32)
-        check_same_tokens(toy.MarkovModel(), draft, both, inputs, config, seed)
+    check_reference(NgramDraft(3), toy_params(), sampling)
 
 
 @pytest.mark.parametrize(

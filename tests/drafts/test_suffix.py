@@ -11,6 +11,7 @@ import pytest
 
 from speculative import checkpoints, cli
 from speculative.drafts import SuffixDraft, suffix
+from speculative.sampling import Sampling
 from speculative.training import examples
 from speculative.types import PyTree
 from speculative.vocabulary import Numbers, Vocabulary
@@ -128,12 +129,13 @@ def test_commit_after_any_number_of_guesses(decoder_only: bool) -> None:
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 def test_the_reference_loop_says_the_same(temperature: float) -> None:
-    check_reference(SuffixDraft(), suffix.automaton(sequences(9), VOCAB), temperature)
+    params = suffix.automaton(sequences(9), VOCAB)
+    check_reference(SuffixDraft(), params, Sampling(temperature))
 
 
 @pytest.mark.parametrize("gamma", [1, 4])
 def test_exact(gamma: int) -> None:
-    check_exact(SuffixDraft(), suffix.automaton(sequences(9), VOCAB), gamma)
+    check_exact(SuffixDraft(), suffix.automaton(sequences(9), VOCAB), gamma, Sampling())
 
 
 @pytest.mark.parametrize(
