@@ -28,7 +28,6 @@ MEANT = {
     r"^\.venv(-tpu)?/bin/": "",
     r"^make demo": "speculative demo",
     r"\bDIR…": "results/demo",
-    r"\bfigure N\b": "figure 2",
 }
 
 # Patterns of commands that are not run.
@@ -45,7 +44,7 @@ ABSENT = [
 BINDINGS = ("rounds = 1", "max_length = 16", "alpha_tokens = 20")
 LESS = {
     "run|table [2-5]|tune|verify|demo|evaluate": ["--limit=1"],
-    "run|table [2-5]|tune|figure": [f"--gin='RowConfig.{binding}'" for binding in BINDINGS],
+    "run|table [2-5]|tune": [f"--gin='RowConfig.{binding}'" for binding in BINDINGS],
     "verify": ["--samples=16"],
     "bench": ["--widths", "1", "2"],
     "run|table [2-5]|bench|evaluate": ["--output_dir=results/{number}"],

@@ -63,6 +63,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
         signal.signal(signal.SIGINT, _interrupt)
     try:
+        arguments = sys.argv[1:] if arguments is None else arguments
+        if arguments and (gone := removed.said(f"speculative {arguments[0]}")):
+            raise ValueError(gone)
         options = _parser().parse_args(arguments)
         code = COMMANDS[options.command].run(options)
         sys.stdout.flush()

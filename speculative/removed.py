@@ -6,6 +6,10 @@ The command line, gin files and `load` answer what is asked for by an old name w
 REMOVED = {
     "speculative generate --gamma auto": "give a number, `--gamma N`; `speculative tune` finds the "
     "best one",
+    "speculative plan": "`speculative compile` tells whether a row fits a TPU",
+    "speculative figure": "`speculative report` draws Figures 2 to 4, `speculative generate "
+    "--trace` shows Figure 1",
+    "speculative verify --output": "`--json` prints what was found",
     "speculative audit --power_texts": "`--power` tells the power, by 256 texts of each fault",
     "debian_draft_smaller": "take the draft `debian_draft`, or make one with `speculative distil`",
     "debian_lm_draft_smaller": "take the draft `debian_lm_draft`, or make one with `speculative "
@@ -36,7 +40,16 @@ REMOVED = {
     "speculative.rows.run.Row": "`run_row` gives the record; the examples are in its `kept`",
     "speculative.rows.workload.source_length": "`speculative.commands.rows.source_length`",
     "speculative.studies.batches.Timed": "nothing; rates are measured and not predicted",
-    "speculative.studies.certificate.Certificate.passed": "`Certificate.audit.passed`",
+    "speculative.studies.batches.crossover": "read it off the speed-ups of `Batches`",
+    "speculative.studies.certificate": "`speculative.studies.verify`, which gives an `Audit`",
+    "speculative.studies.compiled.Compiler.memory": "the field `hbm_bytes` of `Compiler.estimate`",
+    "speculative.studies.bench.Bench.compile_seconds": "nothing",
+    "speculative.studies.bench.Bench.host_us": "nothing",
+    "speculative.studies.bench.Bench.operation_us": "nothing",
+    "speculative.reporting.figures": "`speculative.reporting.plots` and `.traces`",
+    "speculative.reporting.plots.figure_5": "`speculative bench` tells what each call costs",
+    "speculative.reporting.tables.show_memory": "`speculative.rows.memory.needs`",
+    "speculative.studies.sweep.certify": "`sweep.verify`",
     "speculative.studies.sweep.tuning": "the same, which gives the `Tuning` alone",
     "speculative.tasks.prompts.load_prompts(data_file=)": "the field `data` of a `tasks.Task`",
     "speculative.theory.best_gamma(verify_cost=)": "`studies.tune` takes all measured costs",

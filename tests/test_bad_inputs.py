@@ -34,9 +34,7 @@ COMMANDS = {
     "run": ["run", "--gin_file", ROW, "--output_dir", "TMP/out"],
     "table": ["table", "2", "--checkpoints", "demo", "--output_dir", "TMP/out"],
     "tune": ["tune"],
-    "verify": ["verify", "--output", "TMP/out.json"],
-    "plan": ["plan", "--gin_file", ROW],
-    "figure": ["figure", "5", "--output", "TMP/out.png"],
+    "verify": ["verify"],
     "bench": ["bench", "--output_dir", "TMP/out"],
     "audit": ["audit", "--samples", "TMP/few.jsonl"],
     "report": ["report", "TMP/none"],
@@ -46,8 +44,7 @@ COMMANDS = {
     "distil": ["distil", "TMP/text.txt", "--output", "TMP/out"],
 }
 OF_PAIRS = ("demo", "generate", "bench", "audit")
-OF_ROWS = ("run", "table", "tune", "verify", "figure", "plan")
-OF_TEXTS = OF_ROWS[:-1]
+OF_ROWS = ("run", "table", "tune", "verify")
 
 Case = tuple[list[str], list[str]]
 
@@ -80,10 +77,10 @@ def of_parsers() -> Iterator[Case]:
 def of_numbers() -> Iterator[Case]:
     """Whole numbers of a range: others, and what is none."""
     ranges = [
-        *((name, "--seed", 0, 2**32 - 1) for name in ("demo", "generate", *OF_TEXTS)),
-        *((name, "--limit", 1, 10**6) for name in ("demo", *OF_TEXTS)),
+        *((name, "--seed", 0, 2**32 - 1) for name in ("demo", "generate", *OF_ROWS)),
+        *((name, "--limit", 1, 10**6) for name in ("demo", *OF_ROWS)),
         *((name, "--max_length", 1, 1024) for name in ("demo", "generate", "audit")),
-        *((name, "--source_length", 1, 10**5) for name in ("plan", "bench")),
+        ("bench", "--source_length", 1, 10**5),
         ("bench", "--cache_length", 1, 10**5),
         ("bench", "--widths", 1, 1024),
         ("generate", "--gamma", 1, 64),
@@ -96,8 +93,6 @@ def of_numbers() -> Iterator[Case]:
         for value in (str(low - 1), str(high + 1), "1.5", "two", "", "nan"):
             says = [option, f"whole number from {low} to {high}", repr(value)]
             yield command(name, option, value), says
-    for value in ("0", "6", "1.5", "two"):
-        yield ["figure", value], ["figure", "whole number from 1 to 5", repr(value)]
     for option in ("--temperature", "--top_p", "--top_k", "--lenience"):
         yield command("generate", option, "hot"), [option, "'hot'"]
     yield command("generate", "--top_k", "1.5"), ["--top_k", "'1.5'"]
@@ -113,11 +108,13 @@ def of_numbers() -> Iterator[Case]:
             yield command("generate", option, value), [f"{option[2:]} must", f"not {number}."]
     for more in (["--batch_size", "2"], ["--samples", "2"], ["--output", "TMP/out.jsonl"]):
         yield command("generate", "--compare", *more), ["--compare is for one text at a time"]
+    for more in (["--json"], ["--samples", "2"], ["--output", "TMP/out.jsonl"]):
+        yield command("generate", "--trace", *more), ["--trace is for texts that are shown one"]
     yield command("generate", "--output", "TMP"), ["TMP", "directory"]
     yield command("generate", "--logprobs"), ["--logprobs is for lines of JSON"]
     yield command("generate", "--stop", ""), ["A stop string must have 1 to 256 characters"]
     yield command("bench", "--widths", "33"), ["between 1 and 32", "--cache_length"]
-    for name in OF_TEXTS:
+    for name in OF_ROWS:
         says = ["--simulated_alpha", "a number or paper", "'some'"]
         yield command(name, "--simulated_alpha", "some"), says
         for value in ("2", "-0.1", "nan"):
@@ -127,7 +124,7 @@ def of_numbers() -> Iterator[Case]:
     yield command("verify", "--simulated_alpha", "0.5"), ["simulated", "real models"]
     for value in ("0", "1", "-1", "nan"):
         for name in ("verify", "audit"):
-            yield command(name, "--false_alarm", value), ["--false_alarm", str(float(value))]
+            yield command(name, "--false_alarm", value), ["--false_alarm", repr(value)]
     says = ["7 samples of 21 tokens decide nothing", "at least 360 tokens, some 120 such samples"]
     yield COMMANDS["audit"], says
 
@@ -139,13 +136,13 @@ def of_choices() -> Iterator[Case]:
             says = ["--dtype", repr(value), "float32", "bfloat16"]
             yield command(name, "--dtype", value), says
         yield command(name, "--dtype"), ["--dtype", "expected one argument"]
-    for name in ("bench", "run", "tune", "verify", "figure", "plan"):
+    for name in ("bench", "run", "tune", "verify"):
         yield command(name, "--weights", "zeros"), ["--weights", "'zeros'", "random"]
     for name in OF_ROWS:
         both = ["--checkpoints", "demo", "--weights", "random"]
         yield command(name, *both), ["--weights", "not allowed with", "--checkpoints"]
-    for name in ("plan", "compile"):
-        yield command(name, "--topology", "v9"), ["'v9'", "v4-8, v5e-1, v5p-8, v6e-1, present"]
+    says = ["'v9'", "v4-8, v5e-1, v5p-8, v6e-1, present"]
+    yield command("compile", "--topology", "v9"), says
     there = [*COMMANDS["compile"], "--topology"]
     yield [*there, "present"], ["no TPU here", "cpu", "TPU v4 (v4-8)"]
     yield [*there, "v5e-1"], ["The TPU's compiler is not installed", "pip install libtpu"]
@@ -176,7 +173,7 @@ def of_models() -> Iterator[Case]:
             says = [repr(draft), *shipped, "uniform", "suffix"]
             yield command(name, "--draft", draft), says
     yield command("generate", "--target", "debian_draft"), ["can be a draft only"]
-    for name in (*OF_PAIRS, *OF_TEXTS):
+    for name in (*OF_PAIRS, *OF_ROWS):
         says = ["no use for the vocabulary /nope", "leave --vocabulary out"]
         yield command(name, "--vocabulary", "/nope"), says
     for path, says in {
@@ -189,7 +186,7 @@ def of_models() -> Iterator[Case]:
         yield ["inspect", path], [says]
         yield ["convert", path, "TMP/made", "--to", "native"], [says]
     yield ["convert", "debian_draft", "TMP", "--to", "native"], ["TMP exists already"]
-    for name in ("run", "tune", "verify", "figure"):
+    for name in ("run", "tune", "verify"):
         more = ["--gin_file", PUBLIC, "--checkpoints", "TMP/none"]
         yield command(name, *more), ["no checkpoint of t5_1_1", "TMP/none", "holds nothing"]
         more = ["--checkpoints", "TMP", "--gin", 'RowConfig.target = "other"']
@@ -216,15 +213,14 @@ def of_files() -> Iterator[Case]:
     for prompt in (LONE, f"An {LONE} editor", "\ud800"):
         says = ["The prompt on the command line is not UTF-8", "convert it"]
         yield ["generate", prompt], says
-        yield ["figure", "1", "--output", "TMP/out.html", "--text", prompt], ["not UTF-8"]
-    for name in ("run", "tune", "verify", "figure", "plan"):
+    for name in ("run", "tune", "verify"):
         more = ["--gin_file", "TMP/none.gin"]
         yield command(name, *more), ["no configuration TMP/none.gin"]
         more = ["--gin_file", f"{TABLE}:none"]
         yield command(name, *more), ["no row 'none'", "debian_ende_t0"]
         more = ["--gin_file", str(TABLE)]
         yield command(name, *more), ["is a table", "name a row", "debian_ende_t0"]
-    for name in ("run", "tune", "verify", "figure"):
+    for name in ("run", "tune", "verify"):
         for file in ("TMP/none.tsv", "TMP/none.jsonl", "TMP/none.en,TMP/none.de"):
             says = ["no file", file.partition(",")[0]]
             yield command(name, "--data_file", file), says
@@ -233,13 +229,6 @@ def of_files() -> Iterator[Case]:
         ["table", "2", "--output_dir", "TMP/out"],
         ["say where its checkpoint is (--checkpoints=DIR)"],
     )
-    for number in ("2", "3", "4"):
-        more = ["--records", "TMP/none", "--output", "TMP/out.png"]
-        yield ["figure", number, *more], ["no records at TMP/none"]
-    for number, kinds in {"1": ".html", "2": ".png or .svg or .pdf", "5": ".png or"}.items():
-        yield ["figure", number, "--output", "TMP/out.txt"], [kinds, "not as out.txt"]
-    more = ["--gin", "RowConfig.temperature = 1.0"]
-    yield command("figure", *more), ["Figure 5", "temperature = 0.0"]
     for file, says in {
         "none": ["There is no file TMP/none"],
         "empty.txt": ["TMP/empty.txt holds no samples"],
@@ -314,7 +303,7 @@ def of_rows() -> Iterator[Case]:
         "include 'none.gin'": "none.gin, which does not exist",
         "3": "3",
     }.items():
-        for name in ("run", "table", "tune", "verify", "plan", "figure"):
+        for name in ("run", "table", "tune", "verify"):
             yield command(name, "--gin", binding), [says]
 
 

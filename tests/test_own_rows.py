@@ -9,13 +9,13 @@ import pytest
 
 from speculative import checkpoints, cli, loading, tasks
 from speculative.checkpoints import Checkpoint
-from speculative.reporting import bench, figures, tables
+from speculative.reporting import bench
 from speculative.rows import records
 from speculative.rows.config import RowConfig
 from speculative.studies import sweep
 from tests import saved
 
-COMMANDS = ("run", "tune", "verify", "plan", "figure", "bench")
+COMMANDS = ("run", "tune", "verify", "bench")
 RUN = ["run", "--target=big", "--draft=small", "--gamma=2", "--max_length=8"]
 RUN += ["--gin", "RowConfig.rounds = 1"]
 
@@ -50,15 +50,12 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> Any:
 
     monkeypatch.setattr(sweep, "run", lambda rows, _: notes(*next(iter(rows.items()))))
     monkeypatch.setattr(sweep, "tuning", lambda config: notes(None, config))
-    monkeypatch.setattr(sweep, "certify", lambda config, *_: notes(None, config))
-    monkeypatch.setattr(tables, "show_memory", lambda config, *_: notes(None, config))
-    monkeypatch.setattr(figures, "draw", lambda _, config, *__: notes(None, config))
+    monkeypatch.setattr(sweep, "verify", lambda config, *_: notes(None, config))
     monkeypatch.setattr(bench, "run", lambda config, *_: notes(None, config))
 
     def call(command: str, *more: str) -> tuple[str | None, RowConfig]:
         found.clear()
-        needed = ["5"] if command == "figure" else []
-        cli.main([command, *needed, *more])
+        cli.main([command, *more])
         return found["name"], found["config"]
 
     return call

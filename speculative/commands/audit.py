@@ -1,11 +1,43 @@
-"""`audit`: whether another program's samples are a target's own."""
+"""`audit` and `verify`: whether samples, another program's or our own, are a target's own."""
 
 import argparse
+import contextlib
 import dataclasses
 import json
 import pathlib
 
-from speculative.commands import SAMPLING, Command, add_options
+from speculative.commands import SAMPLING, Command, add_options, rows, whole
+
+
+def _add_verdict(parser: argparse.ArgumentParser) -> None:
+    add = parser.add_argument
+    add("--false_alarm", type=_false_alarm, default=0.001, metavar="P", help="(0.001)")
+    add("--json", action="store_true", help="print one JSON object with every test")
+
+
+def _false_alarm(text: str) -> float:
+    with contextlib.suppress(ValueError):
+        if 0 < float(text) < 1:
+            return float(text)
+    raise argparse.ArgumentTypeError(f"must lie in (0, 1), not {text!r}")
+
+
+def _add_verify(parser: argparse.ArgumentParser) -> None:
+    rows.add_row(parser)
+    number = whole(1, 10**6)
+    parser.add_argument(
+        "--samples", type=number, default=1024, help="beginnings of each prompt (1024)"
+    )
+    _add_verdict(parser)
+
+
+def _verify(options: argparse.Namespace) -> int:
+    from speculative.studies import sweep
+
+    config = rows.row(options)[1]
+    result = sweep.verify(config, options.samples, options.false_alarm)
+    print(json.dumps(result.fields()) if options.json else result.verdict())
+    return 0 if result.passed else 1
 
 
 def _add_audit(parser: argparse.ArgumentParser) -> None:
@@ -19,9 +51,7 @@ def _add_audit(parser: argparse.ArgumentParser) -> None:
     add_options(parser, "--target", "--vocabulary", "--dtype")
     add_options(parser, *(f"--{name}" for name in SAMPLING), **SAMPLING | {"temperature": 1.0})
     add_options(parser, "--max_length", "--seed")
-    add = parser.add_argument
-    add("--false_alarm", type=float, default=0.001, metavar="P", help="(0.001)")
-    add("--json", action="store_true", help="print one JSON object with every test")
+    _add_verdict(parser)
     faulty = parser.add_argument_group(
         "power", "Samples that pass are compared with those of faulty decoders, simulated here."
     )
@@ -36,8 +66,6 @@ def _audit(options: argparse.Namespace) -> int:
     from speculative.studies import audit
     from speculative.studies.power import powers
 
-    if not 0 < options.false_alarm < 1:
-        raise ValueError(f"--false_alarm must lie in (0, 1), not {options.false_alarm}.")
     sampling = Sampling(**{name: getattr(options, name) for name in SAMPLING})
     own = loading.DRAFTS.get(options.target, "uniform")
     draft = own if options.draft is None else options.draft
@@ -72,4 +100,7 @@ def _audit(options: argparse.Namespace) -> int:
     return 0 if result.passed else 1
 
 
-COMMANDS = {"audit": Command("test samples of any program against a target", _add_audit, _audit)}
+COMMANDS = {
+    "verify": Command("test on a pair and a task that outputs are exact", _add_verify, _verify),
+    "audit": Command("test samples of any program against a target", _add_audit, _audit),
+}

@@ -14,6 +14,7 @@ from speculative.commands.figures import Figures, Timed, figures
 if TYPE_CHECKING:
     from jax import Array
 
+    from speculative.decoding import Decoding
     from speculative.decoding.loop import Step
     from speculative.pair import Pair
     from speculative.vocabulary import Vocabulary
@@ -74,6 +75,11 @@ def _add_generate(parser: argparse.ArgumentParser) -> None:
         help="decode each text without a draft too, and say how many times as long that takes",
     )
     add(
+        "--trace",
+        action="store_true",
+        help="show what each step accepted, rejected and corrected (Figure 1 of the paper)",
+    )
+    add(
         "--json",
         action="store_true",
         help=f"a line {{{', '.join(many.FIELDS)}, prompt, finish_reason, seconds, settings}} "
@@ -95,6 +101,11 @@ def _generate(options: argparse.Namespace) -> None:
     several = options.batch_size > 1 or options.samples > 1 or options.output is not None
     if several and options.compare:
         raise ValueError("--compare is for one text at a time; leave it or --batch_size out.")
+    if options.trace and (several or options.json):
+        raise ValueError(
+            "--trace is for texts that are shown one at a time; leave it, or --json, --output, "
+            "--samples and --batch_size out."
+        )
     rows.import_module(options)
     prefix = options.prefix or ""
     if options.task is not None and options.prefix is None:
@@ -114,11 +125,12 @@ def _generate(options: argparse.Namespace) -> None:
     drafted: dict[str, Any] = settings | {"gamma": options.gamma}
     alone: dict[str, Any] = settings | {"gamma": 0}
 
-    def check(prompt: prompts.Prompt) -> "Array":
-        own = {name: value for name, value in prompt.own.items() if name != "stop"}
-        return pair.prepare(prefix + prompt.text, **drafted | own)[0]
+    def prepared(prompt: prompts.Prompt, example: int = 0) -> "tuple[Array, Array, Decoding]":
+        own: dict[str, Any] = drafted | {"example": example} | prompt.own
+        own.pop("stop", None)
+        return pair.prepare(prefix + prompt.text, **own)
 
-    lists = _checked(lists, check, typed)  # What does not fit the pair ends before its decoding.
+    lists = _checked(lists, prepared, typed)  # What does not fit the pair ends before its decoding.
     told = {"target": pair.names[0], "draft": pair.names[1], "gamma": options.gamma}
     told |= {name: settings[name] for name in (*DEFAULTS, "max_length", "seed")}
     told |= {"dtype": pair.target.config.dtype, "stop": list(stop)}
@@ -149,8 +161,13 @@ def _generate(options: argparse.Namespace) -> None:
         if options.json:
             print(_json(text, told | prompt.own, fast, compared), flush=True)
             continue
+        if options.trace:
+            from speculative.reporting import tables, traces
+
+            inputs = prepared(prompt, example)
+            traces.show(traces.trace(pair, text, *inputs), options.gamma, tables.CONSOLE)
         greedy = prompt.own.get("temperature", sampling.temperature) == 0
-        found = figures(pair, check(prompt), fast, compared, greedy)
+        found = figures(pair, prepared(prompt)[0], fast, compared, greedy)
         if typed:
             print(found, file=sys.stderr)
         total += found

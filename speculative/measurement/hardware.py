@@ -1,6 +1,5 @@
-"""Measured limits of the present device: its read bandwidth, and the time of an operation."""
+"""The read bandwidth of the present device, measured."""
 
-import functools
 import statistics
 import time
 from collections.abc import Callable
@@ -13,7 +12,6 @@ from jax import Array, lax
 from speculative.backends.cpu import kernels
 
 READS = 8  # In a dispatch, because a dispatch may take as long as one read.
-CHAIN, REPEATS = 16, 64  # Operations in the body of a timed loop, and iterations of that loop.
 
 
 def elapsed(run: Callable[[], Any]) -> float:
@@ -41,16 +39,3 @@ def read_bandwidth(size: int = 2**29) -> float:
 def _totals(values: Array) -> Array:
     """Sums all values `READS` times; each sum depends on the last one, so that none is dropped."""
     return lax.fori_loop(0, READS, lambda _, sum_: (values + 1e-30 * sum_).sum(), 0.0)
-
-
-def operation_seconds() -> float:
-    """The time of a product of 8 x 8 matrices that waits for the one before, as in decoding."""
-    x, kernel = jnp.ones((8, 8)), jnp.eye(8)
-    return seconds(lambda: chain(x, kernel)) / (CHAIN * REPEATS)
-
-
-@jax.jit
-def chain(x: Array, kernel: Array) -> Array:
-    """Multiplies x [8, 8] by the kernel [8, 8] `CHAIN * REPEATS` times."""
-    factors = [kernel] * CHAIN
-    return lax.fori_loop(0, REPEATS, lambda _, x: functools.reduce(jnp.matmul, factors, x), x)

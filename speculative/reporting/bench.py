@@ -43,7 +43,7 @@ def run_batches(config: RowConfig, sizes: Sequence[int], folder: pathlib.Path) -
 
 
 def show_batches(found: Batches, console: Console = CONSOLE) -> None:
-    """Prints tokens a second over batch size, and where speculation stops paying."""
+    """Prints tokens a second over batch size, both ways, and the speed-up."""
     config = found.config
     console.print(
         f"{config.target} with {config.draft}, T = {config.temperature}, on "
@@ -59,12 +59,6 @@ def show_batches(found: Batches, console: Console = CONSOLE) -> None:
         Column("speed-up", lambda batch: f"{found.speedup(batch):.2f}"),
     )
     console.print(table(columns, found.batches))
-    largest, crossover = found.batches[-1].batch_size, found.crossover()
-    where = f"beyond a batch of {largest}"
-    if crossover.size is not None:
-        high = f"{crossover.high:.1f}" if crossover.high < largest else f"{largest} or more"
-        where = f"at a batch of {crossover.size:.1f} ({crossover.low:.1f} to {high})"
-    console.print(f"Speculation stops paying {where}.")
 
 
 def plot_batches(found: Batches) -> Figure:
@@ -75,8 +69,6 @@ def plot_batches(found: Batches) -> Figure:
     for way, (name, color) in enumerate((("target alone", "#d55e00"), ("with draft", "#0072b2"))):
         rates = [found.rate(batch, way) for batch in found.batches]
         axes.plot(sizes, rates, "o-", color=color, label=name)
-    if size := found.crossover().size:
-        axes.axvline(size, color="0.6", linewidth=1, label="speculation stops paying")
     title = f"{found.config.target} with {found.config.draft}, {environment.device()}"
     axes.set(xlabel="batch size", ylabel="tokens a second", title=title)
     _finish(axes, sizes)
@@ -118,12 +110,9 @@ def show(found: Bench, console: Console = CONSOLE) -> None:
     step = f"{costs.ms_target_step:.3f}"
     console.print(f"\nSteps from an empty cache; the target alone takes {step} ms:")
     console.print(table(steps, costs.ms_verify))
-    alone, guessed = found.compile_seconds.values()
     console.print(
         f"\nPrefill of {config.source_length} tokens: {costs.ms_prefill_target:.2f} ms for the "
-        f"target, {costs.ms_prefill_draft:.2f} ms for the draft. Compiling: {alone:.1f} s alone, "
-        f"{guessed:.1f} s speculative. An operation that does nothing: {found.operation_us:.2f} "
-        f"us. Streaming: {found.host_us:.0f} us more a step."
+        f"target, {costs.ms_prefill_draft:.2f} ms for the draft."
     )
 
 

@@ -5,10 +5,12 @@ import pathlib
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
 from rich.console import Console
 
 from speculative import disk, loading, progress
 from speculative.drafts import named
+from speculative.pair import Pair
 from speculative.reporting import tables, traces
 from speculative.reporting.traces import PromptTrace
 from speculative.rows import memory, records, weights
@@ -60,11 +62,7 @@ def run(output_dir: pathlib.Path, target: str, draft: str | None, **settings: An
         with progress.bar("the first text of each row") as on_progress:
             for number, config in enumerate(configs.values()):
                 on_progress("tracing", number / len(configs))
-                texts = [
-                    prompt.source for prompt in load_prompts(config.texts, config.num_examples)
-                ]
-                gamma = config.gamma or sweep.GAMMA
-                traced.append(traces.trace(pair, texts[0], config, gamma, texts))
+                traced.append(_first(pair, config))
     except KeyboardInterrupt:
         finished = len(records.read(file))
         raise KeyboardInterrupt(f"; {finished} finished rows are in {file}") from None
@@ -75,6 +73,16 @@ def run(output_dir: pathlib.Path, target: str, draft: str | None, **settings: An
         show(measured, traced, Console(file=opened, width=100))
         opened.write("```\n")
     console.print(f"Written: {file} and {report}.", soft_wrap=True)
+
+
+def _first(pair: Pair, config: RowConfig) -> PromptTrace:
+    """The first text of a row, as wide as all are: so no other program is compiled for it."""
+    texts = [prompt.source for prompt in load_prompts(config.texts, config.num_examples)]
+    vocabulary, gamma = pair.vocabulary, config.gamma or sweep.GAMMA
+    decoding = config.decoding(vocabulary.size, gamma, vocabulary.eos_id)
+    draws = decoding.draws(config.seed, np.array([0]))
+    inputs = pair.encode(texts, truncate=True)[:1]
+    return traces.trace(pair, texts[0], inputs, draws, decoding)
 
 
 def show(measured: Sequence[Record], traced: Sequence[PromptTrace], console: Console) -> None:

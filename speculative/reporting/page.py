@@ -21,7 +21,6 @@ from speculative.reporting.tables import Column
 from speculative.rows import kept, records
 from speculative.rows.kept import Example
 from speculative.rows.records import Record
-from speculative.studies.certificate import Certificate
 
 SHELL = """<!DOCTYPE html>
 <html lang="en">
@@ -131,18 +130,16 @@ class _Row(NamedTuple):
 def write(folders: Sequence[pathlib.Path], output: pathlib.Path) -> None:
     """Writes a page about all rows of some folders.
 
-    Each holds `records.jsonl` and, if there are any, `rows/*/examples.jsonl` and certificates, as
-    `*certificate*.json`.
+    Each holds `records.jsonl` and, if there are any, `rows/*/examples.jsonl`.
 
     Raises:
         ValueError: there is no such folder, it has no records, or a file in it is damaged.
     """
     rows = [row for folder in folders for row in _rows(folder, len(folders) > 1)]
-    certificates = [file for path in folders for file in sorted(path.glob("*certificate*.json"))]
     title = "Speculative decoding, measured"
     sections = {
         "Speed": _speedups(rows),
-        "Outputs": _outputs(rows, certificates),
+        "Outputs": _outputs(rows),
         "Figures": _figures(rows),
         "Samples": _samples(rows),
         "Environment": _environment(rows),
@@ -151,12 +148,7 @@ def write(folders: Sequence[pathlib.Path], output: pathlib.Path) -> None:
     for name, parts in sections.items():
         if parts:
             body += ["<section>", f"<h2>{name}</h2>", *parts, "</section>"]
-    disk.write(output, shell(title, "\n".join(body)))
-
-
-def shell(title: str, body: str) -> str:
-    """A page around a body of HTML; the title is text."""
-    return SHELL.format(title=_text(title), style=STYLE, body=body)
+    disk.write(output, SHELL.format(title=title, style=STYLE, body="\n".join(body)))
 
 
 def _rows(folder: pathlib.Path, several: bool) -> list[_Row]:
@@ -193,24 +185,12 @@ def _speedups(rows: Sequence[_Row]) -> list[str]:
     return parts
 
 
-def _outputs(rows: Sequence[_Row], certificates: Sequence[pathlib.Path]) -> list[str]:
+def _outputs(rows: Sequence[_Row]) -> list[str]:
     parts = []
     if judged := [row for row in rows if row.record.metric is not None]:
         parts.append(_table("Quality", tables.QUALITY, judged))
     if compared := [row for row in rows if row.record.outputs_identical is not None]:
         parts.append(_table("Exactness at temperature 0", tables.EXACTNESS, compared))
-    if certificates:
-        parts.append("<h3>Certificates</h3>")
-    for file in certificates:
-        certificate = Certificate.read(file)
-        lines = (line.partition(" = ") for line in certificate.config.splitlines())
-        said = {name: value.strip("'") for name, _, value in lines}
-        task, temperature = (said.get(f"RowConfig.{name}", "–") for name in ("task", "temperature"))
-        parts += [
-            f"<h4>{_text(f'{task}, T = {temperature}, γ = {certificate.gamma}')}</h4>",
-            f"<p>{_text(certificate.verdict())}</p>",
-            _details(f"Configuration of {file}", certificate.config),
-        ]
     return parts
 
 

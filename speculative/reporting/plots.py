@@ -1,4 +1,4 @@
-"""The paper's Figures 2 to 5, from theory, with what was measured laid over.
+"""The paper's Figures 2 to 4, from theory, with what was measured laid over.
 
 Theory is in colour, darker for the smaller parameter, and named at its lines; what was measured
 is black, with its 95% intervals. Figures do without pyplot, so that none is shown or kept and no
@@ -6,7 +6,7 @@ display is needed: `figure_2([]).savefig("figure_2.png")`.
 """
 
 import itertools
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import matplotlib
@@ -16,15 +16,12 @@ from matplotlib.figure import Figure
 from matplotlib.typing import ColorType
 
 from speculative import theory
-from speculative.measurement.timing import Costs
 from speculative.rows.records import Record
 
 # Of the lines of Figures 2 and 4, in addition to those that were measured.
 GAMMAS = (1, 3, 5, 7, 10)
 # c of the lines of Figure 3, and their dashes.
 COSTS = {0.01: "-", 0.02: "--", 0.05: "-.", 0.1: ":", 0.2: (0, (5, 1, 1, 1, 1, 1))}
-# Colours and hatches of Figure 5, which differ in grey print and for colour-blind readers too.
-CALLS = {"encoders": ("white", "//////"), "draft": ("#e69f00", ""), "target": ("#0072b2", "")}
 ALPHAS = np.linspace(0, 1, 401)
 MARKERS = "osD^v<>p*h"
 PLACES, FEWEST_TOKENS = 8, 20  # Of `acceptance`.
@@ -123,43 +120,6 @@ def acceptance(rows: Mapping[str, tuple[Record, Sequence[Sequence[float]]]]) -> 
     return figure
 
 
-def figure_5(costs: Costs, emitted: Mapping[int, Sequence[int]]) -> Figure:
-    """A time line of encoder, draft and target calls, a row for each way of decoding one text.
-
-    `emitted` holds by gamma the tokens that each step gave; 0 is autoregressive decoding. Ways that
-    did not decode one text, a gamma that was not timed and impossible steps are a ValueError.
-    """
-    lengths = {gamma: sum(steps) for gamma, steps in emitted.items()}
-    if len(set(lengths.values())) != 1:
-        raise ValueError(
-            f"A time line needs ways of decoding one text; by gamma, theirs have {lengths} tokens."
-        )
-    figure = Figure(figsize=(11, 1.2 + 0.8 * len(emitted)), layout="constrained")
-    axes = figure.subplots()
-    bars = {kind: [] for kind in CALLS}
-    ways = sorted(emitted)
-    for row, gamma in enumerate(ways):
-        now = 0.0
-        for kind, ms, tokens in _calls(costs, gamma, emitted[gamma]):
-            bars[kind].append((row, ms, now))
-            if gamma and tokens:
-                _write(axes, str(tokens), (now + ms / 2, row + 0.3), (0, 6), ha="center", size=7)
-            now += ms
-        _write(axes, f"{now:.1f} ms", (now, row), (5, 0))
-    for kind, (color, hatch) in CALLS.items():
-        if bars[kind]:
-            rows, widths, left = zip(*bars[kind], strict=True)
-            look = {"facecolor": color, "hatch": hatch, "edgecolor": "black", "linewidth": 0.4}
-            axes.barh(rows, widths, 0.6, left, label=kind, **look)
-    axes.set_yticks(range(len(ways)), [f"γ = {way}" if way else "autoregressive" for way in ways])
-    axes.set_xlabel("time (ms); over a target call, the tokens that it gave")
-    axes.spines[["top", "right", "left"]].set_visible(False)
-    axes.tick_params(axis="y", length=0)
-    axes.margins(x=0)
-    figure.legend(loc="outside upper left", ncols=len(CALLS), frameon=False)
-    return figure
-
-
 def _panels(number: int, stacked: bool = False) -> tuple[Figure, list[Axes]]:
     """A figure of panels over alpha, side by side or stacked."""
     rows, columns = (number, 1) if stacked else (1, number)
@@ -222,24 +182,3 @@ def _write(
     """Text at a point of the axes, moved by some typographic points; it may lie outside them."""
     look = {"va": "center", "size": 9, "annotation_clip": False} | look
     axes.annotate(text, at, offset, textcoords="offset points", **look)
-
-
-def _calls(
-    costs: Costs, gamma: int, steps: Sequence[int]
-) -> Iterator[tuple[str, float, int | None]]:
-    """All calls in order: their kind, milliseconds and, of the target, the tokens they gave."""
-    if gamma and gamma not in costs.ms_verify:
-        timed = ", ".join(map(str, costs.ms_verify))
-        raise ValueError(f"The calls of gamma = {gamma} were not timed, only those of {timed}.")
-    if steps and not 1 <= min(steps) <= max(steps) <= gamma + 1:
-        raise ValueError(
-            f"A step of gamma = {gamma} gives from 1 to {gamma + 1} tokens, not from "
-            f"{min(steps)} to {max(steps)}."
-        )
-    yield "encoders", costs.ms_prefill_target, None
-    if gamma:
-        yield "encoders", costs.ms_prefill_draft, None
-    for tokens in steps:
-        for _ in range(gamma):
-            yield "draft", costs.ms_draft_step(gamma), None
-        yield "target", costs.ms_verify[gamma] if gamma else costs.ms_target_step, tokens

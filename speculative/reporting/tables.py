@@ -3,14 +3,10 @@
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple
 
-import jax
 from rich.console import Console
 from rich.table import Table
 
 from speculative import paper, theory
-from speculative.measurement.chips import Chip
-from speculative.rows import memory, weights
-from speculative.rows.config import RowConfig
 from speculative.rows.records import Record
 from speculative.studies.power import ENOUGH, Power
 from speculative.studies.tune import Tuning
@@ -282,44 +278,6 @@ def show_power(powers: Sequence[Power], draft: str, gamma: int, console: Console
         soft_wrap=True,
     )
     console.print(table(columns, powers))
-
-
-def show_memory(
-    config: RowConfig,
-    chip: Chip | None,
-    source_length: int,
-    compiled: int | None = None,
-    console: Console = CONSOLE,
-) -> bool:
-    """Prints what a row needs, and tells whether a chip has it, or without one the present device.
-
-    `compiled` are the bytes that the TPU's compiler says are needed, where it was asked.
-    """
-    cpu = chip is None and jax.default_backend() == "cpu"
-    needs = memory.needs(config, weights.sizes(config), source_length, cpu)
-    lines = (
-        Column("parameters", field("parameters", ",")),
-        Column("dtype", field("dtype")),
-        Column("weights", lambda need: _amount(need.weights)),
-        *[Column("copies for the CPU", lambda need: _amount(need.copies))][: int(cpu)],
-        Column("caches", lambda need: _amount(need.caches)),
-        Column("activations", lambda need: _amount(need.activations)),
-        Column("all", lambda need: _amount(need.total)),
-    )
-    console.print(f"Memory at batch size 1, sources of {source_length} tokens:")
-    heads = ["", *(need.name for need in needs)]
-    console.print(grid(heads, ([line.head, *map(line.cell, needs)] for line in lines)))
-    total = sum(need.total for need in needs) if compiled is None else compiled
-    by = "" if compiled is None else ", as estimated by the TPU's compiler,"
-    name, there = (f"a {chip.kind}", chip.hbm) if chip else memory.device_bytes()
-    word = "fits on" if total <= there else "does NOT fit on"
-    has = "has" if chip is None else "gives a program"
-    console.print(f"{_amount(total)}{by} {word} {name}, which {has} {_amount(there)}.")
-    return total <= there
-
-
-def _amount(count: int) -> str:
-    return f"{count / 2**30:.2f} GiB" if count >= 2**30 else f"{count / 2**20:.1f} MiB"
 
 
 def show_theory(console: Console = CONSOLE) -> None:

@@ -19,9 +19,7 @@ MOST_MAPS = pathlib.Path("/proc/sys/vm/max_map_count")
 class Need:
     """What a model needs at batch size 1, in bytes."""
 
-    name: str
     parameters: int
-    dtype: str  # Of weights and caches.
     weights: int
     copies: int  # On a CPU, kernels in another layout, in float32, beside those of the checkpoint.
     caches: int  # Keys and values, of self- and cross-attention.
@@ -39,11 +37,10 @@ def needs(
     config: RowConfig, models: Sequence[Config], source_length: int = 512, cpu: bool = False
 ) -> list[Need]:
     """What the models of a row need: its target and, where it is a model, its draft."""
-    names = (config.target, config.draft)[: len(models)]
-    return [_need(config, *named, source_length, cpu) for named in zip(names, models, strict=True)]
+    return [_need(config, model, source_length, cpu) for model in models]
 
 
-def _need(config: RowConfig, name: str, model: Config, source_length: int, cpu: bool) -> Need:
+def _need(config: RowConfig, model: Config, source_length: int, cpu: bool) -> Need:
     parameters = sum(leaf.size for leaf in jax.tree.leaves(abstract_params(model)))
     size, gamma = jnp.dtype(model.dtype).itemsize, config.gamma or 7
     room = config.decoding(model.vocab_size, gamma).cache_lengths()[-1]
@@ -55,9 +52,7 @@ def _need(config: RowConfig, name: str, model: Config, source_length: int, cpu: 
     # Logits and probabilities are float32, the target's and those of every guess.
     verify = 4 * width * model.vocab_size * 4 + width * (2 * model.mlp_dim + 4 * head) * size
     return Need(
-        name=name,
         parameters=parameters,
-        dtype=model.dtype,
         weights=parameters * size,
         copies=4 * parameters * cpu,
         caches=caches,

@@ -87,9 +87,11 @@ class Audit:
         level = self.false_alarm / max(1, len(self.tests))
         return not self.impossible and all(test.p_value >= level for test in self.tests)
 
-    def verdict(self, passed: str = "PASSED", failed: str = "FAILED") -> str:
-        """What was found, in a sentence or two that begin with one of these words."""
-        said = f"{passed if self.passed else failed}: {self.texts} texts of {self.prompts} prompt"
+    def verdict(self) -> str:
+        """What was found, in a sentence or two that begin with PASSED or FAILED."""
+        said = (
+            f"{'PASSED' if self.passed else 'FAILED'}: {self.texts} texts of {self.prompts} prompt"
+        )
         said += f"{'s' * (self.prompts > 1)}, {self.tokens} tokens; "
         if self.impossible:
             text, position = self.impossible[0]

@@ -1,4 +1,4 @@
-"""Tokens a second over batch size, with a draft and without, and where speculation stops paying.
+"""Tokens a second over batch size, with a draft and without.
 
 At batch 1 a step waits for weights, which many positions share. The more rows a batch has, the more
 its positions cost, and guesses that are rejected are paid for.
@@ -7,16 +7,13 @@ its positions cost, and guesses that are rejected are paid for.
 import dataclasses
 import gc
 import json
-import math
 import time
 from collections.abc import Sequence
 from typing import Any
 
 import jax
 import numpy as np
-from numpy.typing import NDArray
 
-from speculative.measurement.bootstrap import interval
 from speculative.pair import Request, Result
 from speculative.progress import OnProgress
 from speculative.rows import environment
@@ -42,18 +39,6 @@ class Batch:
 
 
 @dataclasses.dataclass(frozen=True)
-class Crossover:
-    """The batch size at which speculation stops paying, and its 95% interval.
-
-    `size` is None if it pays at all sizes that were measured; an interval ends at the largest.
-    """
-
-    size: float | None
-    low: float
-    high: float
-
-
-@dataclasses.dataclass(frozen=True)
 class Batches:
     """What was measured at all batch sizes, ascending from 1.
 
@@ -72,26 +57,11 @@ class Batches:
         """Tokens a second: 0 autoregressive, 1 speculative."""
         return batch.passes * self.tokens[way] / float(np.median(batch.seconds, axis=0)[way])
 
-    def _speedups(self, batch: Batch) -> NDArray[np.float64]:
-        """Of each round; texts of both ways may differ in length."""
-        alone, fast = np.array(batch.seconds).T
-        return alone / fast * self.tokens[1] / self.tokens[0]
-
     def speedup(self, batch: Batch) -> float:
         """How many times as fast speculative decoding is: the median of the rounds."""
-        return float(np.median(self._speedups(batch)))
-
-    def crossover(self) -> Crossover:
-        """Where speculation stops paying; the interval is that of resampled rounds."""
-        sizes = [batch.batch_size for batch in self.batches]
-        speedups = np.array([self._speedups(batch) for batch in self.batches])
-
-        def found(chosen: NDArray[np.intp]) -> float | None:
-            return crossover(sizes, np.median(speedups[:, chosen], axis=1).tolist())
-
-        rounds = speedups.shape[1]
-        ends = interval(lambda chosen: found(chosen) or sizes[-1], rounds)
-        return Crossover(found(np.arange(rounds)), *ends)
+        alone, fast = np.array(batch.seconds).T
+        # Texts of both ways may differ in length.
+        return float(np.median(alone / fast)) * self.tokens[1] / self.tokens[0]
 
     def to_json(self) -> str:
         """All of it, with machine, commit and settings."""
@@ -102,23 +72,7 @@ class Batches:
         for shown, batch in zip(fields["batches"], self.batches, strict=True):
             shown["tokens_per_second"] = [self.rate(batch, way) for way in (0, 1)]
             shown["speedup"] = self.speedup(batch)
-        fields["crossover"] = dataclasses.asdict(self.crossover())
         return json.dumps(fields, indent=1)
-
-
-def crossover(sizes: Sequence[int], speedups: Sequence[float]) -> float | None:
-    """The batch size at which a speed-up falls to 1, on a line over the logarithm of the sizes.
-
-    None if it does not at these sizes; the first one if it is below 1 from the start.
-    """
-    if speedups[0] <= 1:
-        return float(sizes[0])
-    for i in range(1, len(sizes)):
-        above, below = speedups[i - 1], speedups[i]
-        if below <= 1:
-            share = (above - 1) / (above - below)
-            return math.exp((1 - share) * math.log(sizes[i - 1]) + share * math.log(sizes[i]))
-    return None
 
 
 def measure(work: Workload, sizes: Sequence[int], gamma: int, on_progress: OnProgress) -> Batches:

@@ -4,18 +4,13 @@ import dataclasses
 import functools
 import json
 import statistics
-import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from jax import Array, lax
-from jax.experimental.compilation_cache import compilation_cache
 
-from speculative.decoding import Output
-from speculative.decoding.loop import generate, stream
 from speculative.decoding.reference import start_target
 from speculative.drafts import HiddenDraft, TransformerDraft
 from speculative.drafts.base import layers_read
@@ -27,7 +22,7 @@ from speculative.models.interface import Model
 from speculative.progress import OnProgress
 from speculative.rows import environment, memory, weights
 from speculative.rows.config import RowConfig
-from speculative.rows.workload import Workload, workload
+from speculative.rows.workload import workload
 from speculative.types import PyTree
 
 WIDTHS = (1, 2, 3, 4, 5, 6, 8, 12, 16, 24, 32)  # Positions of a pass that are timed by default.
@@ -60,9 +55,6 @@ class Bench:
         passes: of the target, over several widths.
         draft_passes: of the draft over one position and over two, if it is a model.
         costs: of the steps of decoding, from an empty cache.
-        compile_seconds: of the programs for autoregressive and speculative decoding, from nothing.
-        operation_us: what an operation costs that does next to nothing.
-        host_us: what a step costs more where the host drives it, streaming, than on the device.
     """
 
     config: RowConfig
@@ -72,9 +64,6 @@ class Bench:
     passes: list[Pass]
     draft_passes: list[Pass]
     costs: Costs
-    compile_seconds: dict[str, float]
-    operation_us: float
-    host_us: float
 
     def percent(self, one: Pass) -> float:
         """Of the streaming read's bandwidth."""
@@ -104,9 +93,6 @@ class Bench:
                 }
                 for gamma, ms in costs.ms_verify.items()
             },
-            "compile_seconds": self.compile_seconds,
-            "operation_us": self.operation_us,
-            "host_us_per_step": self.host_us,
             "gin": config.gin(),
         }
         for name, passes in (("passes", self.passes), ("draft_passes", self.draft_passes)):
@@ -141,10 +127,7 @@ def bench(
     on_progress("bandwidth", 0)
     bandwidth = hardware.read_bandwidth()
     on_progress("compiling", 0)
-    gamma = config.gamma or 5
-    ways = {"autoregressive": 0, "speculative": gamma}
-    compiled = {name: _compile_seconds(work, gamma) for name, gamma in ways.items()}
-    meter = work.meter(sorted({*GAMMAS, gamma}), [cache])
+    meter = work.meter(sorted({*GAMMAS, config.gamma or 5}), [cache])
     target, source = pair.params.target, work.source(0)
     started = start_target(pair.target, target, source, cache, layers_read(pair.draft))
     timed = _passes(pair.target, target, started.state, cache, widths)
@@ -159,7 +142,6 @@ def bench(
         for _, _, run, times in timed:
             times.append(1e3 * hardware.elapsed(run) / ITERATIONS)
     passes = [Pass(width, statistics.median(times), size) for width, size, _, times in timed]
-    on_progress("streaming", 0)
     return Bench(
         config,
         work.dtype,
@@ -168,9 +150,6 @@ def bench(
         passes[: len(widths)],
         passes[len(widths) :],
         meter.costs(),
-        compiled,
-        1e6 * hardware.operation_seconds(),
-        1e6 * _host_seconds(work),
     )
 
 
@@ -201,39 +180,3 @@ def _passes(
     sizes = [whole + caches * (filled + width) // positions for width in widths]
     loops = [functools.partial(loop, params, state, width) for width in widths]
     return list(zip(widths, sizes, loops, ([] for _ in widths), strict=True))
-
-
-def _compile_seconds(work: Workload, gamma: int) -> float:
-    """Of the program that decodes a text in one dispatch, with no cache of compiled programs."""
-    pair, config = work.pair, work.decoding(gamma)
-    draws = config.draws(0, np.array([0]))
-    run = functools.partial(generate, pair.target, pair.draft, config=config)
-    enabled = jax.config.values["jax_enable_compilation_cache"]
-    jax.config.update("jax_enable_compilation_cache", False)
-    compilation_cache.reset_cache()
-    try:
-        began = time.perf_counter()
-        jax.jit(run).lower(pair.params, work.source(0), draws).compile()
-        return time.perf_counter() - began
-    finally:
-        jax.config.update("jax_enable_compilation_cache", enabled)
-        compilation_cache.reset_cache()
-
-
-def _host_seconds(work: Workload) -> float:
-    """What each step of a text of full length costs more when it is streamed."""
-    config = work.decoding(0).endless
-    draws = config.draws(0, np.array([0]))
-    pair, source = work.pair, work.source(0)
-
-    def streamed() -> None:
-        list(stream(pair.target, None, pair.params, source, draws, config))
-
-    def in_one_dispatch() -> Output:
-        return pair.run(source, draws, config)
-
-    more = [
-        hardware.seconds(streamed, rounds=1) - hardware.seconds(in_one_dispatch, rounds=1)
-        for _ in range(TURNS)
-    ]
-    return statistics.median(more) / config.max_length

@@ -252,17 +252,6 @@ class Compiler:
             fault=fault,
         )
 
-    def memory(self, config: RowConfig) -> int:
-        """Bytes that a row's speculative loop needs, its models' weights included."""
-        setting = self._setting(config, config.gamma or 7)
-        size = _bytes(setting.params)
-        if size > self.chip.hbm:
-            return size
-        try:
-            return size + self._program(setting, SPECULATIVE_LOOP, _named(config)).hbm
-        except DoesNotFit as error:
-            return error.need
-
     def _setting(self, config: RowConfig, gamma: int) -> _Setting:
         name, free = named.parts(config.draft)
         if free:

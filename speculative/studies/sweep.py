@@ -1,4 +1,4 @@
-"""The rows of a table, measured, tuned or certified as their gin files say."""
+"""The rows of a table, measured, tuned or verified as their gin files say."""
 
 import pathlib
 import shutil
@@ -15,14 +15,14 @@ from speculative.rows.records import Record
 from speculative.rows.run import gamma_of, run_row
 from speculative.rows.workload import Workload, workload
 from speculative.studies import batches as batch_study
-from speculative.studies import certificate
+from speculative.studies import verify as verifying
+from speculative.studies.audit import Audit
 from speculative.studies.batches import Batches
-from speculative.studies.certificate import Certificate
 from speculative.studies.tune import Tuning, tune
 from speculative.tasks.prompts import Prompt, load_prompts
 
 RUNS = "configs/runs"  # Where the tables are.
-GAMMA = 5  # Guesses a step with which a pair is certified, where its row names none.
+GAMMA = 5  # Guesses a step with which a pair is verified, where its row names none.
 TUNED = (1, 2, 3, 4, 5, 6, 7, 8, 10)  # Numbers of guesses that `tune` compares.
 
 
@@ -125,7 +125,7 @@ def tuning(config: RowConfig) -> Tuning:
     return found
 
 
-def certify(config: RowConfig, samples: int, false_alarm: float) -> Certificate:
+def verify(config: RowConfig, samples: int, false_alarm: float) -> Audit:
     """Tests whether a row's speculative outputs are the target's own, if its rule is exact."""
     if not config.rule.exact:
         if config.lenience < 1:
@@ -143,9 +143,9 @@ def certify(config: RowConfig, samples: int, false_alarm: float) -> Certificate:
         )
     with progress.bar(config.task) as on_progress:
         work, models = _work(config, on_progress)
-        batch = memory.batch(config, models, certificate.BATCH)
+        batch = memory.batch(config, models, verifying.BATCH)
         gamma = config.gamma or GAMMA
-        return certificate.certify(work, gamma, samples, batch, false_alarm, on_progress)
+        return verifying.verify(work, gamma, samples, batch, false_alarm, on_progress)
 
 
 def batches(config: RowConfig, sizes: Sequence[int], on_progress: OnProgress) -> Batches:

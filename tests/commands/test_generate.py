@@ -177,6 +177,19 @@ def test_a_comparison_with_the_target_alone(pair: list[str], capsys) -> None:
     assert err.count("12 tokens") == 2
 
 
+def test_a_trace_spells_the_output(pair: list[str], answers: list[Any], capsys) -> None:
+    """The target's own tokens and accepted guesses are the output; what was rejected is not."""
+    assert cli.main(["generate", TEXT, *pair, *SETTINGS, "--trace"]) == 0
+    _, prompt, legend, *steps = capsys.readouterr().out.splitlines()
+    assert (prompt, "rejected guess" in legend) == (TEXT, True)
+    assert all(re.match(rf" *{i}  [0-2]/2 │", step) for i, step in enumerate(steps, 1))
+    spelled = "".join(step.partition("│")[2] for step in steps)
+    spelled = re.sub(r"\[-.*?-\]", "", spelled).replace("{+", "").replace("+}", "")
+    pieces = Vocabulary(VOCABULARY).pieces
+    expected = "".join(pieces[token] for token in answers[0].tokens).replace("▁", " ")
+    assert spelled.split() == expected.split()
+
+
 def test_a_comparison_in_json(pair: list[str], capsys) -> None:
     sampled = ["--compare", "--json", "--temperature", "1", "--seed", "3"]
     assert cli.main(["generate", *pair, *SETTINGS, OTHER, *sampled]) == 0

@@ -1,7 +1,6 @@
 """What the device does at best: the sums are right, and so is what is made of the times."""
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
 
@@ -42,17 +41,3 @@ def test_the_bandwidth_is_bytes_over_seconds(monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setattr(kernels, "native", lambda: False)
     assert hardware.read_bandwidth(4096) == hardware.READS * 8192
     assert float(ran[1]) == 1024
-
-
-def test_a_chain_of_operations_computes_all_of_them() -> None:
-    doubling = jnp.diag(jnp.full(8, 2.0 ** (1 / 256)))
-    found = hardware.chain(jnp.eye(8), doubling)
-    expected = 2.0 ** (hardware.CHAIN * hardware.REPEATS / 256)
-    np.testing.assert_allclose(found, np.eye(8) * expected, rtol=1e-3)
-
-
-def test_an_operation_is_a_share_of_its_chain(monkeypatch: pytest.MonkeyPatch) -> None:
-    ran = []
-    monkeypatch.setattr(hardware, "seconds", lambda run: ran.append(run()) or 1.0)
-    assert hardware.operation_seconds() == 1 / (hardware.CHAIN * hardware.REPEATS)
-    np.testing.assert_array_equal(ran[0], np.ones((8, 8)))

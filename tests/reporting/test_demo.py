@@ -4,6 +4,7 @@ import dataclasses
 import pathlib
 from typing import Any
 
+import numpy as np
 import pytest
 
 from speculative import cli
@@ -24,6 +25,7 @@ ROWS = [(task, t) for task in ("debian_ende", "debian_synopsis") for t in (0.0, 
 def asked(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
     """Replaces what takes long, measuring and tracing; holds what each row was asked with."""
     calls: list[dict[str, Any]] = []
+    traced: list[str] = []
 
     def run_row(pair, config, prompts, experiment, kept, on_progress) -> Record:
         calls.append({"config": config, "prompts": prompts})
@@ -40,10 +42,16 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
             near_ties=0 if greedy else None,
         )
 
-    def trace(pair, source, config, gamma, among) -> PromptTrace:
-        call = next(call for call in calls if call["config"] == config)
-        assert [source, *among[1:]] == [prompt.source for prompt in call["prompts"]]
-        assert gamma == config.gamma
+    def trace(pair, source, inputs, draws, decoding) -> PromptTrace:
+        call = calls[len(traced) % len(ROWS)]
+        traced.append(source)
+        texts = [prompt.source for prompt in call["prompts"]]
+        assert source == texts[0]
+        # As wide as all texts, so that it runs the program that decoded them.
+        assert inputs.shape == (1, pair.encode(texts).shape[1])
+        assert (inputs == pair.encode(texts)[0]).all()
+        assert (draws == decoding.draws(call["config"].seed, np.array([0]))).all()
+        assert (decoding.gamma, decoding.max_length) == (call["config"].gamma, 6)
         return PromptTrace(
             source, [Line(" a", "", " b", 1)], Result("a b", [7, 8], 1, 1, [1], [1]), True
         )

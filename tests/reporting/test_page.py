@@ -16,14 +16,10 @@ import pytest
 
 from speculative import cli
 from speculative.measurement.exactness import Difference
-from speculative.measurement.goodness import GTest
-from speculative.pair import Result
-from speculative.reporting import page, plots, traces
+from speculative.reporting import page, plots
 from speculative.rows import records
 from speculative.rows.kept import Example, KeptExamples
 from speculative.rows.records import Record
-from speculative.studies.audit import Audit
-from speculative.studies.certificate import Certificate
 from tests.rows import made
 
 GREEDY = made.record(
@@ -74,15 +70,6 @@ EXAMPLES = [
     )
     for number, difference in enumerate(DIFFERENCES)
 ]
-CERTIFICATE = Certificate(
-    "RowConfig.task = 'debian_ende'\nRowConfig.temperature = 1.0\n",
-    4,
-    Audit(
-        108, 8, 390, 0, [], None,
-        [GTest("first tokens", 100, 3.5, 4, 0.478), GTest("tokens", 90, None, 19, 0.0)],
-        None, 0.001,
-    ),
-)  # fmt: skip
 HOSTILE = """<script>alert("1 & 2")</script>'</dd></pre><b>"""
 
 
@@ -114,9 +101,8 @@ def coarse() -> Iterator[None]:
 
 @pytest.fixture(scope="module")
 def text(tmp_path_factory: pytest.TempPathFactory) -> str:
-    """The page of both rows, their examples and a certificate."""
+    """The page of both rows and their examples."""
     path = folder(tmp_path_factory.mktemp("both"), [GREEDY, SIMULATED], [EXAMPLES, EXAMPLES])
-    CERTIFICATE.save(path / "certificate.json")
     return written(path)
 
 
@@ -226,22 +212,9 @@ def test_of_a_measured_exact_row_there_is_nothing_to_warn_of(tmp_path: pathlib.P
     assert written(tmp_path) == text
 
 
-def test_a_certificate_and_every_configuration_are_there(root: ElementTree.Element) -> None:
-    outputs = section(root, "Outputs")
-    assert said(outputs.findall("h4")[0]) == "debian_ende, T = 1.0, γ = 4"
-    assert said(outputs.findall("p")[0]) == CERTIFICATE.verdict()
-    assert CERTIFICATE.verdict().startswith("NOT EXACT: 108 texts of 8 prompts")
+def test_every_configuration_is_there(root: ElementTree.Element) -> None:
     shown = [said(details) for details in root.findall(".//details/pre")]
-    assert shown == [CERTIFICATE.config, GREEDY.gin, SIMULATED.gin]
-
-
-def test_a_certificate_comes_back_as_it_was_saved(tmp_path: pathlib.Path) -> None:
-    path = tmp_path / "certificate.json"
-    found = dataclasses.replace(CERTIFICATE.audit, tests=[], near_ties=1, impossible=[(3, 7)])
-    greedy = dataclasses.replace(CERTIFICATE, audit=found)
-    for certificate in (CERTIFICATE, greedy):
-        certificate.save(path)
-        assert Certificate.read(path) == certificate
+    assert shown == [GREEDY.gin, SIMULATED.gin]
 
 
 class Reader(html.parser.HTMLParser):
@@ -271,7 +244,6 @@ def test_text_is_shown_and_not_obeyed(tmp_path: pathlib.Path) -> None:
     texts = ("source", "reference", "autoregressive", "speculative")
     example = dataclasses.replace(EXAMPLES[0], **{name: f"{HOSTILE} {name}" for name in texts})
     path = folder(tmp_path, [made.record(**hostile)], [[example]])
-    dataclasses.replace(CERTIFICATE, config=HOSTILE).save(path / "certificate.json")
     read = Reader(written(path))
     hostile["experiment"] = hostile["experiment"].replace("/", ": ")
     for name, value in hostile.items():
@@ -279,7 +251,7 @@ def test_text_is_shown_and_not_obeyed(tmp_path: pathlib.Path) -> None:
     for name in texts:
         assert f"{HOSTILE} {name}" in read.text
     assert not read.tags.keys() & {"script", "b"}
-    assert read.tags["pre"] == 2
+    assert read.tags["pre"] == 1
 
 
 def test_control_characters_of_a_model_are_replaced(tmp_path: pathlib.Path) -> None:
@@ -331,11 +303,6 @@ def test_rows_of_several_folders_are_told_apart(tmp_path: pathlib.Path, capsys) 
         (None, "There is no folder {}; give one that holds a records.jsonl."),
         ({}, "{} holds no records; give a folder that speculative demo, run or table wrote."),
         ({"records.jsonl": "{"}, "Line 1 of {}/records.jsonl is no record"),
-        (
-            {"certificate_t0.json": '{"gamma": 3}'},
-            "{}/certificate_t0.json is no certificate: KeyError('texts')",
-        ),
-        ({"certificate.json": "[]"}, "{}/certificate.json is no certificate"),
         (
             {"rows/made/examples.jsonl": "{}"},
             "Line 1 of {}/rows/made/examples.jsonl is no measured example",
@@ -413,31 +380,24 @@ def sizes(path: pathlib.Path, text: str) -> list[dict[str, float]]:
     return json.loads(found)
 
 
-TRACE = traces.PromptTrace(
-    "a text", [traces.Line(" a" * 99, "b" * 999, " c", 2)], Result("", [], 1, 0, [], []), True
-)
-
-
-@pytest.mark.parametrize("name", ["report", "report of one long word", "Figure 1"])
+@pytest.mark.parametrize("name", ["report", "report of one long word"])
 def test_no_page_scrolls_sideways(name: str, text: str, tmp_path: pathlib.Path) -> None:
     if name == "report of one long word":
         word = "word" * 50
         example = dataclasses.replace(EXAMPLES[0], source=word, speculative=word)
         record = made.record(experiment=f"a/{word}", target=word, gin=word, device=word)
         text = written(folder(tmp_path, [record], [[example]]))
-    elif name == "Figure 1":
-        text = page.shell(name, traces.html(TRACE, 3))
     for width, size in zip(WIDTHS, sizes(tmp_path, text), strict=True):
         assert size["own"] == width
         assert size["needed"] <= width
         assert size["end"] <= width
         assert size["open"] == 0
         # A phone has no room for what the boxes hold.
-        assert size["wider"] >= (2 if width < 400 and name != "Figure 1" else 0)
+        assert size["wider"] >= (2 if width < 400 else 0)
 
 
 def test_a_page_that_scrolls_sideways_is_found_out(tmp_path: pathlib.Path) -> None:
-    text = page.shell("wide", '<div style="width: 1000px">wide</div>')
+    text = page.SHELL.format(title="", style="", body='<div style="width: 1000px">wide</div>')
     wide = [size["needed"] > size["own"] for size in sizes(tmp_path, text)]
     assert wide == [True, True, True, False]
 
@@ -448,7 +408,7 @@ def test_paper_shows_whole_tables_and_open_details(text: str, tmp_path: pathlib.
     paper = sizes(tmp_path, style)[WIDTHS.index(718)]
     assert paper["needed"] <= 718
     assert paper["wider"] == 0
-    assert paper["open"] == text.count("<pre>") == 3
+    assert paper["open"] == text.count("<pre>") == 2
 
 
 def test_each_section_is_printed_on_pages_of_its_own(

@@ -1,20 +1,14 @@
-"""Figures by the data of their lines and bars, and Table 1, against sums worked out here."""
-
-import io
+"""Figures by the data of their lines, and Table 1, against sums worked out here."""
 
 import matplotlib.axes
 import numpy as np
 import pytest
 from matplotlib.collections import LineCollection
-from matplotlib.figure import Figure
 
-from speculative.measurement.timing import Costs
 from speculative.reporting import plots, tables
 from speculative.rows.records import Record
 from tests.printed import printed
 from tests.rows import made
-
-COSTS = Costs(6.0, 2.0, 1.5, {1: 1.8, 3: 2.5}, {1: 0.2, 3: 0.9})
 
 
 def row(gamma: int, alpha: float, speedup: float, **changes: object) -> Record:
@@ -132,66 +126,6 @@ def test_figure_4_sets_time_beside_operations(rows: list[Record]) -> None:
         assert [[0.48, 1.5], [0.53, 1.5]] in intervals(left)
         assert [[0.8, 2.4], [0.8, 2.7]] in intervals(left)
         assert len(intervals(left)) == 6 and not intervals(right)
-
-
-def bars(figure: Figure) -> dict[str, list[list[float]]]:
-    """Row, begin and end of each bar, in order, by kind."""
-    found = {}
-    for container in figure.axes[0].containers:
-        boxes = [patch.get_bbox() for patch in container]
-        found[container.get_label()] = [
-            np.round([(box.y0 + box.y1) / 2, box.x0, box.x1], 6).tolist() for box in boxes
-        ]
-    return found
-
-
-def test_figure_5_lays_calls_end_to_end() -> None:
-    figure = plots.figure_5(COSTS, {3: [4, 1], 0: [1] * 5, 1: [2, 1, 2]})
-    found = bars(figure)
-    # Rows from below: standard decoding, gamma = 1, gamma = 3.
-    assert found["encoders"] == [[0, 0, 6], [1, 0, 6], [1, 6, 8], [2, 0, 6], [2, 6, 8]]
-    assert found["draft"] == [
-        *([1, begin, begin + 0.2] for begin in (8, 10, 12)),
-        *([2, 8, 8.3], [2, 8.3, 8.6], [2, 8.6, 8.9]),
-        *([2, 11.4, 11.7], [2, 11.7, 12], [2, 12, 12.3]),
-    ]
-    assert found["target"] == [
-        *([0, 6 + 1.5 * i, 7.5 + 1.5 * i] for i in range(5)),
-        *([1, 8.2, 10], [1, 10.2, 12], [1, 12.2, 14]),
-        *([2, 8.9, 11.4], [2, 12.3, 14.8]),
-    ]
-    (axes,) = figure.axes
-    assert written(axes) == ["13.5 ms", "2", "1", "2", "14.0 ms", "4", "1", "14.8 ms"]
-    ways = [tick.get_text() for tick in axes.get_yticklabels()]
-    assert ways == ["autoregressive", "γ = 1", "γ = 3"]
-
-
-def test_figure_5_of_standard_decoding_has_no_draft() -> None:
-    found = bars(plots.figure_5(COSTS, {0: [1, 1]}))
-    assert found == {"encoders": [[0, 0, 6]], "target": [[0, 6, 7.5], [0, 7.5, 9]]}
-
-
-@pytest.mark.parametrize(
-    ("emitted", "message"),
-    [
-        ({0: [1, 1, 1], 3: [4]}, "theirs have {0: 3, 3: 4} tokens"),
-        ({}, "decoding one text"),
-        ({0: [1] * 5, 7: [5]}, "gamma = 7 were not timed, only those of 1, 3"),
-        ({3: [4, 5]}, "gamma = 3 gives from 1 to 4 tokens, not from 4 to 5"),
-        ({3: [0, 4]}, "not from 0 to 4"),
-        ({0: [2]}, "gamma = 0 gives from 1 to 1"),
-    ],
-)
-def test_what_no_time_line_can_show(emitted: dict[int, list[int]], message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        plots.figure_5(COSTS, emitted)
-
-
-@pytest.mark.parametrize("format", ["png", "svg", "pdf"])
-def test_figures_are_saved_without_a_display(format: str) -> None:
-    file = io.BytesIO()
-    plots.figure_5(COSTS, {3: [4, 1], 0: [1] * 5}).savefig(file, format=format)
-    assert len(file.getvalue()) > 1000
 
 
 def test_table_1_computed_and_as_printed() -> None:

@@ -2,7 +2,6 @@
 
 import dataclasses
 import json
-import math
 import pathlib
 
 import numpy as np
@@ -13,7 +12,7 @@ from speculative.reporting import bench as report
 from speculative.rows import memory
 from speculative.rows.config import RowConfig
 from speculative.studies import batches
-from speculative.studies.batches import Batch, Batches, crossover
+from speculative.studies.batches import Batch, Batches
 from tests.printed import printed
 
 CONFIG = RowConfig(task="debian_ende", target="big", draft="small", temperature=0.0)
@@ -33,32 +32,12 @@ def test_rates_and_speedups() -> None:
     assert longer.speedup(one) == pytest.approx(2.2)
 
 
-def test_a_crossover_has_the_interval_of_its_rounds() -> None:
-    """A median of three rounds, two of them equal: resampled, the third one is it at times."""
-    found = FOUND.crossover()
-    assert found.size == pytest.approx(math.exp(2 / 3 * math.log(4)))
-    assert found.low == found.high == found.size  # Rounds differ in time, not in speed-up.
-    varied = dataclasses.replace(FOUND.batches[1], seconds=[(1.0, 2.0), (1.0, 2.0), (3.0, 2.0)])
-    found = dataclasses.replace(FOUND, batches=[FOUND.batches[0], varied]).crossover()
-    assert found.size == pytest.approx(math.exp(2 / 3 * math.log(4)))
-    # The third round alone would still pay at 4: 7 of 27 samples have it as their median.
-    assert (found.low, found.high) == (found.size, 4)
-
-
-def test_where_a_speedup_falls_to_1() -> None:
-    assert crossover([1, 4], [2.0, 0.5]) == pytest.approx(math.exp(2 / 3 * math.log(4)))
-    assert crossover([1, 2, 4], [2.0, 1.5, 1.2]) is None
-    assert crossover([1, 2], [0.9, 0.8]) == 1
-    assert crossover([1, 2, 4], [1.5, 1.0, 0.8]) == pytest.approx(2)
-
-
 def test_the_table_the_plot_and_the_record() -> None:
     said = " ".join(printed(report.show_batches, FOUND, width=120).split())
     assert "1 100 1.00 200 1.00 2.00" in said
-    assert "Speculation stops paying at a batch of 2.5 (2.5 to 2.5)." in said
+    assert "4 400 4.00 200 1.00 0.50" in said
     written = json.loads(FOUND.to_json())
     assert [one["speedup"] for one in written["batches"]] == [2, 0.5]
-    assert written["crossover"] == dataclasses.asdict(FOUND.crossover())
     figure = report.plot_batches(FOUND)
     drawn = [np.asarray(line.get_ydata()).tolist() for line in figure.axes[0].lines[:2]]
     assert drawn == [[100, 400], [200, 200]]
@@ -82,7 +61,7 @@ def test_a_pair_is_measured(
     one, four = found["batches"]
     assert (one["passes"], four["passes"]) == (2, 7)  # 8 texts for each row.
     assert [np.shape(batch["seconds"]) for batch in (one, four)] == [(1, 2), (1, 2)]
-    assert "Speculation stops paying" in capsys.readouterr().out
+    assert "tokens/s alone" in capsys.readouterr().out
 
 
 def test_a_batch_that_memory_does_not_hold_is_refused(

@@ -61,9 +61,8 @@ def test_what_is_made_of_the_times(found: bench.Bench) -> None:
     assert [entry["width"] for entry in written["passes"]] == [1, 3]
     for entry in written["passes"]:
         assert entry["percent"] == pytest.approx(100 * entry["bytes"] / entry["ms"] * 1e3 / 1e9)
-    positive = ["operation_us", "ms_target_step", "ms_prefill_target", "parameters_read_by_step"]
+    positive = ["ms_target_step", "ms_prefill_target", "parameters_read_by_step"]
     assert all(written[name] > 0 for name in positive)
-    assert min(written["compile_seconds"].values()) > 0
 
 
 def test_the_table_and_the_plot(found: bench.Bench) -> None:
