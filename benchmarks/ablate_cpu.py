@@ -49,11 +49,6 @@ def _xla() -> None:
     os.environ["CXX"] = "false"
 
 
-def _as_stored() -> None:
-    _xla()
-    loading.for_decoding = lambda params, draft=False: params
-
-
 def _float32_draft() -> None:
     loading.for_decoding = lambda params, draft=False: for_decoding(params)
 
@@ -63,8 +58,7 @@ VARIANTS: dict[str, Callable[[], None]] = {
     "a draft in float32": _float32_draft,
     "no prefetch": lambda: _kernels("__builtin_prefetch(ahead", "(void)(ahead"),
     "threads that are woken": lambda: _kernels("kLooks = 4000", "kLooks = 0"),
-    "XLA, fused kernels": _xla,
-    "XLA, kernels as stored": _as_stored,
+    "XLA": _xla,
 }
 
 

@@ -14,7 +14,7 @@ from jax import Array, lax
 from jax.sharding import SingleDeviceSharding
 
 from speculative.backends.prepacked import FUSED, split
-from speculative.backends.xla import FEW, Xla, precision, split_heads
+from speculative.backends.xla import Xla, precision, split_heads
 from speculative.ragged import write_rows
 from speculative.types import PyTree
 
@@ -105,7 +105,7 @@ class TpuDraft(Tpu):
 
     def attend(self, query, keys, values, bias, heads, scale) -> Array:
         """As of `Xla`, with keys and values [B, K, N * H]."""
-        if query.shape[1] > FEW:  # A whole text, whose arithmetic counts.
+        if query.shape[1] > 2 * ROWS:  # A whole text, whose arithmetic counts.
             keys, values = split_heads(keys, heads), split_heads(values, heads)
             return super().attend(query, keys, values, bias, heads, scale)
         width = query.shape[-1]

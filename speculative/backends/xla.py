@@ -12,9 +12,7 @@ from jax import Array, lax
 from speculative.ragged import write_rows
 from speculative.types import Rows
 
-FEW = 16
-"""Up to this many positions XLA on CPU multiplies fastest with the kernel as the left operand, and
-looks rows up fastest one by one."""
+FEW = 16  # Up to this many rows of a table XLA on CPU looks up fastest one by one.
 
 # The functions of `types.ACTIVATIONS`.
 ACTIVATE: dict[str, Callable[[Array], Array]] = {
@@ -85,14 +83,13 @@ class Xla:
         dropout: Dropout = None,
     ) -> Array:
         """Of x [..., I] and a kernel: [..., features], activated, then dropout, plus `add`."""
-        y = self.multiply((norm(x) if norm else x).astype(dtype), kernel.astype(dtype), out_dtype)
+        x = (norm(x) if norm else x).astype(dtype)
+        y = jnp.matmul(
+            x, kernel.astype(dtype), precision=precision(x), preferred_element_type=out_dtype
+        )
         y = ACTIVATE[activation](y if bias is None else y + bias.astype(y.dtype))
         y = dropout(y) if dropout else y
         return y if add is None else add + y
-
-    def multiply(self, x: Array, kernel: Array, out_dtype: str | None) -> Array:
-        """The bare product of x [..., I] with a kernel as this backend has it."""
-        return jnp.matmul(x, kernel, precision=precision(x), preferred_element_type=out_dtype)
 
     def width(self, batch: int, length: int) -> int:
         """Positions of a chunk with the padding that makes it fastest: at least `length`."""

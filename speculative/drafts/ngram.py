@@ -290,35 +290,18 @@ def _level_ends(children: np.ndarray) -> list[int]:
 
 
 def _consistent(table: dict[str, np.ndarray]) -> bool:
-    """Whether `count_ngrams` could have made these counts."""
+    """Whether sizes and ranges fit each other; that q sums to 1 is tested wherever it is used."""
     shapes = [("order", 0), *((name, 1) for name in COLUMNS)]
     if any(table[name].dtype.kind not in "iu" or table[name].ndim != n for name, n in shapes):
         return False
-    unigram, children, token, total, distinct, kept, follower, count = _columns(table)
-    contexts, vocab_size = len(children), len(unigram)
-    if (
-        {contexts - 1} != {children.sum(), *map(len, (token, total, distinct, kept))}
-        or not kept.sum() == len(follower) == len(count)
-        or min(kept.min(initial=1), count.min(initial=1)) < 1
-        or min(unigram.min(initial=0), children.min(initial=0)) < 0
-    ):
-        return False
-
-    def ascending(groups: np.ndarray, tokens: np.ndarray) -> bool:
-        inside = (tokens >= 0) & (tokens < vocab_size)
-        return bool(inside.all() and (np.diff(groups * vocab_size + tokens) > 0).all())
-
-    owner = np.repeat(np.arange(contexts - 1), kept)
-    # Each follower that was not kept was counted once at least.
-    others = distinct - kept
-    rest = total - np.bincount(owner, count, minlength=contexts - 1)
-    ends = _level_ends(children)
-    return bool(
-        ascending(np.repeat(np.arange(contexts), children), token)
-        and ascending(owner, follower)
-        and np.where(others > 0, rest >= others, (others == 0) & (rest == 0)).all()
-        and ends[-1] == contexts
-        and len(ends) <= table["order"]
+    columns = unigram, children, token, total, distinct, kept, follower, count = _columns(table)
+    sizes = {len(children) - 1, children.sum(), *map(len, (token, total, distinct, kept))}
+    tokens = max(token.max(initial=0), follower.max(initial=0))
+    return (
+        len(sizes) == 1
+        and kept.sum() == len(follower) == len(count)
+        and min(column.min(initial=0) for column in columns) >= 0
+        and tokens < len(unigram)
     )
 
 

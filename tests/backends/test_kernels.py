@@ -15,7 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from speculative.backends import COMPILED, TRANSPOSED
+from speculative.backends import COMPILED, STORED
 from speculative.backends.cpu import kernels
 from speculative.backends.xla import FEW
 from speculative.models import T5Config
@@ -367,8 +367,8 @@ def test_the_product_of_xla(positions: int) -> None:
     params = {"params": {"scale": 1 + 0.2 * numbers(6)}}
 
     def multiply(module: LayerNorm, x: jax.Array) -> jax.Array:
-        return TRANSPOSED.product(
-            jnp.asarray(kernel.T),
+        return STORED.product(
+            jnp.asarray(kernel),
             x,
             10,
             "float32",

@@ -9,37 +9,15 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jax import Array, lax
+from jax import Array
 
 from speculative.backends.cpu import kernels
 from speculative.backends.prepacked import FUSED, GATED, split
-from speculative.backends.xla import FEW, Parts, Xla, precision
+from speculative.backends.xla import Parts, Xla
 from speculative.types import PyTree
 
 
-class Transposed(Xla):
-    """Products by XLA of kernels [out, in], which it reads fastest, with no compiler needed."""
-
-    def multiply(self, x, kernel, out_dtype) -> Array:
-        """With the kernel on the left where there are a few positions."""
-        rows = x.reshape(-1, x.shape[-1])
-        contract = functools.partial(
-            lax.dot_general, dimension_numbers=(((1,), (1,)), ((), ())),
-            precision=precision(rows), preferred_element_type=out_dtype,
-        )  # fmt: skip
-        if 1 < rows.shape[0] <= FEW:
-            # Without the barrier XLA would fold the transpose back into the product.
-            y = lax.optimization_barrier(contract(kernel, rows)).T
-        else:
-            y = contract(rows, kernel)
-        return y.reshape(*x.shape[:-1], kernel.shape[0])
-
-    def tied(self, kernel, embedding, x, norm) -> Array:
-        """With a prepacked copy of the embedding."""
-        return self.product(kernel, x, len(embedding), str(x.dtype), "float32", norm)
-
-
-class Compiled(Transposed):
+class Compiled(Xla):
     """Products and attention by `kernels`; kernels are `kernels.Panels`, float32 or int8."""
 
     def product(
@@ -48,6 +26,10 @@ class Compiled(Transposed):
         """In one call, norm and sum included; there is no dropout with prepacked weights."""
         y = kernels.product(kernel, x, features, norm.numbers if norm else None, **after)
         return y.astype(out_dtype or dtype)
+
+    def tied(self, kernel, embedding, x, norm) -> Array:
+        """With a prepacked copy of the embedding."""
+        return self.product(kernel, x, len(embedding), str(x.dtype), "float32", norm)
 
     def project(self, fused, denses, x, norm) -> Parts:
         """One product, which attention reads whole."""
@@ -82,21 +64,21 @@ class Compiled(Transposed):
 def prepack(params: PyTree, quantized: bool = False) -> PyTree:
     """The same parameters for decoding: {"params": what stays, "prepacked": the kernels}.
 
-    With `quantized`, kernels become int8 with a scale for each output where `kernels` serves.
+    With `quantized`, kernels become int8 with a scale for each output. Where `kernels` cannot be
+    compiled, parameters stay as they are stored, which XLA multiplies as fast.
     """
-    return _prepack(params, quantized, kernels.native())
+    return _prepack(params, quantized) if kernels.native() else params
 
 
-@functools.partial(jax.jit, static_argnames=("quantized", "native"))
-def _prepack(params: PyTree, quantized: bool, native: bool) -> PyTree:
+@functools.partial(jax.jit, static_argnames="quantized")
+def _prepack(params: PyTree, quantized: bool) -> PyTree:
     """As `prepack`; compiled once for models of the same sizes."""
-    lay_out = functools.partial(_laid_out, quantized=quantized, native=native)
+    lay_out = functools.partial(_panels, quantized=quantized)
     return split(params, lay_out, FUSED, lambda embedding: lay_out((), embedding.T))
 
 
-def _laid_out(fused: tuple[str, ...], *group: Array, quantized: bool, native: bool) -> Any:
-    """Kernels [in, out] as panels for `kernels`, or as one [out, in] for XLA's products."""
-    if native and fused == GATED:
+def _panels(fused: tuple[str, ...], *group: Array, quantized: bool) -> Any:
+    """Kernels [in, out] as panels for `kernels`."""
+    if fused == GATED:
         return kernels.gated_panels(*group, quantized=quantized)
-    kernel = jnp.concatenate(group, axis=1)
-    return kernels.panels(kernel, quantized) if native else kernel.T
+    return kernels.panels(jnp.concatenate(group, axis=1), quantized)
