@@ -45,14 +45,13 @@ TRAINING = {
     "loop.TrainConfig.log_every": 2,
     "loop.TrainConfig.evaluate_every": 10,
     "loop.TrainConfig.checkpoint_every": 10,
-    "train.train.max_length": 8,
 }
 
 # What is compared of a run's folder.
 RESULTS = {
     "sweep": ("out/records.jsonl", "out/rows/**/examples.jsonl"),
     "conversion": ("out/**/*",),
-    "training": ("out/**/*", "work/log.jsonl", "work/*.npz", "work/scores.json"),
+    "training": ("out/**/*", "work/log.jsonl"),
 }
 
 

@@ -18,7 +18,7 @@ def main() -> int:
     parser.add_argument("--config", required=True, help="a .gin file")
     parser.add_argument("--gin", action="append", default=[], help="a binding that overrides it")
     parser.add_argument("--data_dir", required=True, help="where the tokenised files are")
-    parser.add_argument("--work_dir", required=True, help="checkpoints, log, outputs, scores")
+    parser.add_argument("--work_dir", required=True, help="checkpoints and log")
     parser.add_argument("--out_dir", required=True, help="the checkpoint to make")
     parser.add_argument("--vocabulary", help="SentencePiece model of the files (as configured)")
     parser.add_argument("--init_from", help="start from this checkpoint, not from random weights")

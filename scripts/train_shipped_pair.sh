@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Trains the shipped pair: the target, the deeper target and its tests, then the draft, on text
-# that the target writes.
+# Trains the shipped pair: the target, the deeper target, then the draft, on text that the target
+# writes.
 #   DATA=data/tokenized WORK=work OUT=work/pair scripts/train_shipped_pair.sh
 # Every stage goes on where it stopped and is skipped when done. With MINUTES set, a stage that
 # runs out of time is saved and the script exits with 75: the same command goes on.

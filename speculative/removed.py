@@ -9,6 +9,7 @@ REMOVED = {
     "speculative plan": "`speculative compile` tells whether a row fits a TPU",
     "speculative figure": "`speculative report` draws Figures 2 to 4, `speculative generate "
     "--trace` shows Figure 1",
+    "speculative compile --output": "`--json` prints each row as it is done",
     "speculative verify --output": "`--json` prints what was found",
     "speculative audit --power_texts": "`--power` tells the power, by 256 texts of each fault",
     "debian_draft_smaller": "take the draft `debian_draft`, or make one with `speculative distil`",
@@ -18,6 +19,9 @@ REMOVED = {
     "distil.kl_weight": "both distances weigh 1",
     "distil.variation_weight": "both distances weigh 1",
     "train.z_loss": "it is 1e-4",
+    "train.tests": "`speculative evaluate` scores the checkpoint",
+    "train.max_length": "`speculative evaluate --max_length`",
+    "train.generation_batch": "`speculative evaluate --batch_size`",
     "scripts/distil.py": "`speculative distil --config FILE.gin`; `--target_dir` and `--out_dir` "
     "are `--target` and `--output`",
     "scripts/build_debian_corpus.py --releases": "constants of the script, as are `--po_packages`; "
@@ -38,7 +42,7 @@ REMOVED = {
     "speculative.measurement.hlo.Program.root": "the last of `Program.computations[name]`",
     "speculative.measurement.independence": "nothing; records tell acceptance by position",
     "speculative.rows.run.Row": "`run_row` gives the record; the examples are in its `kept`",
-    "speculative.rows.workload.source_length": "`speculative.commands.rows.source_length`",
+    "speculative.rows.workload.source_length": "`speculative bench --source_length`",
     "speculative.studies.batches.Timed": "nothing; rates are measured and not predicted",
     "speculative.studies.batches.crossover": "read it off the speed-ups of `Batches`",
     "speculative.studies.certificate": "`speculative.studies.verify`, which gives an `Audit`",
@@ -49,12 +53,14 @@ REMOVED = {
     "speculative.reporting.figures": "`speculative.reporting.plots` and `.traces`",
     "speculative.reporting.plots.figure_5": "`speculative bench` tells what each call costs",
     "speculative.reporting.tables.show_memory": "`speculative.rows.memory.needs`",
+    "speculative.studies.tune.operations_ratio": "`theory.operations`",
+    "speculative.backends.cpu.prepacked.Transposed": "nothing; XLA takes kernels as stored",
     "speculative.studies.sweep.certify": "`sweep.verify`",
     "speculative.studies.sweep.tuning": "the same, which gives the `Tuning` alone",
     "speculative.tasks.prompts.load_prompts(data_file=)": "the field `data` of a `tasks.Task`",
     "speculative.theory.best_gamma(verify_cost=)": "`studies.tune` takes all measured costs",
     "speculative.training.launch": "`speculative.training.recipes`, and `main` in scripts/train.py",
-    "speculative.training.outputs": "`training.train.answered`, `training.examples` for prompts",
+    "speculative.training.outputs": "`training.distil.answered`, `training.examples` for prompts",
     "speculative.training.own.acceptance": "`speculative.training.distil.acceptance`",
     "speculative.training.own.train": "`own.recipe`, whose result `training.distil.distil` takes",
 }

@@ -117,15 +117,6 @@ def test_flags_change_a_file_and_bindings_change_flags(asked: Any, folder: pathl
     assert name == f"{folder.name}/row"
 
 
-def test_a_source_is_as_long_as_the_texts(asked: Any) -> None:
-    pair = ["--target=big", "--draft=small"]
-    assert asked("bench", *pair)[1].source_length == 64
-    assert asked("bench", *pair, "--data_file=texts.tsv")[1].source_length == 32
-    long = ["--prefix", "a " * 99, "--data_file=texts.tsv"]
-    assert asked("bench", *pair, *long)[1].source_length > 64
-    assert asked("bench", *pair, "--source_length=48")[1].source_length == 48
-
-
 def test_from_two_folders_and_a_file_to_a_record_and_a_report(folder: pathlib.Path) -> None:
     out = folder / "out"
     texts = ["--data_file=texts.tsv", "--prefix=Do: ", "--metric=rouge"]

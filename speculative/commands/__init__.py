@@ -96,8 +96,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "--source_length": {
         "type": whole(1, checks.MAX_TOKENS),
         "metavar": "S",
-        "help": "tokens of a source (in bench those of the texts given, or 64; in compile as "
-        "configured, or 128)",
+        "help": "tokens of a source (as configured, or 64)",
     },
     "--batch_size": {
         "type": whole(1, checks.MAX_BATCH),

@@ -44,7 +44,7 @@ def _bench(options: argparse.Namespace) -> None:
         return
     config = dataclasses.replace(
         config,
-        source_length=rows.source_length(options, config, 64),
+        source_length=options.source_length or 64,
         max_length=options.cache_length or options.max_length or 64,
     )
     bench.run(config, options.widths, folder)

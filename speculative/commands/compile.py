@@ -5,10 +5,7 @@ import dataclasses
 import json
 import sys
 
-from speculative import disk
 from speculative.commands import Command, add_options, rows
-
-ASSUMED = 128  # Tokens of a source, where a row of the command line does not say.
 
 
 def _add_compile(parser: argparse.ArgumentParser) -> None:
@@ -16,8 +13,7 @@ def _add_compile(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("--table", metavar="N", help="all rows of a table of the paper, instead of one row")
     add_options(parser, "--family", "--source_length", "--topology")
-    add("--json", action="store_true", help="one object a row")
-    add("--output", metavar="FILE", help="write the objects there too, one a line")
+    add("--json", action="store_true", help="one object a row, as it is done")
 
 
 def _compile(options: argparse.Namespace) -> int:
@@ -27,7 +23,6 @@ def _compile(options: argparse.Namespace) -> int:
     if options.topology != chips.PRESENT:
         chips.require_compiler()
         chips.prepare()
-    output = disk.writable(options.output) if options.output else None
 
     import jax
 
@@ -40,15 +35,12 @@ def _compile(options: argparse.Namespace) -> int:
     else:  # Programs for a TPU that is not there could be written, but not read again.
         jax.config.update("jax_enable_compilation_cache", False)
     configs = _rows(options)
-    found, lines = [], []
+    found = []
     with progress.bar(options.topology) as on_progress:
         for one in study.estimates(configs, options.topology, on_progress):
             found.append(one)
-            lines.append(json.dumps(dataclasses.asdict(one)))
             if options.json:
-                print(lines[-1], flush=True)
-            if output:
-                disk.write(output, "".join(f"{line}\n" for line in lines))
+                print(json.dumps(dataclasses.asdict(one)), flush=True)
     if not options.json:
         reporting.show(found)
     faults = [one.fault for one in found if one.fault]
@@ -59,18 +51,11 @@ def _compile(options: argparse.Namespace) -> int:
 
 def _rows(options: argparse.Namespace) -> dict:
     """The rows to compile, by name."""
-    if options.table is None:
-        name, config = rows.row(options)
-        assumed = config.source_length if options.gin_file else ASSUMED
-        chosen = {name: config}
-    else:
-        assumed, chosen = None, rows.of_table(options)
-    return {
-        name: dataclasses.replace(
-            config, source_length=options.source_length or assumed or config.source_length
-        )
-        for name, config in chosen.items()
-    }
+    chosen = dict([rows.row(options)]) if options.table is None else rows.of_table(options)
+    if options.source_length is None:
+        return chosen
+    length = options.source_length
+    return {name: dataclasses.replace(c, source_length=length) for name, c in chosen.items()}
 
 
 COMMANDS = {

@@ -201,20 +201,3 @@ def _data_file(given: str, task: str) -> dict[str, str]:
     if name not in TASKS:
         return {"data_file": given}
     return {"data_file": file} if name == task else {}
-
-
-def source_length(options: argparse.Namespace, config: "RowConfig", default: int) -> int:
-    """Tokens of a source, where none is decoded: as asked for, or as the texts that are given."""
-    if options.source_length is not None:
-        return options.source_length
-    if options.data_file is None and options.task is None:
-        return default
-    from speculative.models import model_of
-    from speculative.pair import padded
-    from speculative.rows import weights
-    from speculative.tasks.prompts import load_prompts
-
-    found, texts = weights.resolve(config), load_prompts(config.texts, config.num_examples)
-    prompt = model_of(found.target.config).decoder_only
-    encode = found.vocabulary.prompt if prompt else found.vocabulary.encode
-    return padded(max(len(encode(text.source)) for text in texts))

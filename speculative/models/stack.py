@@ -112,9 +112,6 @@ class Stack(nn.Module):
     config: Config
     kind: str = "decoder"  # Or "encoder".
     crosses: bool = False  # Whether layers attend to a source.
-    # Whether all layers share the stack's dropout; T5's have their own. The random numbers of
-    # training depend on it.
-    one_dropout: bool = False
 
     def setup(self) -> None:
         """Declares the stack under T5X's names."""
@@ -150,8 +147,7 @@ class Stack(nn.Module):
         x, outputs = self.dropout(x, not train), []
         each = itertools.zip_longest(self.layers, biases, sources, caches)
         for layer, bias, source, cache in each:
-            dropout = self.dropout if self.one_dropout else layer.dropout
-            active = functools.partial(dropout, deterministic=False) if train else None
+            active = functools.partial(layer.dropout, deterministic=False) if train else None
             outputs.append(layer(x, bias, active, source, cache))
             x = outputs[-1][0]
         return tuple(zip(*outputs, strict=True))
@@ -195,11 +191,11 @@ class Transformer(nn.Module):
 
     config: Config
 
-    def declare(self, deviation: float, crosses: bool = False, one_dropout: bool = False) -> None:
+    def declare(self, deviation: float, crosses: bool = False) -> None:
         """Declares both; `deviation` is the embedding's initial one, the others are `Stack`'s."""
         config, init = self.config, nn.initializers.normal(deviation)
         self.token_embedder = nn.Embed(config.vocab_size, config.emb_dim, embedding_init=init)
-        self.decoder = Stack(config, crosses=crosses, one_dropout=one_dropout)
+        self.decoder = Stack(config, crosses=crosses)
         if config.target_layers:
             self.reads_target = Reading(config, config.hidden_dim)
             self.reads_itself = Reading(config, config.emb_dim)

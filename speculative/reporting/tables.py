@@ -258,8 +258,7 @@ def show_tuning(tuning: Tuning, console: Console = CONSOLE) -> None:
         console.print(
             f"Best: γ = {best}, {tuning.predicted(best):.2f} times as fast as autoregressive "
             "decoding. The weights of the target are read "
-            f"{tuning.tokens_per_call(best):.2f} times less often, operations "
-            f"grow {tuning.operations:.2f} times (Theorem 3.11)."
+            f"{tuning.tokens_per_call(best):.2f} times less often."
         )
 
 

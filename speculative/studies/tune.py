@@ -2,17 +2,13 @@
 
 import dataclasses
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 
 from speculative import theory
-from speculative.drafts import HiddenDraft, TransformerDraft
 from speculative.measurement.alpha import alpha_on_target_text
 from speculative.measurement.blocks import tokens_on_target_text
 from speculative.measurement.timing import TURNS, Costs
-from speculative.models import abstract_params, read_by_step
-from speculative.pair import Pair
 from speculative.progress import OnProgress
 from speculative.rows.workload import Workload
 
@@ -25,14 +21,12 @@ class Tuning:
         alpha: acceptance rate on the target's own text.
         lengths: tokens of the outputs.
         costs: of every kind of step, for the gammas that were timed.
-        c_hat: operations a token of the draft over those of the target.
         tokens: those that a target call is expected to yield, by gamma; by default Eq. 1's.
     """
 
     alpha: float
     lengths: list[int]
     costs: Costs
-    c_hat: float
     tokens: dict[int, float] | None = None
 
     def tokens_per_call(self, gamma: int) -> float:
@@ -59,11 +53,6 @@ class Tuning:
     def gamma(self) -> int:
         """The gamma of the largest predicted speed-up."""
         return max(self.gammas, key=self.predicted)
-
-    @property
-    def operations(self) -> float:
-        """The factor by which operations grow at the best gamma (Theorem 3.11)."""
-        return theory.operations(self._rate(self.gamma), self.gamma, self.c_hat)
 
     def why_not(self) -> str | None:
         """Why speculation will not be faster, by two digits, in a sentence; None where it will."""
@@ -94,19 +83,6 @@ class Tuning:
         )
 
 
-def operations_ratio(pair: Pair) -> float:
-    """c-hat, the draft's operations a token over the target's; 0 for a draft without a model.
-
-    A token takes two operations for each number that a step reads.
-    """
-    if not isinstance(pair.draft, TransformerDraft | HiddenDraft):
-        return 0.0
-    models: list[Any] = [pair.draft.model, pair.target]
-    read = [read_by_step(abstract_params(model.config)) for model in models]
-    draft, target = (sum(leaf.size for leaf in leaves) for leaves in read)
-    return draft / target
-
-
 def tune(work: Workload, gammas: Sequence[int], on_progress: OnProgress, batch_size: int) -> Tuning:
     """Measures alpha on all of a workload's sources, in batches, and the costs of each gamma."""
     config, texts, count = work.config, [], len(work.sources)
@@ -131,4 +107,4 @@ def tune(work: Workload, gammas: Sequence[int], on_progress: OnProgress, batch_s
         meter.turn()
     alpha = float(np.concatenate(betas).mean(dtype=np.float64))
     tokens = dict(zip(gammas, np.concatenate(blocks).mean(axis=0), strict=True)) if blocks else None
-    return Tuning(alpha, lengths, meter.costs(), operations_ratio(work.pair), tokens)
+    return Tuning(alpha, lengths, meter.costs(), tokens)

@@ -2,6 +2,7 @@
 
 import dataclasses
 import hashlib
+import itertools
 import json
 import pathlib
 import time
@@ -10,21 +11,24 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import Array
 
 from speculative import checkpoints, disk
 from speculative.backends import for_decoding
 from speculative.checkpoints import native
 from speculative.checkpoints.checkpoint import MadeFor
-from speculative.decoding import Decoding
+from speculative.decoding import Decoding, Params, queue
 from speculative.models import Config, FlaxModel, model_of
 from speculative.models.config import packed
 from speculative.models.layers import shifted
+from speculative.pair import SOURCE_LENGTHS, padded
+from speculative.ragged import power_of_two
 from speculative.sampling import Sampling
 from speculative.training.counting import most_frequent
-from speculative.training.examples import Examples, load_all, prompts, whole_texts
+from speculative.training.examples import Examples, load_all, prompts, ragged, whole_texts
 from speculative.training.loop import Metrics, TrainConfig, deadline_after, fit, minutes
-from speculative.training.train import Files, answered, initial, teacher_forced, vocabulary_of
+from speculative.training.train import Files, initial, teacher_forced, vocabulary_of
 from speculative.types import Logits, PyTree
 
 GUESSES, GUESS_WEIGHT = 3, 0.8
@@ -180,6 +184,42 @@ def distil(
         kept = pieces.path, "int8", pieces.extra_ids, made_for, minutes(work_dir) + (before or 0.0)
         native.save(out_dir, stored, params, *kept)
     return finished
+
+
+def answered(
+    model: FlaxModel, params: PyTree, examples: Examples, decoding: Decoding, batch_size: int
+) -> Examples:
+    """The same inputs with the model's own outputs as targets, in the same order.
+
+    `batch_size` examples are decoded at a time, each as alone (`decoding.queue`), with the random
+    numbers of its place and seed 0. Raises ValueError if an input is too long, or if the model's
+    logits are not finite.
+    """
+    sizes = np.diff(examples.inputs_offsets)
+    if sizes.max() > SOURCE_LENGTHS[-1]:
+        raise ValueError(
+            f"Example {sizes.argmax()} has {sizes.max()} source tokens; at most "
+            f"{SOURCE_LENGTHS[-1]} can be decoded."
+        )
+    used = Params(for_decoding(jax.device_put(params)), ())
+    targets: list[np.ndarray] = [np.zeros(0, np.int32)] * len(examples)
+
+    def text(i: int, width: int) -> queue.Text:
+        source = np.full((1, width), model.pad_id, np.int32)
+        source[0, : sizes[i]] = examples.input(i)
+        return queue.Text(i, jax.device_put(source), decoding.draws(0, np.array([i])))
+
+    # Long inputs tend to have long outputs, which had better not begin last.
+    order = np.argsort(-sizes, kind="stable").tolist()
+    for width, group in itertools.groupby(order, lambda i: padded(int(sizes[i]))):
+        chosen = list(group)
+        texts = (text(i, width) for i in chosen)
+        rows = min(batch_size, power_of_two(len(chosen)))
+        for i, output in queue.generate(model, None, used, texts, decoding, rows):
+            if not output.finite.all():
+                raise ValueError(f"Logits are not finite for example {i}.")
+            targets[i] = np.array(output.tokens[0, : output.lengths[0]])  # Not the whole batch.
+    return ragged([source for source, _ in examples], targets)
 
 
 def acceptance(work_dir: pathlib.Path) -> dict[tuple[str, float], list[float]]:

@@ -1,8 +1,6 @@
 """Training a model on text."""
 
 import dataclasses
-import itertools
-import json
 import pathlib
 from collections.abc import Mapping, Sequence
 from typing import Any, get_args
@@ -12,19 +10,13 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
-from speculative import checkpoints, disk
-from speculative.backends import for_decoding
+from speculative import checkpoints
 from speculative.checkpoints import native
 from speculative.checkpoints.checkpoint import narrowed
-from speculative.decoding import Decoding, Params, queue
-from speculative.measurement import quality
 from speculative.models import Config, FlaxModel, model_of
 from speculative.models.config import unpacked
-from speculative.pair import SOURCE_LENGTHS, padded
-from speculative.ragged import power_of_two
-from speculative.sampling import Sampling
 from speculative.training import data
-from speculative.training.examples import Examples, load, load_all, ragged
+from speculative.training.examples import Examples, load_all
 from speculative.training.loop import Metrics, TrainConfig, deadline_after, fit
 from speculative.types import PAD_ID, Logits, PyTree
 from speculative.vocabulary import Vocabulary, from_elsewhere
@@ -168,47 +160,10 @@ class Files:
         return mixture(self.train, config.batch_size), held_out
 
 
-def answered(
-    model: FlaxModel, params: PyTree, examples: Examples, decoding: Decoding, batch_size: int
-) -> Examples:
-    """The same inputs with the model's own outputs as targets, in the same order.
-
-    `batch_size` examples are decoded at a time, each as alone (`decoding.queue`), with the random
-    numbers of its place and seed 0. Raises ValueError if an input is too long, or if the model's
-    logits are not finite.
-    """
-    sizes = np.diff(examples.inputs_offsets)
-    if sizes.max() > SOURCE_LENGTHS[-1]:
-        raise ValueError(
-            f"Example {sizes.argmax()} has {sizes.max()} source tokens; at most "
-            f"{SOURCE_LENGTHS[-1]} can be decoded."
-        )
-    used = Params(for_decoding(jax.device_put(params)), ())
-    targets: list[np.ndarray] = [np.zeros(0, np.int32)] * len(examples)
-
-    def text(i: int, width: int) -> queue.Text:
-        source = np.full((1, width), model.pad_id, np.int32)
-        source[0, : sizes[i]] = examples.input(i)
-        return queue.Text(i, jax.device_put(source), decoding.draws(0, np.array([i])))
-
-    # Long inputs tend to have long outputs, which had better not begin last.
-    order = np.argsort(-sizes, kind="stable").tolist()
-    for width, group in itertools.groupby(order, lambda i: padded(int(sizes[i]))):
-        chosen = list(group)
-        texts = (text(i, width) for i in chosen)
-        rows = min(batch_size, power_of_two(len(chosen)))
-        for i, output in queue.generate(model, None, used, texts, decoding, rows):
-            if not output.finite.all():
-                raise ValueError(f"Logits are not finite for example {i}.")
-            targets[i] = np.array(output.tokens[0, : output.lengths[0]])  # Not the whole batch.
-    return ragged([source for source, _ in examples], targets)
-
-
 def train(
     model: Config,
     config: TrainConfig,
     files: Files,
-    tests: Mapping[str, str],
     data_dir: str | pathlib.Path,
     work_dir: str | pathlib.Path,
     out_dir: str | pathlib.Path,
@@ -216,18 +171,14 @@ def train(
     init_from: str | pathlib.Path | None = None,
     max_minutes: float | None = None,
     storage: native.Storage = "int8",
-    max_length: int = 128,
-    generation_batch: int = 1024,
 ) -> bool:
-    """Trains a model, saves it, and tests the saved one; a second call resumes.
+    """Trains a model and saves it; a second call resumes.
 
-    The tokenised `files` and `tests`, each test with its metric of `quality.METRICS`, are in
-    `data_dir`. Training checkpoints, log, test outputs and scores go into `work_dir`; the model
-    goes into `out_dir` in the number format `storage`, with the file `vocabulary`, by default
-    that of `init_from`. This is a checkpoint of any format to start from, of the same sizes or
-    with fewer layers; None starts from random weights. After `max_minutes`, if given, the run
-    saves and stops. Tests decode `generation_batch` examples at a time, each into at most
-    `max_length` tokens.
+    The tokenised `files` are in `data_dir`. Training checkpoints and log go into `work_dir`; the
+    model goes into `out_dir` in the number format `storage`, with the file `vocabulary`, by
+    default that of `init_from`. This is a checkpoint of any format to start from, of the same
+    sizes or with fewer layers; None starts from random weights. After `max_minutes`, if given, the
+    run saves and stops.
 
     Returns:
         Whether the model is finished and saved.
@@ -235,35 +186,18 @@ def train(
     Raises:
         ValueError: a setting is unknown, a file is missing or damaged, or the loss is not finite.
     """
-    settings = [("storage", storage, get_args(native.Storage))]
-    settings += [("tests", metric, quality.METRICS) for metric in tests.values()]
-    for name, value, known in settings:
-        if value not in known:
-            raise ValueError(f"train.{name} must be one of {', '.join(known)}, not {value!r}.")
+    if storage not in (known := get_args(native.Storage)):
+        raise ValueError(f"train.storage must be one of {', '.join(known)}, not {storage!r}.")
     deadline = deadline_after(max_minutes)
-    work_dir = pathlib.Path(work_dir)
-    references = load_all(data_dir, tests)
     pieces = vocabulary_of(model, vocabulary, init_from)
-    if not pathlib.Path(out_dir).exists():
-        made = model_of(model)
-        objective, start = CrossEntropy(made), initial(made, config.seed, init_from)
-        examples = load_all(data_dir, [*files.train, *files.held_out])
-        batches = files.read(examples, config, pieces.start_id)
-        params, finished = fit(objective, start, config, *batches, work_dir, deadline=deadline)
-        if not finished:
-            return False
+    if pathlib.Path(out_dir).exists():
+        return True
+    made = model_of(model)
+    objective, start = CrossEntropy(made), initial(made, config.seed, init_from)
+    examples = load_all(data_dir, [*files.train, *files.held_out])
+    batches = files.read(examples, config, pieces.start_id)
+    params, finished = fit(objective, start, config, *batches, work_dir, deadline=deadline)
+    if finished:
         stored = model.replace(dtype="float32", dropout_rate=0.0)  # Decoding needs neither.
         native.save(out_dir, stored, params, pieces.path, storage, pieces.extra_ids)
-    saved = native.open(out_dir)
-    made, params = model_of(saved.config.replace(dtype=model.dtype)), saved.numpy()
-    decoding = Decoding(pieces.size, Sampling(0.0), 0, max_length, pieces.eos_id)
-    scores: dict[str, dict[str, float]] = {}
-    for name, metric in tests.items():
-        path, expected = work_dir / f"{name}_greedy.npz", references[name]
-        if not path.exists():
-            answered(made, params, expected, decoding, generation_batch).save(path)
-        texts = [[pieces.decode(t) for _, t in found] for found in (expected, load(path))]
-        scores[name] = quality.METRICS[metric](*texts)
-    disk.write(work_dir / "scores.json", json.dumps(scores, indent=2) + "\n")
-    print(scores)
-    return True
+    return finished

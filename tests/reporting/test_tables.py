@@ -87,7 +87,7 @@ def test_a_draft_too_quick_to_be_timed_does_not_cost_nothing() -> None:
 def tuned(alpha: float, ms_verify: float) -> str:
     """What is said of a pair whose target step takes 2 ms, and a guess no time at all."""
     costs = Costs(1.0, 1.0, 2.0, {1: ms_verify}, {1: 0.0})
-    return printed(tables.show_tuning, Tuning(alpha, [40, 60], costs, 0.1))
+    return printed(tables.show_tuning, Tuning(alpha, [40, 60], costs))
 
 
 def test_tuning_where_every_guess_is_accepted() -> None:

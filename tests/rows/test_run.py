@@ -453,7 +453,7 @@ def test_gamma_is_the_best_for_such_texts(alpha: float, lengths: list[int], gamm
             stand = rng.random((len(held), candidate)) < alpha
             held += np.cumprod(stand, axis=1).sum(axis=1) + 1
         times[candidate] = calls * (COSTS.ms_verify[candidate] + COSTS.ms_proposal[candidate])
-    found = Tuning(alpha, lengths, COSTS, 0.1)
+    found = Tuning(alpha, lengths, COSTS)
     assert found.gamma == gamma == min(times, key=times.__getitem__)
 
 

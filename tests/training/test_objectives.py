@@ -1,7 +1,6 @@
 """The losses against float64 NumPy, and packing against examples one by one."""
 
 import functools
-import pathlib
 from typing import Any
 
 import jax
@@ -14,7 +13,7 @@ from speculative.models import T5, DecoderOnly, DecoderOnlyConfig
 from speculative.models.gpt import LAMDA
 from speculative.training import data
 from speculative.training.distil import Distillation
-from speculative.training.train import CrossEntropy, Files, teacher_forced, train
+from speculative.training.train import CrossEntropy, teacher_forced
 from tests import saved
 from tests.training import tiny
 
@@ -174,10 +173,3 @@ def test_a_decoder_only_model_learns_its_texts(positions: int, batch: tiny.Batch
         losses.append(float(loss))
         assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(gradient))
     assert losses[-1] < losses[0] / 2
-
-
-def test_an_unknown_metric_is_named_before_training(tmp_path: pathlib.Path) -> None:
-    files = Files({"train": 1.0}, [])
-    folders = (tmp_path, tmp_path / "work", tmp_path / "out")
-    with pytest.raises(ValueError, match=r"train\.tests must be one of .*bleu.*, not 'blue'"):
-        train(tiny.MODEL.config, tiny.CONFIG, files, {"test": "blue"}, *folders)

@@ -38,7 +38,7 @@ def test_the_greedy_outputs_are_the_argmax_of_the_model_on_them() -> None:
     params = saved.random(tiny.MODEL.config, 4)
     examples = tiny.examples(7, 3)
     decoding = Decoding(tiny.VOCABULARY, Sampling(0.0), max_length=9)
-    written = train_lib.answered(tiny.MODEL, params, examples, decoding, batch_size=4)
+    written = distil.answered(tiny.MODEL, params, examples, decoding, batch_size=4)
     for i in range(len(examples)):
         np.testing.assert_array_equal(written.input(i), examples.input(i))
         target, source = written.target(i), np.zeros((1, 8), np.int32)
@@ -55,9 +55,7 @@ def test_sampled_outputs_do_not_depend_on_the_batch() -> None:
     params = saved.random(tiny.MODEL.config, 5)
     examples = tiny.examples(7, 3)
     decoding = Decoding(tiny.VOCABULARY, Sampling(1.0), max_length=9)
-    one, other = (
-        train_lib.answered(tiny.MODEL, params, examples, decoding, size) for size in (3, 7)
-    )
+    one, other = (distil.answered(tiny.MODEL, params, examples, decoding, size) for size in (3, 7))
     np.testing.assert_array_equal(one.targets, other.targets)
     assert len({tuple(one.target(i)) for i in range(7)}) == 7
 
@@ -65,7 +63,7 @@ def test_sampled_outputs_do_not_depend_on_the_batch() -> None:
 def test_inputs_too_long_to_decode_are_named() -> None:
     examples = examples_lib.ragged([np.full(700, 5)], [np.array([1])])
     with pytest.raises(ValueError, match="Example 0 has 700 source tokens; at most 512"):
-        train_lib.answered(tiny.MODEL, {}, examples, Decoding(tiny.VOCABULARY), 4)
+        distil.answered(tiny.MODEL, {}, examples, Decoding(tiny.VOCABULARY), 4)
 
 
 def test_logits_that_are_not_finite_are_named() -> None:
@@ -77,7 +75,7 @@ def test_logits_that_are_not_finite_are_named() -> None:
     examples = examples_lib.ragged(sources, sources)
     decoding = Decoding(tiny.VOCABULARY, Sampling(0.0), max_length=4)
     with pytest.raises(ValueError, match=r"Logits are not finite for example 3\."):
-        train_lib.answered(tiny.MODEL, params, examples, decoding, 4)
+        distil.answered(tiny.MODEL, params, examples, decoding, 4)
 
 
 @pytest.fixture(scope="module")
@@ -161,8 +159,6 @@ SHORT = {
     "loop.TrainConfig.source_length": 24,
     "loop.TrainConfig.target_length": 24,
     "loop.TrainConfig.log_every": 2,
-    "train.train.generation_batch": 8,
-    "train.train.max_length": 8,
 }
 SMALL = SHORT | {
     "config.T5Config.emb_dim": 16,
@@ -205,18 +201,15 @@ def run(
     return ended.value.code
 
 
-def test_the_target_config_trains_saves_and_scores(
+def test_the_target_config_trains_and_saves(
     tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for task in ("debian_ende", "debian_synopsis"):
-        for split, count in (("train", 60), ("validation", 9), ("test", 5)):
+        for split, count in (("train", 60), ("validation", 9)):
             tiny.examples(count, count).save(tmp_path / f"{task}_{split}.npz")
     assert run(monkeypatch, tmp_path, SMALL, "--max_minutes=0") == loop.UNFINISHED
     assert run(monkeypatch, tmp_path, SMALL | {"train.train.max_minutes": None}) == 0
     assert read_settings(tmp_path / "out")["quantisation"] == "int8"
-    scores = json.loads((tmp_path / "work" / "scores.json").read_text())
-    assert scores["debian_ende_test"].keys() == {"bleu"}
-    assert "rougeL" in scores["debian_synopsis_test"]
 
 
 SHARED = "finetune"
@@ -261,8 +254,7 @@ def test_fine_tuning_is_t5s_at_any_size(
     rates = [np.asarray(config.schedule()(step)) for step in (0, 1, 999, config.steps)]
     assert rates == pytest.approx([1e-3] * 4)
     files, task = parameters["files"], FINETUNED[name]
-    made = [*files.train, *files.held_out, *parameters["tests"]]
-    assert made == [f"{task}_{split}" for split in ("train", "validation", "test")]
+    assert [*files.train, *files.held_out] == [f"{task}_train", f"{task}_validation"]
 
 
 TINY = tiny.MODEL.config.replace(vocab_size=8320, dropout_rate=0.0)
@@ -299,7 +291,7 @@ def test_fine_tuning_starts_from_a_public_format_and_serves_a_table(
 ) -> None:
     """scripts/train.py from a checkpoint, to the place where `speculative table` looks."""
     task, config = FINETUNED[name], f"configs/training/{name}.gin"
-    for split, count in (("train", 60), ("validation", 9), ("test", 5)):
+    for split, count in (("train", 60), ("validation", 9)):
         tiny.examples(count, count).save(tmp_path / f"{task}_{split}.npz")
     checkpoints.convert(begun.location, tmp_path / "start", start)
     given = [f"--init_from={tmp_path / 'start'}"]
@@ -343,7 +335,7 @@ TRAINING = "from speculative.training import loop\n"
         ("steps = 8", "(steps = 8) binds nothing; say of what it is, as in TrainConfig.steps"),
         ("train.train.storage = 'int8'", "missing a required argument: 'model'"),
         ("train.train.config = [", "is not closed"),
-        ({}, "debian_ende_test.npz does not exist"),
+        ({}, "debian_ende_train.npz does not exist"),
         ({"loop.TrainConfig.stepz": 3}, "doesn't have a parameter named 'stepz'"),
         ({"loop.TrainConfig.steps": -3}, "steps cannot be -3"),
         ({"train.train.storage": "'int4'"}, "must be one of float32, bfloat16, int8, not 'int4'"),

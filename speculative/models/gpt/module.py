@@ -21,7 +21,7 @@ class Decoder(Transformer):
 
     def setup(self) -> None:
         """Declares embedding and stack; the embedding is small, for tied logits of about 1."""
-        self.declare(self.config.emb_dim**-0.5, one_dropout=True)
+        self.declare(self.config.emb_dim**-0.5)
 
     def __call__(
         self, inputs, decoder_inputs, segments, train, encoded, layers
