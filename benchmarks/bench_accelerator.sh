@@ -21,7 +21,7 @@ out=${OUT:-results/$device}
 
 bench() { # the draft, the folder
   $python -m speculative.cli bench --target="$target" --draft="$1" --weights=random \
-    --dtype="$dtype" --source_length=128 --cache_length=256 --output_dir="$2"
+    --dtype="$dtype" --source_length=128 --max_length=256 --output_dir="$2"
 }
 
 for draft in $drafts; do bench "$draft" "$out/bench_$draft"; done

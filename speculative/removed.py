@@ -7,9 +7,10 @@ REMOVED = {
     "speculative generate --gamma auto": "give a number, `--gamma N`; `speculative tune` finds the "
     "best one",
     "speculative plan": "`speculative compile` tells whether a row fits a TPU",
-    "speculative figure": "`speculative report` draws Figures 2 to 4, `speculative generate "
+    "speculative figure": "`speculative report` draws Figures 2 and 4, `speculative generate "
     "--trace` shows Figure 1",
     "speculative compile --output": "`--json` prints each row as it is done",
+    "speculative bench --cache_length": "`--max_length`",
     "speculative verify --output": "`--json` prints what was found",
     "speculative audit --power_texts": "`--power` tells the power, by 256 texts of each fault",
     "debian_draft_smaller": "take the draft `debian_draft`, or make one with `speculative distil`",
@@ -51,6 +52,7 @@ REMOVED = {
     "speculative.studies.bench.Bench.host_us": "nothing",
     "speculative.studies.bench.Bench.operation_us": "nothing",
     "speculative.reporting.figures": "`speculative.reporting.plots` and `.traces`",
+    "speculative.reporting.plots.figure_3": "`speculative tune` finds the best gamma",
     "speculative.reporting.plots.figure_5": "`speculative bench` tells what each call costs",
     "speculative.reporting.tables.show_memory": "`speculative.rows.memory.needs`",
     "speculative.studies.tune.operations_ratio": "`theory.operations`",
@@ -58,7 +60,7 @@ REMOVED = {
     "speculative.studies.sweep.certify": "`sweep.verify`",
     "speculative.studies.sweep.tuning": "the same, which gives the `Tuning` alone",
     "speculative.tasks.prompts.load_prompts(data_file=)": "the field `data` of a `tasks.Task`",
-    "speculative.theory.best_gamma(verify_cost=)": "`studies.tune` takes all measured costs",
+    "speculative.theory.best_gamma": "`studies.tune` takes all measured costs",
     "speculative.training.launch": "`speculative.training.recipes`, and `main` in scripts/train.py",
     "speculative.training.outputs": "`training.distil.answered`, `training.examples` for prompts",
     "speculative.training.own.acceptance": "`speculative.training.distil.acceptance`",

@@ -73,19 +73,6 @@ def operations(alpha: float, gamma: int, c_hat: float) -> float:
     return (gamma * c_hat + gamma + 1) / expected_tokens(alpha, gamma)
 
 
-def best_gamma(alpha: float, c: float, max_gamma: int = 32) -> int:
-    """The gamma of the largest `speedup` (section 3.5); the smallest such gamma on a tie.
-
-    It lies between 0, where no number of guesses beats autoregressive decoding, and `max_gamma`.
-    """
-    _check_alpha(alpha)
-    _check_cost("c", c)
-    _check_whole("max_gamma", max_gamma, "guesses")
-    gammas = np.arange(max_gamma + 1)
-    tokens = np.cumsum(np.float64(alpha) ** gammas)  # Eq. 1 for each gamma.
-    return int(np.argmax(tokens / (gammas * c + 1)))
-
-
 def expected_calls(alpha: float, gamma: int, length: int) -> float:
     """Target passes that `length` tokens take on average, for i.i.d. acceptances.
 

@@ -81,7 +81,6 @@ def of_numbers() -> Iterator[Case]:
         *((name, "--limit", 1, 10**6) for name in ("demo", *OF_ROWS)),
         *((name, "--max_length", 1, 1024) for name in ("demo", "generate", "audit")),
         ("bench", "--source_length", 1, 10**5),
-        ("bench", "--cache_length", 1, 10**5),
         ("bench", "--widths", 1, 1024),
         ("generate", "--gamma", 1, 64),
         ("verify", "--samples", 1, 10**6),
@@ -113,7 +112,7 @@ def of_numbers() -> Iterator[Case]:
     yield command("generate", "--output", "TMP"), ["TMP", "directory"]
     yield command("generate", "--logprobs"), ["--logprobs is for lines of JSON"]
     yield command("generate", "--stop", ""), ["A stop string must have 1 to 256 characters"]
-    yield command("bench", "--widths", "33"), ["between 1 and 32", "--cache_length"]
+    yield command("bench", "--widths", "33"), ["between 1 and 32", "--max_length"]
     for name in OF_ROWS:
         says = ["--simulated_alpha", "a number or paper", "'some'"]
         yield command(name, "--simulated_alpha", "some"), says

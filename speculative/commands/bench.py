@@ -20,12 +20,6 @@ def _add_bench(parser: argparse.ArgumentParser) -> None:
     )
     add_options(parser, "--source_length")
     add(
-        "--cache_length",
-        type=whole(1, checks.MAX_TOKENS),
-        metavar="T",
-        help="positions of the caches, half of them filled (as --max_length, or 64)",
-    )
-    add(
         "--batch_sizes",
         type=lambda text: [whole(1, checks.MAX_BATCH)(size) for size in text.split(",")],
         metavar="N[,N]",
@@ -45,7 +39,7 @@ def _bench(options: argparse.Namespace) -> None:
     config = dataclasses.replace(
         config,
         source_length=options.source_length or 64,
-        max_length=options.cache_length or options.max_length or 64,
+        max_length=options.max_length or 64,
     )
     bench.run(config, options.widths, folder)
 

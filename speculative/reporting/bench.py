@@ -1,13 +1,16 @@
 """The bench of a pair, measured, printed and drawn."""
 
+import functools
 import pathlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import Any
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from rich.console import Console
 
 from speculative import disk, progress
+from speculative.progress import OnProgress
 from speculative.reporting.tables import CONSOLE, Column, grid, table, thousandths
 from speculative.rows import environment
 from speculative.rows.config import RowConfig
@@ -20,26 +23,31 @@ def run(config: RowConfig, widths: Sequence[int] | None, folder: pathlib.Path) -
     """Measures a pair, prints it, and writes `bench.json` and `bench.png` into a folder."""
     widths = sorted({1, *(widths or bench.WIDTHS)})
     models = bench.resolve(config, widths)
-    files = [disk.writable(folder / f"bench.{kind}") for kind in ("json", "png")]
-    with progress.bar(config.target) as on_progress:
-        found = bench.bench(config, models, widths, on_progress)
-    disk.write(files[0], found.to_json() + "\n")
-    with disk.written(files[1]) as part:
-        plot(found).savefig(part, dpi=150)
-    show(found)
-    print(f"Written: {files[0]} and {files[1]}.")
+    measure = functools.partial(bench.bench, config, models, widths)
+    _run(measure, show, plot, folder / "bench")
 
 
 def run_batches(config: RowConfig, sizes: Sequence[int], folder: pathlib.Path) -> None:
     """Measures batch sizes, prints them, and writes `batches.json` and `batches.png`."""
-    files = [disk.writable(folder / f"batches.{kind}") for kind in ("json", "png")]
-    with progress.bar(config.target) as on_progress:
-        found = sweep.batches(config, sorted({1, *sizes}), on_progress)
-    disk.write(files[0], found.to_json() + "\n")
-    with disk.written(files[1]) as part:
-        plot_batches(found).savefig(part, dpi=150)
-    show_batches(found)
-    print(f"Written: {files[0]} and {files[1]}.")
+    measure = functools.partial(sweep.batches, config, sorted({1, *sizes}))
+    _run(measure, show_batches, plot_batches, folder / "batches")
+
+
+def _run(
+    measure: Callable[[OnProgress], Any],
+    show: Callable[[Any], None],
+    draw: Callable[[Any], Figure],
+    path: pathlib.Path,
+) -> None:
+    """Prints what was measured, and writes it beside its plot."""
+    record, image = (disk.writable(path.with_suffix(kind)) for kind in (".json", ".png"))
+    with progress.bar("bench") as on_progress:
+        found = measure(on_progress)
+    disk.write(record, found.to_json() + "\n")
+    with disk.written(image) as part:
+        draw(found).savefig(part, dpi=150)
+    show(found)
+    print(f"Written: {record} and {image}.")
 
 
 def show_batches(found: Batches, console: Console = CONSOLE) -> None:

@@ -3,7 +3,6 @@
 Pages are well-formed XML too, and the same records give the same bytes.
 """
 
-import functools
 import io
 import itertools
 import pathlib
@@ -96,11 +95,7 @@ pre { white-space: pre-wrap; columns: 24em; }
 FIGURES: dict[Callable[[Sequence[Record]], Figure], str] = {
     plots.figure_2: "Figure 2: tokens per target pass over the acceptance rate α. Lines are Eq. 1, "
     "markers what was measured.",
-    plots.figure_3: "Figure 3: the best γ over α (section 3.5). Markers are the γ of measured "
-    "rows; rows with simulated acceptance are left out.",
-    functools.partial(
-        plots.figure_4, stacked=True
-    ): "Figure 4: the speed-up (Theorem 3.8) and the growth of operations (Theorem "
+    plots.figure_4: "Figure 4: the speed-up (Theorem 3.8) and the growth of operations (Theorem "
     "3.11) over α, for a free draft. Markers are measured speed-ups, which bear their own c and v.",
 }
 """Those of the paper, with their captions."""
@@ -195,10 +190,10 @@ def _outputs(rows: Sequence[_Row]) -> list[str]:
 
 
 def _figures(rows: Sequence[_Row]) -> list[str]:
-    """Figures 2 to 4, with all rows laid over, and where guesses were accepted."""
+    """Figures 2 and 4, with all rows laid over, and where guesses were accepted."""
     parts = ['<div class="figures">']
-    for number, (draw, caption) in enumerate(FIGURES.items(), 2):
-        drawn = _svg(draw([row.record for row in rows]), f"figure-{number}", caption)
+    for draw, caption in FIGURES.items():
+        drawn = _svg(draw([row.record for row in rows]), draw.__name__, caption)
         parts.append(f"<figure>{drawn}<figcaption>{_text(caption)}</figcaption></figure>")
     seen = {
         row.title: (row.record, [example.betas for example in row.examples])

@@ -1,4 +1,4 @@
-"""The paper's Figures 2 to 4, from theory, with what was measured laid over.
+"""The paper's Figures 2 and 4, from theory, with what was measured laid over.
 
 Theory is in colour, darker for the smaller parameter, and named at its lines; what was measured
 is black, with its 95% intervals. Figures do without pyplot, so that none is shown or kept and no
@@ -18,10 +18,8 @@ from matplotlib.typing import ColorType
 from speculative import theory
 from speculative.rows.records import Record
 
-# Of the lines of Figures 2 and 4, in addition to those that were measured.
+# Of their lines, in addition to those that were measured.
 GAMMAS = (1, 3, 5, 7, 10)
-# c of the lines of Figure 3, and their dashes.
-COSTS = {0.01: "-", 0.02: "--", 0.05: "-.", 0.1: ":", 0.2: (0, (5, 1, 1, 1, 1, 1))}
 ALPHAS = np.linspace(0, 1, 401)
 MARKERS = "osD^v<>p*h"
 PLACES, FEWEST_TOKENS = 8, 20  # Of `acceptance`.
@@ -42,48 +40,25 @@ def figure_2(records: Sequence[Record]) -> Figure:
     return figure
 
 
-def figure_3(records: Sequence[Record]) -> Figure:
-    """The best gamma over alpha (section 3.5), for several c and v = 1; a measured v may be above.
-
-    Measured rows are drawn at their alpha and gamma, but for those whose alpha was simulated.
-    """
-    figure, (axes,) = _panels(1)
-    top = 32
-    for (c, dashes), color in zip(COSTS.items(), _colors(len(COSTS)), strict=True):
-        # One more gamma than is shown: a line leaves the figure, it does not end at its edge.
-        best = [theory.best_gamma(alpha, c, max_gamma=top + 1) for alpha in ALPHAS]
-        axes.plot(ALPHAS, best, color=color, linestyle=dashes, label=f"c = {c:g}")
-    axes.set(ylabel="best γ (guesses a step)", ylim=(0, top))
-    if rows := [record for record in records if not record.simulated]:
-        low, high = (f"{end(row.c for row in rows):.2f}" for end in (min, max))
-        costs = low if low == high else f"{low} to {high}"
-        _points(axes, rows, "gamma", MARKERS[0], f"measured rows, c = {costs}")
-    axes.legend(loc="upper left")
-    return figure
-
-
-def figure_4(records: Sequence[Record], stacked: bool = False) -> Figure:
+def figure_4(records: Sequence[Record]) -> Figure:
     """What alpha is worth in time (Theorem 3.8), and what it costs in operations (Theorem 3.11).
 
     Both are factors over autoregressive decoding with a free draft, as in Table 1, and v = 1. The
     `speedup` of a measured row has its own c and v: it should lie below the line of its gamma.
-    The panels are side by side, or `stacked`, for narrow pages.
     """
-    figure, (left, right) = _panels(2, stacked)
-    _lines(left, records, lambda alpha, gamma: theory.speedup(alpha, gamma, 0.0))
-    _lines(right, records, lambda alpha, gamma: theory.operations(alpha, gamma, 0.0))
-    left.set_ylabel("speed-up (factor, c = 0)")
-    right.set_ylabel("arithmetic operations (factor, ĉ = 0)")
-    # The lines of both panels begin or end at gamma + 1, so names between them serve both.
-    _name_lines(left)
-    if stacked:
-        _name_lines(right, at=0)
-    right.yaxis.tick_right()
-    right.yaxis.set_label_position("right")
-    right.spines[["left", "right"]].set_visible([False, True])
-    for axes in (left, right):
+    figure, (upper, lower) = _panels(2, stacked=True)
+    _lines(upper, records, lambda alpha, gamma: theory.speedup(alpha, gamma, 0.0))
+    _lines(lower, records, lambda alpha, gamma: theory.operations(alpha, gamma, 0.0))
+    upper.set_ylabel("speed-up (factor, c = 0)")
+    lower.set_ylabel("arithmetic operations (factor, ĉ = 0)")
+    _name_lines(upper)
+    _name_lines(lower, at=0)
+    lower.yaxis.tick_right()
+    lower.yaxis.set_label_position("right")
+    lower.spines[["left", "right"]].set_visible([False, True])
+    for axes in (upper, lower):
         axes.axhline(1, color="black", linewidth=0.8, zorder=1)
-    _points_by_gamma(left, records, "speedup")
+    _points_by_gamma(upper, records, "speedup")
     return figure
 
 

@@ -81,18 +81,9 @@ class Bench:
             **environment.here(),
             "parameters_read_by_step": self.parameters,
             "read_bandwidth": self.bandwidth,
-            "ms_target_step": costs.ms_target_step,
-            "ms_prefill_target": costs.ms_prefill_target,
-            "ms_prefill_draft": costs.ms_prefill_draft,
-            "gammas": {
-                str(gamma): {
-                    "c": costs.c(gamma),
-                    "v": costs.verify_cost(gamma),
-                    "ms_verify": ms,
-                    "ms_draft_step": costs.ms_draft_step(gamma),
-                }
-                for gamma, ms in costs.ms_verify.items()
-            },
+            **dataclasses.asdict(costs),
+            "c": {gamma: costs.c(gamma) for gamma in costs.ms_verify},
+            "v": {gamma: costs.verify_cost(gamma) for gamma in costs.ms_verify},
             "gin": config.gin(),
         }
         for name, passes in (("passes", self.passes), ("draft_passes", self.draft_passes)):
@@ -106,7 +97,7 @@ def resolve(config: RowConfig, widths: Sequence[int]) -> Resolved:
         raise ValueError(
             f"Widths must lie between 1 and {config.max_length // 2}, half of the cache of "
             f"{config.max_length} positions, not {min(widths)} to {max(widths)}; give a larger "
-            "--cache_length."
+            "--max_length."
         )
     found = weights.resolve(config)
     memory.require(config, found.configs, config.source_length)

@@ -81,35 +81,6 @@ def test_figure_2_sets_what_was_measured_at_its_gamma() -> None:
     assert intervals(axes)[0] == [[0.48, 5], [0.53, 5]]
 
 
-def test_figure_3_is_the_largest_speedup_of_all_gammas() -> None:
-    (axes,) = plots.figure_3(ROWS).axes
-    lines = drawn(axes)
-    for c in (0.01, 0.02, 0.05, 0.1, 0.2):
-        alpha, best = lines.pop(f"c = {c:g}").T
-        factors = [series(alpha, gamma) / (gamma * c + 1) for gamma in range(33)]
-        within = best <= 32
-        expected = np.argmax(factors, axis=0)
-        # Where two gammas are equally good, a rounding may decide.
-        assert (best[within] == expected[within]).mean() > 0.99
-        assert best[-1] == 33 > axes.get_ylim()[1]
-        assert best[alpha < c].max() == 0
-    points = lines.pop("measured rows, c = 0.10 to 0.18")
-    np.testing.assert_allclose(points, [[0.5, 3], [0.8, 6], [0.6, 3]])
-    assert not lines
-
-
-@pytest.mark.parametrize(
-    ("rows", "last"),
-    [
-        ([], "c = 0.2"),
-        ([row(3, 0.7, 1.9, simulated_alpha=0.7)], "c = 0.2"),
-        (ROWS[:1], "measured rows, c = 0.16"),
-    ],
-)
-def test_figure_3_names_the_costs_of_measured_rows(rows: list[Record], last: str) -> None:
-    assert legend(plots.figure_3(rows).axes[0])[-1] == last
-
-
 @pytest.mark.parametrize("rows", [[], ROWS])
 def test_figure_4_sets_time_beside_operations(rows: list[Record]) -> None:
     left, right = plots.figure_4(rows).axes

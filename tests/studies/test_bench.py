@@ -57,7 +57,7 @@ def test_what_is_made_of_the_times(found: bench.Bench) -> None:
     assert one.bandwidth == pytest.approx(2.5e8)
     assert found.percent(one) == pytest.approx(25)
     written = json.loads(found.to_json())
-    assert written["gammas"]["2"]["v"] == found.costs.verify_cost(2)
+    assert written["v"]["2"] == found.costs.verify_cost(2)
     assert [entry["width"] for entry in written["passes"]] == [1, 3]
     for entry in written["passes"]:
         assert entry["percent"] == pytest.approx(100 * entry["bytes"] / entry["ms"] * 1e3 / 1e9)
