@@ -21,7 +21,8 @@ from speculative.commands import MAX_LENGTH, whole
 from speculative.decoding.rules import EXACT
 from speculative.sampling import Sampling
 from speculative.studies.audit import audit
-from speculative.studies.power import decoded, faults, powers
+from speculative.studies.power import faults, powers
+from speculative.studies.verify import decoded
 from speculative.tasks.prompts import load_prompts
 
 TASKS = ("debian_ende", "debian_synopsis")

@@ -13,12 +13,13 @@ from typing import Any, ClassVar, Literal
 
 import numpy as np
 
-from speculative.decoding import Decoding, rules
+from speculative.decoding import rules
 from speculative.measurement.goodness import GTest
-from speculative.pair import Pair, Request
+from speculative.pair import Pair
 from speculative.progress import OnProgress
 from speculative.sampling import Sampling, categorical, standardise
 from speculative.studies.audit import Audit, Sample, audit
+from speculative.studies.verify import decoded
 
 TEXTS = 256  # Simulated of each fault.
 ENOUGH = 0.9  # The power for which a number of texts is told.
@@ -142,16 +143,6 @@ def powers(
         ]
         found.append(_power(name, audits, passed))
     return found
-
-
-def decoded(
-    pair: Pair, sources: Sequence[tuple[int, ...]], config: Decoding, seed: int
-) -> list[Sample]:
-    """A text of each source."""
-    rows = {source: pair.row(source) for source in set(sources)}
-    asked = [Request(rows[source], config, seed, i) for i, source in enumerate(sources)]
-    results = pair.decode_all(asked)
-    return [Sample(i + 1, source, results[i].tokens) for i, source in enumerate(sources)]
 
 
 def _power(fault: str, audits: Sequence[Audit], passed: Audit) -> Power:

@@ -143,7 +143,7 @@ def verify(config: RowConfig, samples: int, false_alarm: float) -> Audit:
         )
     with progress.bar(config.task) as on_progress:
         work, models = _work(config, on_progress)
-        batch = memory.batch(config, models, verifying.BATCH)
+        batch = memory.batch(config, models, verifying.ROWS)
         gamma = config.gamma or GAMMA
         return verifying.verify(work, gamma, samples, batch, false_alarm, on_progress)
 

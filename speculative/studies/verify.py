@@ -4,15 +4,17 @@ They are a whole text of each prompt and, above temperature 0, the beginnings of
 """
 
 import dataclasses
+from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from speculative.pair import Request
+from speculative.decoding import Decoding
+from speculative.pair import BATCH, Pair, Request
 from speculative.progress import OnProgress
 from speculative.rows.workload import Workload
 from speculative.studies.audit import BEGINNING, FEWEST, Audit, Sample, audit
 
-BATCH = 64  # Beginnings that are drawn at a time, where there is room for so many rows.
+ROWS = 64  # Beginnings that are drawn at a time, where there is room for so many rows.
 
 
 def verify(
@@ -38,33 +40,36 @@ def verify(
             f"{samples} beginnings of {prompts} prompts decide nothing: with their texts they are "
             f"at most {most} tokens, and it takes {FEWEST}; take more (--samples)."
         )
-    texts = []
-    for number in range(prompts):
+    pad, found = work.pair.target.pad_id, list[Sample]()
+    for number, row in enumerate(np.asarray(work.sources)):
         on_progress("decoding", number / prompts)
-        texts += [(number, work.pair.results(work.decode(number, gamma)[0])[0].tokens)]
+        (result,) = work.pair.results(work.decode(number, gamma)[0])
+        found.append(Sample(number + 1, tuple(row[row != pad].tolist()), result.tokens))
     if not config.sampling.greedy:
-        texts += _beginnings(work, gamma, samples, batch, on_progress)
-    pad, sources = work.pair.target.pad_id, np.asarray(work.sources)
-    without = [tuple(row[row != pad].tolist()) for row in sources]
-    found = [Sample(i, without[number], text) for i, (number, text) in enumerate(texts, 1)]
+        short = work.decoding(gamma)
+        short = dataclasses.replace(short, max_length=min(BEGINNING, short.max_length))
+        sources = [sample.source for sample in found for _ in range(samples)]
+        # Numbers of examples that no text of the workload has.
+        given = work.pair, sources, short, config.seed, 2**20, batch
+        found += decoded(*given, lambda share: on_progress("beginnings", share))
+        found = [dataclasses.replace(one, number=i) for i, one in enumerate(found, 1)]
     return audit(work.pair, found, config.sampling, false_alarm, on_progress, config.seed)
 
 
-def _beginnings(
-    work: Workload, gamma: int, samples: int, batch: int, on_progress: OnProgress
-) -> list[tuple[int, list[int]]]:
-    """The first tokens of independent generations, with the numbers of their prompts."""
-    decoding = work.decoding(gamma)
-    config = dataclasses.replace(decoding, max_length=min(BEGINNING, decoding.max_length))
-    prompts = np.repeat(np.arange(len(work.sources)), samples).tolist()
-    sources = [work.source(number) for number in range(len(work.sources))]
-    # Numbers of examples that no text of the workload has.
-    asked = [
-        Request(sources[number], config, work.config.seed, 2**20 + i)
-        for i, number in enumerate(prompts)
-    ]
-    found = []
-    for place, result in work.pair.serve(asked, batch):
-        on_progress("beginnings", len(found) / len(prompts))
-        found.append((prompts[place], result.tokens))
-    return found
+def decoded(
+    pair: Pair,
+    sources: Sequence[tuple[int, ...]],
+    config: Decoding,
+    seed: int,
+    first: int = 0,
+    batch_size: int = BATCH,
+    on_progress: Callable[[float], None] = lambda share: None,
+) -> list[Sample]:
+    """A text of each source, with the random numbers of examples from `first` on."""
+    rows = {source: pair.row(source) for source in set(sources)}
+    asked = [Request(rows[source], config, seed, first + i) for i, source in enumerate(sources)]
+    found = dict[int, Sample]()
+    for place, result in pair.serve(asked, batch_size):
+        on_progress(len(found) / len(asked))
+        found[place] = Sample(place + 1, sources[place], result.tokens)
+    return [found[place] for place in range(len(asked))]
