@@ -1,7 +1,6 @@
 """The bar that long work shows on standard error, where that is a terminal."""
 
 import contextlib
-import sys
 from collections.abc import Callable, Iterator
 
 from rich import progress as columns
@@ -20,19 +19,6 @@ class _ToGo(columns.TimeRemainingColumn):
     def render(self, task: Task) -> Text:
         """See `ProgressColumn`."""
         return super().render(task).append(" to go") if task.time_remaining else Text()
-
-
-@contextlib.contextmanager
-def waiting(what: str) -> Iterator[None]:
-    """Says on a terminal what is being waited for, and wipes it out at the end."""
-    if not sys.stderr.isatty():
-        yield
-        return
-    print(what, end="", file=sys.stderr, flush=True)
-    try:
-        yield
-    finally:
-        print(f"\r{' ' * len(what)}\r", end="", file=sys.stderr, flush=True)
 
 
 @contextlib.contextmanager

@@ -51,6 +51,7 @@ REMOVED = {
     "speculative.studies.bench.Bench.compile_seconds": "nothing",
     "speculative.studies.bench.Bench.host_us": "nothing",
     "speculative.studies.bench.Bench.operation_us": "nothing",
+    "speculative.progress.waiting": "`progress.bar`",
     "speculative.reporting.figures": "`speculative.reporting.plots` and `.traces`",
     "speculative.reporting.plots.figure_3": "`speculative tune` finds the best gamma",
     "speculative.reporting.plots.figure_5": "`speculative bench` tells what each call costs",

@@ -52,7 +52,8 @@ def _evaluate(options: argparse.Namespace) -> None:
     places = [(i, 0) for i in range(len(asked))]
     with disk.owned(folder):
         kept = many.Results(texts, asked)
-        with progress.waiting(f"Loading {config.target} ..."):
+        with progress.bar(config.target) as on_progress:
+            on_progress("loading", 0)
             pair = found.load()
         many.into_file(pair, kept, places, config.batch_size, **settings)
         lines = list(kept.lines())

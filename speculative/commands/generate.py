@@ -118,7 +118,8 @@ def _generate(options: argparse.Namespace) -> None:
         lists = iter([list(itertools.chain.from_iterable(lists))])
     begun = [] if typed else next(lists)  # Wrong input ends before anything is loaded.
     lists = lists if typed else itertools.chain([begun], lists)
-    with progress.waiting(f"Loading {options.target} ..."):
+    with progress.bar(options.target) as on_progress:
+        on_progress("loading", 0)
         pair = _load(options, begun)
     names = (*DEFAULTS, "seed", "max_length", "truncate", "logprobs")
     settings = {name: getattr(options, name) for name in names}
@@ -281,7 +282,8 @@ class Decoder:
         if programs not in self._compiled:
             from speculative import progress
 
-            with progress.waiting("Compiling, once for prompts of such a length ..."):
+            with progress.bar("prompts of such a length") as on_progress:
+                on_progress("compiling", 0)
                 if self._streams and not stop:
                     self._pair.compile(prompt, **settings)
                 else:

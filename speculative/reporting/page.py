@@ -35,62 +35,7 @@ SHELL = """<!DOCTYPE html>
 </html>
 """
 
-STYLE = """
-:root { color-scheme: light dark; }
-body { max-width: 70rem; margin: 0 auto; padding: 1rem; font: 1rem/1.5 system-ui, sans-serif;
-  overflow-wrap: anywhere; }
-h1, h2, h3, h4 { line-height: 1.25; }
-section { margin-block: 2.5rem; }
-.box { overflow-x: auto; overflow-wrap: normal; margin-block: 1rem .75rem; }
-table { border-collapse: collapse; font-size: .9em; font-variant-numeric: tabular-nums; }
-caption { text-align: left; font-weight: bold; padding-block: .5rem; }
-th, td { padding: .3rem .5rem; text-align: right; white-space: nowrap; vertical-align: top;
-  border-bottom: 1px solid #8888; }
-th:first-child { position: sticky; left: 0; text-align: left; background: Canvas; }
-thead th { vertical-align: bottom; }
-tbody th { min-width: 10rem; white-space: normal; overflow-wrap: anywhere; }
-.group th { padding-top: .8rem; font-weight: normal; opacity: .75; }
-.group span { position: sticky; left: .5rem; display: inline-block;
-  max-width: calc(100vw - 3.5rem); }
-.simulated { color: light-dark(#a40000, #ff9c8f); }
-th .simulated { display: block; font-size: .85em; }
-.pairs { columns: 20rem; font-size: .85em; margin-block: .75rem; }
-.pairs div { break-inside: avoid; }
-.pairs dt, .pairs dd { display: inline; margin: 0; }
-.pairs dt::after { content: ":"; }
-dt { font-weight: bold; }
-.figures { columns: 25em; column-gap: 1.5em; }
-.sample { display: grid; gap: .5rem 1.5em; margin-top: .5rem;
-  grid-template-columns: repeat(auto-fit, minmax(min(100%, 12em), 1fr)); }
-.sample dd { margin: 0; white-space: pre-wrap; }
-h4 { margin-bottom: 0; }
-figure { margin: 0; padding-block: 1rem; break-inside: avoid; }
-figure svg { display: block; max-width: 100%; height: auto; }
-@media (prefers-color-scheme: dark) {
-  figure svg { filter: invert(1) hue-rotate(180deg) brightness(1.2); }
-}
-@media (max-width: 30rem) {
-  tbody th { min-width: 6rem; }
-  table { font-size: .8em; }
-  th, td { padding-inline: .3rem; }
-}
-pre { white-space: pre-wrap; columns: 24em; }
-@media print {
-  body { max-width: none; padding: 0; font-size: 9pt; }
-  section + section { break-before: page; }
-  h2, h3, h4, caption, summary { break-after: avoid; }
-  tr, figure, .sample, pre { break-inside: avoid; }
-  .box { overflow: visible; }
-  table { font-size: 7.5pt; }
-  th, td { padding: .15rem .25rem; white-space: normal; }
-  .words td { min-width: 4.5em; overflow-wrap: anywhere; }
-  th:first-child { position: static; }
-  tbody th { min-width: 6rem; }
-  figure svg { filter: none; }
-  details::details-content { content-visibility: visible; block-size: auto; }
-}
-"""
-"""Colours are the system's own, light or dark; figures are inverted where it is dark."""
+STYLE = pathlib.Path(__file__).with_name("page.css")
 
 FIGURES: dict[Callable[[Sequence[Record]], Figure], str] = {
     plots.figure_2: "Figure 2: tokens per target pass over the acceptance rate α. Lines are Eq. 1, "
@@ -143,7 +88,7 @@ def write(folders: Sequence[pathlib.Path], output: pathlib.Path) -> None:
     for name, parts in sections.items():
         if parts:
             body += ["<section>", f"<h2>{name}</h2>", *parts, "</section>"]
-    disk.write(output, SHELL.format(title=title, style=STYLE, body="\n".join(body)))
+    disk.write(output, SHELL.format(title=title, style=disk.text(STYLE), body="\n".join(body)))
 
 
 def _rows(folder: pathlib.Path, several: bool) -> list[_Row]:
