@@ -37,6 +37,7 @@ class Vocabulary:
     eos_id: int = EOS_ID
     start_id: int = PAD_ID
     usual_extra_ids: int = EXTRA_IDS
+    of_bytes: bool = False  # Whether pieces are made of bytes, and so cover every script.
 
     def __init__(self, path: str | os.PathLike[str], extra_ids: int = 0):
         """Loads a model; raises ValueError if the file is missing or no SentencePiece model."""
@@ -81,6 +82,8 @@ class Vocabulary:
         They are unknown, or spelled in bytes. Of tokens it would be less where a row of unknown
         characters is one token, as in T5's vocabulary.
         """
+        if self.of_bytes:
+            return 0.0
         # What unknown pieces and single bytes decode to.
         marks = {"\N{REPLACEMENT CHARACTER}", "\N{DOUBLE QUESTION MARK}"}
         whole = [token for token in self.encode(text) if marks.isdisjoint(self.decode([token]))]
@@ -116,7 +119,7 @@ class Vocabulary:
 class Bytes(Vocabulary):
     """UTF-8's bytes, each 3 more than it is, as in ByT5 (Xue et al., 2022)."""
 
-    usual_extra_ids = 125
+    usual_extra_ids, of_bytes = 125, True
     _first, _known = 3, 3 + 256  # Behind padding, end and unknown.
 
     def __init__(self, extra_ids: int = 0):
@@ -134,10 +137,6 @@ class Bytes(Vocabulary):
         """Tokens [length] of a text and the end of sequence, int32."""
         return np.array([*(self._first + byte for byte in text.encode()), EOS_ID], np.int32)
 
-    def spelled_out(self, text: str) -> float:
-        """None is: bytes are all that there is."""
-        return 0.0
-
     def decode(self, tokens: np.ndarray | list[int]) -> str:
         """The text of tokens, up to the end of sequence; bytes that are no UTF-8 are left out."""
         found = (i - self._first for i in self._until_end(tokens) if self._first <= i < self._known)
@@ -146,6 +145,8 @@ class Bytes(Vocabulary):
 
 class BytePairs(Vocabulary):
     """GPT-2's byte pairs, with one token between texts (Radford et al., 2019)."""
+
+    of_bytes = True
 
     def __init__(self, path: str | os.PathLike[str]):
         """Loads a `tokenizer.json`, or a `vocab.json` with the `merges.txt` beside it."""
@@ -170,10 +171,6 @@ class BytePairs(Vocabulary):
     def prompt(self, text: str) -> np.ndarray:
         """The text's tokens; for an empty text the end of a text before it, int32."""
         return self.encode(text)[:-1] if text else self.encode(text)
-
-    def spelled_out(self, text: str) -> float:
-        """None is: pieces are made of bytes, and cover every script."""
-        return 0.0
 
     def decode(self, tokens: np.ndarray | list[int]) -> str:
         """The text of tokens, up to the end of text."""
@@ -217,17 +214,14 @@ def open_vocabulary(path: str | os.PathLike[str], extra_ids: int = 0) -> Vocabul
     return BytePairs(path) if pathlib.Path(path).suffix == ".json" else Vocabulary(path, extra_ids)
 
 
-def from_elsewhere(
-    path: str | os.PathLike[str], rows: int, extra_ids: int | None = None
-) -> Vocabulary:
+def from_elsewhere(path: str | os.PathLike[str], rows: int) -> Vocabulary:
     """The vocabulary of a file that did not come with its model; see `open_vocabulary`.
 
-    By default the usual sentinels follow its pieces if the model's embedding has enough `rows`.
+    The usual sentinels follow its pieces if the model's embedding has enough `rows`.
     """
-    vocabulary = open_vocabulary(path, extra_ids or 0)
+    vocabulary = open_vocabulary(path)
     usual = vocabulary.usual_extra_ids
-    fits = extra_ids is None and vocabulary.size + usual <= rows
-    return open_vocabulary(path, usual) if fits else vocabulary
+    return open_vocabulary(path, usual) if vocabulary.size + usual <= rows else vocabulary
 
 
 def store(path: pathlib.Path, folder: pathlib.Path) -> str:

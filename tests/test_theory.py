@@ -11,10 +11,6 @@ from scipy import stats
 from speculative import paper, theory
 
 
-def random_distributions(seed: int, rows: int, vocabulary: int) -> np.ndarray:
-    return np.random.default_rng(seed).dirichlet(np.full(vocabulary, 0.3), size=rows)
-
-
 @pytest.mark.parametrize(("alpha", "gamma"), [(0.0, 4), (0.3, 1), (0.62, 7), (0.9, 3), (1.0, 5)])
 def test_expected_tokens_is_the_mean_of_simulated_steps(alpha: float, gamma: int) -> None:
     accepted = np.random.default_rng(7).random((200_000, gamma)) < alpha

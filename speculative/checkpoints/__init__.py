@@ -111,15 +111,14 @@ def convert(
     to: str,
     dtype: str | None = None,
     vocabulary: str | os.PathLike[str] | None = None,
-    extra_ids: int | None = None,
     tokens: Sequence[int] | np.ndarray | None = None,
 ) -> Checkpoint:
     """Writes a checkpoint into a new folder in one of `FORMATS`, and opens it there.
 
     One tensor or file is in memory at a time. `dtype` is "float32" or "bfloat16", by default the
-    one that loses nothing. A `vocabulary` file replaces the source's; `extra_ids` sentinels follow
-    its pieces, by default T5's 100 if the embedding has enough rows. T5X's format holds no
-    vocabulary. With `tokens` the copy is a draft that guesses these alone, see `narrowed`.
+    one that loses nothing. A `vocabulary` file replaces the source's; T5's 100 sentinels follow its
+    pieces if the embedding has enough rows. T5X's format holds no vocabulary. With `tokens` the
+    copy is a draft that guesses these alone, see `narrowed`.
 
     Raises:
         ValueError: a format is unknown, the source cannot be read, the destination exists, or the
@@ -139,7 +138,7 @@ def convert(
     checkpoint = open(source)
     if vocabulary is not None:
         rows = checkpoint.config.vocab_size
-        pieces = from_elsewhere(vocabulary, rows, extra_ids)
+        pieces = from_elsewhere(vocabulary, rows)
         pieces.require_room(rows, str(source))
         given = {"vocabulary": pieces.path, "extra_ids": pieces.extra_ids}
         checkpoint = dataclasses.replace(checkpoint, **given)

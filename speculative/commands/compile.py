@@ -34,7 +34,9 @@ def _compile(options: argparse.Namespace) -> int:
         loading.enable_compilation_cache()
     else:  # Programs for a TPU that is not there could be written, but not read again.
         jax.config.update("jax_enable_compilation_cache", False)
-    configs = _rows(options)
+    configs = dict([rows.row(options)]) if options.table is None else rows.of_table(options)
+    if length := options.source_length:
+        configs = {k: dataclasses.replace(one, source_length=length) for k, one in configs.items()}
     found = []
     with progress.bar(options.topology) as on_progress:
         for one in study.estimates(configs, options.topology, on_progress):
@@ -47,15 +49,6 @@ def _compile(options: argparse.Namespace) -> int:
     for fault in faults:
         print("error:", fault, file=sys.stderr)
     return 2 if faults else 0
-
-
-def _rows(options: argparse.Namespace) -> dict:
-    """The rows to compile, by name."""
-    chosen = dict([rows.row(options)]) if options.table is None else rows.of_table(options)
-    if options.source_length is None:
-        return chosen
-    length = options.source_length
-    return {name: dataclasses.replace(c, source_length=length) for name, c in chosen.items()}
 
 
 COMMANDS = {

@@ -1,7 +1,6 @@
 """Figure 1 of the paper for a prompt: what each step of Algorithm 1 accepted and corrected."""
 
 import dataclasses
-from typing import NamedTuple
 
 import numpy as np
 from jax import Array
@@ -62,33 +61,25 @@ def line(step: TraceStep, vocabulary: Vocabulary) -> Line:
     return Line(text(accepted), text(rejected), text(corrected), len(accepted))
 
 
-class Look(NamedTuple):
-    """How a part of a line shows on a terminal."""
-
-    meaning: str
-    style: str  # With colour.
-    marks: tuple[str, str]  # Before and after it, without colour.
-
-    def text(self, text: str, coloured: bool) -> Text:
-        """A part for the terminal."""
-        if coloured or not text:
-            return Text(text, self.style)
-        return Text(text.join(self.marks))
-
-
+# The parts of a `Line`, in order: what each means, its style, and marks where there is no colour.
 LOOKS = {
-    "accepted": Look("accepted guess", "green", ("", "")),
-    "rejected": Look("rejected guess", "red strike", ("[-", "-]")),
-    "corrected": Look("the target's own token", "bold blue", ("{+", "+}")),
+    "accepted": ("accepted guess", "green", "", ""),
+    "rejected": ("rejected guess", "red strike", "[-", "-]"),
+    "corrected": ("the target's own token", "bold blue", "{+", "+}"),
 }
-"""The parts of a `Line`, in order."""
+
+
+def _shown(part: str, text: str, coloured: bool) -> Text:
+    _, style, before, after = LOOKS[part]
+    return Text(text, style) if coloured or not text else Text(f"{before}{text}{after}")
 
 
 def show(trace: PromptTrace, gamma: int, console: Console) -> None:
     """Prints the prompt, the legend and a line a step."""
     coloured = console.color_system is not None and not console.no_color
     console.print(trace.source, style="dim", highlight=False, markup=False)
-    console.print(Text(", ").join(look.text(look.meaning, coloured) for look in LOOKS.values()))
+    legend = (_shown(part, meaning, coloured) for part, (meaning, *_) in LOOKS.items())
+    console.print(Text(", ").join(legend))
     console.print(render(trace.lines, gamma, coloured))
 
 
@@ -96,6 +87,6 @@ def render(lines: list[Line], gamma: int, coloured: bool) -> Text:
     """A line a step: its number, how many of its guesses were accepted, and its tokens."""
     shown = []
     for number, step in enumerate(lines, 1):
-        parts = (look.text(getattr(step, part), coloured) for part, look in LOOKS.items())
+        parts = (_shown(part, getattr(step, part), coloured) for part in LOOKS)
         shown.append(Text.assemble(f"{number:3}  {step.count}/{gamma} │", *parts))
     return Text("\n").join(shown)

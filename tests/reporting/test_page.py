@@ -395,12 +395,6 @@ def test_no_page_scrolls_sideways(name: str, text: str, tmp_path: pathlib.Path) 
         assert size["wider"] >= (2 if width < 400 else 0)
 
 
-def test_a_page_that_scrolls_sideways_is_found_out(tmp_path: pathlib.Path) -> None:
-    text = page.SHELL.format(title="", style="", body='<div style="width: 1000px">wide</div>')
-    wide = [size["needed"] > size["own"] for size in sizes(tmp_path, text)]
-    assert wide == [True, True, True, False]
-
-
 def test_paper_shows_whole_tables_and_open_details(text: str, tmp_path: pathlib.Path) -> None:
     style = text.replace("@media print", "@media all")
     assert style != text
