@@ -141,8 +141,7 @@ REPORTED: dict[str, Callable[[Array], Array]] = {
 
 @dataclasses.dataclass(frozen=True)
 class Planted:
-    """A draft whose parameters are logits, and the number of what it reports: one program for all.
-    """
+    """A draft whose parameters are logits, and the number of what it reports: one program for all."""
 
     draft: TransformerDraft = TransformerDraft(TARGET)
 

@@ -20,6 +20,9 @@ LESS = {
     "NUM_TEXTS = 6": "NUM_TEXTS = 1",
     "GAMMAS = (1, 3, 5, 7)": "GAMMAS = (5,)",
     "temperature=0.0)": "temperature=0.0, max_length=32, rounds=1)",
+    "pair.generate(text, gamma=0)": "pair.generate(text, gamma=0, max_length=32)",
+    "pair.generate(text, gamma=5)": "pair.generate(text, gamma=5, max_length=32)",
+    "pair.prepare(source, gamma=5)": "pair.prepare(source, gamma=5, max_length=32)",
 }
 ESTIMATE = {
     "target": "t5_3b",
