@@ -162,13 +162,13 @@ def _generate(options: argparse.Namespace) -> None:
         if options.json:
             print(_json(text, told | prompt.own, fast, compared), flush=True)
             continue
+        inputs = prepared(prompt, example)
         if options.trace:
             from speculative.reporting import tables, traces
 
-            inputs = prepared(prompt, example)
             traces.show(traces.trace(pair, text, *inputs), options.gamma, tables.CONSOLE)
         greedy = prompt.own.get("temperature", sampling.temperature) == 0
-        found = figures(pair, prepared(prompt)[0], fast, compared, greedy)
+        found = figures(pair, inputs[0], fast, compared, greedy)
         if typed:
             print(found, file=sys.stderr)
         total += found

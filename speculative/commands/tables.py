@@ -1,4 +1,4 @@
-"""The paper's tables and figures, rerun from configurations."""
+"""The paper's tables, rerun from configurations."""
 
 import argparse
 import pathlib
