@@ -317,9 +317,7 @@ def test_altered_values_are_never_given(
     assert not (tmp_path / "copy").exists()
 
 
-def test_a_vocabulary_is_verified_before_it_is_parsed_or_copied(
-    tmp_path: pathlib.Path,
-) -> None:
+def test_a_vocabulary_is_verified_before_it_is_parsed_or_copied(tmp_path: pathlib.Path) -> None:
     saved.save(tmp_path / "model", saved.TARGET, 0)
     file = tmp_path / "model" / saved.VOCABULARY.name
     file.write_bytes(file.read_bytes()[:-9])

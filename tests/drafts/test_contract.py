@@ -13,6 +13,7 @@ from jax import Array
 from speculative.decoding import Decoding, Output, Params, reference, rules
 from speculative.decoding import loop as fast
 from speculative.drafts import CopyDraft, Draft, MixedDraft, Proposal, TransformerDraft
+from speculative.drafts.base import FAULTS
 from speculative.sampling import Sampling, categorical
 from speculative.types import Inputs, PyTree, Rows
 from tests import toy
@@ -226,3 +227,8 @@ def test_faults_of_rows_that_have_ended_do_not_count() -> None:
     once = found.target_calls == 1
     assert 5 < once.sum() < 60
     assert (found.fault == np.where(once, 0, fault)).all()
+
+
+def test_each_fault_has_words() -> None:
+    assert len(FAULTS) == 1 + max(UNLIKELY, NOT_FINITE, BELOW_0, SUM, DRAWN)
+    assert len(set(FAULTS)) == len(FAULTS)

@@ -165,9 +165,7 @@ ms_draft_step_floor c verify_cost speedup_predicted paper_alpha seconds_to_compi
 libtpu_version""".split()
 
 
-def test_the_command_prints_an_object_or_tables(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+def test_the_command_prints_an_object_or_tables(capsys: pytest.CaptureFixture[str]) -> None:
     row = str(CONFIGS / "runs" / "table2" / "ende_small_t0.gin")
     assert cli.main(["compile", "--gin_file", row, "--json"]) == 0
     found = json.loads(capsys.readouterr().out)

@@ -111,9 +111,7 @@ def test_the_log_says_what_was_measured(straight: tuple[pathlib.Path, dict]) -> 
     assert lines[-1]["learning_rate"] == pytest.approx(cosine, rel=1e-4)
 
 
-def test_the_held_out_loss_is_the_mean_over_all_tokens(
-    straight: tuple[pathlib.Path, dict],
-) -> None:
+def test_the_held_out_loss_is_the_mean_over_all_tokens(straight: tuple[pathlib.Path, dict]) -> None:
     loss = tokens = 0.0
     for batch in tiny.on_device(tiny.mixture(40, 1).once()):
         loss += float(jax.jit(OBJECTIVE)(straight[1], (), batch, None)[1]["loss"])
