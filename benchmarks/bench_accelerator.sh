@@ -1,41 +1,65 @@
 #!/bin/sh
-# How fast one accelerator decodes with T5 v1.1 XXL and the paper's drafts, weights being random:
-# steps beside the memory's bandwidth, v, c, and the 12 rows of Table 2 with the paper's own
-# acceptance simulated. Needs no checkpoint and no data; 32 GiB of memory, and half an hour.
+# How fast one accelerator decodes with T5 v1.1 XXL and the paper's drafts, weights being random, in a
+# quarter of an hour, the most telling first: passes of 1 to 64 positions beside the memory's
+# bandwidth, v and c; two rows of Table 2 with the paper's acceptance simulated; transformers on the
+# same shapes; on a GPU, command buffers; c of the larger drafts. Needs no checkpoint and no data.
 #
 #   sh benchmarks/bench_accelerator.sh                    # writes results/<device>/
-#   sh benchmarks/bench_accelerator.sh --limit=20         # options of `speculative table 2`
 #
 # On a CPU, at small sizes:
-#   TARGET=t5_1_1_small DRAFTS=t5_1_1_small DTYPE=float32 sh benchmarks/bench_accelerator.sh \
-#     --limit=2 --gin "RowConfig.draft = 't5_1_1_small'"
-set -eu
+#   TARGET=t5_1_1_small DRAFTS=t5_1_1_small DTYPE=float32 sh benchmarks/bench_accelerator.sh
+#
+# All 12 rows: `speculative table 2 --weights=random --simulated_alpha=paper`.
+set -u
 cd "$(dirname "$0")/.."
 python=${PYTHON:-python3}
 target=${TARGET:-t5_1_1_xxl}
 drafts=${DRAFTS:-t5_1_1_small t5_1_1_base t5_1_1_large}
 dtype=${DTYPE:-bfloat16}
-platform=$($python -c 'import jax; print(jax.default_backend())')
-device=$($python -c 'import jax; print(jax.devices()[0].device_kind.replace(" ", "_"))')
+platform=$($python -c 'import jax; print(jax.default_backend())') || exit
+device=$($python -c 'import jax; print(jax.devices()[0].device_kind.replace(" ", "_"))') || exit
 out=${OUT:-results/$device}
+first=${drafts%% *} failed=
+mkdir -p "$out"
+# What one step compiled, or a GPU's compiler tried, serves the next.
+export JAX_COMPILATION_CACHE_DIR="${JAX_COMPILATION_CACHE_DIR:-$out/programs}"
 
-bench() { # the draft, the folder
-  $python -m speculative.cli bench --target="$target" --draft="$1" --weights=random \
-    --dtype="$dtype" --source_length=128 --max_length=256 --output_dir="$2"
+measure() { # a name, a module and its options: a failure does not end the others
+  name=$1 began=$(date +%s) ended=done
+  shift
+  $python -m "$@" > "$out/$name.log" 2>&1 || ended=failed failed="$failed $name"
+  tail -n 30 "$out/$name.log"
+  echo "$name: $ended after $(($(date +%s) - began)) s"
+}
+bench() { # a name, a draft, widths
+  name=$1 draft=$2
+  shift 2
+  measure "$name" speculative.cli bench --target="$target" --draft="$draft" --weights=random \
+    --dtype="$dtype" --source_length=128 --max_length=256 --output_dir="$out/$name" --widths "$@"
+}
+row() { # of Table 2, with the first draft
+  measure "$1" speculative.cli run --gin_file="configs/runs/table2/$1.gin" --target="$target" \
+    --draft="$first" --weights=random --simulated_alpha=paper --dtype="$dtype" --limit=4 \
+    --output_dir="$out/rows"
 }
 
-for draft in $drafts; do bench "$draft" "$out/bench_$draft"; done
+bench "bench_$first" "$first" 1 2 4 8 16 32 64
+row ende_small_t0
+measure transformers benchmarks.time_transformers --target="$target" --draft="$first" \
+  --dtype="$dtype" --output="$out/transformers.json"
+row cnndm_small_t0
 if [ "$platform" = gpu ]; then
-  # Whole loops as one graph, so that the host does not look at every step: worth it, or not?
+  # Whole loops as one graph, so that the host does not look at every step; then no graphs at all.
   buffers=FUSION,CUBLAS,CUBLASLT,CUSTOM_CALL,CUDNN,DYNAMIC_SLICE_FUSION,CONDITIONAL,WHILE
-  first=${drafts%% *}
-  (
-    export XLA_FLAGS="${XLA_FLAGS:-} --xla_gpu_enable_command_buffer=$buffers"
-    bench "$first" "$out/bench_${first}_command_buffers"
-  ) || echo "command buffers: failed"
+  given=${XLA_FLAGS:-}
+  export XLA_FLAGS="$given --xla_gpu_enable_command_buffer=$buffers"
+  bench loops_as_graphs "$first" 1 8
+  export XLA_FLAGS="$given --xla_gpu_enable_command_buffer="
+  bench no_graphs "$first" 1 8
+  export XLA_FLAGS="$given"
 fi
-$python -m speculative.cli table 2 --weights=random --simulated_alpha=paper --dtype="$dtype" \
-  --gin "RowConfig.target = '$target'" --limit=16 --output_dir="$out/table2" "$@"
-$python -m speculative.cli figure 4 --records="$out/table2/records.jsonl" \
-  --output="$out/figure_4.png"
-echo "Everything is in $out."
+for draft in $drafts; do
+  [ "$draft" = "$first" ] || bench "bench_$draft" "$draft" 1
+done
+echo "Everything is in $out.${failed:+ Failed:$failed.}"
+[ -z "$failed" ]

@@ -4,8 +4,6 @@ import os
 import pathlib
 import subprocess
 
-import pytest
-
 SCRIPT = pathlib.Path(__file__).parents[2] / "benchmarks" / "bench_accelerator.sh"
 PYTHON = """#!/bin/sh
 case "$2" in
@@ -37,29 +35,28 @@ def ran(folder: pathlib.Path, *given: str, **environment: str) -> list[str]:
     return (folder / "log").read_text().splitlines()
 
 
-def test_xxl_with_every_draft_and_the_twelve_rows(tmp_path: pathlib.Path) -> None:
-    *benches, table, figure = ran(tmp_path, "tpu", "--limit=9")
-    assert len(benches) == 3
-    for line, draft in zip(benches, ("small", "base", "large"), strict=True):
-        assert line.startswith("no flags | -m speculative.cli bench --target=t5_1_1_xxl")
+def test_the_most_telling_comes_first(tmp_path: pathlib.Path) -> None:
+    first, ende, peer, cnndm, *more = ran(tmp_path, "tpu", OUT=f"{tmp_path}/out")
+    assert first.startswith("no flags | -m speculative.cli bench --target=t5_1_1_xxl")
+    for line, draft in zip((first, *more), ("small", "base", "large"), strict=True):
         assert f"--draft=t5_1_1_{draft} --weights=random --dtype=bfloat16" in line
-        assert line.endswith(f"--output_dir=results/A_device/bench_t5_1_1_{draft}")
-    assert "table 2 --weights=random --simulated_alpha=paper --dtype=bfloat16" in table
-    assert "--gin RowConfig.target = 't5_1_1_xxl'" in table
-    assert table.endswith("--output_dir=results/A_device/table2 --limit=9")
-    assert "figure 4 --records=results/A_device/table2/records.jsonl" in figure
+        assert f"--output_dir={tmp_path}/out/bench_t5_1_1_{draft} --widths 1" in line
+    assert first.endswith("--widths 1 2 4 8 16 32 64")
+    for line, row in ((ende, "ende"), (cnndm, "cnndm")):
+        assert f"run --gin_file=configs/runs/table2/{row}_small_t0.gin --target=t5_1_1_xxl" in line
+        assert "--draft=t5_1_1_small --weights=random --simulated_alpha=paper" in line
+    assert "-m benchmarks.time_transformers --target=t5_1_1_xxl --draft=t5_1_1_small" in peer
 
 
-def test_a_gpu_is_measured_with_command_buffers_too(tmp_path: pathlib.Path) -> None:
-    lines = ran(tmp_path, "gpu", DRAFTS="one two", OUT="elsewhere")
-    with_flags = [line for line in lines if not line.startswith("no flags")]
-    (line,) = with_flags
-    assert line.startswith(" --xla_gpu_enable_command_buffer=FUSION,")
-    assert "WHILE | " in line
-    assert line.endswith("--output_dir=elsewhere/bench_one_command_buffers")
+def test_a_gpu_is_measured_with_all_graphs_and_with_none(tmp_path: pathlib.Path) -> None:
+    lines = ran(tmp_path, "gpu", DRAFTS="one two", OUT=f"{tmp_path}/out")
+    all_, none = (line for line in lines if not line.startswith("no flags"))
+    assert all_.startswith(" --xla_gpu_enable_command_buffer=FUSION,")
+    assert "WHILE | " in all_ and "out/loops_as_graphs" in all_
+    assert none.startswith(" --xla_gpu_enable_command_buffer= | ") and "out/no_graphs" in none
 
 
-@pytest.mark.parametrize("failing", ["bench", "table"])
-def test_a_failure_ends_it(tmp_path: pathlib.Path, failing: str) -> None:
-    python = PYTHON.replace("*) echo", f'*) case "$*" in *{failing}*) exit 3;; esac; echo')
-    assert run(tmp_path, "cpu", python=python) == 3
+def test_a_failure_is_told_and_ends_nothing_else(tmp_path: pathlib.Path) -> None:
+    python = PYTHON.replace("*) echo", '*) case "$*" in *ende_small*) exit 3;; esac; echo')
+    assert run(tmp_path, "cpu", python=python, OUT=f"{tmp_path}/out") == 1
+    assert len((tmp_path / "log").read_text().splitlines()) == 5

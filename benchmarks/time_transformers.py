@@ -1,0 +1,76 @@
+"""Times Hugging Face transformers on T5 of random weights, as `speculative bench` times ours.
+
+    python -m benchmarks.time_transformers --target=t5_1_1_xxl --draft=t5_1_1_small
+
+Random models never agree: an assisted step accepts no guess, and costs what any other one does.
+"""
+# pyright: reportMissingImports=false
+
+import argparse
+import json
+import pathlib
+import statistics
+import time
+from typing import Any
+
+import torch
+from transformers import T5Config, T5ForConditionalGeneration
+
+from benchmarks.peers.huggingface import quieten
+from speculative.models import named, names_of, t5
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
+    add = parser.add_argument
+    add("--target", default="t5_1_1_base", choices=t5.SIZES, help="(%(default)s)")
+    add("--draft", default="t5_1_1_small", choices=t5.SIZES, help="(%(default)s)")
+    add("--dtype", default="bfloat16", help="(%(default)s)")
+    add("--gamma", type=int, default=7, help="guesses a step (%(default)s)")
+    add("--source_length", type=int, default=128, help="(%(default)s)")
+    add("--length", type=int, default=64, help="tokens of an output (%(default)s)")
+    add("--rounds", type=int, default=3, help="(%(default)s)")
+    add("--output", required=True, metavar="FILE", help="JSON")
+    options = parser.parse_args()
+    quieten()
+    torch.set_grad_enabled(False)
+    torch.set_default_dtype(getattr(torch, options.dtype))
+    torch.set_default_device("cuda" if torch.cuda.is_available() else "cpu")
+    configs = named(options.target), named(options.draft)
+    target, draft = (
+        T5ForConditionalGeneration(T5Config(**names_of(config).settings(config, ""))).eval()
+        for config in configs
+    )
+    for model in (target, draft):  # Tied to the embedding, as initialized, it repeats its input.
+        model.lm_head = torch.nn.Linear(model.config.d_model, model.config.vocab_size, bias=False)
+    draft.generation_config.num_assistant_tokens = options.gamma
+    draft.generation_config.num_assistant_tokens_schedule = "constant"
+    draft.generation_config.assistant_confidence_threshold = 0.0
+    source = torch.randint(2, 32000, (1, options.source_length))
+    passes: list[Any] = []
+    target.decoder.register_forward_hook(lambda *given: passes.append(given[0]))
+
+    def run(length: int, **given: Any) -> tuple[float, int]:
+        """Seconds of an output, and the target's passes."""
+        passes.clear()
+        began = time.perf_counter()
+        given |= {"min_new_tokens": length, "max_new_tokens": length}
+        # Reading the tokens waits for the device.
+        target.generate(source, num_beams=1, do_sample=False, **given).tolist()
+        return time.perf_counter() - began, len(passes)
+
+    found: dict[str, Any] = vars(options) | {"torch": torch.__version__}
+    for way, given in {"alone": {}, "assisted": {"assistant_model": draft}}.items():
+        run(4, **given)
+        ms, calls = [], 0
+        for _ in range(options.rounds):
+            (first, one), (whole, calls) = run(1, **given), run(options.length, **given)
+            ms.append(1e3 * (whole - first) / (calls - one))
+        found[f"ms_{way}_step"] = statistics.median(ms)
+        found[f"tokens_{way}_step"] = options.length / calls
+    pathlib.Path(options.output).write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
+    print(", ".join(f"{name}: {value}" for name, value in found.items()))
+
+
+if __name__ == "__main__":
+    main()
