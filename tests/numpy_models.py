@@ -4,6 +4,7 @@ Written from Raffel et al. (T5, section 2.1), Radford et al. (GPT-2, 2019) and T
 (LaMDA, 2022, section 4) with T5X's parameter names; it shares no code with the package.
 """
 
+import functools
 from typing import Any
 
 import numpy as np
@@ -13,6 +14,7 @@ from speculative.models import Config, T5Config
 Tree = dict[str, Any]
 
 
+@functools.cache
 def bucket(distance: int, bidirectional: bool, buckets: int = 32, furthest: int = 128) -> int:
     """The bucket of one distance (key minus query), in whole numbers.
 
