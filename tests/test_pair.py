@@ -83,7 +83,7 @@ def test_a_prompt_begins_with_the_start_token_and_has_no_end(folder: pathlib.Pat
 def test_a_language_model_may_begin_with_nothing(folder: pathlib.Path) -> None:
     pair = language_model(folder)
     np.testing.assert_array_equal(pair.encode("")[0, :2], [0, -1])
-    assert pair.generate("", max_length=4, gamma=2).tokens
+    assert pair.generate("", max_length=12, gamma=3, temperature=1.0).tokens
     with pytest.raises(ValueError, match="prompt is empty"):
         load(str(folder / "t5"), "copy").encode("")
 
@@ -146,7 +146,7 @@ def test_a_list_of_texts_is_decoded_at_once(
     """Each as it would be alone, its number in the list being its example's."""
     pair = load(str(folder / kind), str(folder / f"{kind}_draft"))
     texts = [TEXT, "an editor", "a library for text files, and an editor"]
-    asked: dict[str, Any] = {"gamma": 3, "max_length": 10} | settings
+    asked: dict[str, Any] = {"gamma": 3, "max_length": 12} | settings
     together = pair.generate(texts, example=5, **asked)
     alone = [pair.generate(text, example=5 + i, **asked) for i, text in enumerate(texts)]
     assert together == alone
@@ -160,7 +160,7 @@ def test_a_list_of_texts_is_decoded_at_once(
 
 def test_samples_of_a_text_differ_and_the_first_is_its_own(folder: pathlib.Path) -> None:
     pair = load(str(folder / "t5"), str(folder / "t5_draft"))
-    asked: dict[str, Any] = {"gamma": 3, "max_length": 10, "temperature": 1.0, "seed": 2}
+    asked: dict[str, Any] = {"gamma": 3, "max_length": 12, "temperature": 1.0, "seed": 2}
     found = pair.samples(TEXT, 6, batch_size=4, **asked)
     assert found[0] == pair.generate(TEXT, **asked)
     assert len({tuple(result.tokens) for result in found}) == 6
@@ -227,9 +227,10 @@ def test_streaming_gives_the_same_result_and_compiles_before(folder: pathlib.Pat
 
 def test_a_text_that_ends_says_so(folder: pathlib.Path) -> None:
     pair = load(str(folder / "t5"), str(folder / "t5_draft"))
-    tokens = pair.generate(TEXT, temperature=1.0, max_length=9).tokens
+    asked: dict[str, Any] = {"gamma": 3, "max_length": 12, "temperature": 1.0}
+    tokens = pair.generate(TEXT, **asked).tokens
     pair.vocabulary.eos_id = tokens[-1]
-    ended = pair.generate(TEXT, temperature=1.0, max_length=9)
+    ended = pair.generate(TEXT, **asked)
     assert (ended.tokens, ended.finish_reason) == (tokens, "stop")  # With its last token.
 
 

@@ -1,11 +1,13 @@
 """`audit` as a command, on what `generate --json` of a tiny random pair writes."""
 
+import functools
 import json
 import pathlib
 
 import pytest
 
 from speculative import cli
+from speculative.studies import power
 from tests import saved
 
 LENGTH = ["--max_length", "12"]
@@ -31,6 +33,7 @@ def test_verdicts_and_exit_codes(
     pair: list[str],
     samples: pathlib.Path,
     capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     given = ["audit", "--samples", str(samples), *pair, *LENGTH]
     assert cli.main([*given, "--json"]) == 0
@@ -53,6 +56,7 @@ def test_verdicts_and_exit_codes(
     assert out.startswith("PASSED: 40 texts of 2 prompts") and out.count("\n") == 2
     assert "--power tells which faults such samples would show." in out
 
+    monkeypatch.setattr(power, "powers", functools.partial(power.powers, texts=40))
     assert cli.main([*given, "--gamma", "2", "--power", "--json"]) == 0
     found = json.loads(capsys.readouterr().out)["power"]
     assert found[-1]["fault"] == "temperature 0.9"

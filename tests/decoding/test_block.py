@@ -24,9 +24,7 @@ from speculative.sampling import Sampling
 from speculative.studies.power import CoinsByPosition
 from speculative.types import PyTree
 from tests import toy
-from tests.decoding.test_exactness import LENGTHS, outputs
-
-pytestmark = pytest.mark.usefixtures("optimized")
+from tests.decoding.test_exactness import LENGTHS, OPTIMIZED, outputs
 
 ROWS, FEWER, STEPS = 100_000, 20_000, 20_000
 THRESHOLD = 1e-4 / 100
@@ -76,6 +74,7 @@ def p_value(output: Output, config: Decoding, table: np.ndarray | None = None) -
     return toy.p_value(outputs(output), toy.output_probabilities(p, config.max_length))
 
 
+@OPTIMIZED
 @pytest.mark.parametrize("gamma", SAMPLINGS)
 @pytest.mark.parametrize("table", TABLES)
 def test_outputs_are_the_targets(table: str, gamma: int) -> None:
@@ -89,6 +88,7 @@ def test_outputs_are_the_targets(table: str, gamma: int) -> None:
         assert (output.lengths == output.accepted + output.target_calls - 1).mean() > 0.1
 
 
+@OPTIMIZED
 def test_deterministic_proposals_are_verified_by_token() -> None:
     config = settings(4)
     output = decode(toy.CertainDraft(), jax.device_put(toy.certain_table()), config, rows=ROWS)

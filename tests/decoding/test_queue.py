@@ -111,7 +111,7 @@ def test_texts_of_one_source_read_it_once(monkeypatch: pytest.MonkeyPatch) -> No
 
     monkeypatch.setattr(loop, "begin", noted)
     both = Params(TARGET, tiny.near_params())
-    found = queue.generate(tiny.TARGET, NEAR[0], both, texts(), config, 2)
+    found = queue.generate(tiny.TARGET, NEAR[0], both, texts(), config, 4)
     next(found)
     assert len(taken) < 9
     outputs = dict(found)

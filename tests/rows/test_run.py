@@ -361,19 +361,19 @@ def test_the_clock_measures_whole_generations(
 
     monkeypatch.setattr(Pair, "run", slow)
     monkeypatch.setattr(workload.time, "perf_counter", lambda: now)
-    row = measured(pair, config(gamma=4, rounds=3), PROMPTS)
+    row = measured(pair, config(gamma=2, rounds=3), PROMPTS)
     tokens = row.record.num_tokens
     assert row.record.ms_per_token_autoregressive == pytest.approx(3 * 30 / tokens)
     assert row.record.ms_per_token_speculative == pytest.approx(3 * 10 / tokens)
     assert row.record.speedup == pytest.approx(3.0)
     # Both ways of an example take turns in going first.
-    assert timed[4:] == [0, 4, 4, 0, 0, 4, 4, 0, 0, 4, 4, 0, 0, 4, 4, 0, 0, 4]
-    assert no_timing == [(4,)]
+    assert timed[4:] == [0, 2, 2, 0, 0, 2, 2, 0, 0, 2, 2, 0, 0, 2, 2, 0, 0, 2]
+    assert no_timing == [(2,)]
 
 
 @pytest.mark.usefixtures("no_timing")
 def test_a_row_goes_on_where_it_stopped(pair: Pair, tmp_path: pathlib.Path) -> None:
-    asked = config(1.0, gamma=3, rounds=2)
+    asked = config(1.0, gamma=2, rounds=2)
     whole = measured(pair, asked, PROMPTS)
 
     class Killed(BaseException):

@@ -49,18 +49,20 @@ def samples(
     gamma: int = 4,
     length: int = 16,
 ) -> list[Sample]:
-    """Texts that speculative decoding makes with a rule."""
+    """Texts that speculative decoding makes with a rule, by one program however many they are."""
     config = Decoding(toy.VOCABULARY, sampling, gamma, length, toy.EOS, rule=rule)
     tables = (
         (toy.target_table() if target is None else target),
         (toy.far_table() if draft is None else draft),
     )
     params = Params(*map(toy.params, tables))
-    inputs, draws = jnp.ones((count, 1), jnp.int32), config.draws(seed, np.arange(count))
-    output = fast.generate(toy.MarkovModel(), MODEL_DRAFT, params, inputs, draws, config)
-    tokens, lengths = jax.device_get((output.tokens, output.lengths))
-    texts = zip(tokens.tolist(), lengths.tolist(), strict=True)
-    return [Sample(line, (1,), text[:n]) for line, (text, n) in enumerate(texts, 1)]
+    inputs, found = jnp.ones((TEXTS, 1), jnp.int32), []
+    for begin in range(0, count, TEXTS):
+        draws = config.draws(seed, begin + np.arange(TEXTS))
+        output = fast.generate(toy.MarkovModel(), MODEL_DRAFT, params, inputs, draws, config)
+        tokens, lengths = jax.device_get((output.tokens, output.lengths))
+        found += [text[:n] for text, n in zip(tokens.tolist(), lengths.tolist(), strict=True)]
+    return [Sample(line, (1,), text) for line, text in enumerate(found[:count], 1)]
 
 
 def caught(found: list[list[Sample]], sampling: Sampling = OWN, pair: Pair = PAIR) -> float:
