@@ -14,7 +14,7 @@ from speculative.training.loop import UNFINISHED
 from speculative.training.own import FEWEST, Settings, divided
 from tests import saved
 
-LESS = ["--steps", "25", "--max_length", "8", "--batch_size", "40", "--keep", "500"]
+LESS = ["--steps", "25", "--max_length", "8", "--batch_size", "8", "--keep", "500"]
 
 
 @pytest.fixture(scope="module")

@@ -87,11 +87,6 @@ def runner() -> Iterator[Runner]:
             yield runner
 
 
-@pytest.fixture(scope="module")
-def cells(runner: Runner) -> dict[str, NotebookNode]:
-    return runner.all()
-
-
 def said(cell: NotebookNode) -> str:
     """What a cell printed, or the text of what it displayed, without colours."""
     data: Any = cell.outputs
@@ -124,7 +119,9 @@ def test_it_is_stored_without_outputs_for_colab() -> None:
     assert not any(cell.outputs or cell.execution_count for cell in codes)
 
 
-def test_on_cpu_it_shows_the_shipped_pair(cells: dict[str, NotebookNode]) -> None:
+def test_it_shows_the_shipped_pair_and_on_a_tpu_a_prediction_beside_it(runner: Runner) -> None:
+    """In one test: what stands in the cells serves both parts."""
+    cells = runner.all()
     require_clean(*cells.values())
     assert "no TPU in this runtime" in said(cells["device"])
     assert "v5e-1 TPU" in said(cells["device"])
@@ -136,36 +133,25 @@ def test_on_cpu_it_shows_the_shipped_pair(cells: dict[str, NotebookNode]) -> Non
     assert float(per_call) > 1
     trace = shown(cells["trace"], "text/html")
     steps = trace[trace.index(" │") :]
-    for style in (
-        "color: #008000",
-        "line-through",
-        "font-weight: bold",
-    ):  # Accepted, rejected, own.
+    # Accepted, rejected, own.
+    for style in ("color: #008000", "line-through", "font-weight: bold"):
         assert style in steps
     head, row = said(cells["speed"]).strip().splitlines()
     assert head.split()[:4] == ["γ", "tokens/call", "autoregressive", "speculative"]
     assert row.split()[0] == "5" and "1 of 1" in row
     assert shown(cells["plot"], "image/png").startswith("iVBOR")  # PNG's first bytes in base64.
-
-
-def test_on_cpu_the_part_for_a_tpu_is_one_sentence(cells: dict[str, NotebookNode]) -> None:
     last = list(cells)[list(cells).index("compile") :]
     assert [said(cells[name]) for name in last if cells[name].outputs] == [
         "This part needs a TPU, so it is left out here.\n"
     ]
 
-
-def test_on_a_tpu_prediction_stands_beside_measurement(
-    runner: Runner, cells: dict[str, NotebookNode]
-) -> None:
-    """As if this were a TPU, the command gave `ESTIMATE`, and the hub the shipped pair."""
+    # As if this were a TPU, the command gave `ESTIMATE`, and the hub the shipped pair.
     command = runner.folder / "speculative"
     command.write_text(f"#!/bin/sh\necho $@ > asked\necho '{json.dumps(ESTIMATE)}'\n")
     command.chmod(0o755)
     runner.run("TPU, load = True, speculative.load")
     runner.run("speculative.load = lambda *names, dtype: pair")
-    ids = list(cells)[list(cells).index("compile") :]
-    again = {name: runner.run(cells[name]) for name in ids}
+    again = {name: runner.run(cells[name]) for name in last}
     command.write_text("#!/bin/sh\necho No compiler. >&2\nexit 2\n")
     failed = {name: runner.run(cells[name]) for name in ("compile", "beside")}
     runner.run("TPU, speculative.load = False, load")
