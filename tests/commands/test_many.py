@@ -41,7 +41,7 @@ def test_batches_and_samples_are_the_texts_of_one_by_one_in_their_order(
 ) -> None:
     assert cli.main([*command, "--json"]) == 0
     alone = lines(capsys.readouterr().out)
-    assert cli.main([*command, "--json", "--batch_size", "3"]) == 0
+    assert cli.main([*command, "--json", "--batch_size", "2"]) == 0
     together = lines(capsys.readouterr().out)
     assert [line.pop("number") for line in together] == [0, 1, 2, 3]
     for line in together:
@@ -49,7 +49,7 @@ def test_batches_and_samples_are_the_texts_of_one_by_one_in_their_order(
     for line in alone:
         assert line.pop("seconds") > 0
     assert together == alone
-    assert cli.main([*command, "--batch_size", "3"]) == 0
+    assert cli.main([*command, "--batch_size", "2"]) == 0
     assert capsys.readouterr().out.splitlines() == [line["text"] for line in alone]
     found = lines(samples.read_text())
     places = [(line["number"], line["sample"]) for line in found]

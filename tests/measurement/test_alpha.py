@@ -38,7 +38,8 @@ def by_table(stands: np.ndarray, text: list[int]) -> list[float]:
 @pytest.mark.parametrize(
     ("draft", "sampling", "lenience"),
     [
-        *itertools.product(("model", "bigram", "uniform", "certain"), SAMPLINGS, (1.0,)),
+        *itertools.product(("model", "bigram"), SAMPLINGS, (1.0,)),
+        *itertools.product(("uniform", "certain"), SAMPLINGS[:2], (1.0,)),  # Not standardised.
         *itertools.product(("model", "uniform"), SAMPLINGS[::3], (0.3,)),
     ],
 )

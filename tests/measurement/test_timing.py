@@ -164,9 +164,9 @@ class Ticking(toy.MarkovModel):
         return super().extend(params, state, tokens + nothing, *more, **named)
 
 
-@pytest.mark.parametrize("temperature", [0.0, 1.0])
+@pytest.mark.parametrize(("temperature", "gammas"), [(0.0, (3,)), (1.0, (2, 3))])
 def test_each_step_is_timed_with_the_passes_that_it_takes(
-    temperature: float, monkeypatch: pytest.MonkeyPatch
+    temperature: float, gammas: tuple[int, ...], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A token is a target pass of width 1, a verification one of width gamma + 1.
 
@@ -177,12 +177,12 @@ def test_each_step_is_timed_with_the_passes_that_it_takes(
     pair = toy_pair(TransformerDraft(draft), params)
     monkeypatch.setattr("time.perf_counter", lambda: Ticking.now[0])
     pair = dataclasses.replace(pair, target=target)
-    meter = CostMeter(pair, Sampling(temperature), (2, 3), 1, CACHE)
+    meter = CostMeter(pair, Sampling(temperature), gammas, 1, CACHE)
     meter.turn()
     found = meter.costs()
     assert found.ms_target_step == pytest.approx(1250)
-    assert found.ms_verify == pytest.approx({2: 1750, 3: 2000})
-    assert found.ms_proposal == pytest.approx({2: 250, 3: 375})
+    assert found.ms_verify == pytest.approx({gamma: 1250 + gamma * 250 for gamma in gammas})
+    assert found.ms_proposal == pytest.approx({gamma: gamma * 125 for gamma in gammas})
 
 
 @pytest.mark.parametrize(("tokens", "padding"), [(None, 0), (5, 3)])
