@@ -87,10 +87,7 @@ DRAWN = settings._draws
 
 
 def drawn(seed: np.uint32, examples: Any, length: int, *sizes: int | None) -> jax.Array:
-    """Random numbers cut from those of 16 texts and of whole 64 positions, if they are so few.
-
-    None depends on those beside it (`test_settings`), and there are fewer programs to compile.
-    """
+    """A few texts' are cut from more, which changes none (`test_settings`): fewer programs."""
     if (rows := len(examples)) > 16 or isinstance(examples, jax.core.Tracer):
         return DRAWN(seed, examples, length, *sizes)
     found = DRAWN(seed, np.resize(examples, 16), length + -length % 64, *sizes)

@@ -4,7 +4,6 @@ Written from Raffel et al. (T5, section 2.1), Radford et al. (GPT-2, 2019) and T
 (LaMDA, 2022, section 4) with T5X's parameter names; it shares no code with the package.
 """
 
-import functools
 from typing import Any
 
 import numpy as np
@@ -14,7 +13,6 @@ from speculative.models import Config, T5Config
 Tree = dict[str, Any]
 
 
-@functools.cache
 def bucket(distance: int, bidirectional: bool, buckets: int = 32, furthest: int = 128) -> int:
     """The bucket of one distance (key minus query), in whole numbers.
 
@@ -110,9 +108,10 @@ def _bias(stack: Tree, layer: Tree, length: int, bidirectional: bool) -> np.ndar
     """[N, query, key], by the table of the stack or of the layer (umT5), if there is one."""
     if (table := layer.get("relative_posemb") or stack.get("relpos_bias")) is None:
         return 0.0
-    places = range(length)
-    buckets = [[bucket(k - q, bidirectional) for k in places] for q in places]
-    return table["rel_embedding"][:, buckets]
+    # By the distance, which is an index from the end where it is below 0.
+    buckets = np.array([bucket(d, bidirectional) for d in [*range(length), *range(1 - length, 0)]])
+    places = np.arange(length)
+    return table["rel_embedding"][:, buckets[places - places[:, None]]]
 
 
 def _dense(layer: Tree, x: np.ndarray) -> np.ndarray:

@@ -283,10 +283,7 @@ TRUE_VERIFY = rules.verify
     ],
 )
 def test_a_planted_fault_is_found(
-    monkeypatch: pytest.MonkeyPatch,
-    name: str,
-    fault: Callable[..., object],
-    outputs_change: bool,
+    monkeypatch: pytest.MonkeyPatch, name: str, fault: Callable[..., object], outputs_change: bool
 ) -> None:
     monkeypatch.setattr(rules, name, fault)
     config = settings("temperature 1", 4)

@@ -21,12 +21,7 @@ ROWS = 4
 
 
 def check_same_tokens(
-    target: Model,
-    draft: Draft,
-    params: Params,
-    inputs: np.ndarray,
-    config: Decoding,
-    seed: int,
+    target: Model, draft: Draft, params: Params, inputs: np.ndarray, config: Decoding, seed: int
 ) -> list[reference.Trace]:
     rows = len(inputs)
     draws = config.draws(seed, np.arange(rows))

@@ -212,10 +212,7 @@ def test_a_proposal_never_costs_less_than_nothing(clock: Clock) -> None:
 
 @pytest.mark.parametrize(
     ("gammas", "cache", "message"),
-    [
-        ((0, 2), CACHE, "at least 1, not 0"),
-        ((7,), 40, "needs a cache of 41 positions, not 40"),
-    ],
+    [((0, 2), CACHE, "at least 1, not 0"), ((7,), 40, "needs a cache of 41 positions, not 40")],
 )
 def test_settings_that_cannot_be_timed(gammas: tuple[int, ...], cache: int, message: str) -> None:
     with pytest.raises(ValueError, match=message):

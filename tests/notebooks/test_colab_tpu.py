@@ -63,10 +63,6 @@ class Runner:
             pass  # It is among the outputs.
         return self.book.cells[-1]
 
-    def all(self) -> dict[str, NotebookNode]:
-        """Runs every cell of code, and returns them by their ids."""
-        return {cell.id: self.run(cell) for cell in self.cells if cell.cell_type == "code"}
-
 
 @pytest.fixture(scope="module")
 def runner() -> Iterator[Runner]:
@@ -121,7 +117,7 @@ def test_it_is_stored_without_outputs_for_colab() -> None:
 
 def test_it_shows_the_shipped_pair_and_on_a_tpu_a_prediction_beside_it(runner: Runner) -> None:
     """In one test: what stands in the cells serves both parts."""
-    cells = runner.all()
+    cells = {cell.id: runner.run(cell) for cell in runner.cells if cell.cell_type == "code"}
     require_clean(*cells.values())
     assert "no TPU in this runtime" in said(cells["device"])
     assert "v5e-1 TPU" in said(cells["device"])

@@ -309,10 +309,7 @@ def test_a_row_of_a_draft_that_is_the_target(pair: Pair, no_timing: list[tuple[i
     same = dataclasses.replace(pair, draft=draft, params=params)
     heard: list[tuple[str, float]] = []
     r = run_row(
-        same,
-        config(gamma=7, max_length=16),
-        PROMPTS,
-        on_progress=lambda *said: heard.append(said),
+        same, config(gamma=7, max_length=16), PROMPTS, on_progress=lambda *said: heard.append(said)
     )
     check_consistent(r)
     assert no_timing == [(7,)]

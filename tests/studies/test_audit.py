@@ -179,10 +179,7 @@ def test_a_file_of_samples(tmp_path: pathlib.Path) -> None:
         tmp_path, {"prompt": "a", "tokens": [5, 1], "top_p": 1, "seconds": 3}, "",
         {"prompt_tokens": [2, 1], "tokens": [9, 9, 9, 9], "logprobs": [-1, -2, 0, -0.5]},
     )  # fmt: skip
-    assert found == [
-        Sample(1, (7, 1), [5, 1]),
-        Sample(3, (2, 1), [9, 9, 9, 9], [-1, -2, 0, -0.5]),
-    ]
+    assert found == [Sample(1, (7, 1), [5, 1]), Sample(3, (2, 1), [9, 9, 9, 9], [-1, -2, 0, -0.5])]
 
 
 @pytest.mark.parametrize(

@@ -30,7 +30,9 @@ RowConfig.paper_draft = "small"
 
 
 @pytest.fixture
-def row(tmp_path: pathlib.Path) -> pathlib.Path:
+def row(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> pathlib.Path:
+    """Its costs are given; `test_random_weights_at_true_sizes` measures them."""
+    monkeypatch.setattr(workload, "CostMeter", made.meter(Costs(8, 2, 2, {2: 2.4}, {2: 0.5}), []))
     file = tmp_path / "table2" / "small.gin"
     file.parent.mkdir()
     file.write_text(ROW)

@@ -73,7 +73,7 @@ def test_logits_that_are_not_finite_are_named() -> None:
     sources = [np.array([5 + i, 1]) for i in range(6)]
     sources[3] = np.array([tiny.VOCABULARY - 1, 1])
     examples = examples_lib.ragged(sources, sources)
-    decoding = Decoding(tiny.VOCABULARY, Sampling(0.0), max_length=4)
+    decoding = Decoding(tiny.VOCABULARY, Sampling(0.0), max_length=9)
     with pytest.raises(ValueError, match=r"Logits are not finite for example 3\."):
         distil.answered(tiny.MODEL, params, examples, decoding, 4)
 
