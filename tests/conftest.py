@@ -51,7 +51,7 @@ if "XLA_FLAGS" not in os.environ:
 # this saves a twentieth of the time.
 gc.set_threshold(1_000_000, 50, 100)
 
-import jax  # noqa: E402
+import jax.core  # noqa: E402
 import numpy as np  # noqa: E402
 
 from speculative.decoding import loop, programs, queue, settings  # noqa: E402
@@ -88,10 +88,11 @@ DRAWN = settings._draws
 
 def drawn(seed: np.uint32, examples: Any, length: int, *sizes: int | None) -> jax.Array:
     """A few texts' are cut from more, which changes none (`test_settings`): fewer programs."""
-    if (rows := len(examples)) > 16 or isinstance(examples, jax.core.Tracer):
+    if (rows := len(examples)) > 16 or not isinstance(examples, np.ndarray):
         return DRAWN(seed, examples, length, *sizes)
     found = DRAWN(seed, np.resize(examples, 16), length + -length % 64, *sizes)
-    return jax.device_put(np.asarray(found)[:rows, :length])
+    cut = found if isinstance(found, jax.core.Tracer) else np.asarray(found)
+    return jax.device_put(cut[:rows, :length])
 
 
 settings._draws = drawn

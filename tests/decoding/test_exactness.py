@@ -42,7 +42,6 @@ from speculative.types import PyTree
 from tests import ngrams, numpy_models, saved, toy
 
 OPTIMIZED = pytest.mark.usefixtures("optimized")
-"""For what decodes long texts or many: that saves more than it costs."""
 
 ROWS, FEWER = 100_000, 20_000
 CHECKS = 100
