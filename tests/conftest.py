@@ -63,6 +63,13 @@ def pytest_collection_finish() -> None:
     gc.freeze()
 
 
+def pytest_sessionfinish() -> None:
+    """A worker ends at once: to look through all that was traced and compiled takes seconds."""
+    gc.freeze()
+    if WORKER:
+        atexit.register(os._exit, 0)  # Before what JAX has registered.
+
+
 @pytest.fixture(scope="session")
 def saved_pair(tmp_path_factory: pytest.TempPathFactory) -> tuple[pathlib.Path, pathlib.Path]:
     """The folders of a tiny random target and draft."""

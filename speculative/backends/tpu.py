@@ -111,12 +111,10 @@ class TpuDraft(Tpu):
         width = query.shape[-1]
         of_head = np.arange(width) // (width // heads) == np.arange(heads)[:, None]
         own = jnp.asarray(of_head, query.dtype)[None, :, None, :]
-        scores = jnp.einsum(
-            "BNLD,BKD->BNLK", (query * scale)[:, None] * own, keys,
-            precision=precision(query), preferred_element_type=jnp.float32,
-        )  # fmt: skip
+        spread, exact = (query * scale)[:, None] * own, precision(query)  # [B, N, L, N * H]
+        scores = lax.dot_general(spread, keys, (((3,), (2,)), ((0,), (0,))), exact, jnp.float32)
         weights = jax.nn.softmax(scores + bias, axis=-1).astype(query.dtype)
-        mixed = jnp.einsum("BNLK,BKD->BNLD", weights, values, precision=precision(query))
+        mixed = lax.dot_general(weights, values, (((3,), (1,)), ((0,), (0,))), exact)
         return (mixed * own).sum(axis=1)
 
     def attend_self(self, projected, bias, heads, scale, cache) -> tuple[Array, Array, Array]:

@@ -122,10 +122,8 @@ class Xla:
     def tied(self, kernel: Any, embedding: Array, x: Array, norm: Norm) -> Array:
         """Products of x [B, L, D] with every row of an embedding [V, D]: [B, L, V] float32."""
         x = norm(x) if norm else x
-        return jnp.einsum(
-            "BLD,VD->BLV", x, embedding.astype(x.dtype),
-            precision=precision(x), preferred_element_type=jnp.float32,
-        )  # fmt: skip
+        by_row = ((2,), (1,)), ((), ())
+        return lax.dot_general(x, embedding.astype(x.dtype), by_row, precision(x), jnp.float32)
 
     def heads(self, denses: Denses, x: Array, heads: int) -> list[Array]:
         """The projections of x [B, S, D] as keys and values, [B * N, S, H] each."""
@@ -138,12 +136,11 @@ class Xla:
         batch, length, width = query.shape
         query = (query * scale).reshape(batch, length, heads, -1).transpose(0, 2, 1, 3)
         keys, values = (x.reshape(batch, heads, -1, width // heads) for x in (keys, values))
-        scores = jnp.einsum(
-            "BNLH,BNKH->BNLK", query, keys, precision=precision(query),
-            preferred_element_type=jnp.float32,
-        )  # fmt: skip
+        # BNLH, BNKH -> BNLK, then BNLK, BNKH -> BNLH; each `einsum` would be traced anew.
+        heads_of, exact = ((0, 1), (0, 1)), precision(query)
+        scores = lax.dot_general(query, keys, (((3,), (3,)), heads_of), exact, jnp.float32)
         weights = jax.nn.softmax(scores + bias, axis=-1).astype(query.dtype)
-        mixed = jnp.einsum("BNLK,BNKH->BNLH", weights, values, precision=precision(query))
+        mixed = lax.dot_general(weights, values, (((3,), (2,)), heads_of), exact)
         return mixed.transpose(0, 2, 1, 3).reshape(batch, length, width)
 
     def attend_self(

@@ -14,13 +14,7 @@ import numpy as np
 
 from speculative import removed
 from speculative.checkpoints import huggingface, native, t5x
-from speculative.checkpoints.checkpoint import (
-    DTYPES,
-    Checkpoint,
-    narrowed,
-    read_settings,
-    vacant,
-)
+from speculative.checkpoints.checkpoint import DTYPES, Checkpoint, narrowed, read_settings, vacant
 from speculative.disk import reading
 from speculative.models import SIZES
 from speculative.models.names import SPIECE
@@ -29,10 +23,7 @@ from speculative.vocabulary import MERGES, from_elsewhere
 ASSETS = pathlib.Path(__file__).parent.parent / "assets"
 SHIPPED = {
     f"debian_{name}": ASSETS / name
-    for name in (
-        *("target", "draft_hidden", "draft"),
-        *("lm", "lm_draft_hidden", "lm_draft"),
-    )
+    for name in (*("target", "draft_hidden", "draft"), *("lm", "lm_draft_hidden", "lm_draft"))
 }
 """The models that ship with the package: a target and a language model, each with its drafts."""
 

@@ -37,9 +37,7 @@ def _bench(options: argparse.Namespace) -> None:
         bench.run_batches(config, options.batch_sizes, folder)
         return
     config = dataclasses.replace(
-        config,
-        source_length=options.source_length or 64,
-        max_length=options.max_length or 64,
+        config, source_length=options.source_length or 64, max_length=options.max_length or 64
     )
     bench.run(config, options.widths, folder)
 

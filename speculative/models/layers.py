@@ -21,6 +21,14 @@ MASKED = -1e10
 Source = tuple[Array, Array, Array]
 
 
+def parameter(module: nn.Module, name: str, init: Any, shape: tuple[int, ...]) -> Array:
+    """A module's parameter: Flax's `param` of a given one would trace its initializer again."""
+    given = module.get_variable("params", name)
+    if given is not None and given.shape == shape:
+        return given
+    return module.param(name, init, shape)  # Made, or its error.
+
+
 class LayerNorm(nn.Module):
     """A norm in float32, of the kind `Config.norm`."""
 
@@ -29,9 +37,9 @@ class LayerNorm(nn.Module):
     def setup(self) -> None:
         """Declares `scale` [D] and, where the mean is taken away, `bias` [D]."""
         self._shifts = self.config.norm == "layer"
-        self.scale = self.param("scale", nn.initializers.ones, (self.config.emb_dim,))
+        self.scale = parameter(self, "scale", nn.initializers.ones, (self.config.emb_dim,))
         if self._shifts:
-            self.bias = self.param("bias", nn.initializers.zeros, (self.config.emb_dim,))
+            self.bias = parameter(self, "bias", nn.initializers.zeros, (self.config.emb_dim,))
 
     @property
     def numbers(self) -> Array:
@@ -61,10 +69,11 @@ class Dense(nn.Module):
         """[..., in] -> [..., features] of the normed x; `after` the product as `Xla.product`."""
         bias = None
         if self.use_bias:
-            bias = self.param("bias", nn.initializers.zeros, (self.features,)).astype(self.dtype)
+            bias = parameter(self, "bias", nn.initializers.zeros, (self.features,))
+            bias = bias.astype(self.dtype)
         kernel = self.prepacked
         if kernel is None:
-            kernel = self.param("kernel", self.kernel_init, (x.shape[-1], self.features))
+            kernel = parameter(self, "kernel", self.kernel_init, (x.shape[-1], self.features))
         formats = self.features, self.dtype, self.out_dtype
         return self.backend.product(kernel, x, *formats, norm, bias=bias, **after)
 
@@ -114,7 +123,7 @@ class RelativeBias(nn.Module):
         """Declares `rel_embedding` [N, buckets]."""
         init = nn.initializers.variance_scaling(1.0, "fan_avg", "uniform")
         shape = self.config.num_heads, self.config.num_buckets
-        self.table = self.param("rel_embedding", init, shape)
+        self.table = parameter(self, "rel_embedding", init, shape)
 
     def __call__(self, length: int) -> Array:
         """The float32 bias among `length` positions: [1, N, length, length]."""

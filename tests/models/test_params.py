@@ -4,12 +4,7 @@ import jax
 import pytest
 
 from speculative.backends import prepack
-from speculative.models import (
-    DecoderOnlyConfig,
-    T5Config,
-    abstract_params,
-    read_by_step,
-)
+from speculative.models import DecoderOnlyConfig, T5Config, abstract_params, read_by_step
 
 NORMS, BUCKETS = 3, 32
 
