@@ -331,7 +331,9 @@ def start(body: str, stdout: int) -> subprocess.Popen:
 
 
 def test_an_interrupt_is_one_line_and_130() -> None:
-    with start("print('ready', flush=True); signal.pause()", subprocess.PIPE) as process:
+    # `signal.pause` would not end by an interrupt that comes just before it.
+    busy = "print('ready', flush=True)\n    while True: pass"
+    with start(busy, subprocess.PIPE) as process:
         assert process.stdout is not None and process.stderr is not None
         assert process.stdout.readline() == "ready\n"
         process.send_signal(signal.SIGINT)

@@ -28,11 +28,7 @@ def settings(gamma: int, temperature: float, max_length: int) -> Decoding:
 
 @pytest.mark.parametrize(
     ("name", "gamma", "temperature", "batch", "max_length"),
-    [
-        ("draft", 4, 1.0, 1, 70),
-        ("draft", 0, 0.0, 3, 20),
-        ("reader", 4, 0.0, 3, 20),
-    ],
+    [("draft", 4, 1.0, 1, 70), ("draft", 0, 0.0, 3, 20), ("reader", 4, 0.0, 3, 20)],
 )
 def test_tokens_are_those_of_stored_parameters(
     name: str, gamma: int, temperature: float, batch: int, max_length: int

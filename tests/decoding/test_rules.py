@@ -33,12 +33,7 @@ def verified_by(rule: Rule, guesses, logits, q, sampling: Sampling, uniforms):
 
 
 def algorithm_1(
-    guesses: np.ndarray,
-    p: np.ndarray,
-    q: np.ndarray,
-    r: np.ndarray,
-    u: np.ndarray,
-    lenience: float,
+    guesses: np.ndarray, p: np.ndarray, q: np.ndarray, r: np.ndarray, u: np.ndarray, lenience: float
 ) -> tuple[int, int]:
     """One row: [G], [G + 1, V], [G, V], [G], [G + 1] -> accepted, next token."""
     gamma = len(guesses)
