@@ -89,7 +89,6 @@ OPTIMIZED = {"xla_backend_optimization_level": 1} if os.environ.get("XLA_FLAGS")
 DRAWS = jax.jit(
     inspect.unwrap(settings._draws), static_argnums=(2, 3, 4), compiler_options=OPTIMIZED
 )
-
 DRAWN = settings._draws
 
 

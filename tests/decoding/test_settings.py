@@ -64,6 +64,7 @@ def test_short_answers_get_short_caches() -> None:
     assert Decoding(10, gamma=7, max_length=500).cache_lengths() == [64, 256, 512]
 
 
+@pytest.mark.usefixtures("optimized")  # The function itself: conftest cuts few texts' from more.
 def test_draws_depend_on_seed_example_and_position_alone() -> None:
     config, examples = Decoding(10, max_length=38), np.array([3, 8, 2**31 - 1])
     every = np.asarray(config.draws(5, examples))
