@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from transformers import T5Config, T5ForConditionalGeneration
 
-from benchmarks.peers.huggingface import quieten
+from benchmarks.peers.huggingface import fix_guesses, quieten
 from speculative.models import named, names_of, t5
 
 
@@ -43,9 +43,7 @@ def main() -> None:
     )
     for model in (target, draft):  # Tied to the embedding, as initialized, it repeats its input.
         model.lm_head = torch.nn.Linear(model.config.d_model, model.config.vocab_size, bias=False)
-    draft.generation_config.num_assistant_tokens = options.gamma
-    draft.generation_config.num_assistant_tokens_schedule = "constant"
-    draft.generation_config.assistant_confidence_threshold = 0.0
+    fix_guesses(draft, options.gamma)
     source = torch.randint(2, 32000, (1, options.source_length))
     passes: list[Any] = []
     target.decoder.register_forward_hook(lambda *given: passes.append(given[0]))

@@ -30,9 +30,7 @@ class HuggingFace:
         ways: dict[str, dict[str, Any]] = {"autoregressive": {}}
         if setting.draft:
             fixed, own = (_assistant(setting.draft, self._target) for _ in range(2))
-            fixed.generation_config.num_assistant_tokens = setting.gamma
-            fixed.generation_config.num_assistant_tokens_schedule = "constant"
-            fixed.generation_config.assistant_confidence_threshold = 0.0
+            fix_guesses(fixed, setting.gamma)
             ways["assisted"] = {"assistant_model": fixed}
             # The other assistant decides by itself about the number of guesses a step.
             ways["assisted, own γ"] = {"assistant_model": own}
@@ -87,6 +85,13 @@ def quieten() -> None:
     """Turns off progress bars and warnings, which would appear among the results."""
     logging.set_verbosity_error()
     logging.disable_progress_bar()
+
+
+def fix_guesses(assistant: T5ForConditionalGeneration, gamma: int) -> None:
+    """Has an assistant make so many guesses in every step."""
+    config = assistant.generation_config
+    config.num_assistant_tokens, config.assistant_confidence_threshold = gamma, 0.0
+    config.num_assistant_tokens_schedule = "constant"
 
 
 class _Shared(torch.nn.Module):
