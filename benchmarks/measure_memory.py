@@ -8,15 +8,21 @@ programs of the lengths that occur are compiled, and then levels off.
 """
 
 import argparse
-import itertools
+import pathlib
 import random
+import resource
 
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks.measure_loading import MIB, resident
 from speculative import load
 from speculative.tasks.prompts import load_prompts
+
+
+def resident() -> int:
+    """The resident size of this process in MiB; on Linux only."""
+    pages = int(pathlib.Path("/proc/self/statm").read_text().split()[1])
+    return pages * resource.getpagesize() // 2**20
 
 
 def main() -> None:
@@ -25,11 +31,10 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0, help="of the texts (0)")
     options = parser.parse_args()
     rng, pair = random.Random(options.seed), load()
-    words = list(
-        itertools.chain(*(p.source.split() for p in load_prompts("debian_synopsis") for _ in "ab"))
-    )
+    prompts = load_prompts("debian_synopsis")
+    words = [word for prompt in prompts for word in prompt.source.split() * 2]
     table, tokens = Table("generations", "resident MiB", "output tokens"), 0
-    table.add_row("0", f"{resident() / MIB:.0f}", "0")
+    table.add_row("0", str(resident()), "0")
     for number in range(1, options.generations + 1):
         first, length = rng.randrange(len(words)), int(2 ** rng.uniform(0, 8))
         text = " ".join(words[first : first + length])
@@ -39,7 +44,7 @@ def main() -> None:
         else:
             tokens += sum(int(step.count[0]) for step in pair.stream(text, **settings))
         if number % max(1, options.generations // 10) == 0:
-            table.add_row(str(number), f"{resident() / MIB:.0f}", f"{tokens:,}")
+            table.add_row(str(number), str(resident()), f"{tokens:,}")
     Console().print(table)
 
 
