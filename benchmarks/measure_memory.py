@@ -8,9 +8,9 @@ programs of the lengths that occur are compiled, and then levels off.
 """
 
 import argparse
+import os
 import pathlib
 import random
-import resource
 
 from rich.console import Console
 from rich.table import Table
@@ -20,9 +20,11 @@ from speculative.tasks.prompts import load_prompts
 
 
 def resident() -> int:
-    """The resident size of this process in MiB; on Linux only."""
-    pages = int(pathlib.Path("/proc/self/statm").read_text().split()[1])
-    return pages * resource.getpagesize() // 2**20
+    """The resident size of this process in MiB; ValueError where this is not Linux."""
+    file = pathlib.Path("/proc/self/statm")
+    if not file.is_file():
+        raise ValueError(f"{file} does not exist; this runs on Linux alone.")
+    return int(file.read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE") // 2**20
 
 
 def main() -> None:
