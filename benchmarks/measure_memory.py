@@ -1,10 +1,11 @@
-"""Measures the host memory of a process that decodes many texts of varied lengths.
+"""Measures the host memory of a process that decodes many texts of varied lengths and settings.
 
     python -m benchmarks.measure_memory --generations=1000
 
 The texts are parts of the shipped prompts, from one word to a whole prompt or several in a row;
-every other one is sampled, the rest greedy, and every tenth is streamed. Memory grows while the
-programs of the lengths that occur are compiled, and then levels off.
+every other one is sampled, with a temperature, top-p and maximum of its own, the rest greedy, and
+every tenth is streamed. Memory grows while the programs of the lengths that occur are compiled, and
+then levels off.
 """
 
 import argparse
@@ -40,7 +41,9 @@ def main() -> None:
     for number in range(1, options.generations + 1):
         first, length = rng.randrange(len(words)), int(2 ** rng.uniform(0, 8))
         text = " ".join(words[first : first + length])
-        settings = {"temperature": float(number % 2), "example": number, "truncate": True}
+        settings = {"example": number, "truncate": True, "max_length": rng.randrange(16, 129)}
+        if number % 2:
+            settings |= {"temperature": rng.uniform(0.3, 1.5), "top_p": rng.choice([1.0, 0.9, 0.8])}
         if number % 10:
             tokens += len(pair.generate(text, **settings).tokens)
         else:

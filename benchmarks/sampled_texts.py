@@ -50,7 +50,7 @@ def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
 
 def drawn(pair: Pair, requests: Sequence[Request], samples: int) -> list[Result]:
     """So many samples of each request, one after the other."""
-    return pair.decode_all([x.sample(x.example, i) for x in requests for i in range(samples)])
+    return pair.decode_all([x.sample(i) for x in requests for i in range(samples)])
 
 
 def compared(

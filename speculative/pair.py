@@ -3,7 +3,7 @@
 import bisect
 import dataclasses
 import itertools
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Hashable, Iterable, Iterator, Sequence
 from typing import Any, NamedTuple, TypeVar, overload
 
 import jax
@@ -19,7 +19,7 @@ from speculative.drafts.base import FAULTS
 from speculative.models import FlaxModel
 from speculative.processors import Processor
 from speculative.ragged import power_of_two
-from speculative.sampling import Sampling
+from speculative.sampling import Kinds, Sampling
 from speculative.vocabulary import Vocabulary
 
 Texts = str | list[str]
@@ -116,9 +116,19 @@ class Request(NamedTuple):
     example: int = 0
     stop: tuple[str, ...] = ()  # Texts with which it ends, none of them shown.
 
-    def sample(self, example: int, number: int) -> "Request":
-        """The request of sample `number` of an example; see `number_of`."""
-        return self._replace(example=number_of(example, number))
+    @property
+    def draws(self) -> Array:
+        """The text's random numbers, of `Decoding.draws`."""
+        return self.config.draws(self.seed, np.array([self.example]))
+
+    @property
+    def alone(self) -> "Request":
+        """The same text by the target alone."""
+        return self._replace(config=self.config.alone)
+
+    def sample(self, number: int) -> "Request":
+        """The request of sample `number`; this one is the first; see `number_of`."""
+        return self._replace(example=number_of(self.example, number))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -215,34 +225,13 @@ class Pair:
         return Decoding(
             self.vocabulary.size,
             Sampling(temperature, top_k, top_p, min_p),
-            gamma,
+            checks.whole("gamma", gamma, 0, checks.MAX_GAMMA),
             max_length,
             self.vocabulary.eos_id,
             rule if gamma else rules.EXACT,
             logprobs,
             tuple(processors),
         )
-
-    def prepare(
-        self, texts: Texts, seed: int = 0, example: int = 0, truncate: bool = False, **settings: Any
-    ) -> tuple[Array, Array, Decoding]:
-        """Sources, random numbers and settings of a generation, as `run` takes them.
-
-        Args:
-            texts: the source, its task prefix included, or a list of them.
-            seed: of all random numbers.
-            example: number of the first text in its task; each has random numbers of its own.
-            truncate: cut a source that is too long, instead of an error.
-            **settings: of `decoding`.
-
-        Raises:
-            ValueError: as `encode` and `decoding`, or target or draft has too few positions.
-        """
-        config = self.decoding(**settings)
-        sources = self.encode(texts, truncate)
-        self._require_positions(sources, config)
-        first = checks.whole("example", example, 0, 2**31 - len(sources))
-        return sources, config.draws(seed, first + np.arange(len(sources))), config
 
     @overload
     def generate(
@@ -264,10 +253,13 @@ class Pair:
         """
         if isinstance(texts, list | tuple):
             return self.decode_all(self.requests(texts, *given, **settings), batch_size)
-        if settings.get("stop"):
-            return self.decode_all(self.requests([texts], *given, **settings), 1)[0]
-        settings.pop("stop", None)
-        return self.results(self.run(*self.prepare(texts, *given, **settings)))[0]
+        return self.answer(self.requests([texts], *given, **settings)[0])
+
+    def answer(self, request: Request) -> Result:
+        """The result of one request."""
+        if request.stop:
+            return self.decode_all([request], 1)[0]
+        return self.results(self.run(request.source, request.draws, request.config))[0]
 
     def samples(
         self, text: str, count: int, *given: Any, batch_size: int = BATCH, **settings: Any
@@ -275,7 +267,7 @@ class Pair:
         """So many samples of a text, which is read once; the first is what `generate` gives."""
         count = checks.whole("count", count, 1, checks.MAX_SAMPLES)
         (one,) = self.requests([text], *given, **settings)
-        return self.decode_all([one.sample(one.example, i) for i in range(count)], batch_size)
+        return self.decode_all([one.sample(i) for i in range(count)], batch_size)
 
     def decode_all(self, requests: Sequence[Request], batch_size: int = BATCH) -> list[Result]:
         """The results of `serve` in the order of the requests."""
@@ -291,22 +283,31 @@ class Pair:
         stop: Sequence[str] = (),
         **settings: Any,
     ) -> list[Request]:
-        """What `serve` is asked for by texts, equal ones of which are read once; see `prepare`.
+        """What `serve` is asked for by texts, equal ones of which are read once.
 
-        A text ends where it contains one of `stop`, and is cut before it; its tokens are those up
-        to the one that completed it.
+        Args:
+            texts: sources, with their task's prefix, or prompts.
+            seed: of all random numbers.
+            example: number of the first text in its task; each has random numbers of its own.
+            truncate: cut a source that is too long, instead of an error.
+            stop: a text ends where it contains one of these, and is cut before it; its tokens are
+                those up to the one that completed it.
+            **settings: of `decoding`.
 
         Raises:
-            ValueError: as `prepare`, or a stop string is empty or too long.
+            ValueError: as `encode` and `decoding`, a stop string is empty or too long, or target or
+                draft has too few positions.
         """
         config, stop = self.decoding(**settings), checked_stop(stop)
         if not texts:
             raise ValueError("There is no text to decode; give one, or a list of them.")
+        seed = checks.whole("seed", seed, 0, 2**32 - 1)
         first = checks.whole("example", example, 0, 2**31 - len(texts))
         sources: dict[str, Array] = {}
         for text in texts:
             if checks.text("The prompt", text) not in sources:
                 sources[text] = self.encode(text, truncate)
+                self._require_positions(sources[text], config)
         return [
             Request(sources[text], config, seed, first + i, stop) for i, text in enumerate(texts)
         ]
@@ -316,17 +317,18 @@ class Pair:
     ) -> Iterator[tuple[int, Result]]:
         """Decodes requests in batches, and gives the place of each, and its result, as it ends.
 
-        Those of equal settings and sources of one width share batches.
+        Those with sources of one width and settings of one program share batches, whatever their
+        temperatures, top-k, top-p, min-p and limits.
 
         Raises:
             ValueError: target or draft has too few positions, or as `results`.
         """
         batch_size = checks.whole("batch_size", batch_size, 1)
         # By what they share, and then by source, so that each is read once.
-        groups: dict[tuple[int, Decoding], dict[int, list[int]]] = {}
+        groups: dict[tuple[int, Hashable], dict[int, list[int]]] = {}
         for place, request in enumerate(requests):
             self._require_positions(request.source, request.config)
-            shared = request.source.shape[1], request.config
+            shared = request.source.shape[1], request.config.program
             groups.setdefault(shared, {}).setdefault(id(request.source), []).append(place)
 
         def length(same: list[int]) -> int:
@@ -335,8 +337,8 @@ class Pair:
 
         def texts(places: list[int]) -> Iterator[queue.Text]:
             for place in places:
-                source, config, seed, example, _ = requests[place]
-                yield queue.Text(place, source, config.draws(seed, np.array([example])))
+                one = requests[place]
+                yield queue.Text(place, one.source, one.draws, one.config)
 
         def ends(place: int, tokens: list[int]) -> bool:
             text, stop = self.vocabulary.decode(tokens), requests[place].stop
@@ -350,7 +352,8 @@ class Pair:
                 places = [place for same in ordered for place in same]
                 rows = min(batch_size, power_of_two(len(places)))
                 stops = any(requests[place].stop for place in places)
-                given = texts(places), shared[1], rows, ends if stops else None
+                kinds = Kinds.of(requests[place].config.sampling for place in places)
+                given = texts(places), kinds, rows, ends if stops else None
                 for place, output in queue.generate(*models, *given):
                     yield place, self._cut(self.results(output)[0], requests[place].stop)
 
@@ -414,14 +417,13 @@ class Pair:
         )
 
     def _require_positions(self, sources: Array, config: Decoding) -> None:
-        models = [self.target, getattr(self.draft, "model", None)]
-        for name, model in zip(self.names, models, strict=True):
-            most = getattr(getattr(model, "config", None), "max_positions", 0)
-            if 0 < most < sources.shape[1] + config.capacity:
+        needed = sources.shape[1] + config.max_length + config.room
+        for name, part in zip(self.names, (self.target, self.draft), strict=True):
+            if 0 < (most := part.max_positions) < needed:
                 raise ValueError(
                     f"{name} has {most} positions, but a prompt of up to {sources.shape[1]} tokens "
                     f"with max_length = {config.max_length} and gamma = {config.gamma} needs "
-                    f"{sources.shape[1] + config.capacity}; shorten one of them."
+                    f"{needed}; shorten one of them."
                 )
 
     def sound(self, result: OutputOrStep) -> OutputOrStep:
@@ -446,10 +448,10 @@ class Pair:
             ValueError: a proposal breaks the draft's contract (the message names the step), or the
                 fast path gives other tokens from the same random numbers.
         """
-        source, draws, config = self.prepare(text, *given, **settings)
-        row, numbers = np.asarray(source)[0], np.asarray(draws)[0]
-        found = reference.generate(self.target, self.draft, self.params, row, numbers, config)
-        fast = self.results(self.run(source, draws, config))[0].tokens
+        (one,) = self.requests([text], *given, **settings)
+        row, numbers = np.asarray(one.source)[0], np.asarray(one.draws)[0]
+        found = reference.generate(self.target, self.draft, self.params, row, numbers, one.config)
+        fast = self.answer(one).tokens
         if fast != found.tokens:
             pairs = itertools.zip_longest(fast, found.tokens)
             number = next(i for i, (a, b) in enumerate(pairs, 1) if a != b)
@@ -459,19 +461,29 @@ class Pair:
             )
         return found
 
-    def stream(self, texts: Texts, *given: Any, **settings: Any) -> Iterator[Step]:
+    def stream(self, text: str, *given: Any, **settings: Any) -> Iterator[Step]:
         """Decodes like `generate`, and yields every `decoding.loop.Step`."""
-        sources, draws, config = self.prepare(texts, *given, **settings)
-        # `stream` itself is no generator, so that wrong settings raise when it is called.
-        steps = loop.stream(self.target, self.draft, self.params, sources, draws, config)
-        return map(self.sound, steps)
+        return self.steps(self.requests([text], *given, **settings)[0])
 
-    def compile(self, texts: Texts, *given: Any, **settings: Any) -> None:
-        """Compiles what `stream` runs for texts of such a length, and takes a few steps."""
-        prepared = self.prepare(texts, *given, **settings)
-        loop.compile_stream(self.target, self.draft, self.params, *prepared)
+    def steps(self, request: Request) -> Iterator[Step]:
+        """The steps of a request, up to the one with which its text has a stop string."""
+        self._require_positions(request.source, request.config)
+        models, given = (self.target, self.draft, self.params), (request.draws, request.config)
+        steps = loop.stream(*models, request.source, *given)
 
-    def collect(self, steps: Iterable[Step]) -> Result:
+        def until_it_stops() -> Iterator[Step]:
+            tokens: list[int] = []
+            for step in map(self.sound, steps):
+                yield step
+                if request.stop:
+                    tokens += step.tokens[0, : step.count[0]].tolist()
+                    text = self.vocabulary.decode(tokens)
+                    if any(end in text for end in request.stop):
+                        return
+
+        return until_it_stops()
+
+    def collect(self, steps: Iterable[Step], stop: tuple[str, ...] = ()) -> Result:
         """The result of streaming one text, which is that of `generate`."""
         tokens: list[int] = []
         counts = np.zeros((2, 0), int)
@@ -485,4 +497,4 @@ class Pair:
             of_step = np.arange(gamma) < reached[:, None]
             counts = counts + of_step if counts.size else of_step.astype(int)
         tested, accepted = counts.tolist()
-        return self._result(tokens, calls, drafted, tested, accepted)
+        return self._cut(self._result(tokens, calls, drafted, tested, accepted), stop)

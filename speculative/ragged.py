@@ -12,16 +12,15 @@ T = TypeVar("T")
 
 
 def write_rows(buffer: Array, chunk: Array, starts: Rows, axis: int) -> Array:
-    """Writes `chunk` into `buffer` from `starts[b]` on along `axis`.
+    """Writes `chunk` [B, ...] into `buffer` [B, ...] from `starts[b]` on along `axis`.
 
-    Both are [B, ...], or [B * N, ...] with N entries for each of `starts` [B]. A start too near
-    the end would be shifted back silently; callers size their buffers so that it never is.
+    A start too near the end would be shifted back silently; callers size their buffers so that it
+    never is.
     """
     chunk = chunk.astype(buffer.dtype)
     if starts.shape[0] == 1:
         # In place and one operation; the general form below becomes a scatter.
         return lax.dynamic_update_slice_in_dim(buffer, chunk, starts[0], axis)
-    starts = jnp.repeat(starts, buffer.shape[0] // starts.shape[0])
     return jax.vmap(lambda b, c, s: lax.dynamic_update_slice_in_dim(b, c, s, axis - 1))(
         buffer, chunk, starts
     )
@@ -34,19 +33,17 @@ def read_rows(buffer: Array, starts: Rows, size: int) -> Array:
     return jax.vmap(lambda b, s: lax.dynamic_slice_in_dim(b, s, size, axis=0))(buffer, starts)
 
 
+def move_rows(buffer: Array, places: Array, starts: Rows, axis: int) -> Array:
+    """Copies entries of `buffer` [B, ...] along `axis`, from places [B, K] to `starts[b]` on."""
+    shape = [1] * buffer.ndim
+    shape[0], shape[axis] = places.shape
+    found = jnp.take_along_axis(buffer, places.reshape(shape), axis=axis)
+    return write_rows(buffer, found, starts, axis)
+
+
 def power_of_two(rows: int) -> int:
     """The least that is not smaller: batches of so many rows need few programs."""
     return 2 ** (rows - 1).bit_length()
-
-
-def take(state: T, rows: Rows, batch: int) -> T:
-    """Some rows of a state of `batch` rows, which lie together in every leaf's first axis."""
-
-    def taken(x: Array) -> Array:
-        by_row = x.reshape(batch, x.shape[0] // batch, *x.shape[1:])[rows]
-        return by_row.reshape(-1, *x.shape[1:])
-
-    return jax.tree.map(taken, state)
 
 
 def grow(state: T, larger: PyTree) -> T:

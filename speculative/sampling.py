@@ -5,11 +5,15 @@ distribution, the same for the target's p and the draft's q (Leviathan et al., s
 """
 
 import dataclasses
+import functools
+import itertools
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import Array, lax
 
 from speculative import checks
@@ -19,9 +23,28 @@ SMALLEST_TEMPERATURE = 1e-6
 _BLOCK = 128
 
 
+class Kinds(NamedTuple):
+    """What some rows of a batch make of their logits; it shapes programs, which values do not."""
+
+    greedy: bool  # Temperature 0.
+    sampled: bool  # Another temperature.
+    top_k: bool
+    top_p: bool
+    min_p: bool
+
+    @classmethod
+    def of(cls, rows: Iterable["Sampling"]) -> "Kinds":
+        """Of rows together."""
+        return cls(*map(any, zip(*(row.kinds for row in rows), strict=True)))
+
+
+@jax.tree_util.register_pytree_node_class
 @dataclasses.dataclass(frozen=True)
 class Sampling:
-    """How tokens are chosen from logits; hashable, a static argument of jitted functions.
+    """How tokens are chosen from logits.
+
+    It is a pytree of the values that are in use: a program serves all values of the same `kinds`.
+    Inside of programs, values may be arrays [B], one for each row, as `together` makes them.
 
     Attributes:
         temperature: 0 is argmax; 1 is the model's own distribution.
@@ -45,44 +68,102 @@ class Sampling:
         )
         top_p = checks.real("top_p", self.top_p, "lie in (0, 1]", lambda x: 0 < x <= 1)
         object.__setattr__(self, "temperature", temperature)
-        object.__setattr__(self, "top_k", checks.whole("top_k", self.top_k, 0))
+        object.__setattr__(self, "top_k", checks.whole("top_k", self.top_k, 0, 2**31 - 1))
         object.__setattr__(self, "top_p", top_p)
         min_p = checks.real("min_p", self.min_p, "lie in [0, 1]", lambda x: 0 <= x <= 1)
         object.__setattr__(self, "min_p", min_p)
 
+    @functools.cached_property
+    def kinds(self) -> Kinds:
+        """What it makes of logits."""
+        sampled = self.temperature != 0
+        kept = self.top_k > 0, self.top_p < 1, self.min_p > 0
+        return Kinds(not sampled, sampled, *(sampled and used for used in kept))
+
+    @classmethod
+    def together(cls, rows: Sequence["Sampling"], kinds: Kinds) -> "Sampling":
+        """The sampling of a batch, in a program for rows of these kinds."""
+        names = [field.name for field in dataclasses.fields(cls)]
+        values = [np.array([getattr(row, name) for row in rows]) for name in names]
+        return cls.tree_unflatten(kinds, itertools.compress(values, kinds[1:]))
+
+    def tree_flatten(self) -> tuple[tuple[Any, ...], Kinds]:
+        """The values that are in use, and the kinds."""
+        values = self.temperature, self.top_k, self.top_p, self.min_p
+        return tuple(itertools.compress(values, self.kinds[1:])), self.kinds
+
+    @classmethod
+    def tree_unflatten(cls, kinds: Kinds, values: Iterable[Any]) -> "Sampling":
+        """The inverse; values may be of any type."""
+        used = itertools.compress([field.name for field in dataclasses.fields(cls)], kinds[1:])
+        made = object.__new__(cls)  # What is not in use is the class's default.
+        made.__dict__.update({} if kinds.sampled else {"temperature": 0.0}, kinds=kinds)
+        made.__dict__.update(zip(used, values, strict=True))
+        return made
+
     @property
     def greedy(self) -> bool:
         """Whether every distribution is one-hot."""
-        return self.temperature == 0
+        return not self.kinds.sampled
+
+    @property
+    def mixed(self) -> bool:
+        """Whether those of some rows are one-hot, and of others are not."""
+        return self.kinds.greedy and self.kinds.sampled
 
     @property
     def truncated(self) -> bool:
         """Whether some tokens are never chosen."""
-        return self.top_k > 0 or self.top_p < 1 or self.min_p > 0
+        return self.kinds.top_k or self.kinds.top_p or self.kinds.min_p
+
+    def cold(self, rank: int) -> Array:
+        """Which rows are at temperature 0, for arrays of so many axes."""
+        return of_rows(jnp.asarray(self.temperature), rank) == 0
+
+
+def of_rows(value: Any, rank: int) -> Any:
+    """A value for all rows as it is, or one for each, [B], for arrays [B, ...] of so many axes."""
+    return value if jnp.ndim(value) == 0 else jnp.reshape(value, (-1, *[1] * (rank - 1)))
 
 
 def standardise(logits: Array, sampling: Sampling) -> Array:
     """The distribution to sample from: logits [..., V] -> float32 probabilities [..., V]."""
-    logits = logits.astype(jnp.float32)
+    logits, kinds = logits.astype(jnp.float32), sampling.kinds
     if sampling.greedy:
-        return jax.nn.one_hot(argmax(logits), logits.shape[-1])
-    logits = logits / sampling.temperature
-    if 0 < sampling.top_k < logits.shape[-1]:
-        kept = _fewest(logits, lambda kept: kept.sum(axis=-1) >= sampling.top_k)
-        logits = jnp.where(kept, logits, -jnp.inf)
-    probabilities = jax.nn.softmax(logits, axis=-1)
-    if sampling.top_p < 1:
+        return _one_hot(logits)
+    values = sampling.temperature, sampling.top_k, sampling.top_p, sampling.min_p
+    temperature, top_k, top_p, min_p = (of_rows(value, logits.ndim) for value in values)
+    cold = sampling.cold(logits.ndim) if sampling.mixed else None
+    # As written, or XLA multiplies by the inverse of one temperature and divides by those of rows.
+    scaled = logits * (1.0 / (temperature if cold is None else jnp.where(cold, 1.0, temperature)))
+    if kinds.top_k:
+
+        def as_many(kept: Array) -> Array:
+            return kept.sum(axis=-1, keepdims=True) >= top_k
+
+        # Rows of a batch that do not use it are left as they are, here and below.
+        scaled = jnp.where(_fewest(scaled, as_many) | (top_k == 0), scaled, -jnp.inf)
+    probabilities = jax.nn.softmax(scaled, axis=-1)
+
+    def only(kept: Array, used: Array) -> Array:
+        chosen = jnp.where(kept, probabilities, 0.0)
+        chosen = chosen / chosen.sum(axis=-1, keepdims=True)
+        return jnp.where(used, chosen, probabilities)
+
+    if kinds.top_p:
 
         def enough(kept: Array) -> Array:
-            return jnp.where(kept, probabilities, 0.0).sum(axis=-1) >= sampling.top_p
+            return jnp.where(kept, probabilities, 0.0).sum(axis=-1, keepdims=True) >= top_p
 
-        chosen = jnp.where(_fewest(probabilities, enough), probabilities, 0.0)
-        probabilities = chosen / chosen.sum(axis=-1, keepdims=True)
-    if sampling.min_p > 0:
-        least = sampling.min_p * probabilities.max(axis=-1, keepdims=True)
-        chosen = jnp.where(probabilities >= least, probabilities, 0.0)
-        probabilities = chosen / chosen.sum(axis=-1, keepdims=True)
-    return probabilities
+        probabilities = only(_fewest(probabilities, enough), top_p < 1)
+    if kinds.min_p:
+        least = min_p * probabilities.max(axis=-1, keepdims=True)
+        probabilities = only(probabilities >= least, min_p > 0)
+    return probabilities if cold is None else jnp.where(cold, _one_hot(logits), probabilities)
+
+
+def _one_hot(logits: Array) -> Array:
+    return jax.nn.one_hot(argmax(logits), logits.shape[-1])
 
 
 def log_probabilities(logits: Array, tokens: Array, sampling: Sampling) -> Array:
@@ -91,29 +172,31 @@ def log_probabilities(logits: Array, tokens: Array, sampling: Sampling) -> Array
     At temperature 0, where nothing is drawn, those of the model's own distribution.
     """
     p = standardise(logits, Sampling() if sampling.greedy else sampling)
+    if sampling.mixed:
+        p = jnp.where(sampling.cold(logits.ndim), standardise(logits, Sampling()), p)
     return jnp.log(jnp.take_along_axis(p, tokens[..., None], axis=-1)[..., 0])
 
 
 def _fewest(values: Array, enough: Callable[[Array], Array]) -> Array:
     """The fewest of the greatest values [..., V] that are `enough`, ties with the least included.
 
-    `enough` is given those that are kept, bool [..., V], and tells [...] of each row. Where not
+    `enough` is given those that are kept, bool [..., V], and tells [..., 1] of each row. Where not
     even all of them are, all are kept. The least of them is found bit by bit: on CPU a sort of
     8,000 values takes 12 times as long.
     """
     bits = lax.bitcast_convert_type(jnp.where(values == 0, 0.0, values), jnp.int32)
     ordered = jnp.where(bits < 0, bits ^ 0x7FFFFFFF, bits)  # As whole numbers they order as floats.
     limits = jnp.iinfo(jnp.int32)
-    low = jnp.full(values.shape[:-1], limits.min, jnp.int32)
+    low = jnp.full((*values.shape[:-1], 1), limits.min, jnp.int32)
 
     def halve(_: Array, between: tuple[Array, Array]) -> tuple[Array, Array]:
         low, high = between
         middle = (low >> 1) + (high >> 1) + (low & high & 1)  # Their sum would overflow.
-        kept = enough(ordered >= middle[..., None])
+        kept = enough(ordered >= middle)
         return jnp.where(kept, middle, low), jnp.where(kept, high, middle)
 
     least, _ = lax.fori_loop(0, 32, halve, (low, jnp.full_like(low, limits.max)))
-    return ordered >= least[..., None]
+    return ordered >= least
 
 
 def argmax(logits: Array) -> Array:

@@ -82,7 +82,7 @@ def of_numbers() -> Iterator[Case]:
         *((name, "--max_length", 1, 1024) for name in ("demo", "generate", "audit")),
         ("bench", "--source_length", 1, 10**5),
         ("bench", "--widths", 1, 1024),
-        ("generate", "--gamma", 1, 64),
+        ("generate", "--gamma", 0, 64),
         ("verify", "--samples", 1, 10**6),
         ("generate", "--samples", 1, 2047),
         ("generate", "--batch_size", 1, 1024),
@@ -352,9 +352,9 @@ def test_a_wrong_command_line_is_one_sentence(
 @pytest.fixture(scope="module")
 def pair() -> Pair:
     """Settings and texts are checked by a pair that has nothing to decode with."""
-    target: Any = types.SimpleNamespace(decoder_only=False, pad_id=0)
+    both: Any = types.SimpleNamespace(decoder_only=False, pad_id=0, max_positions=0)
     nothing: Any = None
-    return Pair(target, nothing, nothing, Vocabulary(VOCABULARY), ("a target", "a draft"))
+    return Pair(both, both, nothing, Vocabulary(VOCABULARY), ("a target", "a draft"))
 
 
 SETTINGS = {

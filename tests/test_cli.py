@@ -173,6 +173,25 @@ def test_streaming_never_shows_half_a_character(vocabulary: Vocabulary) -> None:
     assert "".join(parts) == text
 
 
+@pytest.mark.parametrize(
+    ("stop", "shown"),
+    [
+        (["abc"], "xab"),
+        (["abx", "bab"], "xa"),
+        (["cx"], "xababc"),
+        (["cc", "x"], ""),
+    ],
+)
+def test_streaming_never_shows_what_may_begin_a_stop_string(stop: list[str], shown: str) -> None:
+    text, vocabulary = "xababc", Bytes()
+    parts = list(as_it_grows(vocabulary, steps_of(vocabulary.encode(text).tolist()), stop))
+    assert "".join(parts) == shown
+    for at in range(len(parts)):  # What is kept back could not have been shown.
+        said, read = "".join(parts[: at + 1]), text[: at + 1]
+        kept = read[len(said) :] if len(said) < len(shown) else ""
+        assert not kept or any(end.startswith(kept) for end in stop)
+
+
 def test_streaming_shows_bytes_that_stay_broken() -> None:
     vocabulary = Vocabulary(VOCABULARY)
     first_byte = vocabulary.pieces.index("<0xE2>")

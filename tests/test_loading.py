@@ -10,7 +10,6 @@ import pytest
 
 from speculative import checkpoints
 from speculative.checkpoints import native
-from speculative.drafts.base import layers_read
 from speculative.loading import load, resolve
 from speculative.models import SIZES, Config, T5Config, abstract_params
 from speculative.models.config import packed
@@ -105,7 +104,7 @@ def test_a_draft_that_reads_the_decoder_is_for_its_target_alone(tmp_path: pathli
     checkpoints.convert(tmp_path / "half", tmp_path / "int8", "native", "int8")
     for target in ("mine", "half", "int8"):
         pair = resolve(tmp_path / target, tmp_path / "draft").load()
-        assert layers_read(pair.draft) == (*layers, "encoder")
+        assert pair.draft.layers == (*layers, "encoder")
     with pytest.raises(ValueError, match="states of the target mine/target, .*other is another"):
         load(tmp_path / "other", tmp_path / "draft")
     copied = checkpoints.convert(tmp_path / "draft", tmp_path / "copied", "native")

@@ -1,32 +1,39 @@
 """Reading, writing and growing rows, against loops."""
 
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from speculative.ragged import grow, read_rows, write_rows
+from speculative.ragged import grow, move_rows, read_rows, write_rows
 
 
 @pytest.mark.parametrize("batch", [1, 3])
-@pytest.mark.parametrize("entries", [1, 2])
 @pytest.mark.parametrize("axis", [1, 2])
-def test_write_rows_writes_each_row_at_its_start(batch: int, entries: int, axis: int) -> None:
-    """Also where a row has several entries, one a head."""
+def test_rows_are_written_and_moved_each_to_its_own_place(batch: int, axis: int) -> None:
     rng = np.random.default_rng(batch)
-    shape = [batch * entries, 9, 9, 2]
+    shape = [batch, 9, 9, 2]
     buffer = rng.normal(size=shape).astype(np.float32)
     shape[axis] = 4
     chunk = rng.normal(size=shape).astype(np.float32)
-    starts = np.array([5, 0, 2])[:batch]
-    want = buffer.copy()
-    for entry in range(batch * entries):
-        begin = starts[entry // entries]
-        place = [slice(None)] * 3
-        place[axis - 1] = slice(begin, begin + 4)
-        want[entry][tuple(place)] = chunk[entry]
-    got = jax.jit(write_rows, static_argnums=3)(buffer, chunk, jax.device_put(starts), axis)
-    np.testing.assert_array_equal(got, want)
+    starts, places = (
+        np.array([5, 0, 2])[:batch],
+        np.array([[6, 0, 8], [8, 8, 1], [2, 4, 3]])[:batch],
+    )
+    written, moved = buffer.copy(), buffer.copy()
+    for row, start in enumerate(starts):
+        place: list[Any] = [slice(None)] * 3
+        place[axis - 1] = slice(start, start + 4)
+        written[row][tuple(place)] = chunk[row]
+        place[axis - 1] = slice(start, start + 3)
+        moved[row][tuple(place)] = np.take(buffer[row], places[row], axis - 1)
+    given = jax.device_put(starts), axis
+    got = jax.jit(write_rows, static_argnums=3)(buffer, chunk, *given)
+    np.testing.assert_array_equal(got, written)
+    got = jax.jit(move_rows, static_argnums=3)(buffer, places, *given)
+    np.testing.assert_array_equal(got, moved)
 
 
 def test_write_rows_keeps_the_buffer_s_type() -> None:

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from speculative.sampling import Sampling, argmax, categorical, standardise
+from speculative.sampling import Kinds, Sampling, argmax, categorical, standardise
 from tests import toy
 
 ALMOST_ONE = np.float32(1 - 2**-24)
@@ -46,6 +46,18 @@ def test_standardise_is_section_2_2(sampling: Sampling, vocabulary: int) -> None
     assert probabilities.dtype == np.float32
     np.testing.assert_array_equal(probabilities > 0, expected > 0)
     np.testing.assert_allclose(probabilities, expected, rtol=2e-5)
+
+
+@pytest.mark.parametrize("middle", [(), (3,)], ids=["rows", "blocks"])
+def test_rows_of_a_batch_are_standardised_each_in_its_own_way(middle: tuple[int, ...]) -> None:
+    sizes = len(SAMPLINGS), *middle, 50
+    logits = np.random.default_rng(4).normal(0.0, 3.0, sizes).astype(np.float32)
+    together = Sampling.together(SAMPLINGS, Kinds.of(SAMPLINGS))
+    found = np.asarray(jax.jit(standardise)(logits, together))
+    for row, sampling, own in zip(logits, SAMPLINGS, found, strict=True):
+        expected = toy.standardise(row, sampling)
+        np.testing.assert_array_equal(own > 0, expected > 0)
+        np.testing.assert_allclose(own, expected, rtol=2e-5)
 
 
 @pytest.mark.parametrize(

@@ -18,6 +18,7 @@ from scipy import stats
 
 from speculative.drafts import Draft, Proposal
 from speculative.models.interface import Extended, Model, Started
+from speculative.ragged import move_rows
 from speculative.sampling import Sampling
 from speculative.types import Rows, Tokens
 
@@ -70,8 +71,9 @@ class MarkovModel(Model):
         seen = jnp.full((batch, cache_length), VOCABULARY - 1, jnp.int32)
         return Started(MarkovState(jnp.zeros(batch, jnp.int32), seen), {})
 
-    def extend(self, params, state, tokens, at=None, layers=()) -> Extended:
+    def extend(self, params, state, chunk, at=None, layers=()) -> Extended:
         """Its only hidden state is the token that was fed."""
+        tokens = chunk.tokens
         rows = jnp.arange(tokens.shape[0])[:, None]
         places = state.lengths[:, None] + jnp.arange(tokens.shape[1])
         seen = state.seen.at[rows, places].set(tokens)
@@ -85,6 +87,12 @@ class MarkovModel(Model):
     def rewind(self, state, lengths) -> MarkovState:
         return MarkovState(lengths, state.seen)
 
+    def keep(self, state, length, path, count) -> MarkovState:
+        starts = state.lengths - length
+        return MarkovState(
+            starts + count, move_rows(state.seen, starts[:, None] + path, starts, axis=1)
+        )
+
 
 @dataclasses.dataclass(frozen=True)
 class CertainDraft(Draft):
@@ -93,7 +101,9 @@ class CertainDraft(Draft):
     def start(self, params, inputs, cache_length, target) -> tuple[()]:
         return ()
 
-    def propose(self, params, state, last, uniforms, sampling, vocab_size) -> Proposal:
+    def propose(
+        self, params, state, last, uniforms, sampling, vocab_size, history=None
+    ) -> Proposal:
         guesses = [last]
         for _ in range(uniforms.shape[1]):
             guesses.append(params[guesses[-1]])

@@ -5,12 +5,12 @@ from typing import Any
 import jax
 
 from speculative.backends import tpu
-from speculative.backends.cpu.prepacked import Compiled, prepack
+from speculative.backends.cpu.prepacked import Cpu, prepack
 from speculative.backends.prepacked import PREPACKED
 from speculative.backends.xla import Cache, Dropout, Xla, look_up
 from speculative.types import PyTree
 
-STORED, COMPILED = Xla(), Compiled()
+STORED, CPU = Xla(), Cpu()
 TPU, TPU_DRAFT = tpu.Tpu(), tpu.TpuDraft()
 
 
@@ -20,7 +20,7 @@ def backend_of(prepacked: Any) -> Xla:
         return STORED
     if isinstance(prepacked, tpu.Kernel | tpu.DraftKernel):
         return TPU if isinstance(prepacked, tpu.Kernel) else TPU_DRAFT
-    return COMPILED
+    return CPU
 
 
 def for_decoding(params: PyTree, draft: bool = False, platform: str | None = None) -> PyTree:

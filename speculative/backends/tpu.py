@@ -15,7 +15,6 @@ from jax.sharding import SingleDeviceSharding
 
 from speculative.backends.prepacked import FUSED, split
 from speculative.backends.xla import Xla, precision, split_heads
-from speculative.ragged import write_rows
 from speculative.types import PyTree
 
 READ_AHEAD: dict[str, str | bool] = {
@@ -65,17 +64,13 @@ class Tpu(Xla):
         # not fit the memory on the chip, and take 1.4 times what reading them does.
         return _apart(y) if "activation" in after else y
 
-    def heads(self, denses, x, heads) -> list[Array]:
+    def taken_apart(self, x, heads) -> Array:
         """As of `Xla`."""
-        return [split_heads(_apart(dense(x)), heads) for dense in denses]
+        return super().taken_apart(_apart(x), heads)
 
     def attend(self, query, keys, values, bias, heads, scale) -> Array:
         """As of `Xla`."""
         return super().attend(_apart(query), keys, values, bias, heads, scale)
-
-    def attend_self(self, projected, bias, heads, scale, cache) -> tuple[Array, Array, Array]:
-        """As of `Xla`."""
-        return super().attend_self(tuple(map(_apart, projected)), bias, heads, scale, cache)
 
 
 def _apart(x: Array) -> Array:
@@ -90,21 +85,18 @@ def _apart(x: Array) -> Array:
 class TpuDraft(Tpu):
     """For models bound by the number of operations: heads are never taken apart.
 
-    Keys and values are [B, T, N * H]. All heads' scores are one product, of a query for each head
-    that is 0 outside it. That is N times the arithmetic, of which there is little, and half of the
-    operations: nothing is transposed.
+    Keys and values are [B, 1, T, N * H]. All heads' scores are one product, of a query for each
+    head that is 0 outside it. That is N times the arithmetic, of which there is little, and half of
+    the operations: nothing is transposed.
     """
 
-    def cache_shape(self, batch, heads, length, size) -> tuple[int, int, int]:
-        """[B, T, N * H]."""
-        return batch, length, heads * size
-
-    def heads(self, denses, x, heads) -> list[Array]:
-        """The projections as they are, [B, S, N * H]."""
-        return [dense(x) for dense in denses]
+    def cache_shape(self, batch, heads, length, size) -> tuple[int, ...]:
+        """[B, 1, T, N * H]."""
+        return batch, 1, length, heads * size
 
     def attend(self, query, keys, values, bias, heads, scale) -> Array:
-        """As of `Xla`, with keys and values [B, K, N * H]."""
+        """As of `Xla`, with keys and values [B, 1, K, N * H]."""
+        keys, values = keys[:, 0], values[:, 0]
         if query.shape[1] > 2 * ROWS:  # A whole text, whose arithmetic counts.
             keys, values = split_heads(keys, heads), split_heads(values, heads)
             return super().attend(query, keys, values, bias, heads, scale)
@@ -117,14 +109,9 @@ class TpuDraft(Tpu):
         mixed = lax.dot_general(weights, values, (((3,), (1,)), ((0,), (0,))), exact)
         return (mixed * own).sum(axis=1)
 
-    def attend_self(self, projected, bias, heads, scale, cache) -> tuple[Array, Array, Array]:
-        """As of `Xla`, with keys and values [B, L or T, N * H]."""
-        query, keys, values = projected
-        if cache is not None:
-            *caches, starts, count = cache
-            new = zip(caches, (keys, values), strict=True)
-            keys, values = (write_rows(old, x[:, :count], starts, axis=1) for old, x in new)
-        return self.attend(query, keys, values, bias, heads, scale), keys, values
+    def taken_apart(self, x, heads) -> Array:
+        """As they are: [B, 1, L, N * H]."""
+        return x[:, None]
 
 
 def lay_out(params: PyTree, draft: bool) -> PyTree:

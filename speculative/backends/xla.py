@@ -28,7 +28,7 @@ Norm = Any
 Denses = Sequence[Any]
 # What training does to a layer's output before it is added to the layer's input.
 Dropout = Callable[[Array], Array] | None
-# Keys and values [B * N, T, H], the positions [B] at which new ones enter, and how many do.
+# Keys and values [B, N, T, H], the positions [B] at which new ones enter, and how many do.
 Cache = tuple[Array, Array, Rows, int]
 # What `Xla.project` gives: queries, keys and values as the backend has them.
 Parts = tuple[Array, ...]
@@ -63,7 +63,7 @@ def look_up(table: Array, index: Array) -> Array:
 class Xla:
     """How layers compute: this one with weights as they are stored, others with prepacked ones.
 
-    A norm is applied to a product's input first. Keys and values are [B * N, K, H], of N heads;
+    A norm is applied to a product's input first. Keys and values are [B, N, K, H], of N heads;
     attention's bias broadcasts to [B, N, L, K], masks included, and `scale` multiplies the
     products of queries and keys.
     """
@@ -95,9 +95,9 @@ class Xla:
         """Positions of a chunk with the padding that makes it fastest: at least `length`."""
         return length
 
-    def cache_shape(self, batch: int, heads: int, length: int, size: int) -> tuple[int, int, int]:
-        """Of keys or values: [B * N, T, H], for heads of a size H."""
-        return batch * heads, length, size
+    def cache_shape(self, batch: int, heads: int, length: int, size: int) -> tuple[int, ...]:
+        """Of keys or values: [B, N, T, H], for heads of a size H."""
+        return batch, heads, length, size
 
     def project(self, fused: Fused | None, denses: Denses, x: Array, norm: Norm) -> Parts:
         """The projections of normed x [B, L, D] by several kernels, or by one product of all."""
@@ -126,16 +126,19 @@ class Xla:
         return lax.dot_general(x, embedding.astype(x.dtype), by_row, precision(x), jnp.float32)
 
     def heads(self, denses: Denses, x: Array, heads: int) -> list[Array]:
-        """The projections of x [B, S, D] as keys and values, [B * N, S, H] each."""
-        return [split_heads(dense(x), heads) for dense in denses]
+        """The projections of x [B, S, D] as keys and values, [B, N, S, H] each."""
+        return [self.taken_apart(dense(x), heads) for dense in denses]
+
+    def taken_apart(self, x: Array, heads: int) -> Array:
+        """Keys or values [B, L, N * H] as caches hold them: [B, N, L, H]."""
+        return split_heads(x, heads)
 
     def attend(
         self, query: Array, keys: Array, values: Array, bias: Array, heads: int, scale: float
     ) -> Array:
         """Dot-product attention of queries [B, L, N * H]: [B, L, N * H]."""
         batch, length, width = query.shape
-        query = (query * scale).reshape(batch, length, heads, -1).transpose(0, 2, 1, 3)
-        keys, values = (x.reshape(batch, heads, -1, width // heads) for x in (keys, values))
+        query = split_heads(query * scale, heads)
         # BNLH, BNKH -> BNLK, then BNLK, BNKH -> BNLH; each `einsum` would be traced anew.
         heads_of, exact = ((0, 1), (0, 1)), precision(query)
         scores = lax.dot_general(query, keys, (((3,), (3,)), heads_of), exact, jnp.float32)
@@ -151,16 +154,14 @@ class Xla:
         These are the positions' own, or a cache that they entered.
         """
         query, *new = projected
-        keys, values = (split_heads(x, heads) for x in new)
+        keys, values = (self.taken_apart(x, heads) for x in new)
         if cache is not None:
             *caches, starts, count = cache
             new = zip(caches, (keys, values), strict=True)
-            keys, values = (write_rows(old, x[:, :count], starts, axis=1) for old, x in new)
+            keys, values = (write_rows(old, x[:, :, :count], starts, axis=2) for old, x in new)
         return self.attend(query, keys, values, bias, heads, scale), keys, values
 
 
 def split_heads(x: Array, heads: int) -> Array:
-    """[B, L, N * H] -> [B * N, L, H]."""
-    batch, length, width = x.shape
-    x = x.reshape(batch, length, heads, width // heads).transpose(0, 2, 1, 3)
-    return x.reshape(-1, length, width // heads)
+    """[B, L, N * H] -> [B, N, L, H]."""
+    return x.reshape(*x.shape[:2], heads, -1).swapaxes(1, 2)

@@ -55,7 +55,8 @@ def _evaluate(options: argparse.Namespace) -> None:
         with progress.bar(config.target) as on_progress:
             on_progress("loading", 0)
             pair = found.load()
-        many.into_file(pair, kept, places, config.batch_size, **settings)
+        requests = pair.requests([prompt.source for prompt in prompts], **settings)
+        many.into_file(pair, kept, requests, places, config.batch_size)
         lines = list(kept.lines())
         references, said = [p.reference for p in prompts], [line["text"] for line in lines]
         score, low, high = quality.score(metric, references, said)

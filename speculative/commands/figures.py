@@ -5,9 +5,7 @@ import operator
 from typing import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:
-    from jax import Array
-
-    from speculative.pair import Pair, Result
+    from speculative.pair import Pair, Request, Result
 
 
 class Timed(NamedTuple):
@@ -66,10 +64,8 @@ def _rate(tokens: int, seconds: float) -> str:
     return f"{tokens:,} tokens in {seconds:.2f} s ({tokens / seconds:,.1f} a second)"
 
 
-def figures(
-    pair: "Pair", source: "Array", fast: Timed, alone: Timed | None, greedy: bool
-) -> Figures:
-    """Those of a text; tokens are compared with those without a draft if both are `greedy`."""
+def figures(pair: "Pair", request: "Request", fast: Timed, alone: Timed | None) -> Figures:
+    """Those of a text; tokens are compared with those without a draft at temperature 0."""
     from speculative.measurement.exactness import compare_greedy
 
     found = Figures(1, len(fast.result.tokens), fast.result.target_calls, fast.seconds)
@@ -77,9 +73,9 @@ def figures(
         return found
     tokens = alone.result.tokens, fast.result.tokens
     found += Figures(tokens_alone=len(tokens[0]), seconds_alone=alone.seconds)
-    if not greedy:
+    if not request.config.sampling.greedy:
         return found
-    difference = compare_greedy(pair, source, *tokens, pair.target.config.dtype)
+    difference = compare_greedy(pair, request.source, *tokens, pair.target.config.dtype)
     if difference is None:
         return found + Figures(greedy=1, equal=1)
     return found + Figures(greedy=1, near_ties=int(difference.near_tie))

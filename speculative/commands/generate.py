@@ -1,10 +1,11 @@
 """`generate`: decodes the user's own text, and says how fast it came."""
 
 import argparse
+import contextlib
 import itertools
 import sys
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from speculative import checks, disk
@@ -12,11 +13,8 @@ from speculative.commands import SAMPLING, Command, add_options, many, prompts, 
 from speculative.commands.figures import Figures, Timed, figures
 
 if TYPE_CHECKING:
-    from jax import Array
-
-    from speculative.decoding import Decoding
     from speculative.decoding.loop import Step
-    from speculative.pair import Pair
+    from speculative.pair import Pair, Request, Result
     from speculative.vocabulary import Vocabulary
 
 DEFAULTS = SAMPLING | {"verification": "token", "lenience": 1.0}
@@ -39,7 +37,14 @@ def _add_generate(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("--task", help="put the prefix of a task before each prompt: debian_ende, debian_synopsis")
     add_options(parser, "--module", "--prefix")
-    add_options(parser, "--gamma", *(f"--{name}" for name in DEFAULTS), gamma=5, **DEFAULTS)
+    add(
+        "--gamma",
+        type=whole(0, checks.MAX_GAMMA),
+        default=5,
+        metavar="N",
+        help="guesses a step; 0 decodes with the target alone (5)",
+    )
+    add_options(parser, *(f"--{name}" for name in DEFAULTS), **DEFAULTS)
     add(
         "--stop",
         action="append",
@@ -93,7 +98,7 @@ def _generate(options: argparse.Namespace) -> None:
     from speculative.pair import checked_stop
     from speculative.sampling import Sampling
 
-    sampling = Sampling(**{name: getattr(options, name) for name in SAMPLING})
+    Sampling(**{name: getattr(options, name) for name in SAMPLING})
     rules.select(options.verification, options.lenience)  # Wrong values end here.
     stop = checked_stop(options.stop)
     if options.logprobs and not (options.json or options.output):
@@ -106,6 +111,8 @@ def _generate(options: argparse.Namespace) -> None:
             "--trace is for texts that are shown one at a time; leave it, or --json, --output, "
             "--samples and --batch_size out."
         )
+    if options.gamma == 0 and (options.trace or options.compare):
+        raise ValueError("--trace and --compare are about guesses; leave --gamma 0 out.")
     rows.import_module(options)
     prefix = options.prefix or ""
     if options.task is not None and options.prefix is None:
@@ -121,54 +128,45 @@ def _generate(options: argparse.Namespace) -> None:
     with progress.bar(options.target) as on_progress:
         on_progress("loading", 0)
         pair = _load(options, begun)
-    names = (*DEFAULTS, "seed", "max_length", "truncate", "logprobs")
-    settings = {name: getattr(options, name) for name in names}
-    drafted: dict[str, Any] = settings | {"gamma": options.gamma}
-    alone: dict[str, Any] = settings | {"gamma": 0}
+    names = (*DEFAULTS, "seed", "max_length", "truncate", "logprobs", "gamma")
+    settings: dict[str, Any] = {name: getattr(options, name) for name in names} | {"stop": stop}
 
-    def prepared(prompt: prompts.Prompt, example: int = 0) -> "tuple[Array, Array, Decoding]":
-        own: dict[str, Any] = drafted | {"example": example} | prompt.own
-        own.pop("stop", None)
-        return pair.prepare(prefix + prompt.text, **own)
+    def request(prompt: prompts.Prompt, example: int = 0) -> "Request":
+        given: dict[str, Any] = settings | {"example": example} | prompt.own
+        return pair.requests([prefix + prompt.text], **given)[0]
 
-    lists = _checked(lists, prepared, typed)  # What does not fit the pair ends before its decoding.
     told = {"target": pair.names[0], "draft": pair.names[1], "gamma": options.gamma}
     told |= {name: settings[name] for name in (*DEFAULTS, "max_length", "seed")}
     told |= {"dtype": pair.target.config.dtype, "stop": list(stop)}
+    # What does not fit the pair ends before its decoding.
+    asked = _asked(lists, prefix, told, request, typed)
     if several:
-        first = 0
-        for given in lists:
-            for number, prompt in enumerate(given, first + 1):
-                _warn_of_script(pair.vocabulary, prompt.text, number)
-            asked = [many.Asked(prefix + prompt.text, told | prompt.own) for prompt in given]
-            _together(pair, asked, first, options, drafted | {"stop": stop})
-            first += len(given)
+        for given in asked:
+            for prompt, one in given:
+                _warn_of_script(pair.vocabulary, prompt.text[len(prefix) :], one.example + 1)
+            _together(pair, given, options)
         return
-    decoder = Decoder(pair, streams=not options.json)
+    timer = Timer(pair, streams=not options.json)
     if typed:  # Now, so that a first line of usual length is answered at once.
-        for way in (drafted, alone) if options.compare else (drafted,):
-            decoder.compile("a", **way)
+        usual = request(prompts.Prompt("a", {}))
+        for one in (usual, usual.alone) if options.compare else (usual,):
+            timer.compile(one)
         print(f"Each line is a prompt for {options.target}; Ctrl-D ends.", file=sys.stderr)
     total = Figures()
-    for example, prompt in enumerate(itertools.chain.from_iterable(lists)):
-        _warn_of_script(pair.vocabulary, prompt.text, example + 1)
-        text, show = prefix + prompt.text, _ignore if options.json else _print
-        own = {"stop": stop, "example": example} | prompt.own
-        fast = decoder.decode(text, show, **drafted | own)
+    for prompt, one in itertools.chain.from_iterable(asked):
+        _warn_of_script(pair.vocabulary, prompt.text[len(prefix) :], one.example + 1)
+        show = _ignore if options.json else _print
+        fast = timer.decode(one, show)
         show("\n")
-        compared = None
-        if options.compare:
-            compared = decoder.decode(text, _ignore, **alone | own)
+        compared = timer.decode(one.alone, _ignore) if options.compare else None
         if options.json:
-            print(_json(text, told | prompt.own, fast, compared), flush=True)
+            print(_json(prompt, fast, compared), flush=True)
             continue
-        inputs = prepared(prompt, example)
         if options.trace:
             from speculative.reporting import tables, traces
 
-            traces.show(traces.trace(pair, text, *inputs), options.gamma, tables.CONSOLE)
-        greedy = prompt.own.get("temperature", sampling.temperature) == 0
-        found = figures(pair, inputs[0], fast, compared, greedy)
+            traces.show(traces.trace(pair, prompt.text, one), options.gamma, tables.CONSOLE)
+        found = figures(pair, one, fast, compared)
         if typed:
             print(found, file=sys.stderr)
         total += found
@@ -188,7 +186,7 @@ def _load(options: argparse.Namespace, begun: Sequence[prompts.Prompt]) -> "Pair
     if options.batch_size > 1:
         length = max([options.max_length, *(one.own.get("max_length", 0) for one in begun)])
         target, draft = found.names
-        given = {"gamma": options.gamma, "max_length": length, "temperature": 0.0}
+        given = {"gamma": options.gamma or 1, "max_length": length, "temperature": 0.0}
         row = RowConfig(task=rows.OWN, prefix="", target=target, draft=draft, **given)
         size = options.batch_size
         if options.file or options.output:  # There are no others.
@@ -197,22 +195,26 @@ def _load(options: argparse.Namespace, begun: Sequence[prompts.Prompt]) -> "Pair
     return found.load()
 
 
-def _checked(
+def _asked(
     lists: Iterator[list[prompts.Prompt]],
-    check: Callable[[prompts.Prompt], object],
+    prefix: str,
+    told: dict[str, Any],
+    request: "Callable[[prompts.Prompt, int], Request]",
     typed: bool,
-) -> Iterator[list[prompts.Prompt]]:
+) -> "Iterator[list[tuple[many.Asked, Request]]]":
     """Lists of prompts, each checked as a whole; someone who types may type the next one."""
+    first = 0
     for given in lists:
         try:
-            for prompt in given:
-                check(prompt)
+            requests = [request(prompt, number) for number, prompt in enumerate(given, first)]
         except ValueError as error:
             if not typed:
                 raise
             prompts.complain(error)
             continue
-        yield given
+        asked = [many.Asked(prefix + prompt.text, told | prompt.own) for prompt in given]
+        yield list(zip(asked, requests, strict=True))
+        first += len(given)
 
 
 def _print(part: str) -> None:
@@ -235,10 +237,8 @@ def _warn_of_script(vocabulary: "Vocabulary", prompt: str, number: int) -> None:
         )
 
 
-def _json(prompt: str, told: dict[str, Any], decoded: Timed, alone: Timed | None = None) -> str:
-    line = many.line(many.Asked(prompt, told), decoded.result) | {
-        "seconds": round(decoded.seconds, 6)
-    }
+def _json(asked: many.Asked, decoded: Timed, alone: Timed | None = None) -> str:
+    line = many.line(asked, decoded.result) | {"seconds": round(decoded.seconds, 6)}
     if alone:
         line["tokens_autoregressive"] = alone.result.tokens
         line["seconds_autoregressive"] = round(alone.seconds, 6)
@@ -247,82 +247,104 @@ def _json(prompt: str, told: dict[str, Any], decoded: Timed, alone: Timed | None
 
 def _together(
     pair: "Pair",
-    given: Sequence[many.Asked],
-    first: int,
+    given: "Sequence[tuple[many.Asked, Request]]",
     options: argparse.Namespace,
-    settings: dict[str, Any],
 ) -> None:
-    """Decodes prompts in batches, `first` others having come before; shows their texts in order."""
-    places = [(i, sample) for i in range(len(given)) for sample in range(options.samples)]
+    """Decodes prompts in batches, and shows their texts in order."""
+    asked, requests = zip(*given, strict=True)
+    places = [(i, sample) for i in range(len(asked)) for sample in range(options.samples)]
     if options.output is not None:
-        results = many.Results(options.output, given, ["logprobs"] if options.logprobs else [])
-        many.into_file(pair, results, places, options.batch_size, **settings)
+        results = many.Results(options.output, asked, ["logprobs"] if options.logprobs else [])
+        many.into_file(pair, results, requests, places, options.batch_size)
         print(f"Written: {options.output}, {len(results)} texts.")
         return
-    decoded = many.decode(pair, given, places, options.batch_size, first, **settings)
-    for (number, sample), result in many.in_order(places, decoded):
-        line = many.line(given[number], result) | {"number": first + number, "sample": sample}
+    decoded = many.decode(pair, requests, places, options.batch_size)
+    for (at, sample), result in many.in_order(places, decoded):
+        line = many.line(asked[at], result) | {"number": requests[at].example, "sample": sample}
         print(disk.json_line(line) if options.json else result.text, flush=True)
 
 
-class Decoder:
-    """Decodes prompts one by one, and times them: prefill included, compilation not."""
+class Timer:
+    """Decodes requests one by one, and times them: prefill included, compilation not."""
 
     def __init__(self, pair: "Pair", streams: bool):
         """`streams` tells whether texts are shown as they grow, or decoded in one dispatch."""
         self._pair, self._streams = pair, streams
-        self._compiled: set[tuple[int, str]] = set()
+        self._known: set[Hashable] = set()
 
-    def compile(self, prompt: str, stop: Sequence[str] = (), **settings: Any) -> None:
-        """Compiles what prompts of such a length need, by decoding this one, if it is new."""
-        width = self._pair.encode(prompt, settings["truncate"]).shape[1]
-        ignored = "seed", "example", "truncate"
-        named = {name: settings[name] for name in sorted(settings) if name not in ignored}
-        programs = width, repr((named, bool(stop)))
-        if programs not in self._compiled:
-            from speculative import progress
+    def compile(self, request: "Request") -> None:
+        """Compiles what requests of such a length need first, by this one's first step."""
+        self._begun(request) if self._streams else self._whole(request)
 
-            with progress.bar("prompts of such a length") as on_progress:
-                on_progress("compiling", 0)
-                if self._streams and not stop:
-                    self._pair.compile(prompt, **settings)
-                else:
-                    self._pair.generate(prompt, stop=stop, **settings)
-            self._compiled.add(programs)
+    def decode(self, request: "Request", show: Callable[[str], None]) -> Timed:
+        """The result of a request, whose text is shown in parts, and the seconds that it took."""
+        from speculative.decoding.programs import seconds_compiling
 
-    def decode(
-        self, prompt: str, show: Callable[[str], None], stop: Sequence[str] = (), **settings: Any
-    ) -> Timed:
-        """The result of a prompt, whose text is shown in parts, and the seconds that it took.
-
-        With stop strings it is shown as a whole, for its last characters may be cut.
-        """
-        self.compile(prompt, stop, **settings)
-        began = time.perf_counter()
-        if self._streams and not stop:
-            steps, shown = itertools.tee(self._pair.stream(prompt, **settings))
-            for part in as_it_grows(self._pair.vocabulary, shown):
+        began = time.perf_counter() - seconds_compiling()
+        if self._streams:
+            steps, shown = itertools.tee(self._begun(request))
+            for part in as_it_grows(self._pair.vocabulary, shown, request.stop):
                 show(part)
-            seconds = time.perf_counter() - began
-            return Timed(self._pair.collect(steps), seconds)
-        result = self._pair.generate(prompt, stop=stop, **settings)
-        seconds = time.perf_counter() - began
-        show(result.text)
-        return Timed(result, seconds)
+            result = self._pair.collect(steps, request.stop)
+        else:
+            result = self._whole(request)
+        return Timed(result, time.perf_counter() - seconds_compiling() - began)
+
+    def _begun(self, request: "Request") -> "Iterator[Step]":
+        """The steps, of which the first has been taken."""
+        steps = self._pair.steps(request)
+        with self._phase(request):
+            first = next(steps)
+        return itertools.chain([first], steps)
+
+    def _whole(self, request: "Request") -> "Result":
+        with self._phase(request):
+            return self._pair.answer(request)
+
+    @contextlib.contextmanager
+    def _phase(self, request: "Request") -> Iterator[None]:
+        """Says that programs are compiled, while they are for a first request of its kind."""
+        import jax
+
+        from speculative import progress
+
+        programs = request.source.shape, jax.tree.structure(request.config), bool(request.stop)
+        if programs in self._known:
+            yield
+            return
+        with progress.bar("prompts of such a length") as on_progress:
+            on_progress("compiling", 0)
+            yield
+        self._known.add(programs)
 
 
-def as_it_grows(vocabulary: "Vocabulary", steps: Iterable["Step"]) -> Iterator[str]:
-    """The text of a streamed generation, in parts that later tokens do not change."""
+def as_it_grows(
+    vocabulary: "Vocabulary", steps: Iterable["Step"], stop: Sequence[str] = ()
+) -> Iterator[str]:
+    """The text of a streamed generation, in parts that later tokens do not change.
+
+    It ends before the first of the stop strings.
+    """
     tokens: list[int] = []
     shown = text = ""
     for step in steps:
         tokens += step.tokens[0, : step.count[0]].tolist()
         text = vocabulary.decode(tokens)
+        if places := [place for end in stop if (place := text.find(end)) >= 0]:
+            text = text[: min(places)]
+            break
         # A character cut off after some of its bytes decodes to marks, which more bytes replace.
         final = text.rstrip("\N{REPLACEMENT CHARACTER}")
+        final = final[: len(final) - _begun_of(stop, final)]
         yield final[len(shown) :]
         shown = final
     yield text[len(shown) :]
+
+
+def _begun_of(stop: Sequence[str], text: str) -> int:
+    """How many characters at a text's end may be the beginning of a stop string."""
+    sizes = (size for end in stop for size in range(1, len(end)) if text.endswith(end[:size]))
+    return max(sizes, default=0)
 
 
 COMMANDS = {"generate": Command("decode your own text", _add_generate, _generate)}

@@ -6,7 +6,6 @@ from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from speculative import disk
-from speculative.commands.prompts import OWN
 
 if TYPE_CHECKING:
     from speculative.pair import Pair, Request, Result
@@ -86,28 +85,19 @@ class Results:
 
 
 def decode(
-    pair: "Pair",
-    prompts: Sequence[Asked],
-    places: Sequence[Place],
-    batch_size: int,
-    first: int = 0,
-    **settings: Any,
+    pair: "Pair", requests: Sequence["Request"], places: Sequence[Place], batch_size: int
 ) -> Iterator[tuple[Place, "Result"]]:
-    """The results of some samples of prompts, as they end; `first` prompts came before these.
-
-    What a prompt is told to be of comes before `settings`.
-    """
-    requests: dict[int, Request] = {}
-    for number in {number: None for number, _ in places}:
-        text, told = prompts[number]
-        own = {name: told[name] for name in OWN if name in told}
-        (requests[number],) = pair.requests([text], **settings | own)
-    asked = [requests[number].sample(first + number, sample) for number, sample in places]
+    """The results of some samples of prompts, as they end."""
+    asked = [requests[number].sample(sample) for number, sample in places]
     return ((places[at], result) for at, result in pair.serve(asked, batch_size))
 
 
 def into_file(
-    pair: "Pair", found: Results, places: Sequence[Place], batch_size: int, **settings: Any
+    pair: "Pair",
+    found: Results,
+    requests: Sequence["Request"],
+    places: Sequence[Place],
+    batch_size: int,
 ) -> None:
     """Decodes what results still lack; a KeyboardInterrupt says what there is."""
     from speculative import progress
@@ -117,7 +107,7 @@ def into_file(
     began, tokens = time.perf_counter(), 0
     with progress.bar(file) as on_progress:
         try:
-            for place, result in decode(pair, found.prompts, lacking, batch_size, **settings):
+            for place, result in decode(pair, requests, lacking, batch_size):
                 told = line(found.prompts[place[0]], result)
                 found.add(place, told | {"number": place[0], "sample": place[1]})
                 tokens += len(result.tokens)

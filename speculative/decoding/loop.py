@@ -18,8 +18,8 @@ from jax import Array, lax
 from speculative.decoding.programs import Program
 from speculative.decoding.rules import DRAFT
 from speculative.decoding.settings import Decoding, Output
-from speculative.drafts.base import Draft, fault_of, given_history, layers_read, require_shapes
-from speculative.models.interface import Model
+from speculative.drafts.base import Draft, fault_of, require_shapes
+from speculative.models.interface import Chunk, Model
 from speculative.ragged import grow, write_rows
 from speculative.sampling import first, greatest, log_probabilities
 from speculative.types import PAD_ID, Flags, Inputs, PyTree, Rows
@@ -70,7 +70,7 @@ def start(
     """The progress before the first token, for inputs [B, S]."""
     batch = inputs.shape[0]
     zeros, draft = jnp.zeros(batch, jnp.int32), models.draft
-    layers = layers_read(draft)
+    layers = draft.layers if draft else ()
     target = models.target.start(params.target, inputs, cache_length, layers=layers)
     return Progress(
         target=target.state,
@@ -91,8 +91,7 @@ def start(
 def put_row(progress: Progress, row: int | Array, one: Progress) -> Progress:
     """Replaces a row of a batch's progress by that of a batch of 1 with the same settings.
 
-    The first axis of each leaf holds an equal number of entries for each row. The caller replaces
-    the row of `draws` too.
+    The caller replaces the row of `draws` too.
 
     Raises:
         ValueError: inputs have other widths or caches other sizes.
@@ -100,13 +99,12 @@ def put_row(progress: Progress, row: int | Array, one: Progress) -> Progress:
     batch = progress.lengths.shape[0]
 
     def put(whole: Array, entry: Array) -> Array:
-        if entry.shape != (whole.shape[0] // batch, *whole.shape[1:]):
+        if entry.shape != (1, *whole.shape[1:]):
             raise ValueError(
                 f"A row's state is {entry.shape}, that of a batch of {batch} is {whole.shape}; "
                 "start it with inputs as wide and a cache as long as the batch's."
             )
-        at = row * (whole.shape[0] // batch)
-        return lax.dynamic_update_slice_in_dim(whole, entry.astype(whole.dtype), at, axis=0)
+        return lax.dynamic_update_slice_in_dim(whole, entry.astype(whole.dtype), row, axis=0)
 
     return jax.tree.map(put, progress, one)
 
@@ -123,19 +121,18 @@ def step(
     if gamma:
         assert models.draft is not None, "gamma > 0 needs a draft"
         numbers = uniforms[:, :gamma, DRAFT]
-        given = progress.draft, progress.last, numbers, config.sampling, vocab_size
-        more = given_history(models.draft, history)
+        given = progress.draft, progress.last, numbers, config.sampling, vocab_size, history
         with jax.named_scope(PROPOSING):
-            proposal = models.draft.propose(params.draft, *given, **more)
+            proposal = models.draft.propose(params.draft, *given)
         require_shapes(proposal, batch, gamma, vocab_size)
         chunk = jnp.concatenate([chunk, proposal.guesses], axis=1)
         guesses, q = proposal.guesses, proposal.q
         of_step = jnp.where(progress.finished, 0, fault_of(proposal, numbers, vocab_size))
         fault = jnp.where(fault > 0, fault, of_step)
 
-    layers = layers_read(models.draft)
+    layers = models.draft.layers if models.draft else ()
     logits, target, hidden = models.target.extend(
-        params.target, progress.target, chunk, layers=layers
+        params.target, progress.target, Chunk(chunk), layers=layers
     )
     if logits.shape[-1] < vocab_size:
         raise ValueError(
@@ -193,7 +190,7 @@ def _grown(
     return grow(progress, larger)
 
 
-@functools.partial(Program, static_argnames=("models", "config"))
+@functools.partial(Program, static_argnames="models")
 def decode(models: Models, params: Params, inputs: Array, draws: Array, config: Decoding) -> Output:
     """The compiled program behind `generate`."""
 
@@ -223,11 +220,11 @@ def decode(models: Models, params: Params, inputs: Array, draws: Array, config: 
 
 
 def output(progress: Progress, config: Decoding) -> Output:
-    """What a generation's rows have so far, without the room beyond `max_length`."""
+    """What a generation's rows have so far, without the room for a step beyond the longest."""
     fields = {field.name: getattr(progress, field.name) for field in dataclasses.fields(Output)}
-    kept = jnp.arange(config.max_length) < progress.lengths[:, None]
-    fields["tokens"] = jnp.where(kept, progress.tokens[:, : config.max_length], PAD_ID)
-    fields["logprobs"] = progress.logprobs[:, : config.max_length]
+    kept = jnp.arange(config.longest) < progress.lengths[:, None]
+    fields["tokens"] = jnp.where(kept, progress.tokens[:, : config.longest], PAD_ID)
+    fields["logprobs"] = progress.logprobs[:, : config.longest]
     return Output(**fields)
 
 
@@ -259,29 +256,9 @@ def generate(
     return decode(models, params, inputs, draws, config)
 
 
-begin = jax.jit(start, static_argnames=("models", "config", "cache_length"))
-one_step = Program(step, static_argnames=("models", "config"), donate_argnames="progress")
-_grow = jax.jit(_grown, static_argnames=("models", "config", "size"))
-
-
-def compile_stream(
-    target: Model,
-    draft: Draft | None,
-    params: Params,
-    inputs: Inputs,
-    draws: Array,
-    config: Decoding,
-) -> None:
-    """Compiles what `stream` runs for inputs of this shape: a step in a cache of each size."""
-    models, params = used(target, draft, params, config.gamma)
-    inputs = jax.device_put(inputs)
-    size, *larger = config.cache_lengths()
-    progress = begin(models, params, inputs, config, size)
-    progress, _ = one_step(models, params, progress, draws, config)
-    for size in larger:
-        progress = _grow(models, params, inputs, progress, config, size)
-        progress, _ = one_step(models, params, progress, draws, config)
-    jax.block_until_ready(progress.last)
+begin = jax.jit(start, static_argnames=("models", "cache_length"))
+one_step = Program(step, static_argnames="models", donate_argnames="progress")
+_grow = jax.jit(_grown, static_argnames=("models", "size"))
 
 
 def stream(

@@ -1,12 +1,33 @@
 """Programs of a pair, compiled with what the compiler of the device needs to be told."""
 
 import functools
+import time
 from collections.abc import Callable
 from typing import Any
 
 import jax
 
 from speculative.backends import compiler_options
+
+_compiling: list[tuple[float, float]] = []  # When JAX traced or compiled, from and to.
+
+
+def _note(event: str, duration_secs: float, **kwargs: str | int) -> None:
+    if not event.startswith("/jax/core/compile/"):
+        return
+    ends = time.perf_counter()
+    begins = ends - duration_secs
+    while _compiling and _compiling[-1][0] >= begins:  # What was traced within is part of it.
+        _compiling.pop()
+    _compiling.append((begins, ends))
+
+
+jax.monitoring.register_event_duration_secs_listener(_note)
+
+
+def seconds_compiling() -> float:
+    """The seconds in which this process has traced and compiled so far."""
+    return sum(ends - begins for begins, ends in _compiling)
 
 
 class Program:

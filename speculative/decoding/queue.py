@@ -20,6 +20,7 @@ from speculative.decoding.programs import Program
 from speculative.decoding.settings import Decoding, Output
 from speculative.drafts.base import Draft
 from speculative.models.interface import Model
+from speculative.sampling import Kinds
 from speculative.types import Inputs
 
 NO_LIMIT = 2**31 - 1  # Of steps.
@@ -31,11 +32,10 @@ class Text(NamedTuple):
     number: int
     inputs: Inputs  # [1, S]; of neighbouring texts that share them they are read once.
     draws: Array  # [1, ...] of `Decoding.draws`.
+    config: Decoding
 
 
-@functools.partial(
-    Program, static_argnames=("models", "config"), donate_argnames=("progress", "draws")
-)
+@functools.partial(Program, static_argnames="models", donate_argnames=("progress", "draws"))
 def run(
     models: Models,
     params: Params,
@@ -76,7 +76,7 @@ def generate(
     draft: Draft | None,
     params: Params,
     texts: Iterable[Text],
-    config: Decoding,
+    kinds: Kinds,
     batch_size: int,
     ends: Callable[[int, list[int]], bool] | None = None,
 ) -> Iterator[tuple[int, Output]]:
@@ -87,16 +87,17 @@ def generate(
 
     The outputs are those of `loop.generate` for each text alone: bit for bit where a position's
     result does not depend on the positions computed beside it, as with the kernels for CPU, and but
-    for rounding elsewhere. Inputs are of one width; the texts are taken as rows become free.
+    for rounding elsewhere. Inputs are of one width, and settings of one `Decoding.program` with
+    sampling of no other `kinds`; the texts are taken as rows become free.
     """
-    models, params = loop.used(target, draft, params, config.gamma)
-    # One size of caches serves all texts, long and short.
-    config = dataclasses.replace(config, growing=False)
-    (size,) = config.cache_lengths()
     waiting = iter(texts)
     upcoming = next(waiting, None)
     if upcoming is None:
         return
+    models, params = loop.used(target, draft, params, upcoming.config.gamma)
+    configs = [upcoming.config] * batch_size
+    config = Decoding.together(configs, kinds)
+    (size,) = config.cache_lengths()
     progress, draws = _empty(models, params, upcoming, config, size, batch_size)
     most = NO_LIMIT if ends is None else 1
     numbers: list[int | None] = [None] * batch_size
@@ -108,6 +109,9 @@ def generate(
                     read = upcoming.inputs
                     one = loop.begin(models, params, read, config, size)
                 progress, draws = _put(progress, draws, row, one, upcoming.draws)
+                if upcoming.config != configs[row]:
+                    configs[row] = upcoming.config
+                    config = Decoding.together(configs, kinds)
                 numbers[row], upcoming = upcoming.number, next(waiting, None)
         idle = numbers.count(None)
         if idle == batch_size:

@@ -19,11 +19,9 @@ from speculative.drafts.base import (
     TOLERANCE,
     Draft,
     Proposal,
-    given_history,
-    layers_read,
     require_shapes,
 )
-from speculative.models.interface import Model, Started
+from speculative.models.interface import Chunk, Model, Started
 from speculative.processors import NO_TOKEN, History
 
 
@@ -69,9 +67,7 @@ _extend = jax.jit(
     static_argnums=0,
     static_argnames="layers",
 )
-_propose = jax.jit(
-    lambda draft, *given, **more: draft.propose(*given, **more), static_argnums=(0, 5, 6)
-)
+_propose = jax.jit(lambda draft, *given: draft.propose(*given), static_argnums=(0, 6))
 _commit = jax.jit(lambda draft, *given: draft.commit(*given), static_argnums=0)
 _processed = jax.jit(History.process_block)
 
@@ -131,7 +127,7 @@ def generate(
     draws = np.asarray(draws, np.float64)
     source = np.asarray(inputs)[None]
     size = config.cache_lengths()[-1]
-    layers = layers_read(draft)
+    layers = draft.layers
     begun = start_target(target, params.target, source, size, layers)
     draft_state = start_draft(draft, params.draft, source, size, begun)
     target_state = begun.state
@@ -143,16 +139,14 @@ def generate(
         uniforms = here[None, :gamma, DRAFT].astype(np.float32)
         said = np.array([[*output, *[NO_TOKEN] * (config.capacity - at)]], np.int32)
         history = config.history(*jax.device_put((said, np.array([at], np.int32))))
-        more = given_history(draft, history)
-        proposal = _propose(
-            draft, params.draft, draft_state, newest, uniforms, config.sampling, vocab_size, **more
-        )
+        given = newest, uniforms, config.sampling, vocab_size, history
+        proposal = _propose(draft, params.draft, draft_state, *given)
         require_shapes(proposal, 1, gamma, vocab_size)
         guesses = [int(token) for token in np.asarray(proposal.guesses)[0]]
         _require_proper(proposal, uniforms, vocab_size, len(steps) + 1)
         chunk = np.array([[last, *guesses]], np.int32)
         logits, target_state, hidden = _extend(
-            target, params.target, target_state, chunk, layers=layers
+            target, params.target, target_state, Chunk(chunk), layers=layers
         )
         if history:
             logits = _processed(history, logits[..., :vocab_size], proposal.guesses)

@@ -7,8 +7,9 @@ verification is by Sun et al., arXiv 2403.10444.
 
 import abc
 import dataclasses
-import math
-from typing import ClassVar, Literal
+import functools
+from collections.abc import Iterable
+from typing import Any, ClassVar, Literal
 
 import jax
 import jax.numpy as jnp
@@ -17,7 +18,7 @@ from jax import Array
 
 from speculative import checks
 from speculative.decoding import algorithm_1, block
-from speculative.sampling import Sampling, argmax, categorical, first, standardise
+from speculative.sampling import Sampling, argmax, categorical, first, of_rows, standardise
 
 # The uses of a position's three random numbers: to guess, to test the guess, to correct it.
 DRAFT, ACCEPT, CORRECT = 0, 1, 2
@@ -25,7 +26,7 @@ DRAFT, ACCEPT, CORRECT = 0, 1, 2
 
 @dataclasses.dataclass(frozen=True)
 class Rule(abc.ABC):
-    """How guesses are verified; hashable, a static argument of compiled programs.
+    """How guesses are verified; a pytree, whose fields shape programs unless they are `data`.
 
     A rule computes its result twice: `verify` for a batch on the device, in float32, and
     `verify_reference` for one row on the host, in float64. `docs/extending.md` adds a rule.
@@ -43,6 +44,15 @@ class Rule(abc.ABC):
     by_guess: ClassVar[bool] = True
     keyed_by: ClassVar[Literal["position", "step"]] = "position"
     numbers: ClassVar[int] = 3
+
+    def __init_subclass__(cls) -> None:
+        join = functools.partial(_joined, cls)
+        jax.tree_util.register_pytree_node(cls, _parted, join)
+
+    @property
+    def data(self) -> tuple[str, ...]:
+        """The fields that are arguments of programs: a program serves all their values."""
+        return ()
 
     @property
     @abc.abstractmethod
@@ -91,6 +101,22 @@ class Rule(abc.ABC):
         raise NotImplementedError(f"{type(self).__name__} does not tell the chances of guesses.")
 
 
+def _parted(rule: Rule) -> tuple[list[Any], tuple[tuple[str, ...], tuple[tuple[str, Any], ...]]]:
+    """The fields of a rule that are data, their names, and the other fields."""
+    names = [field.name for field in dataclasses.fields(rule)]
+    others = ((name, getattr(rule, name)) for name in names if name not in rule.data)
+    return [getattr(rule, name) for name in rule.data], (rule.data, tuple(others))
+
+
+def _joined(kind: type[Rule], fields: Any, values: Iterable[Any]) -> Rule:
+    """The inverse of `_parted`; values may be of any type."""
+    names, others = fields
+    made = object.__new__(kind)
+    for name, value in (*others, *zip(names, values, strict=True)):
+        object.__setattr__(made, name, value)
+    return made
+
+
 @dataclasses.dataclass(frozen=True)
 class Token(Rule):
     """Algorithm 1: tests each guess with a random number of its own; exact at lenience l = 1.
@@ -107,9 +133,14 @@ class Token(Rule):
         object.__setattr__(self, "lenience", lenience)
 
     @property
+    def data(self) -> tuple[str, ...]:
+        """Lenience, where it is not 1."""
+        return () if self.exact else ("lenience",)
+
+    @property
     def exact(self) -> bool:
-        """Whether lenience is 1."""
-        return self.lenience == 1
+        """Whether lenience is 1; where it is an argument of a program, it is not."""
+        return isinstance(self.lenience, float) and self.lenience == 1
 
     def verify(self, guesses, logits, q, sampling, uniforms) -> tuple[Array, Array]:
         """See `Rule.verify`."""
@@ -123,9 +154,13 @@ class Token(Rule):
             accepted = leading(passed)
             return accepted, jnp.take_along_axis(best, accepted[:, None], axis=1)[:, 0]
         p = standardise(logits, sampling)
-        q = jax.nn.one_hot(guesses, p.shape[-1]) if q is None else q
+        of_draft = jax.nn.one_hot(guesses, p.shape[-1]) if q is None else q
         r, correct = uniforms[:, :-1, ACCEPT], uniforms[..., CORRECT]
-        return verify(guesses, p, q, r, correct, self.lenience)
+        found = verify(guesses, p, of_draft, r, correct, self.lenience)
+        if not sampling.mixed:
+            return found
+        greedy, cold = self.verify(guesses, logits, q, Sampling(0.0), uniforms), sampling.cold(1)
+        return jnp.where(cold, greedy[0], found[0]), jnp.where(cold, greedy[1], found[1])
 
     def verify_reference(self, guesses, logits, q, sampling, uniforms) -> tuple[int, int]:
         """See `Rule.verify_reference`."""
@@ -152,9 +187,12 @@ class Token(Rule):
 
         At temperature 0 and l < 1, the mass of q where p(x) >= l max p.
         """
-        if sampling.greedy and not self.exact:
-            return jnp.where(near_best(logits, self.lenience), q, 0.0).sum(axis=-1)
-        return jnp.minimum(standardise(logits, sampling) / self.lenience, q).sum(axis=-1)
+        lenience = of_rows(self.lenience, logits.ndim)
+        found = jnp.minimum(standardise(logits, sampling) / lenience, q).sum(axis=-1)
+        if self.exact or not sampling.kinds.greedy:
+            return found
+        greedy = jnp.where(near_best(logits, self.lenience), q, 0.0).sum(axis=-1)
+        return jnp.where(sampling.cold(greedy.ndim), greedy, found)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -224,6 +262,11 @@ class Simulated(Rule):
         object.__setattr__(self, "alpha", alpha)
 
     @property
+    def data(self) -> tuple[str, ...]:
+        """The other rule's."""
+        return ("other",)
+
+    @property
     def exact(self) -> bool:
         """Never."""
         return False
@@ -272,9 +315,10 @@ def select(
     return rule if simulated_alpha is None else Simulated(simulated_alpha, rule)
 
 
-def near_best(logits: Array, lenience: float) -> Array:
+def near_best(logits: Array, lenience: Any) -> Array:
     """Whether p(x) >= l max p, from differences of logits: [..., V] -> [..., V] bool."""
-    return logits - logits.max(axis=-1, keepdims=True) >= math.log(lenience)
+    least = jnp.log(of_rows(lenience, logits.ndim))
+    return logits - logits.max(axis=-1, keepdims=True) >= least
 
 
 def residual(p: Array, q: Array) -> Array:
@@ -308,7 +352,7 @@ def verify(
     q: Array,
     accept_uniform: Array,
     correct_uniform: Array,
-    lenience: float = 1.0,
+    lenience: Any = 1.0,
 ) -> tuple[Array, Array]:
     """Lines 3 to 5 of Algorithm 1 for a batch of rows, with standardised p [B, G + 1, V].
 
@@ -319,6 +363,7 @@ def verify(
     """
     p_guess = jnp.take_along_axis(p[:, :-1], guesses[..., None], axis=-1)[..., 0]
     q_guess = jnp.take_along_axis(q, guesses[..., None], axis=-1)[..., 0]
+    lenience = of_rows(lenience, 2)
     passed = accept_uniform * (lenience * q_guess) < p_guess
     accepted = leading(passed)
     given = p, with_bonus(q), correct_uniform

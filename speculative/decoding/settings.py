@@ -2,6 +2,9 @@
 
 import dataclasses
 import functools
+from collections.abc import Hashable, Sequence
+from types import NoneType
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -12,14 +15,19 @@ from jax import Array
 from speculative import checks
 from speculative.decoding.rules import EXACT, Rule
 from speculative.processors import History, Processor
-from speculative.ragged import read_rows
-from speculative.sampling import Sampling
+from speculative.ragged import power_of_two, read_rows
+from speculative.sampling import Kinds, Sampling
 from speculative.types import EOS_ID, Flags, Rows, Tokens
 
 
+@jax.tree_util.register_pytree_node_class
 @dataclasses.dataclass(frozen=True)
 class Decoding:
-    """How to decode; hashable, a static argument of jitted functions.
+    """How to decode.
+
+    It is a pytree of the values of `sampling`, of `max_length` and of what of the rule is data, so
+    that a program serves all such values, of `max_length` up to the next power of two. Inside of
+    programs they may be arrays [B], one for each row, as `together` makes them.
 
     Attributes:
         vocab_size: tokens V of the vocabulary; a model's tokens beyond them are never chosen.
@@ -30,8 +38,8 @@ class Decoding:
         rule: how guesses are verified.
         logprobs: whether the log-probabilities of the tokens are kept.
         processors: what changes logits before `sampling`, in order.
-        growing: whether caches grow with the text. On a TPU they do not: they are a few percent of
-            what a step reads, and its compiler schedules the loop with larger ones worse.
+        growing: whether caches grow with the text; by default, unless this is a TPU: there they are
+            a few percent of what a step reads, and its compiler schedules larger ones worse.
     """
 
     vocab_size: int
@@ -42,7 +50,7 @@ class Decoding:
     rule: Rule = EXACT
     logprobs: bool = False
     processors: tuple[Processor, ...] = ()
-    growing: bool = dataclasses.field(default_factory=lambda: jax.default_backend() != "tpu")
+    growing: bool | None = None
 
     def __post_init__(self) -> None:
         for name, low, high in (
@@ -55,7 +63,7 @@ class Decoding:
         checks.instance("sampling", self.sampling, Sampling)
         checks.instance("rule", self.rule, Rule)
         checks.instance("logprobs", self.logprobs, bool)
-        checks.instance("growing", self.growing, bool)
+        checks.instance("growing", self.growing, bool, NoneType)
         checks.instance("processors", self.processors, tuple)
         for processor in self.processors:
             try:
@@ -67,6 +75,48 @@ class Decoding:
                     "A processor must be a function, or a frozen dataclass with __call__ whose "
                     f"fields can be hashed (a tuple, not a list), not {processor!r}."
                 )
+
+    @classmethod
+    def together(cls, rows: Sequence["Decoding"], kinds: Kinds) -> "Decoding":
+        """The settings of a batch, of rows of one `program`, whose sampling is of these kinds.
+
+        One size of caches serves all rows, long and short.
+        """
+        values = (
+            Sampling.together([row.sampling for row in rows], kinds),
+            jax.tree.map(lambda *values: np.array(values), *(row.rule for row in rows)),
+            np.array([row.max_length for row in rows]),
+        )
+        fixed = dataclasses.replace(rows[0], growing=False).tree_flatten()[1]
+        return cls.tree_unflatten(fixed, values)
+
+    @property
+    def program(self) -> Hashable:
+        """What the settings of rows of a batch must share."""
+        return jax.tree.structure(dataclasses.replace(self, sampling=Sampling()))
+
+    def tree_flatten(self) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
+        """What is data, and what shapes programs."""
+        fixed = tuple(getattr(self, name) for name in _FIXED)
+        return (self.sampling, self.rule, self.max_length), (*fixed, self.longest)
+
+    @classmethod
+    def tree_unflatten(cls, fixed: tuple[Any, ...], values: tuple[Any, ...]) -> "Decoding":
+        """The inverse; values may be of any type."""
+        made = object.__new__(cls)
+        made.__dict__.update(zip((*_FIXED, "longest"), fixed, strict=True))
+        made.__dict__.update(zip(("sampling", "rule", "max_length"), values, strict=True))
+        return made
+
+    @functools.cached_property
+    def longest(self) -> int:
+        """The largest `max_length` in the same program."""
+        return power_of_two(self.max_length)
+
+    @property
+    def alone(self) -> "Decoding":
+        """The same settings without a draft."""
+        return dataclasses.replace(self, gamma=0, rule=EXACT)
 
     @property
     def endless(self) -> "Decoding":
@@ -80,13 +130,14 @@ class Decoding:
 
     @property
     def capacity(self) -> int:
-        """Positions that caches, token buffer and random numbers of a generation need."""
-        return self.max_length + self.room
+        """Positions of caches, token buffer and random numbers of a generation."""
+        return self.longest + self.room
 
     def cache_lengths(self) -> list[int]:
         """Cache sizes, ascending: a generation starts with the first and grows to the next."""
         last = -(-self.capacity // 16) * 16
-        if not self.growing:
+        grows = jax.default_backend() != "tpu" if self.growing is None else self.growing
+        if not grows:
             return [last]
         return [size for size in (64, 256, 1024) if self.room <= size < last] + [last]
 
@@ -111,8 +162,11 @@ class Decoding:
 
     @property
     def _drawn(self) -> int:
-        """Positions that have random numbers: those at which a step may begin, or a token stand."""
-        return self.max_length if self.rule.keyed_by == "step" else self.capacity
+        """Positions that have random numbers: those at which a step may begin, or a token stand.
+
+        A few more than are needed, so that few gammas need a program of their own to draw them.
+        """
+        return self.longest + (0 if self.rule.keyed_by == "step" else -(-self.room // 16) * 16)
 
     def check_draws(self, draws: Array, batch: int) -> None:
         """Raises ValueError unless there are numbers for every row and position that may be read.
@@ -136,6 +190,10 @@ class Decoding:
         return read_rows(draws, lengths, self.gamma + 1)
 
 
+# The fields of `Decoding` that shape programs.
+_FIXED = "vocab_size", "gamma", "eos_id", "logprobs", "processors", "growing"
+
+
 @functools.partial(jax.jit, static_argnums=(2, 3, 4))
 def _draws(seed: Array, examples: Array, length: int, offsets: int | None, numbers: int) -> Array:
     key, examples = jax.random.key(seed), examples.astype(jnp.int32)
@@ -155,14 +213,14 @@ def _draws(seed: Array, examples: Array, length: int, offsets: int | None, numbe
 class Output:
     """The result of a generation."""
 
-    tokens: Tokens  # [B, max_length] int32, zeros after the row's end.
+    tokens: Tokens  # [B, longest] int32, zeros after the row's end.
     lengths: Rows  # Tokens emitted, the end-of-sequence token included.
     target_calls: Rows  # Passes of the target while the row was unfinished.
     drafted: Rows  # Guesses proposed.
     by_position: Array  # [B, gamma, 2] int32, of `tested` and `accepted`, by position in a step.
     finite: Flags  # Whether the target's logits were finite.
     fault: Rows  # The draft's first one, in `drafts.base.FAULTS`; 0 where there is none.
-    logprobs: Array  # [B, max_length] float32 of `sampling.log_probabilities`; [B, 0] if not kept.
+    logprobs: Array  # [B, longest] float32 of `sampling.log_probabilities`; [B, 0] if not kept.
 
     @property
     def tested(self) -> Rows:

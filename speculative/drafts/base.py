@@ -1,6 +1,7 @@
 """The interface of drafts: start, propose, commit."""
 
-from typing import Any, NamedTuple, Protocol
+import abc
+from typing import Any, NamedTuple
 
 import jax.numpy as jnp
 from jax import Array
@@ -77,10 +78,10 @@ def fault_of(proposal: Proposal, uniforms: Array, vocab_size: int) -> Rows:
 def guess(
     logits: Array, uniform: Rows, sampling: Sampling, history: History | None = None
 ) -> tuple[Rows, Array | None]:
-    """Draws a token [B] from logits [B, V], and gives its q [B, V]; None at temperature 0.
+    """Draws a token [B] from logits [B, V], and gives its q [B, V]; None if all rows are greedy.
 
-    There, where q cannot show it, the token is -1 if the greatest logit is not finite. `history` is
-    the text before it, where there are processors.
+    At T = 0, where q cannot show it, the token is -1 if the greatest logit is not finite. The
+    `history` is the text before it, where there are processors.
     """
     if history is not None:
         processed = history.process(logits)
@@ -91,32 +92,41 @@ def guess(
         best = jnp.isfinite(greatest(logits, sampling))
         return jnp.where(best, argmax(logits), -1), None
     q = standardise(logits, sampling)
-    return categorical(q, uniform), q
+    token = categorical(q, uniform)
+    if sampling.mixed:
+        unknown = sampling.cold(1) & ~jnp.isfinite(greatest(logits, sampling))
+        token = jnp.where(unknown, -1, token)
+    return token, q
 
 
-class Draft(Protocol):
+class Draft(abc.ABC):
     """Anything that guesses the next tokens; hashable, so that it can be a static argument.
 
     Decoding is exact for any draft that draws each guess from the q it reports, given the text so
     far; better guesses only make it faster. The loop refuses drafts that break this contract
     (`fault_of`), and `Pair.check` tells where they do.
 
-    A draft that reads the target's hidden states names their layers in an attribute `layers`, a
-    tuple of strings (see `models.interface`); `start` and `commit` are then given them.
-    One that hands the text so far to `guess`, so that logits processors change its q as they change
-    p, has an attribute `reads_history` that is true; where there are processors, `propose` is then
-    given a `processors.History` in one more argument, `history`. Other drafts guess without them.
     """
 
+    @property
+    def layers(self) -> tuple[str, ...]:
+        """The target's layers whose hidden states it reads, as `models.interface` names them."""
+        return ()
+
+    @property
+    def max_positions(self) -> int:
+        """Positions that a text may have; 0 where there is no limit."""
+        return 0
+
+    @abc.abstractmethod
     def start(self, params: PyTree, inputs: Inputs, cache_length: int, target: Started) -> Any:
         """The state before the first token, for inputs [B, S].
 
-        `target` holds the target's first state and the hidden states that the draft asked for. The
-        first axis of each leaf holds the rows, each with the same number of entries; caches may
-        grow at their end.
+        `target` holds the target's first state and the hidden states of `layers`. The first axis of
+        each leaf holds the rows; caches may grow at their end.
         """
-        ...
 
+    @abc.abstractmethod
     def propose(
         self,
         params: PyTree,
@@ -125,15 +135,18 @@ class Draft(Protocol):
         uniforms: Array,
         sampling: Sampling,
         vocab_size: int,
+        history: History | None = None,
     ) -> Proposal:
         """Guesses the G = gamma tokens after `last` [B], the newest token of each row.
 
         Each guess is a token below `vocab_size`, drawn from its q by inversion with its own of the
         random numbers `uniforms` [B, G] in [0, 1), as `sampling.categorical` does: it is the first
-        token at which the running sum of q exceeds the number.
+        token at which the running sum of q exceeds the number. `history` is the text so far where
+        there are logits processors: a draft that hands it to `guess` has them change its q as they
+        change p; others guess without them.
         """
-        ...
 
+    @abc.abstractmethod
     def commit(
         self, params: PyTree, proposal: Proposal, accepted: Rows, hidden: dict[str, Array]
     ) -> Any:
@@ -142,16 +155,3 @@ class Draft(Protocol):
         `hidden` are the target's hidden states [B, G + 1, D], by layer, where it read `last` and
         the guesses; the first `accepted` + 1 positions hold tokens that stay.
         """
-        ...
-
-
-def given_history(draft: Draft, history: History | None) -> dict[str, History]:
-    """The argument `history` of a draft's `propose`: where there is one, and it reads it."""
-    if history is None or not getattr(draft, "reads_history", False):
-        return {}
-    return {"history": history}
-
-
-def layers_read(draft: Draft | None) -> tuple[str, ...]:
-    """The target's layers whose hidden states a draft asks for."""
-    return getattr(draft, "layers", ())

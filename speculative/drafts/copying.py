@@ -11,31 +11,32 @@ from jax import Array, lax
 
 from speculative.drafts.base import Draft, Proposal
 from speculative.ragged import read_rows, write_rows
+from speculative.sampling import Sampling
 from speculative.types import PAD_ID, Flags, PyTree, Rows
 
 
 @struct.dataclass
-class Text:
+class TextSoFar:
     """Source and output, one contiguous text a row."""
 
     tokens: Array  # [B, longest + S + T]: `longest` fillers of -1, the text, and stale tokens.
     ends: Rows  # The index of each row's next token.
 
 
-def append(text: Text, tokens: Rows) -> Text:
+def append(text: TextSoFar, tokens: Rows) -> TextSoFar:
     """Appends one token [B] to the text of each row."""
     return extend(text, tokens[:, None])
 
 
-def extend(text: Text, tokens: Array) -> Text:
+def extend(text: TextSoFar, tokens: Array) -> TextSoFar:
     """Appends several tokens [B, N] to the text of each row."""
     written = write_rows(text.tokens, tokens, text.ends, axis=1)
-    return Text(written, text.ends + tokens.shape[1])
+    return TextSoFar(written, text.ends + tokens.shape[1])
 
 
-def rewind(text: Text, count: Rows) -> Text:
+def rewind(text: TextSoFar, count: Rows) -> TextSoFar:
     """Removes the last `count` [B] tokens of each row, without copying or clearing."""
-    return Text(text.tokens, text.ends - count)
+    return TextSoFar(text.tokens, text.ends - count)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -58,7 +59,7 @@ class CopyDraft(Draft):
         if not 1 <= self.longest <= 30:
             raise ValueError(f"longest must lie in [1, 30] tokens, not {self.longest}.")
 
-    def start(self, params, inputs, cache_length, target) -> Text:
+    def start(self, params, inputs, cache_length, target) -> TextSoFar:
         """The text without the first `last`."""
         present = inputs >= 0 if self.decoder_only else inputs != PAD_ID
         tokens = jnp.pad(
@@ -67,9 +68,9 @@ class CopyDraft(Draft):
             constant_values=-1,
         )
         ends = self.longest + present.sum(axis=1, dtype=jnp.int32) - self.decoder_only
-        return Text(tokens, ends)
+        return TextSoFar(tokens, ends)
 
-    def following(self, text: Text, vocab_size: int) -> tuple[Rows, Rows]:
+    def following(self, text: TextSoFar, vocab_size: int) -> tuple[Rows, Rows]:
         """The next tokens [B] that the text suggests, and the lengths [B] of their matches.
 
         Positions are ranked by their agreement with the text's end, read as a binary number whose
@@ -93,30 +94,34 @@ class CopyDraft(Draft):
         # A source may hold tokens outside the target's vocabulary; then any guess is as good.
         return jnp.clip(token, 0, vocab_size - 1), lax.clz(differs) - (32 - longest)
 
-    def propose(self, params, state, last, uniforms, sampling, vocab_size) -> Proposal:
+    def propose(
+        self, params, state, last, uniforms, sampling, vocab_size, history=None
+    ) -> Proposal:
         """Copies one token at a time; a guess becomes part of the text that is copied from."""
 
-        def copy(text: Text, _: None) -> tuple[Text, Rows]:
+        def copy(text: TextSoFar, _: None) -> tuple[TextSoFar, Rows]:
             token = self.following(text, vocab_size)[0]
             return append(text, token), token
 
         text, guesses = lax.scan(copy, append(state, last), length=uniforms.shape[1])
         return Proposal(guesses.T, None, text)
 
-    def sure(self, params: PyTree, state: Text, last: Rows, vocab_size: int, greedy: bool) -> Flags:
+    def sure(
+        self, params: PyTree, state: TextSoFar, last: Rows, vocab_size: int, sampling: Sampling
+    ) -> Flags:
         """Whether a text ends as it did before, so that the next tokens are probably the same.
 
         At temperature 0 three tokens of a language model's text tell, and six of an
         encoder-decoder's, by recorded guesses of the shipped models; above it, all compared ones.
         """
         matched = self.following(append(state, last), vocab_size)[1]
-        enough = min(3 if self.decoder_only else 6, self.longest) if greedy else self.longest
-        return matched >= enough
+        fewer = min(3 if self.decoder_only else 6, self.longest)
+        return matched >= jnp.where(sampling.cold(1), fewer, self.longest)
 
-    def follow(self, params, state, last, guesses) -> Text:
+    def follow(self, params, state, last, guesses) -> TextSoFar:
         """The state of a proposal of these guesses."""
         return extend(state, jnp.concatenate([last[:, None], guesses], axis=1))
 
-    def commit(self, params, proposal, accepted, hidden) -> Text:
+    def commit(self, params, proposal, accepted, hidden) -> TextSoFar:
         """Removes the rejected guesses."""
         return rewind(proposal.state, proposal.guesses.shape[1] - accepted)

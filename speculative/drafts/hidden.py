@@ -1,7 +1,7 @@
 """A small model as a draft that reads the target's hidden states (EAGLE, arXiv 2401.15077)."""
 
 import dataclasses
-from typing import Any, ClassVar
+from typing import Any
 
 import jax.numpy as jnp
 from flax import struct
@@ -34,7 +34,11 @@ class HiddenDraft(Draft):
     """
 
     model: FlaxModel
-    reads_history: ClassVar[bool] = True
+
+    @property
+    def max_positions(self) -> int:
+        """Of the model."""
+        return self.model.max_positions
 
     @property
     def layers(self) -> tuple[str, ...]:

@@ -1,14 +1,14 @@
 """A model and the text itself as one draft: a step copies where the text goes on as before."""
 
 import dataclasses
-from typing import Any, ClassVar
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 from flax import struct
 from jax import Array, lax
 
-from speculative.drafts.base import Draft, Proposal, layers_read
+from speculative.drafts.base import Draft, Proposal
 from speculative.drafts.copying import CopyDraft
 from speculative.drafts.hidden import HiddenDraft
 from speculative.drafts.suffix import SuffixDraft
@@ -34,12 +34,17 @@ class MixedDraft(Draft):
 
     model: TransformerDraft | HiddenDraft
     lookup: CopyDraft | SuffixDraft
-    reads_history: ClassVar[bool] = True
+    asks: bool = False  # Whether the model guesses whatever the text, to time what it costs.
 
     @property
     def layers(self) -> tuple[str, ...]:
         """What the model reads of the target."""
-        return layers_read(self.model)
+        return self.model.layers
+
+    @property
+    def max_positions(self) -> int:
+        """Of the model."""
+        return self.model.max_positions
 
     def start(self, params, inputs, cache_length, target) -> MixedState:
         """Starts both."""
@@ -52,7 +57,8 @@ class MixedDraft(Draft):
         """Asks the model unless every row knows how its text goes on."""
         of_model, of_lookup = params
         given = last, uniforms, sampling, vocab_size
-        known = self.lookup.sure(of_lookup, state.lookup, last, vocab_size, sampling.greedy)
+        known = self.lookup.sure(of_lookup, state.lookup, last, vocab_size, sampling)
+        known = known & (not self.asks)
 
         def look_up() -> tuple[Array, Array | None, MixedState]:
             found = self.lookup.propose(of_lookup, state.lookup, *given)

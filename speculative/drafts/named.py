@@ -16,7 +16,7 @@ from speculative.drafts.base import Draft
 from speculative.drafts.copying import CopyDraft
 from speculative.drafts.ngram import NgramDraft
 from speculative.drafts.suffix import SuffixDraft
-from speculative.drafts.tables import Table
+from speculative.drafts.tables import FileKind
 from speculative.drafts.uniform import UniformDraft
 from speculative.types import PyTree
 from speculative.vocabulary import Vocabulary
@@ -26,7 +26,7 @@ class ModelFree(NamedTuple):
     """How a draft without a checkpoint is made, and its parameters are read, if it has any."""
 
     make: Callable[[bool], Draft]  # Whether the target is decoder-only -> the draft.
-    table: Table | None = None  # The file with the parameters.
+    table: FileKind | None = None  # The file with the parameters.
     load: Callable[[pathlib.Path, Vocabulary], PyTree] | None = None
 
 

@@ -3,7 +3,7 @@
 import dataclasses
 import pathlib
 from collections.abc import Sequence
-from typing import Any, ClassVar
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -12,7 +12,7 @@ from flax import struct
 from jax import Array, lax
 
 from speculative.drafts.base import Draft, Proposal, guess
-from speculative.drafts.tables import COMMAND, Table
+from speculative.drafts.tables import COMMAND, FileKind
 from speculative.processors import History
 from speculative.progress import OnProgress
 from speculative.ragged import read_rows
@@ -22,7 +22,7 @@ from speculative.vocabulary import Vocabulary
 LONGEST = 3  # Tokens of the longest n-grams.
 WIDTH = 256  # Followers that a context keeps, if not told.
 COLUMNS = ("unigram", "children", "token", "total", "distinct", "kept", "follower", "count")
-TABLE = Table("ngrams.npz", "n-gram counts", COMMAND, ("order", *COLUMNS))
+TABLE = FileKind("ngrams.npz", "n-gram counts", COMMAND, ("order", *COLUMNS))
 
 
 @struct.dataclass
@@ -58,7 +58,6 @@ class NgramDraft(Draft):
 
     order: int
     decoder_only: bool = False
-    reads_history: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         _require_order(self.order)
@@ -251,7 +250,7 @@ def load(path: str | pathlib.Path, vocabulary: Vocabulary, order: int) -> NgramP
     """Parameters of an `NgramDraft` of this order from counts that `TABLE.save` wrote.
 
     Raises:
-        ValueError: as `Table.load` and `ngram_params`, or counts of another number of pieces.
+        ValueError: as `FileKind.load` and `ngram_params`, or counts of another number of pieces.
     """
 
     def make(table: dict[str, np.ndarray]) -> NgramParams:

@@ -16,19 +16,20 @@ import numpy as np
 from jax import Array, lax
 
 from speculative.drafts.base import Draft, Proposal
-from speculative.drafts.copying import CopyDraft, Text, append, extend, rewind
-from speculative.drafts.tables import COMMAND, Table
+from speculative.drafts.copying import CopyDraft, TextSoFar, append, extend, rewind
+from speculative.drafts.tables import COMMAND, FileKind
+from speculative.sampling import Sampling
 from speculative.types import PAD_ID, Flags, PyTree, Rows
 from speculative.vocabulary import Vocabulary
 
-TABLE = Table(
+TABLE = FileKind(
     "past_outputs.npz", "past outputs", f"{COMMAND} --kind outputs", ("tokens", "offsets")
 )
 ROOT = 0  # The state of the empty text.
 
 # Source and output; the automaton's state [B], of their longest suffix that past outputs continue.
 # A proposal has states [G + 1, B], before the guesses and after each of them.
-State = tuple[Text, Array]
+State = tuple[TextSoFar, Array]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -55,7 +56,9 @@ class SuffixDraft(Draft):
 
         return text, lax.scan(read, states, (inputs.T, ended.T))[0]
 
-    def propose(self, params, state, last, uniforms, sampling, vocab_size) -> Proposal:
+    def propose(
+        self, params, state, last, uniforms, sampling, vocab_size, history=None
+    ) -> Proposal:
         """Uses past outputs where the text itself has no match long enough to copy from.
 
         A match of one token is enough, or of two where past outputs are sure of their guess; of
@@ -65,7 +68,7 @@ class SuffixDraft(Draft):
         """
         enough, if_sure = (3, 5) if self.decoder_only else (1, 2)
 
-        def follow_guess(carry: tuple[Text, Rows], _: None) -> Any:
+        def follow_guess(carry: tuple[TextSoFar, Rows], _: None) -> Any:
             text, states = carry
             copied, matched = CopyDraft(self.decoder_only).following(text, vocab_size)
             past = (matched < enough) | ((matched < if_sure) & params["sure"][states])
@@ -80,10 +83,10 @@ class SuffixDraft(Draft):
         return Proposal(guesses.T, None, (text, jnp.concatenate([first[None], states])))
 
     def sure(
-        self, params: PyTree, state: State, last: Rows, vocab_size: int, greedy: bool
+        self, params: PyTree, state: State, last: Rows, vocab_size: int, sampling: Sampling
     ) -> Flags:
         """As of `CopyDraft`: past outputs are right less often than a trained model."""
-        return CopyDraft(self.decoder_only).sure((), state[0], last, vocab_size, greedy)
+        return CopyDraft(self.decoder_only).sure((), state[0], last, vocab_size, sampling)
 
     def follow(self, params, state, last, guesses) -> State:
         """The state of a proposal of these guesses."""
@@ -251,7 +254,7 @@ def save(path: str | pathlib.Path, sequences: Sequence[np.ndarray], vocabulary: 
 
 
 def load(path: str | pathlib.Path, vocabulary: Vocabulary) -> PyTree:
-    """The `automaton` of past outputs that `save` wrote; errors as of `Table.load` and it."""
+    """The `automaton` of past outputs that `save` wrote; errors as of `FileKind.load` and it."""
 
     def make(arrays: dict[str, np.ndarray]) -> PyTree:
         tokens, offsets = arrays["tokens"].astype(np.int64), arrays["offsets"].astype(np.int64)

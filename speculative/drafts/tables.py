@@ -49,7 +49,7 @@ def names(file: zipfile.ZipFile) -> set[str]:
 
 
 @dataclasses.dataclass(frozen=True)
-class Table:
+class FileKind:
     """A kind of file."""
 
     file: str  # Its name beside the target's weights.

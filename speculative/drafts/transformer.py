@@ -2,7 +2,7 @@
 
 import dataclasses
 from collections.abc import Callable
-from typing import Any, ClassVar
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -12,7 +12,7 @@ from jax import Array, lax
 
 from speculative.backends import look_up
 from speculative.drafts.base import Draft, Proposal, guess
-from speculative.models.interface import Model
+from speculative.models.interface import Chunk, Model
 from speculative.processors import History
 from speculative.sampling import Sampling
 from speculative.types import Guesses, Logits, PyTree, Rows
@@ -91,7 +91,11 @@ class TransformerDraft(Draft):
 
     model: Model
     reads_target: bool = False
-    reads_history: ClassVar[bool] = True
+
+    @property
+    def max_positions(self) -> int:
+        """Of the model."""
+        return self.model.max_positions
 
     @property
     def layers(self) -> tuple[str, ...]:
@@ -111,7 +115,7 @@ class TransformerDraft(Draft):
         logits, model = self._catch_up(params, state, last)
 
         def read(model: Any, newest: Array) -> tuple[Array, Any]:
-            return self.model.extend(params, model, newest[:, None])[:2]
+            return self.model.extend(params, model, Chunk(newest[:, None]))[:2]
 
         given = uniforms, sampling, vocab_size, history
         guesses, q, model = guess_on(self.model, logits, model, read, *given)
@@ -121,7 +125,7 @@ class TransformerDraft(Draft):
         """The state of a proposal of these guesses: it reads them at once."""
         _, model = self._catch_up(params, state, last)
         if guesses.shape[1] > 1:
-            model = self.model.extend(params, model, guesses[:, :-1]).state
+            model = self.model.extend(params, model, Chunk(guesses[:, :-1])).state
         return TransformerDraftState(model, guesses[:, -1])
 
     def _catch_up(
@@ -133,7 +137,7 @@ class TransformerDraft(Draft):
         chunk = jnp.stack([jnp.where(caught_up, last, state.unseen), last], axis=1)
         at = jnp.where(caught_up, 0, 1)
         length = state.model.lengths + at + 1
-        logits, model, _ = self.model.extend(params, state.model, chunk, at)
+        logits, model, _ = self.model.extend(params, state.model, Chunk(chunk), at)
         return logits, self.model.rewind(model, length)
 
     def commit(self, params, proposal, accepted, hidden) -> TransformerDraftState:

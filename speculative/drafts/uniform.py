@@ -17,7 +17,9 @@ class UniformDraft(Draft):
         """The empty state."""
         return ()
 
-    def propose(self, params, state, last, uniforms, sampling, vocab_size) -> Proposal:
+    def propose(
+        self, params, state, last, uniforms, sampling, vocab_size, history=None
+    ) -> Proposal:
         """Uniform guesses; top-k, top-p and temperature leave a uniform q as it is."""
         q = jnp.full((*uniforms.shape, vocab_size), 1.0 / vocab_size, jnp.float32)
         return Proposal(categorical(q, uniforms), q, state)

@@ -13,11 +13,11 @@ from numpy.typing import NDArray
 from speculative.decoding import Params, Rule
 from speculative.decoding.loop import Models
 from speculative.decoding.rules import EXACT
-from speculative.drafts.base import fault_of, layers_read
+from speculative.drafts.base import fault_of
 from speculative.measurement import teacher_forced
 from speculative.pair import Pair
 from speculative.ragged import power_of_two
-from speculative.sampling import Sampling
+from speculative.sampling import Kinds, Sampling
 from speculative.types import Inputs, Tokens
 
 
@@ -40,6 +40,9 @@ def alpha_on_target_text(
     together. Raises ValueError if the probabilities of target or draft are not finite.
     """
     models, vocab_size = Models(pair.target, pair.draft), pair.vocabulary.size
+    # Nothing is timed here, so that one program may serve all temperatures.
+    kinds = Kinds.of([sampling, Sampling(0.0), Sampling(1.0)])
+    sampling = Sampling.together([sampling], kinds)
     by_width: dict[int, list[int]] = {}
     for place, (source, _) in enumerate(zip(sources, tokens, strict=True)):
         by_width.setdefault(source.shape[1], []).append(place)
@@ -64,7 +67,7 @@ def alpha_on_target_text(
     return betas
 
 
-@functools.partial(jax.jit, static_argnames=("models", "sampling", "vocab_size", "rule"))
+@functools.partial(jax.jit, static_argnames=("models", "vocab_size"))
 def acceptances(
     models: Models,
     params: Params,
@@ -79,7 +82,7 @@ def acceptances(
     assert draft is not None, "an acceptance rate needs a draft"
     batch, length = tokens.shape
     begun, (logits, _, hidden) = teacher_forced.score(
-        models.target, params.target, source, tokens, layers_read(draft)
+        models.target, params.target, source, tokens, draft.layers
     )
     none_accepted = jnp.zeros(batch, jnp.int32)
     # q does not depend on the random number that a guess is drawn with.

@@ -18,8 +18,8 @@ from numpy.typing import NDArray
 
 from speculative.decoding import Params, Rule
 from speculative.decoding.loop import Models
-from speculative.drafts.base import layers_read
 from speculative.measurement import teacher_forced
+from speculative.models.interface import Chunk
 from speculative.pair import Pair
 from speculative.sampling import Sampling, first
 from speculative.types import Inputs, Tokens
@@ -51,9 +51,7 @@ def tokens_on_target_text(
     return np.clip(np.asarray(found, np.float64)[0, : len(tokens)], 1, np.add(gammas, 1)[:, None])
 
 
-@functools.partial(
-    jax.jit, static_argnames=("models", "sampling", "vocab_size", "eos_id", "gammas", "rules")
-)
+@functools.partial(jax.jit, static_argnames=("models", "vocab_size", "eos_id", "gammas"))
 def step_tokens(
     models: Models,
     params: Params,
@@ -70,7 +68,7 @@ def step_tokens(
     target, draft = models
     assert draft is not None, "there are guesses of a draft only"
     batch, length = tokens.shape
-    layers, room = layers_read(draft), length + uniforms.shape[2] + 2
+    layers, room = draft.layers, length + uniforms.shape[2] + 2
     begun = target.start(params.target, source, room, layers=layers)
     state = draft.start(params.draft, source, room, begun)
     none = jnp.zeros(batch, jnp.int32)
@@ -79,7 +77,7 @@ def step_tokens(
         (own, drafting), (last, uniforms, number) = carried, given
         proposal = draft.propose(params.draft, drafting, last, uniforms, sampling, vocab_size)
         chunk = jnp.concatenate([last[:, None], proposal.guesses], axis=1)
-        logits, own, hidden = target.extend(params.target, own, chunk, layers=layers)
+        logits, own, hidden = target.extend(params.target, own, Chunk(chunk), layers=layers)
         logits = logits[..., :vocab_size]
         end = first(proposal.guesses == eos_id)[:, None]
 

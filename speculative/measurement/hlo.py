@@ -58,7 +58,7 @@ class Instruction(NamedTuple):
     scope: str  # The names of the functions and loops that it comes from, as in "jit(f)/while".
 
 
-class Program:
+class HloModule:
     """A compiled program, as `compiled.as_text()` gives it."""
 
     def __init__(self, text: str) -> None:

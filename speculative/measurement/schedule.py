@@ -9,7 +9,7 @@ import collections
 from typing import NamedTuple
 
 from speculative.measurement.chips import Chip
-from speculative.measurement.hlo import HBM, Instruction, Program
+from speculative.measurement.hlo import HBM, HloModule, Instruction
 
 # What only gives an array another place or layout.
 _MOVES = {"parameter", "copy", "transpose", "bitcast", "reshape", "convert", "tuple"}
@@ -31,7 +31,7 @@ class Schedule:
         scope: a name of `jax.named_scope` whose part of the time is wanted.
     """
 
-    def __init__(self, program: Program, chip: Chip, scope: str = "") -> None:
+    def __init__(self, program: HloModule, chip: Chip, scope: str = "") -> None:
         self.program, self.chip, self.scope = program, chip, scope
         self._costs: dict[str, Cost] = {}
 

@@ -8,8 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
-from speculative.models.interface import Extended, Model, Started
-from speculative.ragged import take
+from speculative.models.interface import Chunk, Extended, Model, Started
 from speculative.types import Inputs, Logits, PyTree, Rows, Tokens
 
 
@@ -40,8 +39,8 @@ def score(
     begun = target.start(params, source, tokens.shape[1], layers=layers)
     state, first = begun.state, target.first(source)
     if rows is not None:
-        state, first = take((state, first), rows, len(source))
-    return begun, target.extend(params, state, previous(tokens, first), layers=layers)
+        state, first = jax.tree.map(lambda x: x[rows], (state, first))
+    return begun, target.extend(params, state, Chunk(previous(tokens, first)), layers=layers)
 
 
 @functools.partial(jax.jit, static_argnames="target")

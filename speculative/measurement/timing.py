@@ -23,8 +23,7 @@ from speculative.decoding.loop import Models, Progress, begin, step
 from speculative.decoding.programs import Program
 from speculative.decoding.reference import start_draft, start_target
 from speculative.decoding.rules import EXACT
-from speculative.drafts import Draft, Proposal, UniformDraft
-from speculative.drafts.base import layers_read
+from speculative.drafts import Draft, MixedDraft, Proposal, UniformDraft
 from speculative.measurement.hardware import elapsed
 from speculative.pair import Pair
 from speculative.sampling import Sampling
@@ -43,7 +42,8 @@ class Costs:
         ms_prefill_draft: reading the source by the draft.
         ms_target_step: one token by the target alone, including sampling.
         ms_verify: by gamma, a target pass over gamma + 1 positions and the verification.
-        ms_proposal: by gamma, all guesses of a step.
+        ms_proposal: by gamma, all guesses of a step; of a mixture its model's, which cost more than
+            what is looked up.
     """
 
     ms_prefill_target: float
@@ -74,7 +74,9 @@ class Costs:
 class _Given(UniformDraft):
     """Proposes its parameters, guesses and q, so that a step is verification alone."""
 
-    def propose(self, params, state, last, uniforms, sampling, vocab_size) -> Proposal:
+    def propose(
+        self, params, state, last, uniforms, sampling, vocab_size, history=None
+    ) -> Proposal:
         guesses, q = params
         return Proposal(guesses, q, state)
 
@@ -87,13 +89,15 @@ class _Rejected(Draft):
 
     @property
     def layers(self) -> tuple[str, ...]:
-        return layers_read(self.draft)
+        return self.draft.layers
 
     def start(self, params, inputs, cache_length, target) -> Any:
         return self.draft.start(params, inputs, cache_length, target)
 
-    def propose(self, params, state, last, uniforms, sampling, vocab_size) -> Proposal:
-        return self.draft.propose(params, state, last, uniforms, sampling, vocab_size)
+    def propose(
+        self, params, state, last, uniforms, sampling, vocab_size, history=None
+    ) -> Proposal:
+        return self.draft.propose(params, state, last, uniforms, sampling, vocab_size, history)
 
     def commit(self, params, proposal, accepted, hidden) -> Any:
         return self.draft.commit(params, proposal, jnp.zeros_like(accepted), hidden)
@@ -187,11 +191,14 @@ def timed_calls(
     params, vocab_size = pair.params, pair.vocabulary.size
     # No token is -1, so that no row ends while it is timed.
     autoregressive = Decoding(vocab_size, sampling, 0, cache_length - 2, eos_id=-1)
-    models = Models(pair.target, _Rejected(pair.draft))
-    begun = begin(models, params, source, autoregressive, autoregressive.capacity)
+    draft = pair.draft
+    if isinstance(draft, MixedDraft):  # Text that repeats itself would be looked up in every step.
+        draft = dataclasses.replace(draft, asks=True)
+    models = Models(pair.target, _Rejected(draft))
+    begun = begin(models, params, source, autoregressive, cache_length)
     alone = dataclasses.replace(begun, draft=())
     prefill_target = functools.partial(
-        start_target, pair.target, params.target, source, cache_length, layers_read(pair.draft)
+        start_target, pair.target, params.target, source, cache_length, pair.draft.layers
     )
     prefill_draft = functools.partial(
         start_draft, pair.draft, params.draft, source, cache_length, prefill_target()
@@ -215,7 +222,7 @@ def timed_calls(
     return kinds
 
 
-@functools.partial(Program, static_argnums=(0, 3))
+@functools.partial(Program, static_argnums=0)
 def _steps(models: Models, params: Params, progress: Progress, config: Decoding) -> Progress:
     """Decoding steps, each at the position of the first, with the token of the step before."""
     numbers = jax.eval_shape(lambda: config.draws(0, jnp.arange(len(progress.last))))

@@ -14,6 +14,7 @@ from speculative.backends import PREPACKED
 from speculative.models.config import Config, unpacked
 from speculative.models.interface import Extended, Model, Started
 from speculative.models.stack import LAST
+from speculative.ragged import move_rows
 from speculative.types import Inputs, Logits, PyTree, Rows, Tokens
 
 
@@ -67,6 +68,11 @@ class FlaxModel(Model):
         """Rows of the embedding, padding included."""
         return self.config.vocab_size
 
+    @property
+    def max_positions(self) -> int:
+        """Learned ones; of relative ones any number."""
+        return self.config.max_positions
+
     def forward_with_hidden(
         self,
         params: PyTree,
@@ -94,10 +100,10 @@ class FlaxModel(Model):
         given = self._given(layers, start=True)
         return Started(*self._apply(params, inputs, cache_length, encoded, given, method="start"))
 
-    def extend(self, params, state, tokens, at=None, layers=()) -> Extended:
+    def extend(self, params, state, chunk, at=None, layers=()) -> Extended:
         """As of the interface."""
         given = self._given(layers)
-        return Extended(*self._apply(params, state, tokens, at, given, method="extend"))
+        return Extended(*self._apply(params, state, chunk, at, given, method="extend"))
 
     def unroll(
         self,
@@ -130,6 +136,17 @@ class FlaxModel(Model):
     def rewind(self, state: Any, lengths: Rows) -> Any:
         """As of the interface."""
         return dataclasses.replace(state, lengths=lengths)
+
+    def keep(self, state: Any, length: int, path: Array, count: Rows) -> Any:
+        """As of the interface."""
+        starts = state.lengths - length
+        at = starts if state.prompt is None else state.prompt + starts
+
+        def kept(caches: tuple[Array, ...]) -> tuple[Array, ...]:
+            return tuple(move_rows(cache, at[:, None] + path, at, axis=2) for cache in caches)
+
+        keys, values = kept(state.keys), kept(state.values)
+        return dataclasses.replace(state, lengths=starts + count, keys=keys, values=values)
 
     def _given(self, layers: tuple[str, ...], start: bool = False) -> tuple[str, ...]:
         """Those of the layers asked for that a call computes; all must be the model's."""

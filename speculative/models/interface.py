@@ -7,6 +7,19 @@ from jax import Array
 from speculative.types import Inputs, Logits, PyTree, Rows, Tokens
 
 
+class Chunk(NamedTuple):
+    """Tokens [B, L] that a model reads at once, behind the text that it has read.
+
+    In a chain, each sees all tokens before it and itself. Else the chunk branches: `positions`
+    [B or 1, L] are those behind the text, from 0, and `mask` [B or 1, L, L] tells which tokens of
+    the chunk each one sees, itself among them. In the caches they lie in the chunk's order.
+    """
+
+    tokens: Tokens
+    positions: Array | None = None
+    mask: Array | None = None
+
+
 class Started(NamedTuple):
     """A state before the first token, and the hidden states [B, S, D] asked for, by name."""
 
@@ -46,6 +59,11 @@ class Model(Protocol):
         """Tokens V that logits are of; the vocabulary may have fewer."""
         ...
 
+    @property
+    def max_positions(self) -> int:
+        """Positions that a text may have; 0 where there is no limit."""
+        return 0
+
     def first(self, inputs: Inputs) -> Rows:
         """The token [B] that is fed first: a start token, or the last of each prompt [B, S]."""
         ...
@@ -69,11 +87,11 @@ class Model(Protocol):
         self,
         params: PyTree,
         state: Any,
-        tokens: Tokens,
+        chunk: Chunk,
         at: Rows | None = None,
         layers: tuple[str, ...] = (),
     ) -> Extended:
-        """Appends a chunk tokens [B, L] to each row, for which its cache must have room.
+        """Appends a chunk of L tokens to each row, for which its cache must have room.
 
         With `at` [B], a position of each row's chunk, logits are of that one alone, [B, 1, V];
         hidden states are of all.
@@ -82,4 +100,12 @@ class Model(Protocol):
 
     def rewind(self, state: Any, lengths: Rows) -> Any:
         """The state without each row's tokens beyond lengths [B], a prompt's not counted."""
+        ...
+
+    def keep(self, state: Any, length: int, path: Array, count: Rows) -> Any:
+        """The state with some of the last chunk's `length` tokens alone, in a new order.
+
+        They are the first `count` [B] of those at places path [B, K] in the chunk; a chain's path
+        is 0, 1, ..., of which `rewind` keeps the beginning.
+        """
         ...

@@ -17,7 +17,7 @@ from speculative.models.config import Config
 # Added to the score of a position that must not be seen; finite, so padding stays finite.
 MASKED = -1e10
 
-# What attention reads of a source: keys and values [B * N, S, H], and a bias.
+# What attention reads of a source: keys and values [B, N, S, H], and a bias.
 Source = tuple[Array, Array, Array]
 
 
@@ -161,7 +161,7 @@ class Attention(nn.Module):
     ) -> tuple[Array, Array, Array]:
         """Self-attention of normed x [B, L, D] under bias [B, N, L, L or T], added to x.
 
-        Also gives the keys and values: [B * N, L, H], or a longer cache [B * N, T, H].
+        Also gives the keys and values: [B, N, L, H], or a longer cache [B, N, T, H].
         """
         backend, config = self.out.backend, self.config
         fused = self.get_variable(PREPACKED, "query_key_value")

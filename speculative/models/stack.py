@@ -14,6 +14,7 @@ from jax import Array, lax
 
 from speculative.backends import PREPACKED, Cache, Dropout, Xla, backend_of, look_up
 from speculative.models.config import Config
+from speculative.models.interface import Chunk
 from speculative.models.layers import (
     MASKED,
     Attention,
@@ -23,10 +24,11 @@ from speculative.models.layers import (
     Reading,
     RelativeBias,
     Source,
+    masked,
     same_segment,
     shifted,
 )
-from speculative.ragged import read_rows
+from speculative.ragged import read_rows, write_rows
 from speculative.types import Logits, Rows, Tokens
 
 LAST = "decoder/decoder_norm"  # The name of the hidden states that logits are computed from.
@@ -37,11 +39,11 @@ class DecoderState:
     """What a decoder remembers between chunks.
 
     Heads come before positions, so that attention is one batched product and the cache is never
-    transposed; rows and heads are one axis, so that the product reads the cache without a copy.
+    transposed. A backend may hold all heads as one, of their sizes together.
     """
 
     lengths: Rows  # Tokens in each row's cache, a prompt's not counted; what follows is masked.
-    keys: tuple[Array, ...]  # Of each layer's self-attention, [B * N, T, H].
+    keys: tuple[Array, ...]  # Of each layer's self-attention, [B, N, T, H].
     values: tuple[Array, ...]
     # Tokens of the prompt in the cache: all but its last, which is fed first. None with a source.
     prompt: Rows | None = None
@@ -74,7 +76,7 @@ class Layer(nn.Module):
     def __call__(
         self, x: Array, bias: Array, dropout: Dropout, source: Source | None, cache: Cache | None
     ) -> tuple[Array, Array, Array]:
-        """[B, L, D] -> [B, L, D], and keys and values [B * N, L or T, H] of self-attention."""
+        """[B, L, D] -> [B, L, D], and keys and values [B, N, L or T, H] of self-attention."""
         x, keys, values = self.attend(x, self.attention_norm, bias, dropout, cache)
         if source is not None:
             norm = self.pre_cross_attention_layer_norm
@@ -104,6 +106,23 @@ def causal_bias(by_distance: Array, starts: Array, length: int) -> Array:
         return jnp.stack([slide(cache - 1 - start - i) for i in range(length)], axis=1)
 
     return jax.vmap(window)(starts) if starts.shape[0] > 1 else window(starts[0])[None]
+
+
+def branching_bias(by_distance: Array, starts: Array, positions: Array, mask: Array) -> Array:
+    """Likewise of a chunk that branches (`interface.Chunk`), whose keys are in the cache.
+
+    `positions` [B or 1, Q] are those of the queries; `mask` [B or 1, Q, L], Q >= L, is of the
+    chunk's keys, which the first L queries belong to.
+    """
+    batch, cache = starts.shape[0], by_distance.shape[1]
+    queries = starts[:, None] + positions
+    seen = jnp.broadcast_to(mask, (batch, *mask.shape[1:]))
+    index = jnp.broadcast_to(jnp.arange(cache), (batch, cache))
+    keys = write_rows(index, queries[:, : mask.shape[2]], starts, axis=1)
+    before = jnp.broadcast_to((index < starts[:, None])[:, None], (*queries.shape, cache))
+    distance = queries[..., None] - keys[:, None]
+    bias = by_distance[:, cache - 1 - jnp.clip(distance, 0, cache - 1)].swapaxes(0, 1)
+    return bias + masked(write_rows(before, seen, starts, axis=2))[:, None]
 
 
 class Stack(nn.Module):
@@ -137,13 +156,14 @@ class Stack(nn.Module):
         train: bool = False,
         sources: Sequence[Source] = (),
         caches: Sequence[Cache] = (),
+        chunk: Chunk | None = None,
     ) -> tuple[tuple[Array, ...], ...]:
         """Whole texts x [B, L, D] under a mask [B or 1, 1, L or 1, L], or chunks that enter caches.
 
         Whole texts may enter caches too, in which they are several times, under a mask of those.
-        Gives [B, L, D] after each layer, and each layer's keys and values, [B * N, L, H] or caches.
+        Gives [B, L, D] after each layer, and each layer's keys and values, [B, N, L, H] or caches.
         """
-        biases = self._biases(x.shape[1], mask, caches)
+        biases = self._biases(x.shape[1], mask, caches, chunk)
         x, outputs = self.dropout(x, not train), []
         each = itertools.zip_longest(self.layers, biases, sources, caches)
         for layer, bias, source, cache in each:
@@ -157,17 +177,24 @@ class Stack(nn.Module):
         """What computes the layers."""
         return self.layers[0].attend.out.backend
 
-    def _biases(self, length: int, mask: Any, caches: Sequence[Cache]) -> list[Array]:
+    def _biases(
+        self, length: int, mask: Any, caches: Sequence[Cache], chunk: Chunk | None
+    ) -> list[Array]:
         """What each layer's self-attention adds to its scores: relative positions and the mask."""
         if self.config.shared_positions:
             tables = [None if self.config.positions == "learned" else self.relpos_bias]
         else:
             tables = [layer.relative_posemb for layer in self.layers]
         if caches and mask is None:
-            room, starts = caches[0][0].shape[1], caches[0][2]
+            room, starts = caches[0][0].shape[2], caches[0][2]
             none = jnp.zeros((1, room))
             found = [table.by_distance(room) if table else none for table in tables]
-            found = [causal_bias(by_distance, starts, length) for by_distance in found]
+            if chunk is None or chunk.mask is None or chunk.positions is None:
+                found = [causal_bias(by_distance, starts, length) for by_distance in found]
+            else:
+                more = (0, 0), (0, length - chunk.positions.shape[1])
+                given = jnp.pad(chunk.positions, more), jnp.pad(chunk.mask, (*more, (0, 0)))
+                found = [branching_bias(by_distance, starts, *given) for by_distance in found]
         else:
             times = mask.shape[-1] // length  # That caches hold the same positions.
             found = [jnp.tile(table(length), times) + mask if table else mask for table in tables]
@@ -203,18 +230,19 @@ class Transformer(nn.Module):
     def extend(
         self,
         state: DecoderState,
-        tokens: Tokens,
+        chunk: Chunk,
         at: Rows | None,
         layers: tuple[str, ...],
         read: Callable[[Array], Array] = lambda x: x,
     ) -> tuple[Logits, DecoderState, dict[str, Array]]:
         """A chunk; see `interface.Model.extend`. `read` may add to its embedding [B, L, D]."""
-        length = tokens.shape[1]
+        length = chunk.tokens.shape[1]
         starts = state.lengths if state.prompt is None else state.prompt + state.lengths
-        x = self._filled(read(self.embed(tokens, starts[:, None] + jnp.arange(length))))
+        behind = jnp.arange(length) if chunk.positions is None else chunk.positions
+        x = self._filled(read(self.embed(chunk.tokens, starts[:, None] + behind)))
         sources = [(keys, values, state.source_bias) for keys, values in state.cross]
         caches = [(*cache, starts, length) for cache in zip(state.keys, state.values, strict=True)]
-        after, keys, values = self.decoder(x, sources=sources, caches=caches)
+        after, keys, values = self.decoder(x, sources=sources, caches=caches, chunk=chunk)
         lengths = state.lengths + length
         state = dataclasses.replace(state, lengths=lengths, keys=keys, values=values)
         x = after[-1] if at is None else self._filled(read_rows(after[-1], at, 1))
@@ -234,7 +262,7 @@ class Transformer(nn.Module):
             return self.reads_itself(own, embedded)
 
         last = f"decoder/layers_{self.config.decoder_layers - 1}"
-        logits, state, found = self.extend(state, tokens, None, (last,), read)
+        logits, state, found = self.extend(state, Chunk(tokens), None, (last,), read)
         return logits, state, found[last]
 
     def unroll(
@@ -260,7 +288,9 @@ class Transformer(nn.Module):
             seen = [back >= k, *(back == k - j for j in range(1, k + 1))]
             mask = jnp.concatenate([same_segment(target, target, s) for s in seen], axis=-1)
             starts = jnp.full(len(tokens), k * length)
-            caches = [[jnp.pad(y, ((0, 0), (0, length), (0, 0))) for y in each] for each in caches]
+            caches = [
+                [jnp.pad(y, ((0, 0), (0, 0), (0, length), (0, 0))) for y in each] for each in caches
+            ]
             given = [(*cache, starts, length) for cache in zip(*caches, strict=True)]
             after, *caches = self.decoder(x, mask, False, sources, given)
             logits.append(self.logits(after[-1], self.decoder.norm))

@@ -5,12 +5,11 @@ import pathlib
 from collections.abc import Sequence
 from typing import Any
 
-import numpy as np
 from rich.console import Console
 
 from speculative import disk, loading, progress
 from speculative.drafts import named
-from speculative.pair import Pair
+from speculative.pair import Pair, Request
 from speculative.reporting import tables, traces
 from speculative.reporting.traces import PromptTrace
 from speculative.rows import memory, records, weights
@@ -80,9 +79,8 @@ def _first(pair: Pair, config: RowConfig) -> PromptTrace:
     texts = [prompt.source for prompt in load_prompts(config.texts, config.num_examples)]
     vocabulary, gamma = pair.vocabulary, config.gamma or sweep.GAMMA
     decoding = config.decoding(vocabulary.size, gamma, vocabulary.eos_id)
-    draws = decoding.draws(config.seed, np.array([0]))
     inputs = pair.encode(texts, truncate=True)[:1]
-    return traces.trace(pair, texts[0], inputs, draws, decoding)
+    return traces.trace(pair, texts[0], Request(inputs, decoding, config.seed))
 
 
 def show(measured: Sequence[Record], traced: Sequence[PromptTrace], console: Console) -> None:

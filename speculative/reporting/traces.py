@@ -3,14 +3,12 @@
 import dataclasses
 
 import numpy as np
-from jax import Array
 from rich.console import Console
 from rich.text import Text
 
-from speculative.decoding import Decoding, reference
+from speculative.decoding import reference
 from speculative.decoding.reference import TraceStep
-from speculative.pair import Pair, Result
-from speculative.types import Inputs
+from speculative.pair import Pair, Request, Result
 from speculative.vocabulary import Vocabulary
 
 
@@ -38,13 +36,11 @@ class PromptTrace:
     same_tokens: bool
 
 
-def trace(pair: Pair, source: str, inputs: Inputs, draws: Array, config: Decoding) -> PromptTrace:
-    """Decodes a source by both paths, from the same random numbers.
-
-    `inputs` [1, S], `draws` and `config` are those of `Pair.prepare` for this source alone.
-    """
-    result = pair.results(pair.run(inputs, draws, config))[0]
-    row = np.asarray(inputs)[0], np.asarray(draws)[0]
+def trace(pair: Pair, source: str, request: Request) -> PromptTrace:
+    """Decodes a source by both paths, from the same random numbers."""
+    draws, config = request.draws, request.config
+    result = pair.results(pair.run(request.source, draws, config))[0]
+    row = np.asarray(request.source)[0], np.asarray(draws)[0]
     steps = reference.generate(pair.target, pair.draft, pair.params, *row, config)
     lines = [line(step, pair.vocabulary) for step in steps.steps]
     return PromptTrace(source, lines, result, steps.tokens == result.tokens)

@@ -5,6 +5,7 @@ import itertools
 import operator
 import statistics
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import jax
@@ -68,8 +69,10 @@ def run_row(
     on_progress("compiling", 0)
     lengths = [example.lengths[0] for example in kept]
     lengths += [int(work.decode(number, 0)[0].lengths[0]) for number in range(min(4, count))]
-    work.decode(0, gamma)
-    meter = work.meter((gamma,), lengths)
+    with ThreadPoolExecutor(1) as pool:  # Programs are compiled in parallel.
+        compiled = pool.submit(work.decode, 0, gamma)
+        meter = work.meter((gamma,), lengths)
+        compiled.result()
     for number in range(count):
         on_progress("decoding", number / count)
         lacking = [i for i in range(config.samples) if (number, i) not in kept]

@@ -8,15 +8,12 @@ from collections.abc import Sequence
 import jax
 import numpy as np
 
-from speculative.decoding import Decoding, Output, stream
+from speculative.decoding import Decoding, Output
 from speculative.decoding.loop import Step
 from speculative.measurement.timing import ITERATIONS, CostMeter
-from speculative.pair import Pair, number_of
+from speculative.pair import Pair, Request
 from speculative.rows.config import RowConfig
 from speculative.tasks.prompts import Prompt
-
-Numbers = int | Sequence[int]
-"""Of examples, from 0."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -38,31 +35,26 @@ class Workload:
         vocabulary = self.pair.vocabulary
         return self.config.decoding(vocabulary.size, gamma, vocabulary.eos_id)
 
-    def source(self, numbers: Numbers) -> jax.Array:
-        """The sources [B, S] of one example or several."""
-        return jax.device_put(np.asarray(self.sources)[np.atleast_1d(numbers)])
+    def source(self, number: int) -> jax.Array:
+        """The source [1, S] of an example, numbered from 0."""
+        return jax.device_put(np.asarray(self.sources)[[number]])
 
-    def _inputs(
-        self, numbers: Numbers, gamma: int, sample: int = 0
-    ) -> tuple[jax.Array, jax.Array, Decoding]:
-        """The sources of examples, the random numbers of a sample of each, and the settings."""
-        config = self.decoding(gamma)
-        owners = np.array([number_of(number, sample) for number in np.atleast_1d(numbers)])
-        draws = config.draws(self.config.seed, owners)
-        return *jax.block_until_ready((self.source(numbers), draws)), config
+    def request(self, number: int, gamma: int, sample: int = 0) -> Request:
+        """A sample of an example."""
+        one = Request(self.source(number), self.decoding(gamma), self.config.seed, number)
+        return one.sample(sample)
 
-    def decode(self, numbers: Numbers, gamma: int, sample: int = 0) -> tuple[Output, float]:
-        """Decodes sources as one batch and gives the seconds that it took, prefill included."""
-        inputs = self._inputs(numbers, gamma, sample)
+    def decode(self, number: int, gamma: int, sample: int = 0) -> tuple[Output, float]:
+        """Decodes a sample, and gives the seconds that it took, prefill included."""
+        one = self.request(number, gamma, sample)
+        source, draws = jax.block_until_ready((one.source, one.draws))
         began = time.perf_counter()
-        output = jax.block_until_ready(self.pair.run(*inputs))
+        output = jax.block_until_ready(self.pair.run(source, draws, one.config))
         return output, time.perf_counter() - began
 
     def steps(self, number: int, gamma: int) -> list[Step]:
         """What each step of decoding a source did."""
-        pair = self.pair
-        steps = stream(pair.target, pair.draft, pair.params, *self._inputs(number, gamma))
-        return [step for step in map(pair.sound, steps) if step.count[0]]
+        return [step for step in self.pair.steps(self.request(number, gamma)) if step.count[0]]
 
     def meter(self, gammas: Sequence[int], lengths: Sequence[int]) -> CostMeter:
         """Times costs with a source of as many tokens as texts have in the mean.

@@ -213,7 +213,7 @@ class _Scores(NamedTuple):
     first: Array  # [B, V] the distribution of the first token.
 
 
-@functools.partial(jax.jit, static_argnames=("target", "sampling", "vocab_size"))
+@functools.partial(jax.jit, static_argnames=("target", "vocab_size"))
 def _score(
     target: Model,
     params: PyTree,

@@ -14,7 +14,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from speculative.pair import Request, Result
+from speculative.pair import Result
 from speculative.progress import OnProgress
 from speculative.rows import environment
 from speculative.rows.config import RowConfig
@@ -102,9 +102,8 @@ def measure(work: Workload, sizes: Sequence[int], gamma: int, on_progress: OnPro
 def _decode(work: Workload, gamma: int, size: int, passes: int) -> tuple[list[Result], float]:
     """The results of all texts, and the seconds of decoding them so many times."""
     count = len(work.sources)
-    given = work.decoding(gamma), work.config.seed
     # Each source is read anew; those that share an array would be read once.
-    asked = [Request(work.source(i % count), *given, i % count) for i in range(count * passes)]
+    asked = [work.request(i % count, gamma) for i in range(count * passes)]
     jax.block_until_ready(asked[-1].source)
     began = time.perf_counter()
     found = dict(work.pair.serve(asked, size))

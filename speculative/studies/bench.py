@@ -13,12 +13,11 @@ from jax import Array, lax
 
 from speculative.decoding.reference import start_target
 from speculative.drafts import HiddenDraft, TransformerDraft
-from speculative.drafts.base import layers_read
 from speculative.loading import Resolved
 from speculative.measurement import hardware
 from speculative.measurement.timing import ITERATIONS, Costs
 from speculative.models import read_by_step
-from speculative.models.interface import Model
+from speculative.models.interface import Chunk, Model
 from speculative.progress import OnProgress
 from speculative.rows import environment, memory, weights
 from speculative.rows.config import RowConfig
@@ -120,7 +119,7 @@ def bench(
     on_progress("compiling", 0)
     meter = work.meter(sorted({*GAMMAS, config.gamma or 5}), [cache])
     target, source = pair.params.target, work.source(0)
-    started = start_target(pair.target, target, source, cache, layers_read(pair.draft))
+    started = start_target(pair.target, target, source, cache, pair.draft.layers)
     timed = _passes(pair.target, target, started.state, cache, widths)
     if isinstance(pair.draft, TransformerDraft | HiddenDraft):
         state = pair.draft.start(pair.params.draft, source, cache, started).model
@@ -148,13 +147,14 @@ def _passes(
     model: Model, params: PyTree, state: Any, cache: int, widths: Sequence[int]
 ) -> list[tuple[int, int, Callable[[], Any], list[float]]]:
     """Widths, the bytes of a pass, a loop of `ITERATIONS` passes on half a cache, and no times."""
-    state = jax.jit(model.extend)(params, state, jnp.ones((1, cache // 2), jnp.int32)).state
+    half = Chunk(jnp.ones((1, cache // 2), jnp.int32))
+    state = jax.jit(model.extend)(params, state, half).state
 
     @functools.partial(jax.jit, static_argnums=2)
     def loop(params: PyTree, state: Any, width: int) -> Any:
         def body(_: Any, carried: tuple[Array, Any]) -> tuple[Array, Any]:
             tokens, state = carried
-            logits, after, _hidden = model.extend(params, state, tokens)
+            logits, after, _hidden = model.extend(params, state, Chunk(tokens))
             # The next pass waits for all logits of this one, whatever they are.
             waits = lax.optimization_barrier(logits)[0, 0, 0] > 1e30
             tokens = jnp.full((1, width), waits.astype(jnp.int32))
@@ -163,7 +163,7 @@ def _passes(
         return lax.fori_loop(0, ITERATIONS, body, (jnp.ones((1, width), jnp.int32), state))
 
     caches = sum(leaf.nbytes for leaf in [*state.keys, *state.values])
-    positions = state.keys[0].shape[1]
+    positions = state.keys[0].shape[2]
     sources = jax.tree.leaves(state.cross)  # None of a decoder-only model.
     whole = sum(leaf.nbytes for leaf in [*sources, *read_by_step(params)])
     # A prompt stands before the text, in the same caches.

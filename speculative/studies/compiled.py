@@ -20,12 +20,12 @@ from jax.sharding import SingleDeviceSharding
 
 from speculative import theory
 from speculative.backends import for_decoding
-from speculative.decoding import Decoding, Params, loop, rules
+from speculative.decoding import Decoding, Params, loop
 from speculative.decoding.loop import Models
 from speculative.drafts import model_draft, named
 from speculative.measurement import alpha, chips
 from speculative.measurement.chips import GIB, Chip
-from speculative.measurement.hlo import Program
+from speculative.measurement.hlo import HloModule
 from speculative.measurement.schedule import Cost, Schedule
 from speculative.models import Config, abstract_params, model_of, read_by_step
 from speculative.progress import OnProgress
@@ -142,9 +142,8 @@ class _Setting:
     @property
     def alone(self) -> "_Setting":
         """The same without a draft, for autoregressive decoding."""
-        config = dataclasses.replace(self.config, gamma=0, rule=rules.EXACT)
         models, params = Models(self.models.target, None), Params(self.params.target)
-        return dataclasses.replace(self, models=models, params=params, config=config)
+        return dataclasses.replace(self, models=models, params=params, config=self.config.alone)
 
     def begun(self) -> loop.Progress:
         """The shapes of a generation's progress, with the longest caches."""
@@ -289,7 +288,7 @@ class Compiler:
     def _program(self, setting: _Setting, name: str, what: str) -> Compiled:
         if name in (LOOP, STEP):
             setting = setting.alone
-        key = name, setting.models, setting.config, setting.source.shape
+        key = name, setting.models, jax.tree.structure(setting.config), setting.source.shape
         if key not in self._done:
             began = time.perf_counter()
             lowered = setting.lowered(name)
@@ -306,7 +305,7 @@ class Compiler:
         self, compiled: Any, setting: _Setting, name: str, seconds: float, given: int
     ) -> Compiled:
         """What a compiled program tells; it was given so many bytes beside the weights."""
-        program = Program(compiled.as_text())
+        program = HloModule(compiled.as_text())
         if not any(one.cycles for one in program.instructions.values()):
             raise ValueError(
                 f"libtpu {chips.compiler_version()} gives no estimate of cycles; take another "

@@ -59,7 +59,8 @@ class Untruncated(rules.Token):
 
     def verify(self, guesses, logits, q, sampling, uniforms):
         """See `Rule.verify`."""
-        whole = Sampling(sampling.temperature)
+        only = sampling.kinds._replace(top_k=False, top_p=False, min_p=False)
+        whole = Sampling.tree_unflatten(only, [sampling.temperature])
         accepted, _ = super().verify(guesses, logits, q, whole, uniforms)
         return _corrected(accepted, logits, q, sampling, uniforms)
 

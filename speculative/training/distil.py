@@ -207,15 +207,16 @@ def answered(
     def text(i: int, width: int) -> queue.Text:
         source = np.full((1, width), model.pad_id, np.int32)
         source[0, : sizes[i]] = examples.input(i)
-        return queue.Text(i, jax.device_put(source), decoding.draws(0, np.array([i])))
+        return queue.Text(i, jax.device_put(source), decoding.draws(0, np.array([i])), decoding)
 
+    kinds = decoding.sampling.kinds
     # Long inputs tend to have long outputs, which had better not begin last.
     order = np.argsort(-sizes, kind="stable").tolist()
     for width, group in itertools.groupby(order, lambda i: padded(int(sizes[i]))):
         chosen = list(group)
         texts = (text(i, width) for i in chosen)
         rows = min(batch_size, power_of_two(len(chosen)))
-        for i, output in queue.generate(model, None, used, texts, decoding, rows):
+        for i, output in queue.generate(model, None, used, texts, kinds, rows):
             if not output.finite.all():
                 raise ValueError(f"Logits are not finite for example {i}.")
             targets[i] = np.array(output.tokens[0, : output.lengths[0]])  # Not the whole batch.

@@ -15,7 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from speculative.backends import COMPILED, STORED
+from speculative.backends import CPU, STORED
 from speculative.backends.cpu import kernels
 from speculative.backends.xla import FEW
 from speculative.models import T5Config
@@ -392,7 +392,7 @@ def test_attention(heads: int, size: int, length: int) -> None:
     rows, scale, given = 2, 1.0 if length == 1 else 0.3, []
     for seen in (1, 15, 16, 70):
         query = numbers(rows, length, heads, size)
-        keys, values = numbers(2, rows * heads, seen, size)
+        keys, values = numbers(2, rows, heads, seen, size)
         for shape in ((rows, heads, length, seen), (rows, 1, 1, seen), (1, heads, length, seen)):
             bias = 3 * numbers(*shape)
             bias[..., max(1, seen - 3) :] = -1e10
@@ -405,7 +405,6 @@ def test_attention(heads: int, size: int, length: int) -> None:
         ]
 
     for (query, keys, values, bias), found in zip(given, attended(given), strict=True):
-        keys, values = (x.reshape(rows, heads, -1, size) for x in (keys, values))
         scores = np.einsum("blnh,bnkh->bnlk", query.astype(np.float64), keys)
         weights = scale * scores + bias
         weights = np.exp(weights - weights.max(axis=-1, keepdims=True))
@@ -422,10 +421,10 @@ def test_attention_among_new_positions(heads: int, size: int, length: int) -> No
     call = jax.jit(kernels.attend_self, static_argnums=(2, 3))
     y, keys, values = call(projected, bias, heads, 0.3)
     parts = projected.reshape(2, length, 3, heads, size).transpose(2, 0, 3, 1, 4)
-    query, *written = parts.reshape(3, 2 * heads, length, size)
+    query, *written = parts
     np.testing.assert_array_equal(keys, written[0])
     np.testing.assert_array_equal(values, written[1])
-    query = query.reshape(2, heads, length, size).transpose(0, 2, 1, 3)
+    query = query.transpose(0, 2, 1, 3)
     np.testing.assert_array_equal(y, attend(query, *written, bias, 0.3))
 
 
@@ -463,41 +462,45 @@ def test_products_for_heads(heads: int, size: int, quantized: bool) -> None:
 
 @needs_compiler
 def test_attention_depends_neither_on_queries_beside_nor_on_room_behind_the_mask() -> None:
-    query, keys, values = numbers(1, 8, 6, 64), *numbers(2, 6, 128, 64)
+    query, keys, values = numbers(1, 8, 6, 64), *numbers(2, 1, 6, 128, 64)
     bias = np.where(np.arange(128) > 50 + np.arange(8)[:, None], np.float32(-1e10), 0)[None, None]
     together = attend(query, keys, values, bias, 1.0)
     for i in range(8):
         short = attend(
-            query[:, i : i + 1], keys[:, :64], values[:, :64], bias[:, :, i : i + 1, :64], 1.0
+            query[:, i : i + 1],
+            keys[:, :, :64],
+            values[:, :, :64],
+            bias[:, :, i : i + 1, :64],
+            1.0,
         )
         np.testing.assert_array_equal(together[:, i : i + 1], short)
-    keys[:, 60:] = values[:, 60:] = np.nan  # Stale entries are not read.
+    keys[:, :, 60:] = values[:, :, 60:] = np.nan  # Stale entries are not read.
     np.testing.assert_array_equal(attend(query, keys, values, bias, 1.0), together)
 
 
 @needs_compiler
 def test_attention_hides_no_number_that_is_none() -> None:
-    query, keys, values = numbers(1, 1, 1, 8), *numbers(2, 1, 20, 8)
-    keys[0, 5, 0] = np.nan
+    query, keys, values = numbers(1, 1, 1, 8), *numbers(2, 1, 1, 20, 8)
+    keys[0, 0, 5, 0] = np.nan
     assert np.isnan(attend(query, keys, values, np.zeros((1, 1, 1, 20), np.float32), 1.0)).all()
 
 
 @needs_compiler
 def test_attention_where_everything_is_masked_is_the_mean() -> None:
-    query, keys, values = numbers(1, 1, 1, 8), *numbers(2, 1, 20, 8)
+    query, keys, values = numbers(1, 1, 1, 8), *numbers(2, 1, 1, 20, 8)
     y = attend(0 * query, keys, values, np.full((1, 1, 1, 20), -1e10, np.float32), 1.0)
-    np.testing.assert_allclose(y[0, 0, 0], values[0].mean(axis=0), atol=1e-6)
+    np.testing.assert_allclose(y[0, 0, 0], values[0, 0].mean(axis=0), atol=1e-6)
 
 
 @needs_compiler
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_axes_before_the_last_and_types_are_kept(dtype: str) -> None:
     kernel, x = jnp.asarray(numbers(37, 64), dtype), jnp.asarray(numbers(3, 4, 37), dtype)
-    y = COMPILED.product(panels(kernel), x, 64, dtype)
+    y = CPU.product(panels(kernel), x, 64, dtype)
     assert (y.shape, y.dtype) == ((3, 4, 64), x.dtype)
     want = np.asarray(x, np.float64) @ np.asarray(kernel, np.float64)
     np.testing.assert_allclose(np.asarray(y, np.float64), want, rtol=1e-2, atol=1e-2)
-    wide = COMPILED.product(panels(kernel), x, 64, dtype, "float32")
+    wide = CPU.product(panels(kernel), x, 64, dtype, "float32")
     assert wide.dtype == jnp.float32
     np.testing.assert_allclose(wide, want, rtol=1e-5, atol=1e-5)
 
@@ -582,7 +585,7 @@ def test_attention_on_caches(heads: int, size: int, length: int) -> None:
     """New keys and values enter at each row's own place, then all are attended to."""
     room, starts = 70, np.array([17, 40], np.int32)
     projected = numbers(2, length, 3 * heads * size)
-    keys, values = numbers(2, 2 * heads, room, size)
+    keys, values = numbers(2, 2, heads, room, size)
     bias = 3 * numbers(2, heads, length, room)
     after = np.arange(room) > (starts[:, None] + np.arange(length))[..., None]
     bias = np.where(after[:, None], np.float32(-1e10), bias)
@@ -593,8 +596,7 @@ def test_attention_on_caches(heads: int, size: int, length: int) -> None:
     query, *written = projected.reshape(2, length, 3, heads, size).transpose(2, 0, 1, 3, 4)
     for b, start in enumerate(starts):
         for cache, chunk in zip((keys, values), written, strict=True):
-            rows = cache.reshape(2, heads, room, size)
-            rows[b, :, start : start + length] = chunk[b].transpose(1, 0, 2)
+            cache[b, :, start : start + length] = chunk[b].transpose(1, 0, 2)
     np.testing.assert_array_equal(new_keys, keys)
     np.testing.assert_array_equal(new_values, values)
     np.testing.assert_array_equal(y, attend(query, keys, values, bias, 0.3))

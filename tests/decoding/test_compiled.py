@@ -16,7 +16,7 @@ from speculative.models import DecoderOnly, DecoderOnlyConfig, FlaxModel
 from speculative.sampling import Sampling
 from tests import saved, tiny
 
-CACHE = 64
+CACHE = 48
 """Positions of the one cache size that is compiled."""
 
 
@@ -36,7 +36,7 @@ def copies(program: str, least: int) -> list[str]:
 def compiled(model: FlaxModel, gamma: int, temperature: float) -> str:
     """Decoding by a model that is its own draft."""
     params = prepack(saved.random(model.config, 0))
-    config = Decoding(50, Sampling(temperature), gamma, CACHE - gamma - 2)
+    config = Decoding(50, Sampling(temperature), gamma, 32)
     assert config.cache_lengths() == [CACHE]
     source, draws = jax.device_put(tiny.sources(1)), config.draws(0, jnp.zeros(1, int))
     models = Models(model, TransformerDraft(model) if gamma else None)

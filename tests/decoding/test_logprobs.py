@@ -8,7 +8,7 @@ import pytest
 
 from speculative.decoding import Decoding, Params, loop, queue, rules
 from speculative.drafts import TransformerDraft
-from speculative.sampling import Sampling
+from speculative.sampling import Kinds, Sampling
 from tests import numpy_models, tiny, toy
 
 DRAFT = TransformerDraft(tiny.TARGET)
@@ -44,12 +44,13 @@ def test_they_are_the_targets(rule: rules.Rule, sampling: Sampling) -> None:
         tokens = found.tokens[row, :length]
         wanted = expected(row, tokens, sampling)
         np.testing.assert_allclose(found.logprobs[row, :length], wanted, atol=1e-4)
-    texts = [queue.Text(i, inputs[i : i + 1], draws[i : i + 1]) for i in range(len(SOURCES))]
-    batched = dict(queue.generate(tiny.TARGET, DRAFT, PARAMS, texts, config, 4))
-    for row, length in enumerate(found.lengths):
-        np.testing.assert_array_equal(
-            batched[row].logprobs[0, :length], found.logprobs[row, :length]
-        )
+    places = range(len(SOURCES))
+    texts = [queue.Text(i, inputs[i : i + 1], draws[i : i + 1], config) for i in places]
+    for kinds in (sampling.kinds, Kinds.of([sampling, Sampling(0.0), Sampling(1.0, 3, 0.5)])):
+        batched = dict(queue.generate(tiny.TARGET, DRAFT, PARAMS, texts, kinds, 4))
+        for row, length in enumerate(found.lengths):
+            both = batched[row].logprobs[0, :length], found.logprobs[row, :length]
+            np.testing.assert_allclose(*both, rtol=0 if kinds == sampling.kinds else 1e-5)
 
 
 def test_without_being_asked_for_they_cost_nothing() -> None:

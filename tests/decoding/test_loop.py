@@ -90,7 +90,7 @@ def expected_greedy() -> tuple[np.ndarray, np.ndarray]:
 def test_autoregressive_decoding_is_greedy_in_float64() -> None:
     output = decode(None, (), greedy(0))
     tokens, lengths = expected_greedy()
-    np.testing.assert_array_equal(output.tokens, tokens)
+    np.testing.assert_array_equal(output.tokens[:, :LENGTH], tokens)
     np.testing.assert_array_equal(output.lengths, lengths)
     np.testing.assert_array_equal(output.target_calls, lengths)
     assert (output.tested == 0).all()
@@ -118,7 +118,7 @@ def test_at_temperature_0_the_output_is_the_autoregressive_one(
 ) -> None:
     output = decode(draft, params(), greedy(gamma))
     tokens, lengths = expected_greedy()
-    np.testing.assert_array_equal(output.tokens, tokens)
+    np.testing.assert_array_equal(output.tokens[:, :LENGTH], tokens)
     np.testing.assert_array_equal(output.lengths, lengths)
     assert output.finite.all()
 
@@ -155,7 +155,7 @@ def check_stream(output: Output, steps: list[Step], config: Decoding) -> None:
             assert step.finished[row] == ended
         length = output.lengths[row]
         assert len(tokens) == length
-        assert output.tokens[row].tolist() == tokens + [0] * (config.max_length - length)
+        assert output.tokens[row].tolist() == tokens + [0] * (config.longest - length)
         assert output.target_calls[row] == calls
         assert output.tested[row] == tested
         assert output.accepted[row] == accepted
@@ -242,7 +242,8 @@ def test_where_a_row_ends(said: list[int], tokens: list[int], accepted: int, cal
     config = Decoding(toy.VOCABULARY, Sampling(1.0), 4, max_length=len(tokens), eos_id=toy.EOS)
     params, inputs = toy.params(table), np.ones((2, 1), np.int32)
     output = decode(TOY_DRAFT, params, config, target=TOY, params=params, inputs=inputs)
-    assert output.tokens.tolist() == [tokens] * 2
+    assert output.tokens[:, : len(tokens)].tolist() == [tokens] * 2
+    assert not output.tokens[:, len(tokens) :].any()
     assert output.lengths.tolist() == [len(tokens) - tokens.count(0)] * 2
     assert output.tested.tolist() == output.accepted.tolist() == [accepted] * 2
     assert output.target_calls.tolist() == [calls] * 2
@@ -262,7 +263,7 @@ def test_logits_that_are_not_finite_are_reported_by_row(draft: Draft | None, wro
     assert output.finite.tolist() == [True, True, False, True]
     # The other rows are unchanged.
     tokens, _ = expected_greedy()
-    np.testing.assert_array_equal(output.tokens[[0, 1, 3]], tokens[[0, 1, 3]])
+    np.testing.assert_array_equal(output.tokens[[0, 1, 3], :LENGTH], tokens[[0, 1, 3]])
 
 
 @pytest.mark.parametrize("gamma", [63, 64, 300])
@@ -271,7 +272,7 @@ def test_a_large_gamma_decodes(gamma: int) -> None:
     draws = config.draws(0, np.arange(1))
     both, source = Params(tiny.target_params()), jax.device_put(tiny.sources(1))
     output = fast.generate(tiny.TARGET, UniformDraft(), both, source, draws, config)
-    np.testing.assert_array_equal(output.tokens, float64_greedy()[:1, :10])
+    np.testing.assert_array_equal(output.tokens[:, :10], float64_greedy()[:1, :10])
 
 
 @pytest.mark.parametrize(
@@ -309,13 +310,17 @@ def test_a_row_may_begin_another_text_at_any_time(
 class Reader(Draft):
     """Keeps the hidden states of accepted positions [B, T], and their number [B]."""
 
-    layers: tuple[str, ...] = ("fed",)
+    @property
+    def layers(self) -> tuple[str, ...]:
+        return ("fed",)
 
     def start(self, params, inputs, cache_length, target) -> Any:
         batch = inputs.shape[0]
         return jnp.zeros((batch, cache_length), jnp.int32), jnp.zeros(batch, jnp.int32)
 
-    def propose(self, params, state, last, uniforms, sampling, vocab_size) -> Proposal:
+    def propose(
+        self, params, state, last, uniforms, sampling, vocab_size, history=None
+    ) -> Proposal:
         return Proposal((uniforms * vocab_size).astype(jnp.int32), None, state)
 
     def commit(self, params, proposal, accepted, hidden) -> Any:
@@ -352,7 +357,7 @@ def test_numbers_keyed_by_the_step_are_exact_and_none_is_used_twice() -> None:
     """20,000 outputs against the target's distribution; a correct program fails with p = 1e-4."""
     config = Decoding(toy.VOCABULARY, Sampling(1.0), 3, 6, toy.EOS, KeyedByStep())
     draws = config.draws(5, np.arange(20_000))
-    assert draws.shape == (20_000, config.max_length, 4, 3)
+    assert draws.shape == (20_000, 8, 4, 3)
     assert len(np.unique(np.asarray(draws[0]))) == draws[0].size
     np.testing.assert_array_equal(config.draws(5, np.array([7]))[0], draws[7])
     both = Params(toy.params(toy.target_table()), toy.params(toy.near_table()))
@@ -384,13 +389,13 @@ def test_a_row_of_another_width_is_refused() -> None:
             fast.put_row(batch, 1, fast.begin(models, both, source, config, size))
 
 
-@pytest.mark.parametrize("shape", [(4, 45, 3), (1, 46, 3), (4, 46, 2), (4, 40, 4, 3)])
+@pytest.mark.parametrize("shape", [(4, 79, 3), (1, 80, 3), (4, 80, 2), (4, 64, 4, 3)])
 def test_random_numbers_of_another_shape_are_refused(shape: tuple[int, ...]) -> None:
     """Too few positions, which would be read silently shifted back, rows, numbers or offsets."""
     rule = KeyedByStep() if len(shape) == 4 else Token()
     config = dataclasses.replace(SAMPLED, rule=rule)
     both, source = Params(tiny.target_params()), jax.device_put(tiny.sources(4))
     with pytest.raises(
-        ValueError, match=r"do not fit 4 rows .* gamma = 4, which need \(4, 4[06], "
+        ValueError, match=r"do not fit 4 rows .* gamma = 4, which need \(4, (64|80), "
     ):
         fast.generate(tiny.TARGET, UniformDraft(), both, source, jnp.zeros(shape), config)

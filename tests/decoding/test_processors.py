@@ -178,13 +178,13 @@ def test_stops_cut_the_targets_outputs(rule: str) -> None:
     count, config = 6000, settings("penalty", 3, rule)
     params = Params(toy.params(toy.target_table()), toy.params(toy.near_table()))
     source, draws = jnp.ones((1, 1), jnp.int32), np.asarray(config.draws(23, np.arange(count)))
-    texts = (queue.Text(i, source, jax.device_put(draws[i : i + 1])) for i in range(count))
+    texts = (queue.Text(i, source, jax.device_put(draws[i : i + 1]), config) for i in range(count))
 
     def cut(tokens: list[int]) -> tuple[int, ...]:
         pairs = list(zip(tokens, tokens[1:], strict=False))
         return tuple(tokens[: pairs.index((2, 3)) + 2] if (2, 3) in pairs else tokens)
 
-    given = TARGET, MODEL_DRAFT, params, texts, config, 512
+    given = TARGET, MODEL_DRAFT, params, texts, config.sampling.kinds, 512
     found = Counter(
         cut(output.tokens[0, : output.lengths[0]].tolist())
         for _, output in queue.generate(*given, lambda _, tokens: len(cut(tokens)) < len(tokens))

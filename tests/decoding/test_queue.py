@@ -19,7 +19,7 @@ from speculative.drafts import (
     TransformerDraft,
     UniformDraft,
 )
-from speculative.sampling import Sampling
+from speculative.sampling import Kinds, Sampling
 from speculative.types import PyTree
 from tests import tiny
 
@@ -37,18 +37,33 @@ def settings(temperature: float, rule: rules.Rule = rules.EXACT, gamma: int = 3)
 def decoded(
     draft: Draft, params: PyTree, config: Decoding, batch_size: int, order: list[int]
 ) -> dict[int, Output]:
-    texts = [queue.Text(i, SOURCES[i], config.draws(7, np.array([i]))) for i in order]
+    configs = {i: config for i in order}
+    return decoded_as(draft, params, configs, batch_size)
+
+
+def decoded_as(
+    draft: Draft, params: PyTree, configs: dict[int, Decoding], batch_size: int
+) -> dict[int, Output]:
+    texts = [
+        queue.Text(i, SOURCES[i], config.draws(7, np.array([i])), config)
+        for i, config in configs.items()
+    ]
+    kinds = Kinds.of(config.sampling for config in configs.values())
     both = Params(TARGET, params)
-    return dict(queue.generate(tiny.TARGET, draft, both, iter(texts), config, batch_size))
+    return dict(queue.generate(tiny.TARGET, draft, both, iter(texts), kinds, batch_size))
 
 
 def alone(draft: Draft, params: PyTree, config: Decoding) -> dict[int, Output]:
+    return alone_as(draft, params, dict.fromkeys(range(COUNT), config))
+
+
+def alone_as(draft: Draft, params: PyTree, configs: dict[int, Decoding]) -> dict[int, Output]:
     both = Params(TARGET, params)
     return {
         i: loop.generate(
             tiny.TARGET, draft, both, SOURCES[i], config.draws(7, np.array([i])), config
         )
-        for i in range(COUNT)
+        for i, config in configs.items()
     }
 
 
@@ -87,6 +102,47 @@ def test_texts_are_as_if_alone(
     require_equal(decoded(*given, 4, SHUFFLED), expected)
 
 
+SAMPLINGS = [
+    Sampling(0.0),
+    Sampling(1.0),
+    Sampling(0.6, top_k=7),
+    Sampling(1.3, top_p=0.8),
+    Sampling(0.0, top_k=3),
+    Sampling(0.9, top_k=9, top_p=0.7, min_p=0.05),
+]
+
+
+@pytest.mark.parametrize(
+    ("draft", "params", "rules_of"),
+    [
+        (*NEAR, [rules.Token()]),
+        (*NEAR, [rules.Block()]),
+        (*NEAR, [rules.Token(0.3), rules.Token(0.7)]),
+        (MIXED, lambda: (tiny.hidden_params(), ()), [rules.Token()]),
+        (CopyDraft(), tuple, [rules.Block()]),
+    ],
+    ids=["token", "block", "lenient", "mixed", "copy"],
+)
+def test_texts_of_a_batch_have_settings_of_their_own(
+    draft: Draft, params: Callable[[], PyTree], rules_of: list[rules.Rule]
+) -> None:
+    """A text at temperature 0 beside sampled ones, each with limits and values of its own."""
+    configs = {
+        i: Decoding(
+            tiny.VOCABULARY,
+            SAMPLINGS[i % len(SAMPLINGS)],
+            3,
+            max_length=(17, 20, 32)[i % 3],
+            rule=rules_of[i % len(rules_of)],
+        )
+        for i in SHUFFLED
+    }
+    assert len({config.program for config in configs.values()}) == 1
+    found, expected = decoded_as(draft, params(), configs, 4), alone_as(draft, params(), configs)
+    require_equal(found, expected)
+    assert {int(output.lengths[0]) for output in expected.values()} >= {17, 20, 32}
+
+
 def test_autoregressive_texts_are_as_if_alone_in_batches_of_any_size() -> None:
     given = UniformDraft(), (), settings(1.0, gamma=0)
     expected = alone(*given)
@@ -107,11 +163,11 @@ def test_texts_of_one_source_read_it_once(monkeypatch: pytest.MonkeyPatch) -> No
     def texts() -> Iterator[queue.Text]:
         for i in range(9):
             taken.append(i)
-            yield queue.Text(i, SOURCES[i // 3], config.draws(7, np.array([i])))
+            yield queue.Text(i, SOURCES[i // 3], config.draws(7, np.array([i])), config)
 
     monkeypatch.setattr(loop, "begin", noted)
     both = Params(TARGET, tiny.near_params())
-    found = queue.generate(tiny.TARGET, NEAR[0], both, texts(), config, 4)
+    found = queue.generate(tiny.TARGET, NEAR[0], both, texts(), config.sampling.kinds, 4)
     next(found)
     assert len(taken) < 9
     outputs = dict(found)
@@ -121,5 +177,5 @@ def test_texts_of_one_source_read_it_once(monkeypatch: pytest.MonkeyPatch) -> No
 
 
 def test_no_texts_are_no_outputs() -> None:
-    given = tiny.TARGET, NEAR[0], Params(TARGET, tiny.near_params()), [], settings(1.0), 4
-    assert list(queue.generate(*given)) == []
+    both, kinds = Params(TARGET, tiny.near_params()), settings(1.0).sampling.kinds
+    assert list(queue.generate(tiny.TARGET, NEAR[0], both, [], kinds, 4)) == []

@@ -3,11 +3,16 @@
 import dataclasses
 from typing import Any
 
+import jax
 import numpy as np
 import pytest
 
-from speculative.decoding import Decoding
+from speculative.decoding import Decoding, Params, loop, queue, rules
+from speculative.drafts import UniformDraft
 from speculative.sampling import Sampling
+from tests import tiny
+
+COMPILED = "/jax/core/compile/backend_compile_duration"
 
 
 @pytest.mark.parametrize(
@@ -56,29 +61,86 @@ def test_cache_lengths_ascend_to_one_that_holds_everything(gamma: int, max_lengt
     sizes = config.cache_lengths()
     assert sizes == sorted(set(sizes))
     assert sizes[0] >= config.room  # Of a whole step.
-    assert max_length + gamma <= sizes[-1] <= max_length + gamma + 18
+    longest = next(2**n for n in range(20) if 2**n >= max_length)  # Of the same program.
+    assert longest + gamma <= sizes[-1] <= longest + gamma + 18
 
 
 def test_short_answers_get_short_caches() -> None:
-    assert Decoding(10, gamma=7, max_length=20).cache_lengths() == [32]
-    assert Decoding(10, gamma=7, max_length=500).cache_lengths() == [64, 256, 512]
+    assert Decoding(10, gamma=7, max_length=20).cache_lengths() == [48]
+    assert Decoding(10, gamma=7, max_length=500).cache_lengths() == [64, 256, 528]
+
+
+@pytest.mark.parametrize("gamma", [0, 3])
+def test_new_values_need_no_new_program(gamma: int) -> None:
+    """Of temperature, top-k, top-p, min-p, lenience, seed and a maximum below the same power of 2.
+
+    Neither for a text alone, nor step by step, nor in batches.
+    """
+    compiled: list[str] = []  # Also what is only traced.
+    jax.monitoring.register_event_duration_secs_listener(
+        lambda event, duration_secs, **kwargs: compiled.append(event)
+    )
+    target, draft = tiny.TARGET, UniformDraft()
+    given = target, draft, Params(tiny.target_params())
+    source = jax.device_put(tiny.sources(1))
+
+    def decode(sampling: Sampling, max_length: int, lenience: float, seed: int) -> None:
+        rule = rules.Token(lenience) if gamma else rules.EXACT
+        config = Decoding(tiny.VOCABULARY, sampling, gamma, max_length, rule=rule)
+        draws = config.draws(seed, np.arange(1))
+        jax.block_until_ready(loop.generate(*given, source, draws, config))
+        list(loop.stream(*given, source, draws, config))
+        texts = [queue.Text(i, source, draws, config) for i in range(2)]
+        list(queue.generate(*given, texts, sampling.kinds, 2))
+
+    decode(Sampling(0.7, 9, 0.9, 0.01), 17, 0.5, 0)
+    assert COMPILED in compiled
+    compiled.clear()
+    decode(Sampling(1.3, 4, 0.5, 0.3), 30, 0.9, 1)
+    decode(Sampling(1, 40, 0.95, 0.1), 32, 0.1, 2)
+    assert COMPILED not in compiled
+
+
+@pytest.mark.parametrize(
+    "sampling", [Sampling(0.0, 5, 0.5), Sampling(1.0), Sampling(0.5, 3, 0.9, 0.1)], ids=str
+)
+def test_settings_survive_a_program(sampling: Sampling) -> None:
+    """Unused values are what means so, and those that shape programs are known inside of them."""
+    config, greedy = Decoding(10, sampling, 3, 20, rule=rules.Token(0.5)), sampling.greedy
+
+    @jax.jit
+    def inside(config: Decoding) -> Decoding:
+        sizes = config.gamma, config.capacity, config.cache_lengths(), config.eos_id
+        assert sizes == (3, 37, [48], 1)
+        assert not config.rule.exact
+        assert config.sampling.greedy == greedy
+        return config
+
+    found = inside(config)
+    kept = Sampling(0.0) if greedy else sampling
+    for field in dataclasses.fields(Sampling):
+        of_program = getattr(found.sampling, field.name)
+        np.testing.assert_allclose(of_program, getattr(kept, field.name), rtol=1e-6)
+    assert found.max_length == 20
+    assert isinstance(found.rule, rules.Token)
+    assert found.rule.lenience == 0.5
 
 
 @pytest.mark.usefixtures("optimized")  # The function itself: conftest cuts few texts' from more.
 def test_draws_depend_on_seed_example_and_position_alone() -> None:
     config, examples = Decoding(10, max_length=38), np.array([3, 8, 2**31 - 1])
     every = np.asarray(config.draws(5, examples))
-    assert every.shape == (3, 40, 3)
+    assert every.shape == (3, 80, 3)
     np.testing.assert_array_equal(config.draws(5, examples[1:2])[0], every[1])
     shorter = dataclasses.replace(config, max_length=20, gamma=3)
-    np.testing.assert_array_equal(shorter.draws(5, examples), every[:, :25])
+    np.testing.assert_array_equal(shorter.draws(5, examples), every[:, :48])
     other = np.asarray(config.draws(6, examples))
-    # 720 numbers of 23 bits: a coincidence is rarer than 1 in 30, and fixed.
-    assert len(np.unique([every, other])) == 720
+    # 1,440 numbers of 23 bits: a coincidence is rarer than 1 in 8, and fixed.
+    assert len(np.unique([every, other])) == 1440
 
 
 def test_draws_are_uniform_and_independent() -> None:
-    draws = np.asarray(Decoding(10, max_length=48).draws(0, np.arange(400)), np.float64)
+    draws = np.asarray(Decoding(10, max_length=48).draws(0, np.arange(400))[:, :50], np.float64)
     assert 0 <= draws.min()
     assert draws.max() < 1
     flat = draws.reshape(-1, 3)

@@ -26,7 +26,7 @@ Made = tuple[Array, Array | None]
 
 
 @dataclasses.dataclass(frozen=True)
-class Strange:
+class Strange(Draft):
     """Proposes what `make` gives it for a batch, from its second step on; before, rightly."""
 
     make: Callable[[int], Made]
@@ -42,6 +42,7 @@ class Strange:
         uniforms: Array,
         sampling: Sampling,
         vocab_size: int,
+        history: Any = None,
     ) -> Proposal:
         guesses, q = self.make(last.shape[0])
         later = state[:, None] > 0
@@ -140,21 +141,24 @@ REPORTED: dict[str, Callable[[Array], Array]] = {
 
 
 @dataclasses.dataclass(frozen=True)
-class Planted:
+class Planted(Draft):
     """A draft whose parameters are logits and the number of what it reports."""
 
     draft: TransformerDraft = TransformerDraft(TARGET)
 
-    def start(self, params: Any, *given: Any) -> Any:
-        return self.draft.start(params[0], *given)
+    def start(self, params, inputs, cache_length, target) -> Any:
+        return self.draft.start(params[0], inputs, cache_length, target)
 
-    def follow(self, params: Any, *given: Any) -> Any:
-        return self.draft.follow(params[0], *given)
+    def follow(self, params, state, last, guesses) -> Any:
+        return self.draft.follow(params[0], state, last, guesses)
 
-    def commit(self, params: Any, *given: Any) -> Any:
-        return self.draft.commit(params[0], *given)
+    def commit(self, params, proposal, accepted, hidden) -> Any:
+        return self.draft.commit(params[0], proposal, accepted, hidden)
 
-    def propose(self, params: Any, *given: Any) -> Proposal:
+    def propose(
+        self, params, state, last, uniforms, sampling, vocab_size, history=None
+    ) -> Proposal:
+        given = state, last, uniforms, sampling, vocab_size, history
         found = self.draft.propose(params[0], *given)
         if found.q is None:
             return found

@@ -13,8 +13,8 @@ import pytest
 from jax import Array
 
 from speculative.drafts import HiddenDraft, model_draft
-from speculative.drafts.base import layers_read
 from speculative.models import DecoderOnly, DecoderOnlyConfig, FlaxModel
+from speculative.models.interface import Chunk
 from speculative.sampling import Sampling, standardise
 from speculative.types import PyTree
 from tests import saved, tiny
@@ -121,7 +121,7 @@ def test_q_is_that_of_the_training_pass_however_much_of_a_block_stands(given: Gi
             followed = follow(draft, given.draft_params, state, last, guesses)
             proposal = proposal._replace(guesses=guesses, state=followed)
         chunk = np.concatenate([np.asarray(last)[:, None], guesses], axis=1)
-        _, after, hidden = extend(given.params, before, chunk)
+        _, after, hidden = extend(given.params, before, Chunk(jnp.asarray(chunk)))
         accepted = (np.arange(ROWS) + turn) % (GAMMA + 1)
         last = jnp.asarray(rng.integers(2, tiny.VOCABULARY, ROWS), jnp.int32)
         for row, text in enumerate(texts):
@@ -141,8 +141,8 @@ def test_the_hidden_states_matter(given: Given) -> None:
 
 def test_a_models_configuration_says_what_its_draft_reads() -> None:
     assert model_draft(tiny.HIDDEN) == HiddenDraft(tiny.HIDDEN)
-    assert layers_read(model_draft(tiny.READER)) == ("encoder",)
-    assert layers_read(model_draft(gpt().draft.model)) == LAYERS
+    assert model_draft(tiny.READER).layers == ("encoder",)
+    assert model_draft(gpt().draft.model).layers == LAYERS
     with pytest.raises(ValueError, match="source_dim must be the target's emb_dim"):
         tiny.DRAFT.config.replace(source_dim=0, target_layers=LAYERS)
     with pytest.raises(ValueError, match="source_dim must be 0 where there are no target_layers"):

@@ -1,5 +1,6 @@
 """A model mixed with a lookup: which one guesses, with what q, and that it stays exact."""
 
+import dataclasses
 import itertools
 
 import jax
@@ -57,6 +58,17 @@ def test_a_row_copies_where_its_text_goes_on_as_before(rows: int, temperature: f
         for row, text in enumerate(itertools.chain(said, outputs)):
             text += [*guesses[row % rows, : accepted[row % rows]].tolist(), int(last[row % rows])]
     assert 0.2 < np.mean(by) < 0.8
+
+
+def test_to_time_it_the_model_guesses_whatever_the_text() -> None:
+    """Where the text repeats itself, and so is looked up else."""
+    asking = dataclasses.replace(MIXED, asks=True)
+    inputs, last = np.full((1, 6), 2, np.int32), np.array([2], np.int32)
+    state, numbers = start(PARAMS, inputs, 60, toy.NOTHING), np.zeros((1, GAMMA), np.float32)
+    given = PARAMS, state, last, numbers, Sampling(1.0), toy.VOCABULARY
+    looked_up, asked = propose(*given).q, jax.jit(asking.propose, static_argnums=5)(*given).q
+    assert looked_up is not None and asked is not None
+    assert looked_up.max() == 1 > asked.max()
 
 
 @pytest.mark.parametrize("rule", [rules.Token(), rules.Block()], ids=str)

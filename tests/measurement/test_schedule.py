@@ -6,7 +6,7 @@ The chip reads 1,000 bytes and has 100 cycles a second; arrays lie in HBM unless
 import pytest
 
 from speculative.measurement.chips import Chip
-from speculative.measurement.hlo import Program, Shape
+from speculative.measurement.hlo import HloModule, Shape
 from speculative.measurement.schedule import Cost, Schedule
 
 CHIP = Chip("", "", "", 10**9, 1000.0, 100.0)
@@ -26,7 +26,7 @@ def fusion(name: str, shape: str, operands: str, called: str, cycles: int, scope
     )
 
 
-def program(*entry: str, others: str = "") -> Program:
+def program(*entry: str, others: str = "") -> HloModule:
     """A program with a computation `add` of two kernels, and one entry."""
     text = f"""HloModule jit_f, is_scheduled=true
 
@@ -40,10 +40,10 @@ ENTRY %main (a: f32[100], b: f32[100]) -> f32[100] {{
   %a = {KERNEL} parameter(0)
   %b = {KERNEL} parameter(1)
 """
-    return Program(text + "\n".join(entry) + "\n}\n")
+    return HloModule(text + "\n".join(entry) + "\n}\n")
 
 
-def cost(found: Program, scope: str = "") -> Cost:
+def cost(found: HloModule, scope: str = "") -> Cost:
     return Schedule(found, CHIP, scope).cost(found.entry)
 
 
@@ -204,4 +204,4 @@ def test_copies_of_kernels_are_found_in_loops_and_outside() -> None:
 
 def test_a_text_that_is_no_program() -> None:
     with pytest.raises(ValueError, match="no ENTRY"):
-        Program("HloModule nothing\n")
+        HloModule("HloModule nothing\n")

@@ -15,6 +15,7 @@ from speculative.decoding.rules import EXACT
 from speculative.drafts import TransformerDraft
 from speculative.measurement import timing
 from speculative.measurement.timing import ITERATIONS, CostMeter, Costs
+from speculative.models.interface import Chunk
 from speculative.sampling import Sampling
 from tests import toy
 from tests.measurement.pairs import MODEL_DRAFT, SOURCE, toy_pair
@@ -155,13 +156,13 @@ class Ticking(toy.MarkovModel):
     each: float = 0.0
     now: ClassVar[list[float]] = [0.0]
 
-    def extend(self, params: Any, state: Any, tokens: Any, *more: Any, **named: Any) -> Any:
+    def extend(self, params: Any, state: Any, chunk: Chunk, *more: Any, **named: Any) -> Any:
         def tick() -> np.ndarray:
-            self.now[0] += self.base + tokens.shape[1] * self.each
+            self.now[0] += self.base + chunk.tokens.shape[1] * self.each
             return np.zeros((), np.int32)
 
         nothing = io_callback(tick, jax.ShapeDtypeStruct((), np.int32))
-        return super().extend(params, state, tokens + nothing, *more, **named)
+        return super().extend(params, state, Chunk(chunk.tokens + nothing), *more, **named)
 
 
 @pytest.mark.parametrize(("temperature", "gammas"), [(0.0, (3,)), (1.0, (2, 3))])

@@ -14,6 +14,7 @@ from speculative import checkpoints
 from speculative.backends import prepack
 from speculative.models import DecoderOnly, DecoderOnlyConfig
 from speculative.models.gpt import LAMDA as FIELDS
+from speculative.models.interface import Chunk, Extended
 from speculative.ragged import grow
 from speculative.types import PyTree
 from tests import numpy_models, saved
@@ -25,7 +26,12 @@ CACHE = 48
 NEAR = 1e-4
 LAMDA = DecoderOnlyConfig(96, 24, 3, 16, 40, 2, **FIELDS)
 
-extend = jax.jit(DecoderOnly.extend, static_argnames=("self", "layers"))
+
+@functools.partial(jax.jit, static_argnums=0, static_argnames="layers")
+def extend(
+    model: DecoderOnly, params: PyTree, state: Any, tokens: Any, at: Any = None, layers: Any = ()
+) -> Extended:
+    return model.extend(params, state, Chunk(tokens), at, layers)
 
 
 @functools.partial(jax.jit, static_argnums=(0, 3))

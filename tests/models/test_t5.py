@@ -17,6 +17,7 @@ from speculative.backends import for_decoding, prepack
 from speculative.backends.cpu import kernels
 from speculative.checkpoints import native
 from speculative.models import T5, T5Config
+from speculative.models.interface import Chunk, Extended
 from speculative.models.stack import DecoderState
 from speculative.ragged import grow
 from speculative.types import PyTree
@@ -34,7 +35,12 @@ UMT5 = V1_0.replace(
     mlp_activations=("silu", "linear"), logits_via_embedding=False, shared_positions=False
 )
 
-extend = jax.jit(T5.extend, static_argnames=("self", "layers"))
+
+@functools.partial(jax.jit, static_argnums=0, static_argnames="layers")
+def extend(
+    model: T5, params: PyTree, state: Any, tokens: Any, at: Any = None, layers: Any = ()
+) -> Extended:
+    return model.extend(params, state, Chunk(tokens), at, layers)
 
 
 @functools.partial(jax.jit, static_argnums=(0, 3))
@@ -188,9 +194,7 @@ def test_padding_is_not_read() -> None:
     def parts(inputs: np.ndarray) -> list[np.ndarray]:
         """What is made of sources [4, S]: [4, S, ...] each."""
         state, hidden = begin(prepack(params), inputs, 8, layers=("encoder",))
-        heads = [
-            x.reshape(4, -1, *x.shape[1:]).swapaxes(1, 2) for x in jax.tree.leaves(state.cross)
-        ]
+        heads = [x.swapaxes(1, 2) for x in jax.tree.leaves(state.cross)]
         return [np.asarray(x) for x in (hidden["encoder"], *heads)]
 
     lengths = np.array([20, 1, 32, 25])
@@ -357,4 +361,4 @@ def test_an_unknown_hidden_state_is_refused_with_the_known_ones() -> None:
         model.start(params, jax.device_put(sources()), 8, layers=("decoder/layers_7",))
     state = start(model, params, sources(), 8)
     with pytest.raises(ValueError, match="'decoder/layers_7'; known are encoder, decoder/layers_0"):
-        model.extend(params, state, jnp.zeros((3, 1), int), layers=("decoder/layers_7",))
+        model.extend(params, state, Chunk(jnp.zeros((3, 1), int)), layers=("decoder/layers_7",))

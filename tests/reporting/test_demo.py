@@ -4,11 +4,10 @@ import dataclasses
 import pathlib
 from typing import Any
 
-import numpy as np
 import pytest
 
 from speculative import cli
-from speculative.pair import Result
+from speculative.pair import Pair, Request, Result
 from speculative.reporting import demo, traces
 from speculative.reporting.traces import Line, PromptTrace
 from speculative.rows import records
@@ -42,7 +41,8 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
             near_ties=0 if greedy else None,
         )
 
-    def trace(pair, source, inputs, draws, decoding) -> PromptTrace:
+    def trace(pair: Pair, source: str, request: Request) -> PromptTrace:
+        inputs, decoding = request.source, request.config
         call = calls[len(traced) % len(ROWS)]
         traced.append(source)
         texts = [prompt.source for prompt in call["prompts"]]
@@ -50,7 +50,7 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
         # As wide as all texts, so that it runs the program that decoded them.
         assert inputs.shape == (1, pair.encode(texts).shape[1])
         assert (inputs == pair.encode(texts)[0]).all()
-        assert (draws == decoding.draws(call["config"].seed, np.array([0]))).all()
+        assert (request.seed, request.example) == (call["config"].seed, 0)
         assert (decoding.gamma, decoding.max_length) == (call["config"].gamma, 6)
         return PromptTrace(
             source, [Line(" a", "", " b", 1)], Result("a b", [7, 8], 1, 1, [1], [1]), True

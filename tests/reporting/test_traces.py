@@ -71,7 +71,7 @@ def test_colours_are_the_papers() -> None:
 
 
 def test_a_trace_spells_the_fast_paths_output(pair: Pair) -> None:
-    found = traces.trace(pair, TEXT, *pair.prepare(TEXT, **GIVEN))
+    found = traces.trace(pair, TEXT, pair.requests([TEXT], **GIVEN)[0])
     assert found.same_tokens
     expected = pair.generate(TEXT, **GIVEN)
     spelled = "".join(pair.vocabulary.pieces[token] for token in expected.tokens)
@@ -87,4 +87,4 @@ def test_a_trace_that_differs_says_so(pair: Pair, monkeypatch: pytest.MonkeyPatc
         return Trace(whole(*arguments).steps[:-1])
 
     monkeypatch.setattr(reference, "generate", cut_short)
-    assert not traces.trace(pair, TEXT, *pair.prepare(TEXT, **GIVEN)).same_tokens
+    assert not traces.trace(pair, TEXT, pair.requests([TEXT], **GIVEN)[0]).same_tokens

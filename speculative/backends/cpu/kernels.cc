@@ -789,31 +789,31 @@ struct Attention {
 };
 
 // The attention of heads side by side in rows [B, L] of so many floats.
-Attention Attending(const float* query, int64_t stride, Rank3 keys, Rank3 values, Rank4 bias,
+Attention Attending(const float* query, int64_t stride, Rank4 keys, Rank4 values, Rank4 bias,
                     float scale, Rank4 y, bool same = false) {
   const auto q = y.dimensions(), b = bias.dimensions();
-  const int64_t seen = keys.dimensions()[1];
+  const int64_t seen = keys.dimensions()[2];
   return {query, keys.typed_data(), values.typed_data(), bias.typed_data(), scale, y.typed_data(),
           q[1], q[2], seen, q[3], stride,
           b[0] > 1 ? b[1] * b[2] * seen : 0, b[1] > 1 ? b[2] * seen : 0, b[2] > 1 ? seen : 0,
           same};
 }
 
-// query [B, L, N, H]; keys and values [B * N, K, H]; bias [B or 1, N or 1, L or 1, K].
-ffi::Error Attend(Pool pool, Rank4 query, Rank3 keys, Rank3 values, Rank4 bias,
+// query [B, L, N, H]; keys and values [B, N, K, H]; bias [B or 1, N or 1, L or 1, K].
+ffi::Error Attend(Pool pool, Rank4 query, Rank4 keys, Rank4 values, Rank4 bias,
                   ffi::Result<Rank4> y, Scale scale) {
   const auto q = query.dimensions();
-  Parallel(pool, q[0] * q[2], 2 * q[1] * keys.dimensions()[1] * q[3],
+  Parallel(pool, q[0] * q[2], 2 * q[1] * keys.dimensions()[2] * q[3],
            Attending(query.typed_data(), q[2] * q[3], keys, values, bias, *scale, *y));
   return ffi::Error::Success();
 }
 
 // The keys and values of new positions, which lie behind their queries in projected
-// [B, L, 3 * N * H], enter the caches [B * N, K, H] at starts [B], or at 0; then as above.
+// [B, L, 3 * N * H], enter the caches [B, N, K, H] at starts [B], or at 0; then as above.
 ffi::Error AttendTo(Pool pool, Rank3 projected, Rank4 bias, const int32_t* starts, Rank4 y,
-                    Rank3 keys, Rank3 values, float scale) {
+                    Rank4 keys, Rank4 values, float scale) {
   const auto q = y.dimensions();
-  const int64_t length = q[1], heads = q[2], size = q[3], seen = keys.dimensions()[1];
+  const int64_t length = q[1], heads = q[2], size = q[3], seen = keys.dimensions()[2];
   const int64_t width = heads * size;
   const float* from = projected.typed_data();
   const Attention attention = Attending(from, 3 * width, keys, values, bias, scale, y, !starts);
@@ -838,14 +838,14 @@ ffi::Error AttendTo(Pool pool, Rank3 projected, Rank4 bias, const int32_t* start
 // Among the new positions alone: K is L, and nothing is in the caches before. Where a position's own
 // key is masked it is padding, and its result is 0.
 ffi::Error AttendSelf(Pool pool, Rank3 projected, Rank4 bias, ffi::Result<Rank4> y,
-                      ffi::Result<Rank3> keys, ffi::Result<Rank3> values, Scale scale) {
+                      ffi::Result<Rank4> keys, ffi::Result<Rank4> values, Scale scale) {
   return AttendTo(pool, projected, bias, nullptr, *y, *keys, *values, *scale);
 }
 
 // The caches are results in place.
-ffi::Error AttendCached(Pool pool, Rank3 projected, Rank3, Rank3, Rank4 bias,
+ffi::Error AttendCached(Pool pool, Rank3 projected, Rank4, Rank4, Rank4 bias,
                         ffi::Buffer<ffi::S32, 1> starts, ffi::Result<Rank4> y,
-                        ffi::Result<Rank3> keys, ffi::Result<Rank3> values, Scale scale) {
+                        ffi::Result<Rank4> keys, ffi::Result<Rank4> values, Scale scale) {
   return AttendTo(pool, projected, bias, starts.typed_data(), *y, *keys, *values, *scale);
 }
 

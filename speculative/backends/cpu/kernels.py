@@ -196,7 +196,7 @@ def heads(kernels: list[Panels], x: Array, count: int, size: int) -> list[Array]
 
 
 def attend(query: Array, keys: Array, values: Array, bias: Array, scale: float) -> Array:
-    """Dot-product attention of query [B, L, N, H] to keys and values [B * N, K, H].
+    """Dot-product attention of query [B, L, N, H] to keys and values [B, N, K, H].
 
     The bias broadcasts to [B, N, L, K], masks included; the scale multiplies the products of
     queries and keys. Gives [B, L, N, H], float32.
@@ -211,7 +211,7 @@ def attend_self(
 ) -> tuple[Array, Array, Array]:
     """Self-attention among new positions, whose queries, keys and values lie side by side.
 
-    Projected [B, L, 3 * N * H] gives [B, L, N, H], keys [B * N, L, H] and values, float32; bias
+    Projected [B, L, 3 * N * H] gives [B, L, N, H], keys [B, N, L, H] and values, float32; bias
     and scale are as in `attend`. A position whose own key is masked is padding, and its result is
     0. With a cache of float32 the new keys and values enter that first, in place; all of it is
     attended to and returned.
@@ -220,10 +220,10 @@ def attend_self(
         ValueError: there are more new positions than the cache has.
     """
     batch, length, width = projected.shape
-    size, room = width // (3 * heads), cache[0].shape[1] if cache else length
+    size, room = width // (3 * heads), cache[0].shape[2] if cache else length
     if length > room:
         raise ValueError(f"A chunk of {length} positions does not fit a cache of {room}.")
-    results = FLOAT32((batch, length, heads, size)), *[FLOAT32((batch * heads, room, size))] * 2
+    results = FLOAT32((batch, length, heads, size)), *[FLOAT32((batch, heads, room, size))] * 2
     arguments = [projected.astype(jnp.float32), bias.astype(jnp.float32)]
     if cache is None:
         call = jax.ffi.ffi_call("speculative_attend_self", results)

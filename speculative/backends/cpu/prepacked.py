@@ -17,7 +17,7 @@ from speculative.backends.xla import Parts, Xla
 from speculative.types import PyTree
 
 
-class Compiled(Xla):
+class Cpu(Xla):
     """Products and attention by `kernels`; kernels are `kernels.Panels`, float32 or int8."""
 
     def product(
@@ -44,8 +44,7 @@ class Compiled(Xla):
     def heads(self, denses, x, heads) -> list[Array]:
         """In one call for all of them."""
         prepacked = [dense.prepacked for dense in denses]
-        found = kernels.heads(prepacked, x, heads, denses[0].features // heads)
-        return [y.reshape(-1, *y.shape[2:]) for y in found]
+        return kernels.heads(prepacked, x, heads, denses[0].features // heads)
 
     def attend(self, query, keys, values, bias, heads, scale) -> Array:
         """In one call; float32."""

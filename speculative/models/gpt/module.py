@@ -49,7 +49,7 @@ class Decoder(Transformer):
         if encoded is not None:
             x = self.reads_target(shifted(encoded, seen), x)
         after, *caches = self.decoder(x, mask)
-        room = ((0, 0), (0, cache_length), (0, 0))
+        room = ((0, 0), (0, 0), (0, cache_length), (0, 0))
         keys, values = (tuple(jnp.pad(x, room) for x in cache) for cache in caches)
         prompt = seen.sum(axis=1, dtype=jnp.int32) - 1
         state = DecoderState(jnp.zeros_like(prompt), keys, values, prompt)

@@ -70,7 +70,7 @@ class EncoderDecoder(Transformer):
         return logits * self.config.emb_dim**-0.5 if self.config.logits_via_embedding else logits
 
     def _project(self, encoded: Array) -> tuple[tuple[Array, Array], ...]:
-        """Each layer's keys and values [B * N, S, H] of a source encoded [B, S, D]."""
+        """Each layer's keys and values [B, N, S, H] of a source encoded [B, S, D]."""
         config, crosses = self.config, [x.encoder_decoder_attention for x in self.decoder.layers]
         denses = [dense for cross in crosses for dense in (cross.key, cross.value)]
         heads = denses[0].backend.heads(denses, encoded, config.num_heads)
