@@ -23,3 +23,5 @@ Guesses = Int[Array, "B G"]
 Rows = Int[Array, "B"]
 Flags = Bool[Array, "B"]
 Logits = Float[Array, "B L V"]
+# Of packed sources [B, S] and texts [B, L]: examples' numbers in their row from 1; 0 is padding.
+Segments = tuple[Array, Array] | None

@@ -5,22 +5,18 @@ from typing import Any
 import jax
 
 from speculative.backends import tpu
-from speculative.backends.cpu.prepacked import Cpu, prepack
-from speculative.backends.prepacked import PREPACKED
-from speculative.backends.xla import Cache, Dropout, Xla, look_up
+from speculative.backends.cpu.prepacked import prepack
+from speculative.backends.prepacked import PREPACKED, Prepacked
+from speculative.backends.xla import (
+    Attending,
+    Cache,
+    Norm,
+    Projection,
+    Weight,
+    Xla,
+    look_up,
+)
 from speculative.types import PyTree
-
-STORED, CPU = Xla(), Cpu()
-TPU, TPU_DRAFT = tpu.Tpu(), tpu.TpuDraft()
-
-
-def backend_of(prepacked: Any) -> Xla:
-    """What computes with a prepacked kernel, or with a stored one where there is none."""
-    if prepacked is None:
-        return STORED
-    if isinstance(prepacked, tpu.Kernel | tpu.DraftKernel):
-        return TPU if isinstance(prepacked, tpu.Kernel) else TPU_DRAFT
-    return CPU
 
 
 def for_decoding(params: PyTree, draft: bool = False, platform: str | None = None) -> PyTree:
@@ -44,6 +40,6 @@ def compiler_options(device: Any = None) -> tuple[tuple[str, str | bool], ...]:
 
 
 __all__ = [
-    "PREPACKED", "Cache", "Dropout", "Xla", "backend_of", "compiler_options", "for_decoding",
-    "look_up", "prepack",
+    "PREPACKED", "Attending", "Cache", "Norm", "Prepacked", "Projection", "Weight", "Xla",
+    "compiler_options", "for_decoding", "look_up", "prepack",
 ]  # fmt: skip

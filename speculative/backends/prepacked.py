@@ -4,8 +4,10 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax.numpy as jnp
+from flax import struct
+from jax import Array
 
-from speculative.backends.xla import Fused
+from speculative.backends.xla import Weight, Xla
 from speculative.types import PyTree
 
 PREPACKED = "prepacked"  # The collection of prepacked weights beside a model's parameters.
@@ -14,13 +16,23 @@ FUSED = (("query", "key", "value"), GATED)
 """Kernels that share their input, and so may become one product; the first match wins."""
 
 
+@struct.dataclass
+class Prepacked:
+    """A model's parameters for decoding, and the backend that computes with them."""
+
+    params: PyTree  # What stays as it is stored.
+    prepacked: PyTree  # The kernels.
+    backend: Xla = struct.field(pytree_node=False)
+
+
 def split(
     params: PyTree,
-    lay_out: Callable[..., Any],
+    backend: Xla,
+    lay_out: Callable[..., Weight],
     groups: Sequence[tuple[str, ...]],
-    tied: Callable[[Any], Any],
-) -> PyTree:
-    """{"params": what stays, "prepacked": the kernels} of a model's parameters.
+    tied: Callable[[Array], Weight | None],
+) -> Prepacked:
+    """A model's parameters for a backend.
 
     `lay_out` is given the names of a group of kernels that become one, and its kernels; or no names
     and one kernel. `tied` is given the embedding of a model whose logits are tied to it.
@@ -28,15 +40,15 @@ def split(
     rest, prepacked = _split(params, lay_out, groups)
     if "logits_dense" not in params["decoder"]:
         prepacked["logits"] = tied(params["token_embedder"]["embedding"])
-    return {"params": rest, PREPACKED: prepacked}
+    return Prepacked(rest, prepacked, backend)
 
 
 def _split(
     tree: dict[str, Any],
-    lay_out: Callable[..., Any],
+    lay_out: Callable[..., Weight],
     groups: Sequence[tuple[str, ...]],
     name: str = "",
-) -> Any:
+) -> tuple[dict[str, Any], dict[str, Any]]:
     """What stays of a tree of parameters, and its kernels laid out."""
     rest: dict[str, Any] = {}
     prepacked: dict[str, Any] = {}
@@ -47,7 +59,9 @@ def _split(
     if fused:
         kernel = lay_out(fused, *(tree[part]["kernel"] for part in fused))
         biases = [tree[part]["bias"] for part in fused if "bias" in tree[part]]
-        prepacked["_".join(fused)] = Fused(kernel, jnp.concatenate(biases) if biases else None)
+        prepacked["_".join(fused)] = {"kernel": kernel}
+        if biases:
+            prepacked["_".join(fused)]["bias"] = jnp.concatenate(biases)
     for part, value in tree.items():
         if part in denses:
             if part not in fused:

@@ -4,8 +4,9 @@ The rest is left to XLA: what is here keeps it from layouts and products that co
 may. `speculative compile` shows what its compiler makes of it.
 """
 
+import dataclasses
 import functools
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -13,8 +14,8 @@ import numpy as np
 from jax import Array, lax
 from jax.sharding import SingleDeviceSharding
 
-from speculative.backends.prepacked import FUSED, split
-from speculative.backends.xla import Xla, precision, split_heads
+from speculative.backends.prepacked import FUSED, Prepacked, split
+from speculative.backends.xla import Weight, Xla, precision
 from speculative.types import PyTree
 
 READ_AHEAD: dict[str, str | bool] = {
@@ -34,18 +35,7 @@ ROWS = 8
 """Rows of the smallest tile of a TPU's registers: a product of fewer takes no less time."""
 
 
-class Kernel(NamedTuple):
-    """A target's kernel [in, out]; None where logits are tied to the embedding."""
-
-    array: Array | None
-
-
-class DraftKernel(NamedTuple):
-    """The same of a draft, which may be several kernels side by side."""
-
-    array: Array | None
-
-
+@dataclasses.dataclass(frozen=True)
 class Tpu(Xla):
     """Products of chunks that fill the rows of a tile: for models bound by reading weights."""
 
@@ -57,20 +47,16 @@ class Tpu(Xla):
         """
         return next(width for width in range(length, length + ROWS) if batch * width % ROWS == 0)
 
-    def product(self, kernel: Kernel | DraftKernel, *given, **after) -> Array:
-        """As of `Xla`."""
-        y = super().product(kernel.array, *given, **after)
+    def product(self, x, projection, norm=None, activation="linear", out_dtype=None) -> Array:
+        """See `Xla`."""
+        y = super().product(x, projection, norm, activation, out_dtype)
         # XLA would merge the two products of a feed-forward layer without gate. Those of T5 11B do
         # not fit the memory on the chip, and take 1.4 times what reading them does.
-        return _apart(y) if "activation" in after else y
+        return y if activation == "linear" else _apart(y)
 
-    def taken_apart(self, x, heads) -> Array:
-        """As of `Xla`."""
-        return super().taken_apart(_apart(x), heads)
-
-    def attend(self, query, keys, values, bias, heads, scale) -> Array:
-        """As of `Xla`."""
-        return super().attend(_apart(query), keys, values, bias, heads, scale)
+    def split(self, x, heads) -> Array:
+        """See `Xla`."""
+        return super().split(_apart(x), heads)
 
 
 def _apart(x: Array) -> Array:
@@ -82,6 +68,7 @@ def _apart(x: Array) -> Array:
     return lax.optimization_barrier(x)
 
 
+@dataclasses.dataclass(frozen=True)
 class TpuDraft(Tpu):
     """For models bound by the number of operations: heads are never taken apart.
 
@@ -94,38 +81,43 @@ class TpuDraft(Tpu):
         """[B, 1, T, N * H]."""
         return batch, 1, length, heads * size
 
-    def attend(self, query, keys, values, bias, heads, scale) -> Array:
-        """As of `Xla`, with keys and values [B, 1, K, N * H]."""
-        keys, values = keys[:, 0], values[:, 0]
-        if query.shape[1] > 2 * ROWS:  # A whole text, whose arithmetic counts.
-            keys, values = split_heads(keys, heads), split_heads(values, heads)
-            return super().attend(query, keys, values, bias, heads, scale)
-        width = query.shape[-1]
-        of_head = np.arange(width) // (width // heads) == np.arange(heads)[:, None]
-        own = jnp.asarray(of_head, query.dtype)[None, :, None, :]
-        spread, exact = (query * scale)[:, None] * own, precision(query)  # [B, N, L, N * H]
-        scores = lax.dot_general(spread, keys, (((3,), (2,)), ((0,), (0,))), exact, jnp.float32)
-        weights = jax.nn.softmax(scores + bias, axis=-1).astype(query.dtype)
-        mixed = lax.dot_general(weights, values, (((3,), (1,)), ((0,), (0,))), exact)
-        return (mixed * own).sum(axis=1)
+    def attention(self, q, k, v, spec) -> Array:
+        """See `Xla`, with keys and values [B, 1, T, N * H]."""
+        batch, length, heads, size = q.shape
+        k, v = k[:, 0], v[:, 0]
+        if length > 2 * ROWS:  # A whole text, whose arithmetic counts.
+            k, v = (Xla.by_head(self, x, heads) for x in (k, v))
+            return super().attention(q, k, v, spec)
+        q = q.reshape(batch, length, -1)
+        of_head = np.arange(heads * size) // size == np.arange(heads)[:, None]
+        own = jnp.asarray(of_head, q.dtype)[None, :, None, :]
+        spread, exact = (q * spec.scale)[:, None] * own, precision(q)  # [B, N, L, N * H]
+        scores = lax.dot_general(spread, k, (((3,), (2,)), ((0,), (0,))), exact, jnp.float32)
+        weights = jax.nn.softmax(scores + spec.bias, axis=-1).astype(q.dtype)
+        mixed = lax.dot_general(weights, v, (((3,), (1,)), ((0,), (0,))), exact)
+        return (mixed * own).sum(axis=1).reshape(batch, length, heads, size)
 
-    def taken_apart(self, x, heads) -> Array:
+    def split(self, x, heads) -> Array:
+        """See `Xla`."""
+        return Xla.split(self, x, heads)
+
+    def by_head(self, x, heads) -> Array:
         """As they are: [B, 1, L, N * H]."""
         return x[:, None]
 
 
-def lay_out(params: PyTree, draft: bool) -> PyTree:
+def lay_out(params: PyTree, draft: bool) -> Prepacked:
     """Parameters for decoding on a TPU: what `backends.prepack` is on CPU.
 
     A draft's kernels that share their input become one. A large target would be slower so, and
     its kernels are those given, not copies.
     """
-    kind = DraftKernel if draft else Kernel
 
-    def kernel(_: tuple[str, ...], *group: Any) -> Kernel | DraftKernel:
-        return kind(group[0] if len(group) == 1 else jnp.concatenate(group, axis=1))
+    def kernel(_: tuple[str, ...], *group: Array) -> Weight:
+        return Weight(group[0] if len(group) == 1 else jnp.concatenate(group, axis=1))
 
-    return split(params, kernel, FUSED if draft else (), lambda embedding: kind(None))
+    backend, groups = (TpuDraft(), FUSED) if draft else (Tpu(), ())
+    return split(params, backend, kernel, groups, lambda embedding: None)
 
 
 @functools.cache

@@ -1,8 +1,13 @@
-"""Products and attention as XLA computes them, on any device, of weights as they are stored."""
+"""Products and attention as XLA computes them, on any device, of weights as they are stored.
 
+Layers call a backend with arrays and what describes them (`Projection`, `Norm`, `Attending`,
+`Cache`); a backend calls nothing back.
+"""
+
+import dataclasses
 import functools
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -22,23 +27,68 @@ ACTIVATE: dict[str, Callable[[Array], Array]] = {
     "linear": lambda x: x,
 }
 
-# A layer's norm, a function of [..., D] whose `numbers` are its scale [D], or scale and shift; and
-# layers' projections, functions of [..., D] with `features`, `dtype` and a `prepacked` kernel.
-Norm = Any
-Denses = Sequence[Any]
-# What training does to a layer's output before it is added to the layer's input.
-Dropout = Callable[[Array], Array] | None
-# Keys and values [B, N, T, H], the positions [B] at which new ones enter, and how many do.
-Cache = tuple[Array, Array, Rows, int]
-# What `Xla.project` gives: queries, keys and values as the backend has them.
-Parts = tuple[Array, ...]
+
+class Weight(NamedTuple):
+    """A kernel [I, O], as it is stored or as a backend has laid it out.
+
+    Integers are multiples of `scales`, of each output; those are None for floating-point numbers.
+    """
+
+    values: Array
+    scales: Array | None = None
 
 
-class Fused(NamedTuple):
-    """Prepacked kernels of several projections of one input, and their biases or None."""
+class Projection(NamedTuple):
+    """A weight and what its product needs: the sizes of the outputs side by side, and their bias.
 
-    kernel: Any
-    bias: Array | None
+    Several sizes are those of projections that a backend has fused into one product.
+    """
+
+    weight: Weight
+    sizes: tuple[int, ...]
+    bias: Array | None = None
+
+    @property
+    def features(self) -> int:
+        """Of all outputs."""
+        return sum(self.sizes)
+
+
+class Norm(NamedTuple):
+    """A norm of [..., D], in float32: by the root mean square, or with a shift by the deviation."""
+
+    scale: Array  # [D]
+    shift: Array | None  # [D]; with it, the mean is taken away first.
+    epsilon: float
+
+    def __call__(self, x: Array) -> Array:
+        """[..., D] -> [..., D] of the same type."""
+        y = x.astype(jnp.float32)
+        y = y if self.shift is None else y - y.mean(axis=-1, keepdims=True)
+        variance = jnp.mean(jnp.square(y), axis=-1, keepdims=True)
+        y = y * lax.rsqrt(variance + self.epsilon) * self.scale
+        return (y if self.shift is None else y + self.shift).astype(x.dtype)
+
+
+class Attending(NamedTuple):
+    """How scores are made of queries and keys, and weigh the values.
+
+    `scale` multiplies their products, `soft_cap` C makes C tanh(score / C) of them, and the bias is
+    added: relative positions, and about -1e10 where a key must not be seen.
+    """
+
+    bias: Array  # [B or 1, N or 1, L or 1, T] float32.
+    scale: float = 1.0
+    soft_cap: float | None = None
+
+
+class Cache(NamedTuple):
+    """Keys and values [B, K, T, H] of K heads, and where new ones enter."""
+
+    keys: Array
+    values: Array
+    starts: Rows  # [B]
+    length: int  # Of the new positions, so many enter; the others are padding.
 
 
 def precision(x: Array) -> lax.Precision | None:
@@ -60,108 +110,122 @@ def look_up(table: Array, index: Array) -> Array:
     return jnp.concatenate(rows).reshape(*index.shape, -1)
 
 
+@dataclasses.dataclass(frozen=True)
 class Xla:
     """How layers compute: this one with weights as they are stored, others with prepacked ones.
 
-    A norm is applied to a product's input first. Keys and values are [B, N, K, H], of N heads;
-    attention's bias broadcasts to [B, N, L, K], masks included, and `scale` multiplies the
-    products of queries and keys.
+    Results have the type of x. Queries are [B, L, N, H], keys and values [B, K, T, H], where K
+    divides N: that many neighbouring queries' heads share a key.
     """
-
-    def product(
-        self,
-        kernel: Any,
-        x: Array,
-        features: int,
-        dtype: str,
-        out_dtype: str | None = None,
-        norm: Norm = None,
-        *,
-        bias: Array | None = None,
-        activation: str = "linear",
-        add: Array | None = None,
-        dropout: Dropout = None,
-    ) -> Array:
-        """Of x [..., I] and a kernel: [..., features], activated, then dropout, plus `add`."""
-        x = (norm(x) if norm else x).astype(dtype)
-        y = jnp.matmul(
-            x, kernel.astype(dtype), precision=precision(x), preferred_element_type=out_dtype
-        )
-        y = ACTIVATE[activation](y if bias is None else y + bias.astype(y.dtype))
-        y = dropout(y) if dropout else y
-        return y if add is None else add + y
 
     def width(self, batch: int, length: int) -> int:
         """Positions of a chunk with the padding that makes it fastest: at least `length`."""
         return length
 
     def cache_shape(self, batch: int, heads: int, length: int, size: int) -> tuple[int, ...]:
-        """Of keys or values: [B, N, T, H], for heads of a size H."""
+        """Of keys or values: [B, K, T, H], for heads of a size H."""
         return batch, heads, length, size
 
-    def project(self, fused: Fused | None, denses: Denses, x: Array, norm: Norm) -> Parts:
-        """The projections of normed x [B, L, D] by several kernels, or by one product of all."""
-        if fused is None:
-            x = norm(x)
-            return tuple(dense(x) for dense in denses)
-        ends = np.cumsum([dense.features for dense in denses])
-        return tuple(jnp.split(self._fused(fused, denses, x, norm), ends[:-1], axis=-1))
+    def product(
+        self,
+        x: Array,
+        projection: Projection,
+        norm: Norm | None = None,
+        activation: str = "linear",
+        out_dtype: str | None = None,
+    ) -> Array:
+        """Of the normed x [..., I] and a weight, with its bias, activated: [..., features]."""
+        x = norm(x) if norm else x
+        kernel, scales = projection.weight
+        y = jnp.matmul(
+            x, kernel.astype(x.dtype), precision=precision(x), preferred_element_type=out_dtype
+        )
+        y = y if scales is None else (y * scales).astype(y.dtype)
+        bias = projection.bias
+        return ACTIVATE[activation](y if bias is None else y + bias.astype(x.dtype))
 
-    def _fused(self, fused: Fused, denses: Denses, x: Array, norm: Norm) -> Array:
-        width = sum(dense.features for dense in denses)
-        return self.product(fused.kernel, x, width, denses[0].dtype, None, norm, bias=fused.bias)
+    def project(self, x: Array, projections: Sequence[Projection], norm: Norm) -> list[Array]:
+        """Every projection of normed x [B, L, I], also where several are one product."""
+        x, found = norm(x) if len(projections) > 1 else x, []
+        for projection in projections:
+            y = self.product(x, projection, norm if len(projections) == 1 else None)
+            found += jnp.split(y, np.cumsum(projection.sizes)[:-1], axis=-1)
+        return found
 
     def gated(
-        self, fused: Any, denses: Denses, x: Array, norm: Norm, activations: Sequence[str]
+        self, x: Array, projections: Sequence[Projection], norm: Norm, activations: Sequence[str]
     ) -> Array:
-        """The products of normed x [B, L, D], each activated, multiplied with one another."""
-        hidden = self.project(fused, denses, x, norm)
+        """The projections of normed x [B, L, I], each activated, multiplied with one another."""
+        hidden = self.project(x, projections, norm)
         active = [ACTIVATE[a](h) for a, h in zip(activations, hidden, strict=True)]
         return functools.reduce(jnp.multiply, active)
 
-    def tied(self, kernel: Any, embedding: Array, x: Array, norm: Norm) -> Array:
-        """Products of x [B, L, D] with every row of an embedding [V, D]: [B, L, V] float32."""
+    def tied(
+        self, x: Array, embedding: Array, prepacked: Weight | None, norm: Norm | None
+    ) -> Array:
+        """Products of normed x [B, L, D] with all rows of an embedding [V, D]: [B, L, V] float32.
+
+        `prepacked` is what the backend may have made of the embedding for that.
+        """
         x = norm(x) if norm else x
         by_row = ((2,), (1,)), ((), ())
         return lax.dot_general(x, embedding.astype(x.dtype), by_row, precision(x), jnp.float32)
 
-    def heads(self, denses: Denses, x: Array, heads: int) -> list[Array]:
-        """The projections of x [B, S, D] as keys and values, [B, N, S, H] each."""
-        return [self.taken_apart(dense(x), heads) for dense in denses]
+    def split(self, x: Array, heads: int) -> Array:
+        """Queries [B, L, N * H] by head: [B, L, N, H]."""
+        return x.reshape(*x.shape[:2], heads, -1)
 
-    def taken_apart(self, x: Array, heads: int) -> Array:
-        """Keys or values [B, L, N * H] as caches hold them: [B, N, L, H]."""
-        return split_heads(x, heads)
+    def by_head(self, x: Array, heads: int) -> Array:
+        """Keys or values [B, L, K * H] as caches hold them: [B, K, L, H]."""
+        return self.split(x, heads).swapaxes(1, 2)
 
-    def attend(
-        self, query: Array, keys: Array, values: Array, bias: Array, heads: int, scale: float
-    ) -> Array:
-        """Dot-product attention of queries [B, L, N * H]: [B, L, N * H]."""
-        batch, length, width = query.shape
-        query = split_heads(query * scale, heads)
-        # BNLH, BNKH -> BNLK, then BNLK, BNKH -> BNLH; each `einsum` would be traced anew.
-        heads_of, exact = ((0, 1), (0, 1)), precision(query)
-        scores = lax.dot_general(query, keys, (((3,), (3,)), heads_of), exact, jnp.float32)
-        weights = jax.nn.softmax(scores + bias, axis=-1).astype(query.dtype)
-        mixed = lax.dot_general(weights, values, (((3,), (2,)), heads_of), exact)
-        return mixed.transpose(0, 2, 1, 3).reshape(batch, length, width)
+    def of_source(self, x: Array, projections: Sequence[Projection], heads: int) -> list[Array]:
+        """Projections of an encoded source [B, S, I] as keys and values: [B, K, S, H] each."""
+        return [self.by_head(self.product(x, each), heads) for each in projections]
 
-    def attend_self(
-        self, projected: Parts, bias: Array, heads: int, scale: float, cache: Cache | None
+    def attention(self, q: Array, k: Array, v: Array, spec: Attending) -> Array:
+        """Of queries [B, L, N, H] to keys and values: [B, L, N, H] (Vaswani et al., 3.2.1)."""
+        batch, length, heads, size = q.shape
+        q = (q * spec.scale).swapaxes(1, 2)
+        if shared := heads // k.shape[1] > 1:  # Such queries are as more positions of one head.
+            q = q.reshape(batch, k.shape[1], -1, size)
+        # BNLH, BNTH -> BNLT, then BNLT, BNTH -> BNLH; each `einsum` would be traced anew.
+        of_heads, exact = ((0, 1), (0, 1)), precision(q)
+        scores = lax.dot_general(q, k, (((3,), (3,)), of_heads), exact, jnp.float32)
+        scores = scores.reshape(batch, heads, length, -1) if shared else scores
+        if spec.soft_cap is not None:
+            scores = spec.soft_cap * jnp.tanh(scores / spec.soft_cap)
+        weights = jax.nn.softmax(scores + spec.bias, axis=-1).astype(q.dtype)
+        weights = weights.reshape(batch, k.shape[1], -1, k.shape[2]) if shared else weights
+        mixed = lax.dot_general(weights, v, (((3,), (2,)), of_heads), exact)
+        mixed = mixed.reshape(batch, heads, length, size) if shared else mixed
+        return mixed.swapaxes(1, 2)
+
+    def enter(self, cache: Cache, keys: Array, values: Array) -> tuple[Array, Array]:
+        """The cache's keys and values with the new ones, [B, K, L, H] by `by_head`."""
+        new = zip(cache[:2], (keys, values), strict=True)
+        keys, values = (
+            write_rows(old, x[:, :, : cache.length], cache.starts, axis=2) for old, x in new
+        )
+        return keys, values
+
+    def self_attention(
+        self,
+        x: Array,
+        projections: Sequence[Projection],
+        norm: Norm,
+        heads: int,
+        spec: Attending,
+        cache: Cache | None,
     ) -> tuple[Array, Array, Array]:
-        """Self-attention of L positions: [B, L, N * H], and the keys and values attended to.
+        """Attention of normed x [B, L, D] where nothing lies between projections and attention.
 
-        These are the positions' own, or a cache that they entered.
+        Gives [B, L, N, H], and the keys and values attended to: the positions' own, [B, N, L, H],
+        or the cache's, which they have entered. A family that rotates or norms queries and keys
+        calls the functions above itself.
         """
-        query, *new = projected
-        keys, values = (self.taken_apart(x, heads) for x in new)
+        query, *new = self.project(x, projections, norm)
+        keys, values = (self.by_head(y, heads) for y in new)
         if cache is not None:
-            *caches, starts, count = cache
-            new = zip(caches, (keys, values), strict=True)
-            keys, values = (write_rows(old, x[:, :, :count], starts, axis=2) for old, x in new)
-        return self.attend(query, keys, values, bias, heads, scale), keys, values
-
-
-def split_heads(x: Array, heads: int) -> Array:
-    """[B, L, N * H] -> [B, N, L, H]."""
-    return x.reshape(*x.shape[:2], heads, -1).swapaxes(1, 2)
+            keys, values = self.enter(cache, keys, values)
+        return self.attention(self.split(query, heads), keys, values, spec), keys, values

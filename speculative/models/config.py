@@ -69,6 +69,11 @@ class Config:
         return getattr(self, self.depths[-1])
 
     @property
+    def encoder_layers(self) -> int:
+        """Layers of the encoder; 0 where there is none."""
+        return getattr(self, self.depths[0]) if len(self.depths) > 1 else 0
+
+    @property
     def hidden_dim(self) -> int:
         """Features of all `target_layers` side by side."""
         return len(self.target_layers) * self.source_dim
@@ -78,6 +83,11 @@ class Config:
         """How many tokens logits are of."""
         kept = self.draft_vocabulary
         return len(unpacked(kept)) if kept else self.vocab_size
+
+    @property
+    def epsilon(self) -> float:
+        """What a norm adds to the variance: T5's and GPT-2's, by the kind of norm."""
+        return 1e-5 if self.norm == "layer" else 1e-6
 
     @property
     def gated(self) -> bool:

@@ -10,12 +10,12 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
-from speculative.backends import PREPACKED
+from speculative.backends import PREPACKED, Prepacked
 from speculative.models.config import Config, unpacked
 from speculative.models.interface import Extended, Model, Started
 from speculative.models.stack import LAST
 from speculative.ragged import move_rows
-from speculative.types import Inputs, Logits, PyTree, Rows, Tokens
+from speculative.types import Inputs, Logits, PyTree, Rows, Segments, Tokens
 
 
 @dataclasses.dataclass(frozen=True)
@@ -78,7 +78,7 @@ class FlaxModel(Model):
         params: PyTree,
         inputs: Inputs,
         decoder_inputs: Tokens,
-        segments: tuple[Array, Array] | None = None,
+        segments: Segments = None,
         dropout_key: Array | None = None,
         encoded: Array | None = None,
         layers: tuple[str, ...] = (),
@@ -109,7 +109,7 @@ class FlaxModel(Model):
         self,
         params: PyTree,
         tokens: Tokens,
-        segments: tuple[Array, Array] | None,
+        segments: Segments,
         encoded: Array | None,
         hidden: Array,
         guesses: int,
@@ -159,5 +159,8 @@ class FlaxModel(Model):
         return tuple(name for name in layers if name in here)
 
     def _apply(self, params: PyTree, *args: Any, **kwargs: Any) -> Any:
-        variables = params if PREPACKED in params else {"params": params}
-        return self._module.apply(variables, *args, **kwargs)
+        module, variables = self._module, {"params": params}
+        if isinstance(params, Prepacked):
+            module = module.clone(backend=params.backend)
+            variables = {"params": params.params, PREPACKED: params.prepacked}
+        return module.apply(variables, *args, **kwargs)

@@ -21,7 +21,7 @@ from speculative.checkpoints.checkpoint import MadeFor
 from speculative.decoding import Decoding, Params, queue
 from speculative.models import Config, FlaxModel, model_of
 from speculative.models.config import packed
-from speculative.models.layers import shifted
+from speculative.models.positions import shifted
 from speculative.pair import SOURCE_LENGTHS, padded
 from speculative.ragged import power_of_two
 from speculative.sampling import Sampling

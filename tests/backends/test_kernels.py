@@ -15,11 +15,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from speculative.backends import CPU, STORED
+from speculative.backends import Attending, Cache, Norm, Projection, Weight, Xla
 from speculative.backends.cpu import kernels
+from speculative.backends.cpu.prepacked import Cpu
 from speculative.backends.xla import FEW
-from speculative.models import T5Config
-from speculative.models.layers import LayerNorm
 from speculative.types import ACTIVATIONS
 from tests.backends import emulated
 from tests.numpy_models import activated
@@ -29,29 +28,61 @@ SHAPES = ((1, 1), (6, 10), (37, 64), (64, 33), (384, 1152), (1024, 384))
 """Inputs and outputs: within a panel, not a multiple of one, enough for several threads."""
 
 needs_compiler = pytest.mark.skipif(not kernels.native(), reason="no C++ compiler")
-product = jax.jit(kernels.product, static_argnums=(2, 5))
 panels = jax.jit(kernels.panels, static_argnums=1)
 gated_panels = jax.jit(kernels.gated_panels, static_argnums=2)
 
 
+def layer_norm(scale: Any, size: int) -> Norm:
+    """T5's, or a GPT's where as many shifts follow the scales."""
+    shifted = scale.size > size
+    return Norm(scale[:size], scale[size:] if shifted else None, 1e-5 if shifted else 1e-6)
+
+
 @functools.partial(jax.jit, static_argnums=(2, 5))
 def products(
-    kernel: kernels.Panels,
+    kernel: Weight,
     xs: list[jax.Array],
     features: int,
-    norm: jax.Array | None = None,
+    scale: jax.Array | None = None,
     bias: jax.Array | None = None,
     activation: str = "linear",
-    adds: list[jax.Array] | None = None,
 ) -> list[jax.Array]:
-    """`kernels.product` of each x, compiled together."""
-    return [
-        kernels.product(kernel, x, features, norm, bias, activation, add)
-        for x, add in zip(xs, adds or [None] * len(xs), strict=True)
-    ]
+    """`kernels.product` of each x, compiled together; `scale` is that of `layer_norm`."""
+    projection = Projection(kernel, (features,), bias)
+    norm = None if scale is None else layer_norm(scale, xs[0].shape[-1])
+    return [kernels.product(x, projection, norm, activation) for x in xs]
 
 
-attend = jax.jit(kernels.attend, static_argnums=4)
+def product(kernel: Weight, x: jax.Array | np.ndarray, features: int, *given: Any) -> jax.Array:
+    return products(kernel, [x], features, *given)[0]
+
+
+@functools.partial(jax.jit, static_argnums=(2, 3))
+def gated(
+    both: Weight, xs: list[jax.Array], features: int, names: tuple[str, str], scale: jax.Array
+) -> list[jax.Array]:
+    """`kernels.gated` of each x after a T5's norm, compiled together."""
+    projection, norm = Projection(both, (features, features)), layer_norm(scale, scale.size)
+    return [kernels.gated(x, projection, norm, names) for x in xs]
+
+
+@functools.partial(jax.jit, static_argnums=(2, 3))
+def by_head(several: list[Weight], x: jax.Array, heads: int, size: int) -> list[jax.Array]:
+    return kernels.by_head(x, [Projection(each, (heads * size,)) for each in several], heads)
+
+
+@functools.partial(jax.jit, static_argnums=4)
+def attend(q: jax.Array, k: jax.Array, v: jax.Array, bias: jax.Array, scale: float) -> jax.Array:
+    return kernels.attention(q, k, v, Attending(bias, scale))
+
+
+@functools.partial(jax.jit, static_argnums=2)
+def attend_self(
+    projected: jax.Array, bias: jax.Array, heads: int, cache: Any = ()
+) -> tuple[jax.Array, ...]:
+    """With scores scaled by 0.3; the cache is keys, values and starts."""
+    whole = Cache(cache[0], cache[1], cache[2], projected.shape[1]) if cache else None
+    return kernels.self_attention(projected, heads, Attending(bias, 0.3), whole)
 
 
 def numbers(*shape: int, seed: int = 0) -> np.ndarray:
@@ -84,15 +115,14 @@ def test_product(inputs: int, outputs: int, extras: int, quantized: bool) -> Non
     scale = 1 + 0.2 * numbers(extras * inputs)
     # Off the middle, which T5's norm leaves in and a GPT's takes out.
     xs = [0.3 + numbers(positions, inputs) for positions in WIDTHS]
-    adds = [numbers(positions, outputs, seed=1) for positions in WIDTHS]
     bias, activation = numbers(outputs, seed=2), ("linear", "relu", "gelu")[extras]
-    given = (scale, bias, activation, adds) if extras else ()
+    given = (scale, bias, activation) if extras else ()
     if quantized:
         seen = [rounded(x) for x in (normed(xs, scale) if extras else xs)]
     else:
         seen = [norm(x, scale) if extras else x.astype(np.float64) for x in xs]
-    for x, add, y in zip(seen, adds, products(prepacked, xs, outputs, *given), strict=True):
-        want = activated(activation, x @ kernel + bias) + add if extras else x @ kernel
+    for x, y in zip(seen, products(prepacked, xs, outputs, *given), strict=True):
+        want = activated(activation, x @ kernel + bias) if extras else x @ kernel
         np.testing.assert_allclose(y, want, atol=3e-5)
 
 
@@ -147,13 +177,10 @@ def test_a_product_does_not_depend_on_the_positions_beside_it(
     """To the last bit: why a verify pass sees the logits of decoding token by token."""
     kernel = panels(numbers(inputs, outputs), quantized)
     x, scale = numbers(max(WIDTHS), inputs), 1 + 0.2 * numbers(inputs)
-    add, bias = numbers(len(x), outputs, seed=1), numbers(outputs, seed=2)
-    alone = [
-        product(kernel, x[i : i + 1], outputs, scale, bias, "linear", add[i : i + 1])
-        for i in range(len(x))
-    ]
-    xs, adds = ([rows[:positions] for positions in WIDTHS] for rows in (x, add))
-    for y in products(kernel, xs, outputs, scale, bias, "linear", adds):
+    bias = numbers(outputs, seed=2)
+    alone = [product(kernel, x[i : i + 1], outputs, scale, bias) for i in range(len(x))]
+    xs = [x[:positions] for positions in WIDTHS]
+    for y in products(kernel, xs, outputs, scale, bias):
         np.testing.assert_array_equal(y, np.concatenate(alone)[: len(y)])
 
 
@@ -168,24 +195,20 @@ def zeroed(x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 @pytest.mark.parametrize("extras", [0, 1, 2], ids=["plain", "of a T5", "of a GPT"])
 @pytest.mark.parametrize(("inputs", "outputs"), SHAPES[1::2])
 def test_positions_that_are_0(inputs: int, outputs: int, extras: int, quantized: bool) -> None:
-    """The others are as if alone, to the bit; of nothing comes what is added to it."""
+    """The others are as if alone, to the bit; of nothing comes nothing, or the bias."""
     kernel = panels(numbers(inputs, outputs) / np.float32(np.sqrt(inputs)), quantized)
     bias = numbers(outputs, seed=2)
     given = (None, bias, "gelu") if extras == 2 else (1 + 0.2 * numbers(inputs),) * extras
     nothing = activated("gelu", bias) if extras == 2 else np.zeros(outputs)
     found = [zeroed(numbers(positions, inputs)) for positions in WIDTHS]
-    adds = [numbers(positions, outputs, seed=1) for positions in WIDTHS] if extras else None
-    named = dict(zip(("norm", "bias", "activation"), given, strict=False))
-    call = functools.partial(products, kernel, features=outputs, **named)
     alone = [np.asarray(x[kept]) for x, kept in found if kept.any()]
-    kept_adds = adds and [add[kept] for add, (_, kept) in zip(adds, found, strict=True)][1:]
-    together = call(xs=[x for x, _ in found], adds=adds)
-    expected = [np.zeros((0, outputs)), *call(xs=alone, adds=kept_adds)]  # None is left of one.
-    for i, ((_, kept), y, want) in enumerate(zip(found, together, expected, strict=True)):
+    together = products(kernel, [x for x, _ in found], outputs, *given)
+    # None is left of one.
+    expected = [np.zeros((0, outputs)), *products(kernel, alone, outputs, *given)]
+    for (_, kept), y, want in zip(found, together, expected, strict=True):
         y = np.asarray(y)
         np.testing.assert_array_equal(y[kept], want)
-        rest = nothing + adds[i][~kept] if adds else np.zeros((sum(~kept), outputs))
-        np.testing.assert_allclose(y[~kept], rest, atol=3e-6)
+        np.testing.assert_allclose(y[~kept], np.tile(nothing, (sum(~kept), 1)), atol=3e-6)
 
 
 @needs_compiler
@@ -196,14 +219,15 @@ def test_positions_that_are_0_are_not_multiplied(quantized: bool) -> None:
     both = gated_panels(numbers(24, 64), numbers(24, 64, seed=1), quantized)
     none = np.nan if not quantized else 1
     one, both = (
-        kernels.Panels(kernel.values * none, kernel.scales * np.nan) for kernel in (one, both)
+        Weight(values * none, None if scales is None else scales * np.nan)
+        for values, scales in (one, both)
     )
     x, kept = zeroed(numbers(9, 24))
     x[0] = -x[0]  # Of -0 too.
     found = [
         product(one, x, 64),
-        jax.jit(lambda x: kernels.gated(both, x, 64, ("gelu", "linear"), jnp.ones(24)))(x),
-        jax.jit(lambda x: kernels.heads([one], x[None], 1, 64))(x)[0][0, 0],
+        gated(both, [x], 64, ("gelu", "linear"), np.ones(24))[0],
+        by_head([one], x[None], 1, 64)[0][0, 0],
     ]
     for y in found:
         np.testing.assert_array_equal(np.isnan(y).all(axis=1), kept)
@@ -229,15 +253,18 @@ def test_positions_that_are_0_are_shifted_by_a_norm(quantized: bool) -> None:
 def test_positions_that_are_0_in_gated_products_and_heads(quantized: bool) -> None:
     """The others are as if alone there too, and of nothing comes nothing."""
     both = gated_panels(numbers(24, 64), numbers(24, 64, seed=1), quantized)
-    multiply = jax.jit(lambda x: kernels.gated(both, x, 64, ("gelu", "linear"), jnp.ones(24)))
+    names, scale = ("gelu", "linear"), np.ones(24)
     several = [panels(numbers(24, 64, seed=seed), quantized) for seed in range(3)]
-    heads = jax.jit(lambda x: kernels.heads(several, x, 4, 16))
     x, kept = zeroed(numbers(2 * 37, 24))
     for found, alone in [
-        (multiply(x), multiply(x[kept])),
+        [gated(both, [given], 64, names, scale)[0] for given in (x, x[kept])],
         *(
             (y.transpose(0, 2, 1, 3).reshape(74, 64), want[0].transpose(1, 0, 2).reshape(-1, 64))
-            for y, want in zip(heads(x.reshape(2, 37, 24)), heads(x[kept][None]), strict=True)
+            for y, want in zip(
+                by_head(several, x.reshape(2, 37, 24), 4, 16),
+                by_head(several, x[kept][None], 4, 16),
+                strict=True,
+            )
         ),
     ]:
         np.testing.assert_array_equal(np.asarray(found)[kept], alone)
@@ -253,12 +280,6 @@ def test_gated_products(
     inputs: int, outputs: int, first: str, second: str, quantized: bool
 ) -> None:
     """Products between -30 and 30, where activations reach their limits, in float64."""
-    names = (first, second)
-
-    @functools.partial(jax.jit, static_argnums=2)
-    def multiply(both: kernels.Panels, xs: list[jax.Array], outputs: int, scale: jax.Array) -> Any:
-        return [kernels.gated(both, x, outputs, names, scale) for x in xs]
-
     generator = np.random.default_rng([inputs, outputs])
     pair = generator.integers(-127, 128, size=(2, inputs, outputs))
     pair[:, 0] = 127  # As above, rounding finds these very numbers again.
@@ -268,7 +289,7 @@ def test_gated_products(
     scale = 1 + 0.2 * numbers(inputs)
     xs = [numbers(positions, inputs) for positions in WIDTHS]
     seen = [rounded(x) for x in normed(xs, scale)] if quantized else [norm(x, scale) for x in xs]
-    for x, y in zip(seen, multiply(both, xs, outputs, scale), strict=True):
+    for x, y in zip(seen, gated(both, xs, outputs, (first, second), scale), strict=True):
         want = activated(first, x @ one) * activated(second, x @ other)
         np.testing.assert_allclose(y, want, atol=3e-4, rtol=3e-5)
 
@@ -276,11 +297,10 @@ def test_gated_products(
 @needs_compiler
 @pytest.mark.parametrize("first", ACTIVATIONS)
 def test_what_is_no_number_stays_none_through_a_gated_product(first: str) -> None:
-    eye = jnp.eye(32)
-    both = kernels.gated_panels(eye, eye)
+    both = gated_panels(np.eye(32), np.eye(32))
     x = np.ones((2, 32), np.float32)
     x[1, 5] = np.nan
-    y = np.asarray(kernels.gated(both, jnp.asarray(x), 32, (first, "linear")))
+    y = np.asarray(gated(both, [x], 32, (first, "linear"), np.ones(32))[0])
     assert np.isfinite(y[0]).all()
     assert np.isnan(y[1]).all()
 
@@ -303,8 +323,9 @@ def test_a_chain_of_products() -> None:
     x, kernel = numbers(40, size), panels(orthogonal)
 
     @jax.jit
-    def chain(kernel: kernels.Panels, x: jax.Array) -> jax.Array:
-        return jax.lax.fori_loop(0, times, lambda _, y: kernels.product(kernel, y, size), x)
+    def chain(kernel: Weight, x: jax.Array) -> jax.Array:
+        projection = Projection(kernel, (size,))
+        return jax.lax.fori_loop(0, times, lambda _, y: kernels.product(y, projection), x)
 
     want = x @ np.linalg.matrix_power(orthogonal.astype(np.float64), times)
     np.testing.assert_allclose(chain(kernel, x), want, atol=1e-3)
@@ -361,27 +382,38 @@ def run_this_file(*options: str, **variables: str) -> subprocess.CompletedProces
 
 @pytest.mark.parametrize("positions", WIDTHS)
 def test_the_product_of_xla(positions: int) -> None:
-    kernel, x = numbers(6, 10), numbers(1, positions, 6)
-    add, bias = numbers(1, positions, 10), numbers(10, seed=2)
-    layer_norm = LayerNorm(T5Config(10, 6, 1, 6, 6, 1, 1))
-    params = {"params": {"scale": 1 + 0.2 * numbers(6)}}
+    """Also of an int8 kernel, whose outputs have scales."""
+    kernel, x, bias = numbers(6, 10), numbers(1, positions, 6), numbers(10, seed=2)
+    whole, scales = np.rint(20 * kernel).astype(np.int8), 0.1 * numbers(10, seed=3)
+    scale = 1 + 0.2 * numbers(6)
 
-    def multiply(module: LayerNorm, x: jax.Array) -> jax.Array:
-        return STORED.product(
-            jnp.asarray(kernel),
-            x,
-            10,
-            "float32",
-            None,
-            module,
-            bias=jnp.asarray(bias),
-            activation="gelu",
-            add=jnp.asarray(add),
-        )
+    @jax.jit
+    def multiply(weights: list[Weight], x: jax.Array) -> list[jax.Array]:
+        projections = [Projection(weight, (10,), jnp.asarray(bias)) for weight in weights]
+        return [Xla().product(x, each, layer_norm(scale, 6), "gelu") for each in projections]
 
-    y = jax.jit(lambda x: layer_norm.apply(params, x, method=multiply))(x)
-    want = activated("gelu", norm(x, params["params"]["scale"]) @ kernel + bias) + add
-    np.testing.assert_allclose(y, want, atol=1e-5)
+    weights = [Weight(jnp.asarray(kernel)), Weight(jnp.asarray(whole), jnp.asarray(scales))]
+    found = multiply(weights, x)
+    for y, each in zip(found, (kernel, whole * scales), strict=True):
+        want = activated("gelu", norm(x, scale) @ each + bias)
+        np.testing.assert_allclose(y, want, atol=1e-5)
+
+
+@pytest.mark.parametrize("soft_cap", [None, 2.0])
+@pytest.mark.parametrize("shared", [1, 3])
+def test_the_attention_of_xla(shared: int, soft_cap: float | None) -> None:
+    """Of 6 heads, of which neighbours may share keys and values; also where kernels leave it."""
+    q, k, v = numbers(2, 5, 6, 8), *numbers(2, 2, 6 // shared, 9, 8)
+    bias = 3 * numbers(2, 6, 5, 9)
+    spec = Attending(jnp.asarray(bias), 0.3, soft_cap)
+    scores = 0.3 * np.einsum("blnh,bnth->bnlt", q.astype(np.float64), np.repeat(k, shared, axis=1))
+    scores = (scores if soft_cap is None else soft_cap * np.tanh(scores / soft_cap)) + bias
+    weights = np.exp(scores - scores.max(axis=-1, keepdims=True))
+    weights /= weights.sum(axis=-1, keepdims=True)
+    want = np.einsum("bnlt,bnth->blnh", weights, np.repeat(v, shared, axis=1))
+    for backend in (Xla(), Cpu() if kernels.native() else Xla()):
+        found = backend.attention(jnp.asarray(q), jnp.asarray(k), jnp.asarray(v), spec)
+        np.testing.assert_allclose(found, want, atol=1e-5)
 
 
 @needs_compiler
@@ -400,9 +432,7 @@ def test_attention(heads: int, size: int, length: int) -> None:
 
     @jax.jit
     def attended(given: list[tuple[jax.Array, ...]]) -> list[jax.Array]:
-        return [
-            kernels.attend(query, keys, values, bias, scale) for query, keys, values, bias in given
-        ]
+        return [kernels.attention(q, k, v, Attending(bias, scale)) for q, k, v, bias in given]
 
     for (query, keys, values, bias), found in zip(given, attended(given), strict=True):
         scores = np.einsum("blnh,bnkh->bnlk", query.astype(np.float64), keys)
@@ -418,8 +448,7 @@ def test_attention(heads: int, size: int, length: int) -> None:
 @pytest.mark.parametrize("length", [1, 3, 40])
 def test_attention_among_new_positions(heads: int, size: int, length: int) -> None:
     projected, bias = numbers(2, length, 3 * heads * size), 3 * numbers(1, heads, length, length)
-    call = jax.jit(kernels.attend_self, static_argnums=(2, 3))
-    y, keys, values = call(projected, bias, heads, 0.3)
+    y, keys, values = attend_self(projected, bias, heads)
     parts = projected.reshape(2, length, 3, heads, size).transpose(2, 0, 3, 1, 4)
     query, *written = parts
     np.testing.assert_array_equal(keys, written[0])
@@ -434,11 +463,10 @@ def test_attention_among_new_positions_of_which_some_are_padding() -> None:
     projected, bias = numbers(2, 40, 3 * 2 * 8), 3 * numbers(1, 2, 40, 40)
     there = np.arange(40) < np.array([[17], [40]])
     masked = bias + np.where(there, np.float32(0), np.float32(-1e10))[:, None, None]
-    call = jax.jit(kernels.attend_self, static_argnums=(2, 3))
-    together = np.asarray(call(projected, masked, 2, 0.3)[0])
+    together = np.asarray(attend_self(projected, masked, 2)[0])
     for row, length in enumerate((17, 40)):
         alone = projected[row : row + 1, :length], bias[:, :, :length, :length]
-        np.testing.assert_array_equal(together[row, :length], call(*alone, 2, 0.3)[0][0])
+        np.testing.assert_array_equal(together[row, :length], attend_self(*alone, 2)[0][0])
     np.testing.assert_array_equal(together[0, 17:], 0)
 
 
@@ -450,11 +478,11 @@ def test_products_for_heads(heads: int, size: int, quantized: bool) -> None:
     x, width = numbers(2, 37, 24), heads * size
     given = [numbers(24, width, seed=seed) for seed in range(5)]
     prepacked = [panels(kernel, quantized) for kernel in given]
-    found = jax.jit(kernels.heads, static_argnums=(2, 3))(prepacked, x, heads, size)
-    for kernel, laid_out, y in zip(given, prepacked, found, strict=True):
+    found = by_head(prepacked, x, heads, size)
+    for kernel, weight, y in zip(given, prepacked, found, strict=True):
         if quantized:  # As the panels have it.
-            scales = np.asarray(laid_out.scales).reshape(-1, 2, 32)[:, 0].ravel()
-            kernel = (laid_flat(laid_out.values, 24) * scales)[:, :width]
+            scales = np.asarray(weight.scales).reshape(-1, 2, 32)[:, 0].ravel()
+            kernel = (laid_flat(weight.values, 24) * scales)[:, :width]
         seen = rounded(x.reshape(-1, 24)).reshape(x.shape) if quantized else x.astype(np.float64)
         want = (seen @ np.asarray(kernel)).reshape(2, 37, heads, size)
         np.testing.assert_allclose(y, want.transpose(0, 2, 1, 3), atol=3e-5)
@@ -496,11 +524,12 @@ def test_attention_where_everything_is_masked_is_the_mean() -> None:
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_axes_before_the_last_and_types_are_kept(dtype: str) -> None:
     kernel, x = jnp.asarray(numbers(37, 64), dtype), jnp.asarray(numbers(3, 4, 37), dtype)
-    y = CPU.product(panels(kernel), x, 64, dtype)
+    projection = Projection(panels(kernel), (64,))
+    y = Cpu().product(x, projection)
     assert (y.shape, y.dtype) == ((3, 4, 64), x.dtype)
     want = np.asarray(x, np.float64) @ np.asarray(kernel, np.float64)
     np.testing.assert_allclose(np.asarray(y, np.float64), want, rtol=1e-2, atol=1e-2)
-    wide = CPU.product(panels(kernel), x, 64, dtype, "float32")
+    wide = Cpu().product(x, projection, out_dtype="float32")
     assert wide.dtype == jnp.float32
     np.testing.assert_allclose(wide, want, rtol=1e-5, atol=1e-5)
 
@@ -589,9 +618,8 @@ def test_attention_on_caches(heads: int, size: int, length: int) -> None:
     bias = 3 * numbers(2, heads, length, room)
     after = np.arange(room) > (starts[:, None] + np.arange(length))[..., None]
     bias = np.where(after[:, None], np.float32(-1e10), bias)
-    call = jax.jit(kernels.attend_self, static_argnums=(2, 3))
     y, new_keys, new_values = jax.block_until_ready(
-        call(projected, bias, heads, 0.3, (keys, values, starts, length))
+        attend_self(projected, bias, heads, (keys, values, starts))
     )
     query, *written = projected.reshape(2, length, 3, heads, size).transpose(2, 0, 1, 3, 4)
     for b, start in enumerate(starts):

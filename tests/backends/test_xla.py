@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from speculative.backends import look_up
-from speculative.backends.xla import FEW, Xla
+from speculative.backends.xla import FEW, Projection, Weight, Xla
 
 
 @pytest.mark.parametrize("positions", [1, FEW, FEW + 1])
@@ -33,7 +33,7 @@ def test_no_thread_wakes_for_a_few_rows() -> None:
 @pytest.mark.parametrize("told", [None, "tensorfloat32"])
 def test_float32_is_multiplied_in_full_unless_jax_was_told_otherwise(told: str | None) -> None:
     x, kernel = jnp.ones((2, 8)), jnp.ones((8, 4))
-    product = jax.jit(lambda kernel, x: Xla().product(kernel, x, 4, "float32"))
+    product = jax.jit(lambda kernel, x: Xla().product(x, Projection(Weight(kernel), (4,))))
     with jax.default_matmul_precision(told) if told else contextlib.nullcontext():
         text = product.lower(kernel, x).as_text()
     assert f"precision = [{'HIGH' if told else 'HIGHEST'}, " in text

@@ -10,6 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from speculative.backends import prepack
 from speculative.decoding import Decoding, Output, Params, Token
 from speculative.decoding import loop as fast
 from speculative.decoding.loop import Step
@@ -255,10 +256,10 @@ def test_logits_that_are_not_finite_are_reported_by_row(draft: Draft | None, wro
     """One row's source has a token, outside the vocabulary, with a broken embedding."""
     inputs = tiny.sources(ROWS)
     inputs[2, 0] = tiny.VOCABULARY + 3
-    prepacked = tiny.target_params()
-    embedding = prepacked["params"]["token_embedder"]["embedding"]
+    params = tiny.stored_params()
+    embedding = jnp.asarray(params["token_embedder"]["embedding"])
     broken = {"embedding": embedding.at[tiny.VOCABULARY + 3].set(wrong)}
-    params = prepacked | {"params": prepacked["params"] | {"token_embedder": broken}}
+    params = prepack(params | {"token_embedder": broken})
     output = decode(draft, (), greedy(4 if draft else 0), params=params, inputs=inputs)
     assert output.finite.tolist() == [True, True, False, True]
     # The other rows are unchanged.

@@ -16,7 +16,6 @@ import shutil
 import subprocess
 import tempfile
 from collections.abc import Sequence
-from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -24,7 +23,7 @@ import numpy as np
 from absl import logging
 from jax import Array
 
-from speculative.backends.xla import Cache
+from speculative.backends.xla import Attending, Cache, Norm, Projection, Weight
 from speculative.types import ACTIVATIONS
 
 SOURCE = pathlib.Path(__file__).with_name("kernels.cc")
@@ -104,30 +103,17 @@ def _compiled(compiler: str) -> pathlib.Path:
     return path
 
 
-class Panels(NamedTuple):
-    """A kernel [I, O] as `product` reads it."""
+def panels(kernel: Array, quantized: bool = False) -> Weight:
+    """Lays a kernel [I, O] out as `product` reads it, filled up with zeros.
 
-    # Filled up with zeros: [O / 32, I, 32] float32, or [O / 32, I / 4, 128] int8, of four inputs
-    # for each of 32 outputs.
-    values: Array
-    # What int8 values are multiples of, and their sums, [O / 32, 64]; empty for float32.
-    scales: Array
-
-    def target(self, name: str) -> str:
-        """The full name of a product that reads such numbers."""
-        return f"speculative_{name}" + ("_int8" if self.scales.size else "")
-
-
-def panels(kernel: Array, quantized: bool = False) -> Panels:
-    """Lays a kernel [I, O] out; quantized to int8 with a scale for each output, if asked for.
-
-    Products with an int8 kernel round each position of their input to int8 too.
+    Values are [O / 32, I, 32] float32 or, where `quantized`, [O / 32, I / 4, 128] int8, of four
+    inputs for each of 32 outputs; scales are then [O / 32, 64], of each output, and the sums of its
+    values. Products with an int8 kernel round each position of their input to int8 too.
     """
     kernel = kernel.astype(jnp.float32)
     kernel = jnp.pad(kernel, ((0, 0), (0, -kernel.shape[1] % PANEL)))
     if not quantized:
-        values = kernel.reshape(kernel.shape[0], -1, PANEL).swapaxes(0, 1)
-        return Panels(values, jnp.zeros((0, 2 * PANEL)))
+        return Weight(kernel.reshape(kernel.shape[0], -1, PANEL).swapaxes(0, 1))
     scales = jnp.abs(kernel).max(axis=0) / 127
     scales = jnp.where(scales > 0, scales, 1)
     whole = jnp.rint(kernel / scales)
@@ -135,104 +121,107 @@ def panels(kernel: Array, quantized: bool = False) -> Panels:
     whole = jnp.pad(whole, ((0, -len(whole) % FOUR), (0, 0))).astype(jnp.int8)
     whole = whole.reshape(len(whole) // FOUR, FOUR, -1, PANEL).transpose(2, 0, 3, 1)
     both = jnp.stack([scales.reshape(-1, PANEL), sums.reshape(-1, PANEL)], axis=1)
-    return Panels(whole.reshape(*whole.shape[:2], -1), both.reshape(-1, 2 * PANEL))
+    return Weight(whole.reshape(*whole.shape[:2], -1), both.reshape(-1, 2 * PANEL))
 
 
-def gated_panels(first: Array, second: Array, quantized: bool = False) -> Panels:
+def gated_panels(first: Array, second: Array, quantized: bool = False) -> Weight:
     """Lays the two kernels [I, O] of a gated layer out, their panels alternating; see `panels`."""
-    pairs = zip(panels(first, quantized), panels(second, quantized), strict=True)
-    return Panels(*(jnp.stack(pair, axis=1).reshape(-1, *pair[0].shape[1:]) for pair in pairs))
+
+    def alternating(*pair: Array) -> Array:
+        return jnp.stack(pair, axis=1).reshape(-1, *pair[0].shape[1:])
+
+    return jax.tree.map(alternating, panels(first, quantized), panels(second, quantized))
 
 
 def product(
-    kernel: Panels,
-    x: Array,
-    features: int,
-    norm: Array | None = None,
-    bias: Array | None = None,
-    activation: str = "linear",
-    add: Array | None = None,
+    x: Array, projection: Projection, norm: Norm | None = None, activation: str = "linear"
 ) -> Array:
-    """The product of x [..., I] with panels of `features` outputs: [..., features], float32.
+    """The product of normed x [..., I] with panels, its bias added, then one of `ACTIVATIONS`.
 
-    `norm` is the scale [I] of a T5's layer norm of x, or the scale and shift [2 * I] of a GPT's.
-    The bias [features] is added to the product, then one of `types.ACTIVATIONS` applied, then
-    `add` [..., features] added.
+    Gives [..., features], float32.
     """
-    bias = jnp.zeros(0) if bias is None else bias.astype(jnp.float32)
-    add = jnp.zeros((0, 0)) if add is None else add.reshape(-1, features).astype(jnp.float32)
-    return _multiply("product", kernel, x, features, norm, bias, add, first=activation)
+    bias = jnp.zeros(0) if projection.bias is None else projection.bias.astype(jnp.float32)
+    return _multiply("product", x, projection, projection.features, norm, bias, first=activation)
 
 
-def gated(
-    kernel: Panels, x: Array, features: int, activations: Sequence[str], norm: Array | None = None
-) -> Array:
+def gated(x: Array, both: Projection, norm: Norm, activations: Sequence[str]) -> Array:
     """Two products as `product` gives them, activated and multiplied: [..., features], float32."""
     first, second = activations
-    return _multiply("gated", kernel, x, features, norm, first=first, second=second)
+    return _multiply("gated", x, both, both.sizes[0], norm, first=first, second=second)
 
 
 def _multiply(
     name: str,
-    kernel: Panels,
     x: Array,
+    projection: Projection,
     features: int,
-    norm: Array | None,
-    *added: Array,
+    norm: Norm | None,
+    *bias: Array,
     **activations: str,
 ) -> Array:
     rows = x.reshape(-1, x.shape[-1]).astype(jnp.float32)
-    norm = jnp.zeros(0) if norm is None else norm.astype(jnp.float32)
+    scale, shift = (norm.scale, norm.shift) if norm else (jnp.zeros(0), None)
+    numbers = scale.astype(jnp.float32)
+    if shift is not None:
+        numbers = jnp.concatenate([numbers, shift.astype(jnp.float32)])
     indices = {key: np.int64(ACTIVATIONS.index(value)) for key, value in activations.items()}
-    call = jax.ffi.ffi_call(kernel.target(name), FLOAT32((rows.shape[0], features)))
-    return call(*kernel, rows, norm, *added, **indices).reshape(*x.shape[:-1], features)
+    epsilon = np.float32(norm.epsilon if norm else 0)
+    call = jax.ffi.ffi_call(_target(name, projection.weight), FLOAT32((rows.shape[0], features)))
+    y = call(*_buffers(projection.weight), rows, numbers, *bias, **indices, epsilon=epsilon)
+    return y.reshape(*x.shape[:-1], features)
 
 
-def heads(kernels: list[Panels], x: Array, count: int, size: int) -> list[Array]:
-    """Products of x [B, S, I] with panels of `count` heads: [B, N, S, H] each, float32."""
-    shape = FLOAT32((x.shape[0], count, x.shape[1], size))
-    call = jax.ffi.ffi_call(kernels[0].target("heads"), [shape] * len(kernels))
-    return list(call(x.astype(jnp.float32), *(part for kernel in kernels for part in kernel)))
+def _target(name: str, weight: Weight) -> str:
+    """The full name of a product that reads such numbers."""
+    return f"speculative_{name}" + ("" if weight.scales is None else "_int8")
 
 
-def attend(query: Array, keys: Array, values: Array, bias: Array, scale: float) -> Array:
-    """Dot-product attention of query [B, L, N, H] to keys and values [B, N, K, H].
-
-    The bias broadcasts to [B, N, L, K], masks included; the scale multiplies the products of
-    queries and keys. Gives [B, L, N, H], float32.
-    """
-    arguments = (x.astype(jnp.float32) for x in (query, keys, values, bias))
-    call = jax.ffi.ffi_call("speculative_attend", FLOAT32(query.shape))
-    return call(*arguments, scale=np.float32(scale))
+def _buffers(weight: Weight) -> tuple[Array, Array]:
+    """Values and scales, which are empty for float32."""
+    return weight.values, jnp.zeros((0, 2 * PANEL)) if weight.scales is None else weight.scales
 
 
-def attend_self(
-    projected: Array, bias: Array, heads: int, scale: float, cache: Cache | None = None
+def by_head(x: Array, projections: Sequence[Projection], heads: int) -> list[Array]:
+    """Products of x [B, S, I] with the panels of so many heads: [B, N, S, H] each, float32."""
+    shape = FLOAT32((x.shape[0], heads, x.shape[1], projections[0].features // heads))
+    call = jax.ffi.ffi_call(_target("heads", projections[0].weight), [shape] * len(projections))
+    parts = (part for projection in projections for part in _buffers(projection.weight))
+    return list(call(x.astype(jnp.float32), *parts))
+
+
+def attention(q: Array, k: Array, v: Array, spec: Attending) -> Array:
+    """Attention of queries [B, L, N, H] to keys and values [B, N, T, H]: [B, L, N, H], float32."""
+    arguments = (x.astype(jnp.float32) for x in (q, k, v, spec.bias))
+    call = jax.ffi.ffi_call("speculative_attend", FLOAT32(q.shape))
+    return call(*arguments, scale=np.float32(spec.scale))
+
+
+def self_attention(
+    projected: Array, heads: int, spec: Attending, cache: Cache | None = None
 ) -> tuple[Array, Array, Array]:
     """Self-attention among new positions, whose queries, keys and values lie side by side.
 
-    Projected [B, L, 3 * N * H] gives [B, L, N, H], keys [B, N, L, H] and values, float32; bias
-    and scale are as in `attend`. A position whose own key is masked is padding, and its result is
-    0. With a cache of float32 the new keys and values enter that first, in place; all of it is
-    attended to and returned.
+    Projected [B, L, 3 * N * H] gives [B, L, N, H], keys [B, N, L, H] and values, float32. A
+    position whose own key is masked is padding, and its result is 0. With a cache of float32 the
+    new keys and values enter that first, in place; all of it is attended to and returned.
 
     Raises:
         ValueError: there are more new positions than the cache has.
     """
     batch, length, width = projected.shape
-    size, room = width // (3 * heads), cache[0].shape[2] if cache else length
+    size, room = width // (3 * heads), cache.keys.shape[2] if cache else length
     if length > room:
         raise ValueError(f"A chunk of {length} positions does not fit a cache of {room}.")
     results = FLOAT32((batch, length, heads, size)), *[FLOAT32((batch, heads, room, size))] * 2
-    arguments = [projected.astype(jnp.float32), bias.astype(jnp.float32)]
+    bias, scale = spec.bias.astype(jnp.float32), np.float32(spec.scale)
     if cache is None:
         call = jax.ffi.ffi_call("speculative_attend_self", results)
+        mixed, keys, values = call(projected, bias, scale=scale)
     else:
         in_place = {1: 1, 2: 2}
         call = jax.ffi.ffi_call("speculative_attend_cached", results, input_output_aliases=in_place)
-        keys, values, starts, _ = cache
-        arguments = [arguments[0], keys, values, arguments[1], starts]
-    mixed, keys, values = call(*arguments, scale=np.float32(scale))
+        caches = cache.keys, cache.values
+        mixed, keys, values = call(projected, *caches, bias, cache.starts, scale=scale)
     return mixed, keys, values
 
 

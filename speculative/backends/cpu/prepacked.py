@@ -4,64 +4,59 @@ A small model is bound by the number of operations, so kernels that share an inp
 query, key and value, and the two inputs of a gated feed-forward layer.
 """
 
+import dataclasses
 import functools
-from typing import Any
 
 import jax
 import jax.numpy as jnp
 from jax import Array
 
 from speculative.backends.cpu import kernels
-from speculative.backends.prepacked import FUSED, GATED, split
-from speculative.backends.xla import Parts, Xla
+from speculative.backends.prepacked import FUSED, GATED, Prepacked, split
+from speculative.backends.xla import Projection, Weight, Xla
 from speculative.types import PyTree
 
 
+@dataclasses.dataclass(frozen=True)
 class Cpu(Xla):
-    """Products and attention by `kernels`; kernels are `kernels.Panels`, float32 or int8."""
+    """Products and attention by `kernels`, whose `panels` weights are, float32 or int8."""
 
-    def product(
-        self, kernel, x, features, dtype, out_dtype=None, norm=None, *, dropout=None, **after
-    ) -> Array:
-        """In one call, norm and sum included; there is no dropout with prepacked weights."""
-        y = kernels.product(kernel, x, features, norm.numbers if norm else None, **after)
-        return y.astype(out_dtype or dtype)
-
-    def tied(self, kernel, embedding, x, norm) -> Array:
-        """With a prepacked copy of the embedding."""
-        return self.product(kernel, x, len(embedding), str(x.dtype), "float32", norm)
-
-    def project(self, fused, denses, x, norm) -> Parts:
-        """One product, which attention reads whole."""
-        assert fused is not None, "prepacked kernels are fused"
-        return (self._fused(fused, denses, x, norm),)
-
-    def gated(self, fused, denses, x, norm, activations) -> Array:
+    def product(self, x, projection, norm=None, activation="linear", out_dtype=None) -> Array:
         """In one call."""
-        y = kernels.gated(fused.kernel, x, denses[0].features, activations, norm.numbers)
-        return y.astype(denses[0].dtype)
+        return kernels.product(x, projection, norm, activation).astype(out_dtype or x.dtype)
 
-    def heads(self, denses, x, heads) -> list[Array]:
+    def gated(self, x, projections, norm, activations) -> Array:
+        """In one call."""
+        (both,) = projections
+        return kernels.gated(x, both, norm, activations).astype(x.dtype)
+
+    def tied(self, x, embedding, prepacked, norm) -> Array:
+        """With a prepacked copy of the embedding."""
+        assert prepacked is not None
+        return self.product(x, Projection(prepacked, (len(embedding),)), norm, out_dtype="float32")
+
+    def of_source(self, x, projections, heads) -> list[Array]:
         """In one call for all of them."""
-        prepacked = [dense.prepacked for dense in denses]
-        return kernels.heads(prepacked, x, heads, denses[0].features // heads)
+        return [y.astype(x.dtype) for y in kernels.by_head(x, projections, heads)]
 
-    def attend(self, query, keys, values, bias, heads, scale) -> Array:
-        """In one call; float32."""
-        split = query.reshape(*query.shape[:2], heads, -1)
-        return kernels.attend(split, keys, values, bias, scale).reshape(query.shape)
+    def attention(self, q, k, v, spec) -> Array:
+        """In one call, but for what its kernel does not know."""
+        if spec.soft_cap is not None or q.shape[2] != k.shape[1]:
+            return super().attention(q, k, v, spec)
+        return kernels.attention(q, k, v, spec).astype(q.dtype)
 
-    def attend_self(self, projected, bias, heads, scale, cache) -> tuple[Array, Array, Array]:
-        """In one call, float32, which writes into caches of float32 in place."""
-        if cache is not None and cache[0].dtype != jnp.float32:
-            parts = tuple(jnp.split(projected[0], 3, axis=-1))
-            return super().attend_self(parts, bias, heads, scale, cache)
-        mixed, keys, values = kernels.attend_self(projected[0], bias, heads, scale, cache)
-        return mixed.reshape(*mixed.shape[:2], -1), keys, values
+    def self_attention(
+        self, x, projections, norm, heads, spec, cache
+    ) -> tuple[Array, Array, Array]:
+        """In two calls, the second of which writes into caches of float32 in place."""
+        if x.dtype != jnp.float32 or spec.soft_cap is not None:
+            return super().self_attention(x, projections, norm, heads, spec, cache)
+        (fused,) = projections
+        return kernels.self_attention(self.product(x, fused, norm), heads, spec, cache)
 
 
 def prepack(params: PyTree, quantized: bool = False) -> PyTree:
-    """The same parameters for decoding: {"params": what stays, "prepacked": the kernels}.
+    """The same parameters for decoding on CPU: `Prepacked`.
 
     With `quantized`, kernels become int8 with a scale for each output. Where `kernels` cannot be
     compiled, parameters stay as they are stored, which XLA multiplies as fast.
@@ -70,13 +65,13 @@ def prepack(params: PyTree, quantized: bool = False) -> PyTree:
 
 
 @functools.partial(jax.jit, static_argnames="quantized")
-def _prepack(params: PyTree, quantized: bool) -> PyTree:
+def _prepack(params: PyTree, quantized: bool) -> Prepacked:
     """As `prepack`; compiled once for models of the same sizes."""
     lay_out = functools.partial(_panels, quantized=quantized)
-    return split(params, lay_out, FUSED, lambda embedding: lay_out((), embedding.T))
+    return split(params, Cpu(), lay_out, FUSED, lambda embedding: lay_out((), embedding.T))
 
 
-def _panels(fused: tuple[str, ...], *group: Array, quantized: bool) -> Any:
+def _panels(fused: tuple[str, ...], *group: Array, quantized: bool) -> Weight:
     """Kernels [in, out] as panels for `kernels`."""
     if fused == GATED:
         return kernels.gated_panels(*group, quantized=quantized)

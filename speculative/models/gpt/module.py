@@ -8,20 +8,22 @@ from jax import Array
 
 from speculative.models.flax_model import FlaxModel
 from speculative.models.gpt.config import DecoderOnlyConfig
-from speculative.models.layers import masked, same_segment, shifted
-from speculative.models.stack import DecoderState, Transformer, positions_in
+from speculative.models.layers import Layer
+from speculative.models.positions import masked, positions_in, same_segment, shifted
+from speculative.models.reading import Reader
+from speculative.models.stack import DecoderState
 from speculative.types import Inputs, Logits, Rows
 
 PADDING = -1
 """What fills prompts up: every token from 0 on may be a piece, as it is in GPT-2's vocabulary."""
 
 
-class Decoder(Transformer):
+class Decoder(Reader):
     """Embedding and stack; the root of the parameter tree."""
 
     def setup(self) -> None:
         """Declares embedding and stack; the embedding is small, for tied logits of about 1."""
-        self.declare(self.config.emb_dim**-0.5)
+        self.declare(self.config.emb_dim**-0.5, Layer)
 
     def __call__(
         self, inputs, decoder_inputs, segments, train, encoded, layers
@@ -32,7 +34,7 @@ class Decoder(Transformer):
         mask = same_segment(segment, segment, index[:, None] >= index)
         embedded = self.embed(decoder_inputs, positions_in(segment))
         after, _, _ = self.decoder(embedded, mask, train)
-        return self.logits(after[-1], self.decoder.norm), self.decoder.hidden(after, layers)
+        return self.logits(after[-1], self.decoder.norm.numbers), self.decoder.hidden(after, layers)
 
     def start(
         self, inputs: Inputs, cache_length: int, encoded: Array | None, layers: tuple[str, ...]

@@ -1,26 +1,32 @@
 """T5: the Flax module, whose parameters have T5X's names, and the model over it."""
 
 import dataclasses
-from typing import Any, ClassVar
+import functools
+from typing import ClassVar
 
 import jax.numpy as jnp
 from jax import Array
 
+from speculative.backends import Norm
 from speculative.models.flax_model import FlaxModel
-from speculative.models.layers import LayerNorm, Source, masked, same_segment
-from speculative.models.stack import DecoderState, Stack, Transformer
+from speculative.models.layers import Layer, Source
+from speculative.models.positions import masked, same_segment
+from speculative.models.reading import Reader
+from speculative.models.stack import DecoderState, Stack
 from speculative.models.t5.config import T5Config
-from speculative.types import PAD_ID, Inputs, Logits, Rows, Tokens
+from speculative.types import PAD_ID, Inputs, Logits, Rows, Segments, Tokens
 
 
-class EncoderDecoder(Transformer):
+class EncoderDecoder(Reader):
     """Encoder and decoder over one embedding; the root of T5X's parameter tree."""
 
     def setup(self) -> None:
         """Declares embedding and stacks."""
-        self.declare(1.0, crosses=True)
+        source_dim = self.config.source_dim or self.config.emb_dim
+        self.declare(1.0, functools.partial(Layer, source_dim=source_dim))
         if not self.config.source_dim:
-            self.encoder = Stack(self.config, "encoder")
+            depth = self.config.encoder_layers
+            self.encoder = Stack(self.config, self.backend, depth, "encoder")
 
     def encode(self, inputs: Inputs, segments: Array | None = None, train: bool = False) -> Array:
         """Inputs [B, S] -> [B, S, D]; see `FlaxModel.encode`."""
@@ -28,7 +34,7 @@ class EncoderDecoder(Transformer):
         # Padding is 0: what is made of it counts nowhere, and kernels on CPU leave it out.
         x = jnp.where((inputs != PAD_ID)[..., None], self.embed(inputs), 0)
         after, _, _ = self.encoder(x, mask, train)
-        return self.encoder.dropout(self.encoder.norm(after[-1]), not train)
+        return self.encoder.dropout(self.encoder.norm.numbers(after[-1]), not train)
 
     def __call__(
         self, inputs, decoder_inputs, segments, train, encoded, layers
@@ -39,16 +45,17 @@ class EncoderDecoder(Transformer):
         if encoded is None:
             encoded = self.encode(inputs, source, train)
         bias = _padding(inputs) if source is None else same_segment(target, source)
-        sources = [(keys, values, bias) for keys, values in self._project(encoded)]
+        sources = [Source(*cross, bias) for cross in self._project(encoded)]
         mask = same_segment(target, target, causal)
         after, _, _ = self.decoder(self.embed(decoder_inputs), mask, train, sources)
-        logits = self.logits(self.decoder.dropout(self.decoder.norm(after[-1]), not train))
+        logits = self.logits(self.decoder.dropout(self.decoder.norm.numbers(after[-1]), not train))
         return logits, self.decoder.hidden(after, layers)
 
-    def sources(self, encoded: Array, segments: Any, tokens: Tokens) -> list[Source]:
+    def sources(self, encoded: Array, segments: Segments, tokens: Tokens) -> list[Source]:
         """The source, for texts of which all tokens are."""
         source, target = segments or (jnp.ones(encoded.shape[:2]), jnp.ones_like(tokens))
-        return [(*cross, same_segment(target, source)) for cross in self._project(encoded)]
+        bias = same_segment(target, source)
+        return [Source(*cross, bias) for cross in self._project(encoded)]
 
     def start(
         self, inputs: Inputs, cache_length: int, encoded: Array | None, layers: tuple[str, ...]
@@ -57,25 +64,25 @@ class EncoderDecoder(Transformer):
         config = self.config
         encoded = self.encode(inputs) if encoded is None else encoded
         sizes = inputs.shape[0], config.num_heads, cache_length, config.head_dim
-        shape = self.decoder.backend.cache_shape(*sizes)
+        shape = self.backend.cache_shape(*sizes)
         empty = tuple(jnp.zeros(shape, config.dtype) for _ in range(config.decoder_layers))
         lengths, bias = jnp.zeros(inputs.shape[0], jnp.int32), _padding(inputs)
         cross = self._project(encoded)
         state = DecoderState(lengths, empty, empty, cross=cross, source_bias=bias)
         return state, dict.fromkeys(layers, encoded)
 
-    def logits(self, x: Array, norm: LayerNorm | None = None) -> Logits:
+    def logits(self, x: Array, norm: Norm | None = None) -> Logits:
         """As of `Transformer`; T5 scales logits that are tied to the embedding."""
         logits = super().logits(x, norm)
         return logits * self.config.emb_dim**-0.5 if self.config.logits_via_embedding else logits
 
     def _project(self, encoded: Array) -> tuple[tuple[Array, Array], ...]:
         """Each layer's keys and values [B, N, S, H] of a source encoded [B, S, D]."""
-        config, crosses = self.config, [x.encoder_decoder_attention for x in self.decoder.layers]
-        denses = [dense for cross in crosses for dense in (cross.key, cross.value)]
-        heads = denses[0].backend.heads(denses, encoded, config.num_heads)
-        heads = [y.astype(config.dtype) for y in heads]
-        return tuple(zip(heads[::2], heads[1::2], strict=True))
+        crosses = [layer.encoder_decoder_attention for layer in self.decoder.layers]
+        each = [dense.projection for cross in crosses for dense in (cross.key, cross.value)]
+        encoded = encoded.astype(self.config.dtype)
+        by_head = self.backend.of_source(encoded, each, self.config.num_heads)
+        return tuple(zip(by_head[::2], by_head[1::2], strict=True))
 
 
 def _padding(inputs: Inputs) -> Array:

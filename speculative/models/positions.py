@@ -1,0 +1,87 @@
+"""Where tokens stand and which see which: what attention adds to its scores."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import Array, lax
+
+from speculative.models.config import Config
+from speculative.ragged import write_rows
+
+# Added to the score of a position that must not be seen; finite, so padding stays finite.
+MASKED = -1e10
+
+
+def masked(seen: Array) -> Array:
+    """What is added to scores so that only what is `seen` counts."""
+    return jnp.where(seen, 0.0, MASKED).astype(jnp.float32)
+
+
+def same_segment(queries: Array, keys: Array, also: Array | bool = True) -> Array:
+    """The mask [B, 1, Q, K] that keeps attention between equal segment numbers."""
+    return masked((queries[:, :, None] == keys[:, None, :]) & also)[:, None]
+
+
+def shifted(x: Array, segments: Array) -> Array:
+    """Of each position of x [B, L, ...] what is at the one before it; 0 where a text begins."""
+    same = jnp.pad(segments[:, 1:] == segments[:, :-1], ((0, 0), (1, 0)))
+    before = jnp.roll(x, 1, axis=1)
+    return jnp.where(same.reshape(*same.shape, *[1] * (x.ndim - 2)), before, 0)
+
+
+def positions_in(segments: Array) -> Array:
+    """Each position [B, L] of packed texts, counted from the beginning of its own."""
+    index = jnp.arange(segments.shape[1])
+    begins = jnp.pad(segments[:, 1:] != segments[:, :-1], ((0, 0), (1, 0)))
+    return index - lax.cummax(jnp.where(begins, index, 0), axis=1)
+
+
+def relative_buckets(distance: np.ndarray, bidirectional: bool, config: Config) -> np.ndarray:
+    """T5's bucket of each distance, key position minus query position (Raffel et al., 2.1).
+
+    Half the buckets are exact, the others grow logarithmically up to `max_distance`. In float64,
+    unlike T5's float32, the logarithms of a few distances would cross a boundary.
+    """
+    buckets = config.num_buckets // (2 if bidirectional else 1)
+    offset = (distance > 0) * buckets if bidirectional else 0
+    away = np.abs(distance) if bidirectional else np.maximum(-distance, 0)
+    exact = buckets // 2
+    ratio = np.log(np.maximum(away, 1).astype(np.float32) / exact + np.finfo(np.float32).eps)
+    far = exact + (ratio / np.log(config.max_distance / exact) * (buckets - exact)).astype(np.int32)
+    return offset + np.where(away < exact, away, np.minimum(far, buckets - 1))
+
+
+def causal_bias(by_distance: Array, starts: Array, length: int) -> Array:
+    """Bias and causal mask [B, N or 1, L, T] of L queries from positions starts [B] on.
+
+    `by_distance` [N or 1, T], float32, has the bias of keys T - 1, ..., 0 positions back.
+    """
+    # Every row of the bias is a window on one table over distances, descending from
+    # T - 1 to 0 and then masked: sliding it costs a slice, not a bucket computation.
+    cache = by_distance.shape[1]
+    table = jnp.pad(by_distance, ((0, 0), (0, cache)), constant_values=MASKED)
+    slide = functools.partial(lax.dynamic_slice_in_dim, table, slice_size=cache, axis=1)
+
+    def window(start: Array) -> Array:
+        return jnp.stack([slide(cache - 1 - start - i) for i in range(length)], axis=1)
+
+    return jax.vmap(window)(starts) if starts.shape[0] > 1 else window(starts[0])[None]
+
+
+def branching_bias(by_distance: Array, starts: Array, positions: Array, mask: Array) -> Array:
+    """Likewise of a chunk that branches (`interface.Chunk`), whose keys are in the cache.
+
+    `positions` [B or 1, Q] are those of the queries; `mask` [B or 1, Q, L], Q >= L, is of the
+    chunk's keys, which the first L queries belong to.
+    """
+    batch, cache = starts.shape[0], by_distance.shape[1]
+    queries = starts[:, None] + positions
+    seen = jnp.broadcast_to(mask, (batch, *mask.shape[1:]))
+    index = jnp.broadcast_to(jnp.arange(cache), (batch, cache))
+    keys = write_rows(index, queries[:, : mask.shape[2]], starts, axis=1)
+    before = jnp.broadcast_to((index < starts[:, None])[:, None], (*queries.shape, cache))
+    distance = queries[..., None] - keys[:, None]
+    bias = by_distance[:, cache - 1 - jnp.clip(distance, 0, cache - 1)].swapaxes(0, 1)
+    return bias + masked(write_rows(before, seen, starts, axis=2))[:, None]
