@@ -199,10 +199,8 @@ class Xla:
 
     def enter(self, cache: Cache, keys: Array, values: Array) -> tuple[Array, Array]:
         """The cache's keys and values with the new ones, [B, K, L, H] by `by_head`."""
-        new = zip(cache[:2], (keys, values), strict=True)
-        keys, values = (
-            write_rows(old, x[:, :, : cache.length], cache.starts, axis=2) for old, x in new
-        )
+        pairs = (cache.keys, keys), (cache.values, values)
+        keys, values = (write_rows(old, new, cache.starts, axis=2) for old, new in pairs)
         return keys, values
 
     def self_attention(
@@ -221,6 +219,7 @@ class Xla:
         calls the functions above itself.
         """
         query, *new = self.project(x, projections, norm)
+        new = new if cache is None else [y[:, : cache.length] for y in new]
         keys, values = (self.by_head(y, heads) for y in new)
         if cache is not None:
             keys, values = self.enter(cache, keys, values)
