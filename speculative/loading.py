@@ -17,7 +17,7 @@ from speculative.decoding import Params
 from speculative.drafts import CopyDraft, MixedDraft, SuffixDraft, model_draft, named
 from speculative.drafts.named import MODEL_FREE
 from speculative.models import SIZES, Config, model_of, random_params
-from speculative.models.config import unpacked
+from speculative.models.reads import unpacked
 from speculative.pair import Pair
 from speculative.types import PyTree
 from speculative.vocabulary import Numbers, Vocabulary, from_elsewhere
@@ -154,14 +154,14 @@ def resolve(
             f"{', '.join([*checkpoints.SHIPPED, *MODEL_FREE])}, nor a table (FILE.npz)."
         )
     big = _weights(target, random, dtype, open_checkpoint)
-    big.config.require_target(target)
+    big.config.reads.require_none(target)
     draft = default_draft(target, random) if draft is None else draft
     name, free = named.parts(draft)
     known = free and not name
     small = None if known else _weights(name, random, dtype, open_checkpoint)
     _require_use(file, big, small)
     vocabulary = big.vocabulary(file)
-    last = unpacked(small.config.draft_vocabulary).max(initial=0) if small else 0
+    last = unpacked(small.config.reads.draft_vocabulary).max(initial=0) if small else 0
     if last >= vocabulary.size:
         raise ValueError(
             f"The draft {draft} guesses token {last}, but the vocabulary has {vocabulary.size} "
@@ -239,7 +239,7 @@ def _require_of_a_kind(target: Weights, draft: Weights) -> None:
             f"The draft {draft.name} is {kinds[0]}, but its target {target.name} is {kinds[1]}; "
             "they must be of one kind."
         )
-    read = draft.config.source_dim
+    read = draft.config.reads.source_dim
     if read not in (0, target.config.emb_dim):
         raise ValueError(
             f"The draft {draft.name} reads an encoder of {read} features, but that of "

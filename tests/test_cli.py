@@ -19,7 +19,7 @@ from speculative import checkpoints, cli
 from speculative.checkpoints import native
 from speculative.commands.generate import as_it_grows
 from speculative.decoding.loop import Step
-from speculative.models.config import unpacked
+from speculative.models.reads import Reads, unpacked
 from speculative.vocabulary import Bytes, Vocabulary
 from tests import saved
 from tests.saved import VOCABULARY
@@ -140,7 +140,7 @@ def test_a_draft_of_frequent_tokens(pair: list[str], tmp_path: pathlib.Path, cap
     asked = ["convert", pair[3], narrow, "--to", "native", "--keep"]
     assert cli.main([*asked, "5", "--texts", str(texts)]) == 0
     capsys.readouterr()
-    kept = checkpoints.open(narrow).config.draft_vocabulary
+    kept = checkpoints.open(narrow).config.reads.draft_vocabulary
     seen = Vocabulary(VOCABULARY).encode("a package of tools programs").tolist()
     assert len(unpacked(kept)) == 5 and set(unpacked(kept).tolist()) <= set(seen)
     assert generate([*pair[:2], "--draft", narrow], TEXT) == 0
@@ -269,7 +269,7 @@ def test_vocabularies_of_one_size_with_another_piece(
 def test_a_draft_that_reads_an_encoder_of_another_size(
     pair: list[str], tmp_path: pathlib.Path, capsys
 ) -> None:
-    config = saved.DRAFT.replace(num_encoder_layers=0, source_dim=24)
+    config = saved.DRAFT.replace(num_encoder_layers=0, reads=Reads(24))
     saved.save(tmp_path / "draft", config, 1)
     arguments = ["generate", TEXT, *pair[:2], "--draft", str(tmp_path / "draft")]
     fails(capsys, arguments, "reads an encoder of 24 features", "has 16", "made for")

@@ -1,6 +1,5 @@
 """Names that become a target and a draft: what is refused before a tensor is read."""
 
-import dataclasses
 import pathlib
 from typing import Any
 
@@ -12,10 +11,10 @@ from speculative import checkpoints
 from speculative.checkpoints import native
 from speculative.loading import load, resolve
 from speculative.models import SIZES, Config, T5Config, abstract_params
-from speculative.models.config import packed
+from speculative.models.reads import Reads, packed
 from tests import saved
 
-READER = dataclasses.replace(saved.DRAFT, num_encoder_layers=0, source_dim=16)
+READER = saved.DRAFT.replace(num_encoder_layers=0, reads=Reads(16))
 
 
 def save(folder: pathlib.Path, config: Config, vocabulary: pathlib.Path | None) -> str:
@@ -32,9 +31,11 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
         "draft": saved.DRAFT,
         "gpt_draft": saved.GPT_DRAFT,
         "reader": READER,
-        "far_reader": READER.replace(source_dim=24),
+        "far_reader": READER.replace(reads=Reads(24)),
         "narrow": saved.DRAFT.replace(vocab_size=100),
-        "beyond": saved.DRAFT.replace(vocab_size=8200, draft_vocabulary=packed([5, 8195])),
+        "beyond": saved.DRAFT.replace(
+            vocab_size=8200, reads=Reads(draft_vocabulary=packed([5, 8195]))
+        ),
     }.items():
         save(folder / name, config, saved.VOCABULARY)
     save(folder / "bare", saved.TARGET, None)
@@ -97,7 +98,7 @@ def test_a_draft_that_reads_the_decoder_is_for_its_target_alone(tmp_path: pathli
         params = saved.drawn(saved.TARGET, seed)
         native.save(tmp_path / name, saved.TARGET, params, saved.VOCABULARY)
     made = native.MadeFor("mine/target", checkpoints.open(tmp_path / "mine").fingerprint())
-    config = READER.replace(target_layers=layers)
+    config = READER.replace(reads=Reads(16, layers))
     params = saved.drawn(config, 2)
     native.save(tmp_path / "draft", config, params, saved.VOCABULARY, made_for=made)
     checkpoints.convert(tmp_path / "mine", tmp_path / "half", "native", "bfloat16")

@@ -7,6 +7,7 @@ import numpy as np
 
 from speculative.backends import prepack
 from speculative.models import T5, T5Config
+from speculative.models.reads import Reads
 from speculative.types import PyTree
 from tests import saved
 
@@ -15,9 +16,9 @@ VOCABULARY = 50
 
 TARGET = T5(T5Config(64, 16, 2, 8, 32, 1, 1))
 DRAFT = T5(T5Config(56, 8, 1, 8, 16, 1, 1))
-READER = T5(T5Config(56, 8, 1, 8, 16, 0, 1, source_dim=16))
+READER = T5(T5Config(56, 8, 1, 8, 16, 0, 1, reads=Reads(16)))
 """A draft that reads the target's encoder."""
-HIDDEN = T5(READER.config.replace(target_layers=("decoder/layers_0", "decoder/decoder_norm")))
+HIDDEN = T5(READER.config.replace(reads=Reads(16, ("decoder/layers_0", "decoder/decoder_norm"))))
 """A draft that reads hidden states of the target's decoder too."""
 
 

@@ -13,6 +13,7 @@ from transformers.utils import logging
 from benchmarks.peers.system import Setting, thread_counts
 from speculative import checkpoints
 from speculative.models import names_of
+from speculative.models.reads import Reads
 from speculative.sampling import Sampling
 from speculative.types import EOS_ID
 
@@ -113,9 +114,9 @@ class _Shared(torch.nn.Module):
 def _assistant(name: str, target: T5ForConditionalGeneration) -> T5ForConditionalGeneration:
     """Our draft as one of theirs; an encoder that it shares with the target runs once for both."""
     checkpoint = checkpoints.open(name)
-    config, reads = checkpoint.config, checkpoint.config.source_dim
+    config, reads = checkpoint.config, checkpoint.config.reads.source_dim
     # Their model always has an encoder; if the draft has none, it is replaced below.
-    shape = config.replace(source_dim=0, num_encoder_layers=1) if reads else config
+    shape = config.replace(reads=Reads(), num_encoder_layers=1) if reads else config
     kind = names_of(shape)
     model = T5ForConditionalGeneration(T5Config(**kind.settings(shape, name))).eval()
     if reads:

@@ -136,7 +136,7 @@ def convert(
     if tokens is not None:
         checkpoint = narrowed(checkpoint, tokens)
     config = checkpoint.config
-    if to != "native" and (config.draft_vocabulary or config.target_layers):
+    if to != "native" and (config.reads.draft_vocabulary or config.reads.target_layers):
         raise ValueError(
             f"{source} is a draft that reads its target's decoder, or guesses some tokens alone; "
             f"the format {to} knows no such model (--to native)."

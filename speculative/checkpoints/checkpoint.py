@@ -19,7 +19,7 @@ from safetensors.numpy import save_file
 from speculative import disk
 from speculative.disk import read_json, reading
 from speculative.models import Config, abstract_params
-from speculative.models.config import packed, unpacked
+from speculative.models.reads import packed, unpacked
 from speculative.types import PyTree
 from speculative.vocabulary import Vocabulary, open_vocabulary, store
 
@@ -201,10 +201,11 @@ def narrowed(checkpoint: Checkpoint, tokens: Sequence[int] | np.ndarray) -> Chec
     """
     if not len(tokens):
         raise ValueError("A draft must guess some tokens; keep at least one.")
-    config = checkpoint.config.replace(draft_vocabulary=packed(tokens))
-    before = checkpoint.config.draft_vocabulary
+    reads, before = checkpoint.config.reads, checkpoint.config.reads.draft_vocabulary
+    reads = dataclasses.replace(reads, draft_vocabulary=packed(tokens))
+    config = checkpoint.config.replace(reads=reads)
     guessed = unpacked(before) if before else np.arange(config.vocab_size)
-    wanted = unpacked(config.draft_vocabulary)
+    wanted = unpacked(reads.draft_vocabulary)
     if len(unknown := np.setdiff1d(wanted, guessed)):
         raise ValueError(f"{checkpoint.location} does not guess token {unknown[0]}; leave it out.")
     columns, whole = np.searchsorted(guessed, wanted), checkpoint.tensors[LOGITS]

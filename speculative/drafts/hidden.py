@@ -26,7 +26,7 @@ class HiddenDraftState:
 
 @dataclasses.dataclass(frozen=True)
 class HiddenDraft(Draft):
-    """Drafts autoregressively with a model of `Config.target_layers`.
+    """Drafts autoregressively with a model of `Reads.target_layers`.
 
     The first guess of a step is made from the target's hidden states of the last position that it
     has read, the others from the draft's own. What the target has read is then read again, from the
@@ -44,13 +44,13 @@ class HiddenDraft(Draft):
     def layers(self) -> tuple[str, ...]:
         """What is read of the target's decoder, and its encoder if it has one."""
         encoder = () if self.model.decoder_only else ("encoder",)
-        return (*self.model.config.target_layers, *encoder)
+        return (*self.model.config.reads.target_layers, *encoder)
 
     def start(self, params, inputs, cache_length, target) -> HiddenDraftState:
         """Projects the target's encoder output, or reads a prompt as the target has read it."""
         if not self.model.decoder_only:
             encoded = target.hidden["encoder"]
-            hidden = jnp.zeros((len(inputs), 1, self.model.config.hidden_dim))
+            hidden = jnp.zeros((len(inputs), 1, self.model.config.reads.hidden_dim))
         else:
             encoded = self._of_target(target.hidden)
             last = (inputs != self.model.pad_id).sum(axis=1) - 1
@@ -95,12 +95,12 @@ class HiddenDraft(Draft):
 
     def _of_target(self, hidden: dict[str, Array]) -> Array:
         """The hidden states of the target's decoder, side by side: [B, L, F]."""
-        layers = [hidden[name] for name in self.model.config.target_layers]
+        layers = [hidden[name] for name in self.model.config.reads.target_layers]
         return jnp.concatenate(layers, axis=-1).astype(jnp.float32)
 
 
 def model_draft(model: FlaxModel) -> HiddenDraft | TransformerDraft:
     """The draft of a model: it reads of its target what its configuration says."""
-    if model.config.target_layers:
+    if model.config.reads.target_layers:
         return HiddenDraft(model)
-    return TransformerDraft(model, model.config.source_dim > 0)
+    return TransformerDraft(model, model.config.reads.source_dim > 0)

@@ -86,7 +86,7 @@ def whole(values: Array, tokens: np.ndarray, vocab_size: int, others: float) -> 
 class TransformerDraft(Draft):
     """Drafts autoregressively with a model.
 
-    With `reads_target` the model has no encoder and reads the target's (`T5Config.source_dim`).
+    With `reads_target` the model has no encoder and reads the target's (`Reads.source_dim`).
     """
 
     model: Model

@@ -1,13 +1,13 @@
 """What the configurations of all families have in common."""
 
 import dataclasses
-import functools
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any, ClassVar, Self
 
-import numpy as np
-
+from speculative.models.reads import Reads, unpacked
 from speculative.types import ACTIVATIONS
+
+_READS = tuple(field.name for field in dataclasses.fields(Reads))
 
 _CHOICES = {
     "norm": ("rms", "layer"),
@@ -50,17 +50,10 @@ class Config:
     shared_positions: bool = True
     num_buckets: int = 32  # Of relative positions.
     max_distance: int = 128  # From which on all positions share the last bucket.
-    # Features of another model (a draft's target) that this one reads; 0: none. An
-    # encoder-decoder reads that one's encoder in place of its own.
-    source_dim: int = 0
-    # The hidden states of that one's decoder that this one reads, as `interface.Model` names them.
-    target_layers: tuple[str, ...] = ()
-    # The tokens that a draft's logits are of, as `packed` writes them; of no other it makes a
-    # guess. Empty: all.
-    draft_vocabulary: str = ""
+    reads: Reads = Reads()  # Of a draft alone: what it reads of its target.
 
     depths: ClassVar[tuple[str, ...]]  # The fields that count layers, the decoder's last.
-    may_be_0: ClassVar[tuple[str, ...]] = ("num_kv_heads", "max_positions", "source_dim")
+    may_be_0: ClassVar[tuple[str, ...]] = ("num_kv_heads", "max_positions")
     fixed: ClassVar[Mapping[str, Any]] = {}  # Fields of which a family implements one value alone.
 
     @property
@@ -74,14 +67,9 @@ class Config:
         return getattr(self, self.depths[0]) if len(self.depths) > 1 else 0
 
     @property
-    def hidden_dim(self) -> int:
-        """Features of all `target_layers` side by side."""
-        return len(self.target_layers) * self.source_dim
-
-    @property
     def logits(self) -> int:
         """How many tokens logits are of."""
-        kept = self.draft_vocabulary
+        kept = self.reads.draft_vocabulary
         return len(unpacked(kept)) if kept else self.vocab_size
 
     @property
@@ -101,11 +89,14 @@ class Config:
     @classmethod
     def from_json(cls, fields: Mapping[str, Any]) -> Self:
         """The configuration of the fields that `to_json` gave, or an older version's."""
-        return cls(**fields)
+        own = {name: fields[name] for name in _READS if name in fields}
+        others = {name: value for name, value in fields.items() if name not in _READS}
+        return cls(**others, reads=Reads(**own))
 
     def to_json(self) -> dict[str, Any]:
         """The fields as JSON-ready values."""
         fields = dataclasses.asdict(self)
+        fields |= fields.pop("reads")
         return {name: list(x) if isinstance(x, tuple) else x for name, x in fields.items()}
 
     def replace(self, **changes: Any) -> Self:
@@ -115,7 +106,6 @@ class Config:
     def __post_init__(self) -> None:
         # A list from JSON or gin would make the configuration unhashable, hence no jit key.
         object.__setattr__(self, "mlp_activations", tuple(self.mlp_activations))
-        object.__setattr__(self, "target_layers", tuple(self.target_layers))
         for field in dataclasses.fields(self):
             value = getattr(self, field.name)
             least = 0 if field.name in self.may_be_0 else 1
@@ -136,16 +126,16 @@ class Config:
             self._refuse("mlp_activations", "one or two names")
         if self.gated and self.biases:
             self._refuse("mlp_activations", "one name where biases is True")
-        if self.target_layers and not self.source_dim:
-            self._refuse("source_dim", "the target's emb_dim where there are target_layers")
-        if self.draft_vocabulary:
-            kept = unpacked(self.draft_vocabulary)
-            if not len(kept):
-                self._refuse("draft_vocabulary", "of at least one token, or empty for all")
-            if kept[-1] >= self.vocab_size:
-                self._refuse("draft_vocabulary", f"of tokens below {self.vocab_size}")
+        if kept := self.reads.draft_vocabulary:
+            if unpacked(kept)[-1] >= self.vocab_size:
+                raise ValueError(
+                    f"Reads.draft_vocabulary must be of tokens below {self.vocab_size}, not of "
+                    f"{unpacked(kept)[-1]}."
+                )
             if self.logits_via_embedding:
-                self._refuse("draft_vocabulary", "empty where logits are tied to the embedding")
+                raise ValueError(
+                    "Reads.draft_vocabulary must be empty where logits are tied to the embedding."
+                )
         if self.num_kv_heads not in (0, self.num_heads):
             self._refuse("num_kv_heads", f"{self.num_heads}, as num_heads is, or 0 for as many")
         if (self.positions == "learned") != (self.max_positions > 0):
@@ -163,36 +153,9 @@ class Config:
         if not 0 <= self.dropout_rate < 1:
             self._refuse("dropout_rate", "in [0, 1)")
 
-    def require_target(self, name: str) -> None:
-        """Raises ValueError if the model of that name is a draft that reads its target."""
-        if self.source_dim:
-            read = "encoder" if not self.target_layers else "decoder"
-            raise ValueError(
-                f"{name} reads its target's {read}, so it can be a draft only; take the target."
-            )
-
     def _refuse(self, field: str, wanted: str) -> None:
-        name, value = type(self).__name__, repr(getattr(self, field))
-        shown = value if len(value) < 40 else f"{value[:36]}…'"
-        raise ValueError(f"{name}.{field} must be {wanted}, not {shown}.")
-
-
-def packed(tokens: Sequence[int] | np.ndarray) -> str:
-    """A set of tokens as text: a bit for each token from 0 on, in hexadecimal."""
-    index = np.asarray(tokens, np.int64)
-    mask = np.zeros(index.max(initial=-1) + 1, bool)
-    mask[index] = True
-    return np.packbits(mask).tobytes().hex()
-
-
-@functools.cache
-def unpacked(text: str) -> np.ndarray:
-    """The tokens, ascending, of what `packed` wrote; ValueError if it wrote no such text."""
-    try:
-        mask = np.unpackbits(np.frombuffer(bytes.fromhex(text), np.uint8))
-    except (ValueError, TypeError) as error:
-        raise ValueError(f"draft_vocabulary must be hexadecimal digits, not {text!r}.") from error
-    return np.flatnonzero(mask).astype(np.int32)
+        name, value = type(self).__name__, getattr(self, field)
+        raise ValueError(f"{name}.{field} must be {wanted}, not {value!r}.")
 
 
 def count(number: int, noun: str) -> str:

@@ -11,8 +11,9 @@ import numpy as np
 from jax import Array
 
 from speculative.backends import PREPACKED, Prepacked
-from speculative.models.config import Config, unpacked
+from speculative.models.config import Config
 from speculative.models.interface import Extended, Model, Started
+from speculative.models.reads import unpacked
 from speculative.models.stack import LAST
 from speculative.ragged import move_rows
 from speculative.types import Inputs, Logits, PyTree, Rows, Segments, Tokens
@@ -35,10 +36,10 @@ class FlaxModel(Model):
     @functools.partial(jax.jit, static_argnums=0)
     def init(self, key: Array) -> PyTree:
         """Random parameters to train: a tree with T5X's names, float32."""
-        tokens, size = jnp.ones((1, 1), jnp.int32), self.config.source_dim
-        encoded = jnp.ones((1, 1, size)) if size else None
-        if self.config.target_layers:
-            hidden = jnp.ones((1, 1, self.config.hidden_dim))
+        tokens, reads = jnp.ones((1, 1), jnp.int32), self.config.reads
+        encoded = jnp.ones((1, 1, reads.source_dim)) if reads.source_dim else None
+        if reads.target_layers:
+            hidden = jnp.ones((1, 1, reads.hidden_dim))
             given = tokens, None, encoded, hidden, 2  # Guesses: the second reads the model's own.
             return self._module.init(key, *given, method="unroll")["params"]
         return self._module.init(key, tokens, tokens, None, False, encoded, ())["params"]
@@ -60,7 +61,7 @@ class FlaxModel(Model):
     @property
     def draft_vocabulary(self) -> np.ndarray | None:
         """The tokens, ascending, that logits are of; None for all."""
-        kept = self.config.draft_vocabulary
+        kept = self.config.reads.draft_vocabulary
         return unpacked(kept) if kept else None
 
     @property
@@ -114,7 +115,7 @@ class FlaxModel(Model):
         hidden: Array,
         guesses: int,
     ) -> list[Logits]:
-        """As of `Transformer`, for training a draft with `Config.target_layers`."""
+        """As of `Transformer`, for training a draft with `Reads.target_layers`."""
         return self._apply(params, tokens, segments, encoded, hidden, guesses, method="unroll")
 
     def read_on(
@@ -125,7 +126,7 @@ class FlaxModel(Model):
         hidden: Array | None = None,
         own: Array | None = None,
     ) -> tuple[Logits, Any, Array]:
-        """Appends a chunk [B, L], as `extend`, where there are `Config.target_layers`.
+        """Appends a chunk [B, L], as `extend`, where there are `Reads.target_layers`.
 
         Each token is read with the target's hidden states [B, L, F] of the position before it,
         those of all layers side by side, or with this model's own [B, L, D]. Gives logits

@@ -35,7 +35,7 @@ class Reading(nn.Module):
 
 
 class Reader(Transformer):
-    """With `Config.target_layers`, reads each token with a hidden state of the position before it.
+    """With `Reads.target_layers`, reads each token with a hidden state of the position before it.
 
     That is the target's or, where it is not known yet, this decoder's own. Before the first token
     both are zero. (EAGLE, Li et al. 2024, arXiv 2401.15077; several layers as in EAGLE-3.)
@@ -44,8 +44,8 @@ class Reader(Transformer):
     def declare(self, deviation: float, layer: Callable[..., nn.Module]) -> None:
         """See `Transformer`."""
         super().declare(deviation, layer)
-        if self.config.target_layers:
-            self.reads_target = Reading(self.config, self.backend, self.config.hidden_dim)
+        if self.config.reads.target_layers:
+            self.reads_target = Reading(self.config, self.backend, self.config.reads.hidden_dim)
             self.reads_itself = Reading(self.config, self.backend, self.config.emb_dim)
 
     def read_on(

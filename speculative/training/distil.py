@@ -20,8 +20,8 @@ from speculative.checkpoints import native
 from speculative.checkpoints.checkpoint import MadeFor
 from speculative.decoding import Decoding, Params, queue
 from speculative.models import Config, FlaxModel, model_of
-from speculative.models.config import packed
 from speculative.models.positions import shifted
+from speculative.models.reads import packed
 from speculative.pair import SOURCE_LENGTHS, padded
 from speculative.ragged import power_of_two
 from speculative.sampling import Sampling
@@ -69,7 +69,7 @@ class Distillation:
         encoded = self.target.encode(
             frozen, batch["encoder_input_tokens"], batch["encoder_segment_ids"]
         )
-        layers = self.draft.config.target_layers
+        layers = self.draft.config.reads.target_layers
         target, hidden = teacher_forced(self.target, frozen, batch, None, encoded, layers)
         log_p = jax.lax.stop_gradient(jax.nn.log_softmax(target))
         if layers:
@@ -78,7 +78,7 @@ class Distillation:
             given = batch["decoder_input_tokens"], segments, encoded, of_target, GUESSES
             drafts = self.draft.unroll(params, *given)
         else:
-            shared = encoded if self.draft.config.source_dim else None
+            shared = encoded if self.draft.config.reads.source_dim else None
             drafts = [teacher_forced(self.draft, params, batch, dropout_key, shared)[0]]
         loss, metrics = jnp.zeros(()), dict[str, Array]()
         for k, draft in enumerate(drafts):
@@ -167,7 +167,8 @@ def distil(
     written = load_all(text_dir, [*learned, *held_out])
     if keep:
         texts = (text for name in learned for _, text in written[name])
-        model = model.replace(draft_vocabulary=packed(most_frequent(texts, keep, model.vocab_size)))
+        guessed = packed(most_frequent(texts, keep, model.vocab_size))
+        model = model.replace(reads=dataclasses.replace(model.reads, draft_vocabulary=guessed))
         draft = model_of(model)
     batches = Files({**learned, **references}, held_out).read(
         {**inputs, **written}, config, pieces.start_id
@@ -177,7 +178,7 @@ def distil(
     params, finished = fit(objective, start, config, *batches, work_dir, frozen, deadline)
     if finished:
         made_for = None
-        if model.target_layers:
+        if model.reads.target_layers:
             made_for = MadeFor(pathlib.Path(target_dir).name, checkpoint.fingerprint())
         stored = model.replace(dtype="float32")
         before = checkpoints.open(init_from).training_minutes if init_from else None
@@ -266,8 +267,8 @@ def _require_same(
 def _require_fit(target: FlaxModel, draft: FlaxModel, where: str | pathlib.Path) -> None:
     """Raises ValueError unless a draft of these sizes can learn from the target in `where`."""
     big, small = target.config, draft.config
-    big.require_target(str(where))
-    if unknown := [name for name in small.target_layers if name not in target.extend_layers]:
+    big.reads.require_none(str(where))
+    if unknown := [name for name in small.reads.target_layers if name not in target.extend_layers]:
         raise ValueError(
             f"The draft's target_layers has {unknown[0]!r}; the target in {where} has "
             f"{', '.join(target.extend_layers)}."
@@ -282,9 +283,9 @@ def _require_fit(target: FlaxModel, draft: FlaxModel, where: str | pathlib.Path)
             f"The draft has a vocabulary of {small.vocab_size}, its target in {where} one "
             f"of {big.vocab_size}; they must be equal."
         )
-    if small.source_dim not in (0, big.emb_dim):
+    if small.reads.source_dim not in (0, big.emb_dim):
         raise ValueError(
-            f"The draft's source_dim is {small.source_dim}, but the target's encoder in "
+            f"The draft's source_dim is {small.reads.source_dim}, but the target's encoder in "
             f"{where} has {big.emb_dim} features; they must be equal, or "
             "source_dim 0 and the encoder the draft's own."
         )

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from speculative.models import Config, model_of
+from speculative.models.reads import Reads
 from speculative.pair import SOURCE_LENGTHS
 from speculative.training.examples import MOST_PROMPT, Examples, ragged
 from speculative.training.loop import TrainConfig
@@ -57,8 +58,7 @@ class Settings:
             head_dim=64,
             mlp_dim=4 * dim,
             **dict.fromkeys(target.depths, 0) | {target.depths[-1]: self.layers},
-            source_dim=target.emb_dim,
-            target_layers=tuple(f"decoder/layers_{i}" for i in read),
+            reads=Reads(target.emb_dim, tuple(f"decoder/layers_{i}" for i in read)),
             logits_via_embedding=False,
             dropout_rate=0.0,
             dtype="float32",

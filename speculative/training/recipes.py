@@ -8,10 +8,11 @@ from typing import Any
 import gin
 
 from speculative import gin_files
-from speculative.models import DecoderOnlyConfig, T5Config, named
+from speculative.models import Config, DecoderOnlyConfig, T5Config, named
+from speculative.models.reads import Reads
 from speculative.training import distil, loop, train
 
-MODELS = (T5Config, DecoderOnlyConfig, named)
+MODELS = (T5Config, DecoderOnlyConfig, Reads, named)
 KNOWN = (*MODELS, loop.TrainConfig, train.Files, train.train, distil.distil)
 """What gin files of training configure; they may import the modules of these, and no others."""
 for configurable in KNOWN:
@@ -44,7 +45,8 @@ def settings(parameters: Mapping[str, Any]) -> dict[str, Any]:
     for name, value in parameters.items():
         if dataclasses.is_dataclass(value):
             kind = type(value).__name__
-            found |= {f"{kind}.{field}": given for field, given in vars(value).items()}
+            fields = value.to_json() if isinstance(value, Config) else vars(value)
+            found |= {f"{kind}.{field}": given for field, given in fields.items()}
         elif name not in elsewhere:
             found[f"distil.{name}"] = value
     return found

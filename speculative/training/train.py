@@ -14,7 +14,7 @@ from speculative import checkpoints
 from speculative.checkpoints import native
 from speculative.checkpoints.checkpoint import narrowed
 from speculative.models import Config, FlaxModel, model_of
-from speculative.models.config import unpacked
+from speculative.models.reads import unpacked
 from speculative.training import data
 from speculative.training.examples import Examples, load_all
 from speculative.training.loop import Metrics, TrainConfig, deadline_after, fit
@@ -75,12 +75,15 @@ def initial(model: FlaxModel, seed: int, init_from: str | pathlib.Path | None) -
     if init_from is None:
         return model.init(jax.random.key(seed))
     checkpoint, wanted = checkpoints.open(init_from), model.config
-    if wanted.draft_vocabulary and wanted.draft_vocabulary != checkpoint.config.draft_vocabulary:
-        checkpoint = narrowed(checkpoint, unpacked(wanted.draft_vocabulary))
+    guessed, before = wanted.reads.draft_vocabulary, checkpoint.config.reads.draft_vocabulary
+    if guessed and guessed != before:
+        checkpoint = narrowed(checkpoint, unpacked(guessed))
     sizes = checkpoint.config
     free = {name: getattr(wanted, name) for name in ("dropout_rate", "dtype", *wanted.depths)}
-    if not sizes.target_layers:
-        free |= {"target_layers": wanted.target_layers, "source_dim": wanted.source_dim}
+    if not sizes.reads.target_layers:
+        free["reads"] = dataclasses.replace(
+            wanted.reads, draft_vocabulary=sizes.reads.draft_vocabulary
+        )
     if (
         type(sizes) is not type(wanted)
         or sizes.replace(**free) != wanted

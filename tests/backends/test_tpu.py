@@ -37,7 +37,7 @@ def test_tokens_are_those_of_stored_parameters(
 ) -> None:
     """With 70 tokens the caches grow once."""
     model, make = DRAFTS[name]
-    draft = TransformerDraft(model, model.config.source_dim > 0)
+    draft = TransformerDraft(model, model.config.reads.source_dim > 0)
     config, inputs = settings(gamma, temperature, max_length), jax.device_put(tiny.sources(batch))
     assert len(config.cache_lengths()) == 1 + (max_length == 70)
     draws = config.draws(5, np.arange(batch))

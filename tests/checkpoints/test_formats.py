@@ -27,6 +27,7 @@ from speculative import checkpoints
 from speculative.checkpoints import Checkpoint, huggingface, t5x
 from speculative.checkpoints.checkpoint import Tensor, by_name
 from speculative.models import SIZES, T5Config, abstract_params, model_of
+from speculative.models.reads import Reads
 from speculative.models.t5 import T5Names
 from speculative.vocabulary import BYTES, Bytes, from_elsewhere, open_vocabulary
 from tests import saved
@@ -370,7 +371,7 @@ def test_what_convert_refuses_before_it_reads(
 
 def test_a_draft_that_guesses_some_tokens_alone(tmp_path: pathlib.Path) -> None:
     """Its logits are some of the whole draft's, in int8 too; and what it knows it keeps."""
-    whole = V1_1.replace(num_encoder_layers=0, source_dim=24)
+    whole = V1_1.replace(num_encoder_layers=0, reads=Reads(24))
     params = saved.drawn(whole, 1)
     checkpoints.native.save(tmp_path / "whole", whole, params, storage="int8")
     kept = [39, 1, 3, 17]
@@ -709,7 +710,7 @@ def test_names_that_are_none(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_model_without_encoder_stays_ours(tmp_path: pathlib.Path) -> None:
-    reader = V1_1.replace(num_encoder_layers=0, source_dim=8)
+    reader = V1_1.replace(num_encoder_layers=0, reads=Reads(8))
     source = save(tmp_path / "made", reader)
     for to in ("t5x", "huggingface"):
         with pytest.raises(ValueError, match="without an encoder, as .*made is"):

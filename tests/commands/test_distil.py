@@ -9,6 +9,7 @@ import pytest
 from speculative import checkpoints, cli
 from speculative.checkpoints import native
 from speculative.models import Config, DecoderOnlyConfig, T5Config
+from speculative.models.reads import Reads
 from speculative.training.examples import ragged
 from speculative.training.loop import UNFINISHED
 from speculative.training.own import FEWEST, Settings, divided
@@ -51,8 +52,8 @@ def test_a_draft_is_made_and_used(
     said = capsys.readouterr().out
     assert "guess 3" in said and f"Written: {draft}" in said
     made = checkpoints.open(draft).config
-    assert (made.emb_dim, made.source_dim, made.decoder_layers) == (64, 16, 1)
-    assert made.target_layers and 0 < made.logits <= 500
+    assert (made.emb_dim, made.reads.source_dim, made.decoder_layers) == (64, 16, 1)
+    assert made.reads.target_layers and 0 < made.logits <= 500
     assert cli.main(given) == 2
     assert f"{draft} exists already; remove it or choose another folder" in capsys.readouterr().err
 
@@ -65,6 +66,7 @@ def test_a_draft_is_made_and_used(
 
 
 GIN = """from __gin__ import dynamic_registration
+from speculative.models import reads
 from speculative.models.t5 import config
 from speculative.training import distil
 from speculative.training import loop
@@ -77,8 +79,9 @@ config.T5Config.emb_dim = 16
 config.T5Config.num_heads = 2
 config.T5Config.head_dim = 8
 config.T5Config.mlp_dim = 24
-config.T5Config.source_dim = 16
-config.T5Config.target_layers = ("decoder/layers_0",)
+config.T5Config.reads = @reads.Reads()
+reads.Reads.source_dim = 16
+reads.Reads.target_layers = ("decoder/layers_0",)
 loop.TrainConfig.steps = 4
 loop.TrainConfig.warmup_steps = 1
 loop.TrainConfig.source_length = 32
@@ -114,7 +117,7 @@ def test_a_gin_file_says_all(
 ) -> None:
     """Its texts are written once, and a run of something else is told from it by a binding."""
     target, draft, work = str(saved_pair[0]), tmp_path / "draft", tmp_path / "work"
-    size = T5Config(saved.FEW, 16, 2, 8, 24, 0, 1, source_dim=16)
+    size = T5Config(saved.FEW, 16, 2, 8, 24, 0, 1, reads=Reads(16))
     native.save(tmp_path / "begun", size, saved.random(size, 3))
     given = ["distil", *config, "--work_dir", str(work), "--init_from", str(tmp_path / "begun")]
     made = [*given, "--target", target, "--output", str(draft)]
@@ -135,7 +138,9 @@ def test_a_gin_file_says_all(
     said = capsys.readouterr().out
     assert said.count("outputs, ") == 4 and "unseen, T = 1" in said and f"Written: {draft}" in said
     opened = checkpoints.open(draft)
-    assert opened.config.target_layers == ("decoder/layers_0",) and opened.config.logits <= 300
+    assert (
+        opened.config.reads.target_layers == ("decoder/layers_0",) and opened.config.logits <= 300
+    )
     assert cli.main(made) == 2
     assert f"{draft} exists already; remove it or choose another folder" in capsys.readouterr().err
     again = tmp_path / "again"
@@ -165,11 +170,11 @@ def test_texts_are_divided(config: Config) -> None:
 def test_sizes_are_the_targets_in_small() -> None:
     """Of the shipped targets' shapes: those of the drafts that ship."""
     t5 = Settings().model(T5Config(8192, 384, 6, 64, 1536, 4, 8))
-    assert (t5.emb_dim, t5.num_heads, t5.mlp_dim, t5.source_dim) == (192, 3, 768, 384)
-    assert t5.target_layers == tuple(f"decoder/layers_{i}" for i in (2, 5, 7))
+    assert (t5.emb_dim, t5.num_heads, t5.mlp_dim, t5.reads.source_dim) == (192, 3, 768, 384)
+    assert t5.reads.target_layers == tuple(f"decoder/layers_{i}" for i in (2, 5, 7))
     gpt = Settings().model(DecoderOnlyConfig(8192, 320, 5, 64, 1280, 6, max_positions=1024))
     assert (gpt.emb_dim, gpt.num_heads, gpt.max_positions) == (128, 2, 1024)
-    assert gpt.target_layers == tuple(f"decoder/layers_{i}" for i in (1, 3, 5))
+    assert gpt.reads.target_layers == tuple(f"decoder/layers_{i}" for i in (1, 3, 5))
     xxl = Settings().model(T5Config(32128, 4096, 64, 64, 10240, 24, 24))
-    assert (xxl.emb_dim, xxl.target_layers[0]) == (1024, "decoder/layers_7")
+    assert (xxl.emb_dim, xxl.reads.target_layers[0]) == (1024, "decoder/layers_7")
     assert Settings(dim=256, layers=2).model(xxl).decoder_layers == 2

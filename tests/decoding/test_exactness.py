@@ -37,6 +37,7 @@ from speculative.drafts import (
 )
 from speculative.models import T5, T5Config
 from speculative.models.interface import Extended
+from speculative.models.reads import Reads
 from speculative.sampling import Sampling, categorical
 from speculative.types import PyTree
 from tests import ngrams, numpy_models, saved, toy
@@ -170,7 +171,7 @@ def test_a_bigram_draft_is_exact() -> None:
 
 LAYERS = ("decoder/layers_0", "decoder/decoder_norm")
 SMALL_T5 = T5(T5Config(toy.PADDED, 8, 2, 4, 16, 1, 1))
-READS_IT = T5(T5Config(toy.PADDED, 8, 1, 4, 16, 0, 1, source_dim=8, target_layers=LAYERS))
+READS_IT = T5(T5Config(toy.PADDED, 8, 1, 4, 16, 0, 1, reads=Reads(8, LAYERS)))
 OF_T5 = Decoding(toy.VOCABULARY, Sampling(0.7), 3, 6, toy.EOS)
 
 

@@ -15,6 +15,7 @@ from jax import Array
 from speculative.drafts import HiddenDraft, model_draft
 from speculative.models import DecoderOnly, DecoderOnlyConfig, FlaxModel
 from speculative.models.interface import Chunk
+from speculative.models.reads import Reads
 from speculative.sampling import Sampling, standardise
 from speculative.types import PyTree
 from tests import saved, tiny
@@ -22,7 +23,7 @@ from tests import saved, tiny
 GAMMA = 3
 ROWS = GAMMA + 1
 SAMPLING = Sampling(0.8)
-LAYERS = tiny.HIDDEN.config.target_layers
+LAYERS = tiny.HIDDEN.config.reads.target_layers
 
 start = jax.jit(HiddenDraft.start, static_argnums=(0, 3))
 propose = jax.jit(HiddenDraft.propose, static_argnums=(0, 5, 6))
@@ -76,9 +77,7 @@ def t5() -> Given:
 
 def gpt() -> Given:
     target = DecoderOnlyConfig(64, 16, 2, 8, 32, 2, max_positions=64)
-    small = DecoderOnlyConfig(
-        56, 8, 1, 8, 16, 1, max_positions=64, source_dim=16, target_layers=LAYERS
-    )
+    small = DecoderOnlyConfig(56, 8, 1, 8, 16, 1, max_positions=64, reads=Reads(16, LAYERS))
     models = DecoderOnly(target), DecoderOnly(small)
     params = [saved.drawn(model.config, seed, 0.5) for seed, model in enumerate(models)]
     prompts = np.random.default_rng(0).integers(0, tiny.VOCABULARY, (ROWS, 8)).astype(np.int32)
@@ -144,6 +143,6 @@ def test_a_models_configuration_says_what_its_draft_reads() -> None:
     assert model_draft(tiny.READER).layers == ("encoder",)
     assert model_draft(gpt().draft.model).layers == LAYERS
     with pytest.raises(ValueError, match="source_dim must be the target's emb_dim"):
-        tiny.DRAFT.config.replace(source_dim=0, target_layers=LAYERS)
+        Reads(0, LAYERS)
     with pytest.raises(ValueError, match="source_dim must be 0 where there are no target_layers"):
-        DecoderOnlyConfig(56, 8, 1, 8, 16, 1, max_positions=64, source_dim=16)
+        DecoderOnlyConfig(56, 8, 1, 8, 16, 1, max_positions=64, reads=Reads(16))

@@ -15,8 +15,8 @@ from speculative.models import (
     model_of,
     named,
 )
-from speculative.models.config import packed, unpacked
 from speculative.models.gpt import LAMDA
+from speculative.models.reads import Reads, packed, unpacked
 
 TINY = T5Config(100, 16, 2, 8, 32, 1, 1)
 GPT = DecoderOnlyConfig(100, 16, 2, 8, 32, 1, max_positions=8)
@@ -34,7 +34,7 @@ def test_named_takes_changes() -> None:
 
 def test_json_and_back() -> None:
     config = TINY.replace(mlp_activations=("relu",), logits_via_embedding=True)
-    again = T5Config(**json.loads(json.dumps(config.to_json())))
+    again = T5Config.from_json(json.loads(json.dumps(config.to_json())))
     assert again == config
     assert hash(again) == hash(config)
 
@@ -89,9 +89,9 @@ def test_public_sizes_have_their_number_of_parameters(size: str, millions: float
     [
         T5Config(100, 16, 2, 8, 32, 2, 3),
         T5Config(100, 16, 2, 8, 32, 3, 2, shared_positions=False),
-        T5Config(100, 16, 2, 8, 32, 0, 3, source_dim=24),
-        T5Config(100, 16, 2, 8, 32, 0, 3, source_dim=24, target_layers=("decoder/layers_0",)),
-        T5Config(100, 16, 2, 8, 32, 2, 3, draft_vocabulary=packed([1, 5, 99])),
+        T5Config(100, 16, 2, 8, 32, 0, 3, reads=Reads(24)),
+        T5Config(100, 16, 2, 8, 32, 0, 3, reads=Reads(24, ("decoder/layers_0",))),
+        T5Config(100, 16, 2, 8, 32, 2, 3, reads=Reads(draft_vocabulary=packed([1, 5, 99]))),
         DecoderOnlyConfig(100, 16, 2, 8, 32, 3, max_positions=48),
     ],
 )
@@ -116,8 +116,6 @@ def test_shapes_are_those_of_a_random_model(config: Config) -> None:
         (TINY, "num_buckets", 1),
         (TINY, "num_buckets", 3),
         (TINY, "max_distance", 16),
-        (TINY, "source_dim", -1),
-        (TINY, "source_dim", 16),
         (TINY, "num_encoder_layers", 0),
         (TINY, "num_kv_heads", 1),
         (TINY, "norm", "layer"),
@@ -129,7 +127,6 @@ def test_shapes_are_those_of_a_random_model(config: Config) -> None:
         (GPT, "num_kv_heads", 4),
         (GPT, "max_positions", 0),
         (GPT, "mlp_activations", ("gelu", "linear")),
-        (GPT, "source_dim", 16),
     ],
 )
 def test_a_wrong_value_is_named_with_its_field(config: Config, field: str, value: object) -> None:
@@ -158,9 +155,18 @@ def test_relative_positions_are_not_counted() -> None:
 )
 def test_a_draft_vocabulary_that_cannot_be(given: str, said: str) -> None:
     with pytest.raises(ValueError, match=said):
-        T5Config(100, 16, 2, 8, 32, 1, 1, draft_vocabulary=given)
+        T5Config(100, 16, 2, 8, 32, 1, 1, reads=Reads(draft_vocabulary=given))
     with pytest.raises(ValueError, match="draft_vocabulary must be empty where logits are tied"):
-        GPT.replace(draft_vocabulary=packed([1]))
+        GPT.replace(reads=Reads(draft_vocabulary=packed([1])))
+
+
+def test_what_is_read_of_a_target_is_checked() -> None:
+    with pytest.raises(ValueError, match="source_dim must be a non-negative .*, not -1"):
+        Reads(-1)
+    with pytest.raises(ValueError, match="one of .* must be 0, not 2 and 16"):
+        T5Config(100, 16, 2, 8, 32, 2, 3, reads=Reads(16))
+    with pytest.raises(ValueError, match="source_dim must be 0 where .*; not 16"):
+        GPT.replace(reads=Reads(16))
 
 
 def test_a_set_of_tokens_is_kept() -> None:

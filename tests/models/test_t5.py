@@ -18,6 +18,7 @@ from speculative.backends.cpu import kernels
 from speculative.checkpoints import native
 from speculative.models import T5, T5Config
 from speculative.models.interface import Chunk, Extended
+from speculative.models.reads import Reads
 from speculative.models.stack import DecoderState
 from speculative.ragged import grow
 from speculative.types import PyTree
@@ -316,7 +317,7 @@ def test_prepacking_keeps_every_number(name: str) -> None:
 def test_without_an_encoder_it_reads_another_ones() -> None:
     """With the whole model's encoder and its own decoder it is the whole model."""
     whole, params = v1_1()
-    part = T5(whole.config.replace(num_encoder_layers=0, source_dim=whole.config.emb_dim))
+    part = T5(whole.config.replace(num_encoder_layers=0, reads=Reads(whole.config.emb_dim)))
     decoder = {name: tree for name, tree in params.items() if name != "encoder"}
     shapes = jax.eval_shape(part.init, jax.random.key(0))
     assert jax.tree.map(np.shape, decoder) == jax.tree.map(np.shape, shapes)

@@ -11,6 +11,7 @@ import pytest
 
 from speculative.models import T5, DecoderOnly, DecoderOnlyConfig
 from speculative.models.gpt import LAMDA
+from speculative.models.reads import Reads
 from speculative.training import data
 from speculative.training.distil import Distillation
 from speculative.training.train import CrossEntropy, teacher_forced
@@ -19,7 +20,7 @@ from tests.training import tiny
 
 DRAFT = T5(tiny.MODEL.config.replace(emb_dim=16, dropout_rate=0.0))
 LAYERS = ("decoder/layers_0", "decoder/decoder_norm")
-HIDDEN = DRAFT.config.replace(num_encoder_layers=0, source_dim=32, target_layers=LAYERS)
+HIDDEN = DRAFT.config.replace(num_encoder_layers=0, reads=Reads(32, LAYERS))
 
 
 @pytest.fixture(scope="module")

@@ -18,6 +18,7 @@ from speculative.checkpoints import native
 from speculative.checkpoints.checkpoint import read_settings
 from speculative.decoding import Decoding
 from speculative.models import T5, T5Config, model_of, named
+from speculative.models.reads import Reads
 from speculative.rows import weights
 from speculative.rows.config import experiment, read_row
 from speculative.sampling import Sampling
@@ -31,7 +32,7 @@ from tests.training import tiny
 ROOT = pathlib.Path(__file__).parents[2]
 VOCABULARY = ROOT / "speculative" / "assets" / "debian.model"
 OWN = tiny.MODEL.config.replace(emb_dim=16)
-READS = OWN.replace(num_encoder_layers=0, source_dim=tiny.MODEL.config.emb_dim)
+READS = OWN.replace(num_encoder_layers=0, reads=Reads(tiny.MODEL.config.emb_dim))
 
 
 def test_the_greedy_outputs_are_the_argmax_of_the_model_on_them() -> None:
@@ -133,7 +134,7 @@ def test_a_draft_learns_from_a_target(
     ("change", "said"),
     [
         ({"vocab_size": 25}, "vocabulary of 25, its target in .* one of 24"),
-        ({"num_encoder_layers": 0, "source_dim": 8}, "source_dim is 8, .* has 32 features"),
+        ({"num_encoder_layers": 0, "reads": Reads(8)}, "source_dim is 8, .* has 32 features"),
     ],
 )
 def test_target_and_draft_must_fit(
@@ -327,6 +328,7 @@ TRAINING = "from speculative.training import loop\n"
         (
             "from speculative.models import config\nconfig.T5Config.emb_dim = 8",
             "imports speculative.models.config; it may import speculative.models.gpt.config, "
+            "speculative.models.reads, "
             "speculative.models.registry, speculative.models.t5.config, ",
         ),
         (f"{TRAINING}loop.TrainConfig2.steps = 8", "loop.TrainConfig2"),

@@ -33,8 +33,11 @@ class DecoderOnlyConfig(Config):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.source_dim and not self.target_layers:
-            self._refuse("source_dim", "0 where there are no target_layers")
+        if self.reads.source_dim and not self.reads.target_layers:
+            raise ValueError(
+                "Reads.source_dim must be 0 where there are no target_layers, of a decoder-only "
+                f"model; not {self.reads.source_dim}."
+            )
 
     @classmethod
     def from_json(cls, fields: Mapping[str, Any]) -> Self:

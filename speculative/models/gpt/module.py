@@ -41,7 +41,7 @@ class Decoder(Reader):
     ) -> tuple[DecoderState, dict[str, Array]]:
         """The state behind prompts [B, S] filled up with -1; see `interface.Model.start`.
 
-        With `Config.target_layers`, `encoded` [B, S, F] is what the target made of the prompts.
+        With `Reads.target_layers`, `encoded` [B, S, F] is what the target made of the prompts.
         """
         seen = inputs != PADDING
         index = jnp.arange(inputs.shape[1])

@@ -15,7 +15,7 @@ class T5Config(Config):
     umT5's layers have relative positions of their own.
     """
 
-    num_encoder_layers: int  # 0 where `source_dim` is not.
+    num_encoder_layers: int  # 0 where another's is read.
     num_decoder_layers: int
 
     depths = ("num_encoder_layers", "num_decoder_layers")
@@ -24,11 +24,12 @@ class T5Config(Config):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if (self.source_dim == 0) == (self.num_encoder_layers == 0):
+        source_dim = self.reads.source_dim
+        if (source_dim == 0) == (self.num_encoder_layers == 0):
             raise ValueError(
                 "A model has an encoder of its own or reads another's: one of "
-                "T5Config.num_encoder_layers and T5Config.source_dim must be 0, not "
-                f"{self.num_encoder_layers} and {self.source_dim}."
+                "T5Config.num_encoder_layers and Reads.source_dim must be 0, not "
+                f"{self.num_encoder_layers} and {source_dim}."
             )
 
     def description(self) -> tuple[str, str]:
@@ -41,9 +42,9 @@ class T5Config(Config):
         parts += ["tied logits" if self.logits_via_embedding else "untied logits"]
         version = versions.get(first, "T5") if self.shared_positions else "umT5"
         encoder = count(self.num_encoder_layers, "encoder layer")
-        if self.source_dim:
-            read = "encoder and decoder" if self.target_layers else "encoder"
-            encoder = f"reads its target's {read} of {self.source_dim} features"
+        if self.reads.source_dim:
+            read = "encoder and decoder" if self.reads.target_layers else "encoder"
+            encoder = f"reads its target's {read} of {self.reads.source_dim} features"
         layers = f"{encoder}, {count(self.num_decoder_layers, 'decoder layer')}"
         return f"{version} ({', '.join(parts)})", layers
 

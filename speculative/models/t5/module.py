@@ -22,9 +22,9 @@ class EncoderDecoder(Reader):
 
     def setup(self) -> None:
         """Declares embedding and stacks."""
-        source_dim = self.config.source_dim or self.config.emb_dim
+        source_dim = self.config.reads.source_dim or self.config.emb_dim
         self.declare(1.0, functools.partial(Layer, source_dim=source_dim))
-        if not self.config.source_dim:
+        if not self.config.reads.source_dim:
             depth = self.config.encoder_layers
             self.encoder = Stack(self.config, self.backend, depth, "encoder")
 

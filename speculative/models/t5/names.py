@@ -108,7 +108,7 @@ class T5Names(Names[T5Config]):
 
     def settings(self, config: T5Config, location: str) -> dict[str, Any]:
         """As of `Names`."""
-        if config.source_dim:
+        if config.reads.source_dim:
             raise ValueError(f"transformers knows no T5 without an encoder, as {location} is.")
         names = {activations: name for name, activations in self.activations.items()}
         if (kind := names.get(config.mlp_activations)) is None:
@@ -179,7 +179,7 @@ class T5Names(Names[T5Config]):
 
     def require_t5x(self, config: T5Config, location: str) -> None:
         """T5X's own models, all with an encoder."""
-        if config.source_dim:
+        if config.reads.source_dim:
             raise ValueError(f"T5X knows no model without an encoder, as {location} is.")
         assumed = self._assumed(config)
         for field in ("mlp_activations", "max_distance"):
