@@ -67,7 +67,7 @@ class MixedDraft(Draft):
             return found.guesses, q, MixedState(model, found.state)
 
         def ask() -> tuple[Array, Array | None, MixedState]:
-            guesses, q, model = self.model.propose(of_model, state.model, *given, history)
+            guesses, q, model, *_ = self.model.propose(of_model, state.model, *given, history)
             if len(last) > 1:  # Beside rows that ask there may be rows that look up.
                 found, certain, _ = look_up()
                 guesses = jnp.where(known[:, None], found, guesses)

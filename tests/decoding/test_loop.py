@@ -150,7 +150,7 @@ def check_stream(output: Output, steps: list[Step], config: Decoding) -> None:
             standing = min(int(step.accepted[row]), len(emitted))
             assert emitted[:standing] == step.guesses[row, :standing].tolist()
             accepted += standing
-            tested += standing + (standing < config.gamma and standing < len(emitted))
+            tested += standing + (standing < step.guesses.shape[1] and standing < len(emitted))
             ended = emitted[-1] == config.eos_id or len(tokens) == config.max_length
             assert step.finished[row] == ended
         length = output.lengths[row]
