@@ -16,20 +16,21 @@ from speculative.pair import Pair
 SUMMED = 1024  # Products in a sum.
 
 
-def rounding(largest: ArrayLike, dtype: str) -> NDArray[np.float64]:
-    """The margins between logits that rounding may reverse, by the largest magnitude of a logit.
+def rounding(largest: ArrayLike, dtype: str, layers: int) -> NDArray[np.float64]:
+    """The margins of two logits that rounding may reverse, by the largest magnitude of a logit.
 
     Passes of different widths add the same products in other orders, in float32 whatever the dtype
-    of the factors. Two orders of n terms differ by sqrt(n) steps of float32, a random walk; a step
-    is eps = 2^-23 of the largest. In bfloat16 each layer's result is then rounded to eight
-    significant bits, and the least difference decides between neighbours, which are eps = 2^-7
-    apart. The signs are independent, and a logit is a sum over all features, so that it moves by a
-    step of the largest logit at most; two logits move towards each other by two. Between the widths
-    1, 3, 8 and 64, no logit of the shipped models moves by more than 0.65 steps of bfloat16 or 6.6
-    of float32.
+    of the factors. Each of n additions is rounded, by a quarter of eps = 2^-23 in the mean and with
+    signs of its own, so that sums differ by some sqrt(n) / 4 steps eps of their size. In bfloat16 a
+    layer's result is then rounded to eight significant bits, where the least difference decides
+    between neighbours, eps = 2^-7 apart. Layers add independent differences, which makes the square
+    root of their number as many, and a logit is a sum over the features that have them. Between
+    orders of addition, the two largest logits of random models of one to eight layers draw nearer
+    to each other by a fifth of this bound in the root mean square, and by three quarters at most.
     """
-    eps = [float(jnp.finfo(kind).eps) for kind in (dtype, "float32")]
-    return 2 * np.asarray(largest, np.float64) * (eps[0] + SUMMED**0.5 * eps[1])
+    step, of_sums = (float(jnp.finfo(kind).eps) for kind in (dtype, "float32"))
+    relative = layers**0.5 * (step + SUMMED**0.5 / 4 * of_sums)
+    return np.asarray(largest, np.float64) * relative
 
 
 @dataclasses.dataclass(frozen=True)
@@ -77,6 +78,6 @@ def compare_greedy(
         there = np.asarray(logits)[0, position, : pair.vocabulary.size]
         margin = float(there.max() - min(there[autoregressive], there[speculative]))
         largest = np.abs(there[np.isfinite(there)]).max()
-        tolerance = float(rounding(largest, dtype))
+        tolerance = float(rounding(largest, dtype, pair.target.config.decoder_layers))
         return Difference(position, autoregressive, speculative, margin, tolerance)
     return None

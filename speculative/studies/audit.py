@@ -24,6 +24,7 @@ from numpy.typing import NDArray
 from speculative.measurement import goodness, teacher_forced
 from speculative.measurement.exactness import rounding
 from speculative.measurement.goodness import GTest
+from speculative.models import Config
 from speculative.models.interface import Model
 from speculative.pair import SOURCE_LENGTHS, Pair, padded
 from speculative.progress import OnProgress
@@ -264,14 +265,13 @@ def audit(
     from the target's by them: rounding in another dtype is no fault of its sampler. `seed` is of
     the randomised transform.
     """
-    dtype = pair.target.config.dtype
     rng = np.random.default_rng(seed)
     found = _Findings()
     done = 0
     for batch, rows in _batches(pair, samples):
         on_progress("scoring", done / len(samples))
         done += len(batch)
-        found.add(batch, _scores(pair, batch, rows, sampling), dtype, rng)
+        found.add(batch, _scores(pair, batch, rows, sampling), pair.target.config, rng)
     found.impossible.sort()
     count = sum(len(sample.tokens) for sample in samples)
     common = len(samples), len({sample.source for sample in samples}), count
@@ -299,7 +299,7 @@ class _Findings:
         self._first: dict[Any, tuple[NDArray[np.float32], list[int]]] = {}
 
     def add(
-        self, batch: Sequence[Sample], scores: _Scores, dtype: str, rng: np.random.Generator
+        self, batch: Sequence[Sample], scores: _Scores, config: Config, rng: np.random.Generator
     ) -> None:
         """Adds a batch of texts, whose rows come first in `scores`."""
         rows = len(batch)
@@ -309,7 +309,7 @@ class _Findings:
         positions = np.arange(own.shape[1])
         there = positions < np.array([[len(sample.tokens)] for sample in batch])
         inside = there & (own > 0)
-        edge = there & ~inside & (margin <= rounding(largest, dtype))
+        edge = there & ~inside & (margin <= rounding(largest, config.dtype, config.decoder_layers))
         self.edges += int(edge.sum())
         for row, position in np.argwhere(there & ~inside & ~edge):
             self.impossible.append((batch[row].number, int(position) + 1))
