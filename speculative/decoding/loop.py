@@ -212,7 +212,7 @@ def _grown(
     return grow(progress, larger)
 
 
-@functools.partial(Program, static_argnames="models")
+@Program
 def decode(models: Models, params: Params, inputs: Array, draws: Array, config: Decoding) -> Output:
     """The compiled program behind `generate`."""
 
@@ -279,7 +279,7 @@ def generate(
 
 
 begin = jax.jit(start, static_argnames=("models", "cache_length"))
-one_step = Program(step, static_argnames="models", donate_argnames="progress")
+one_step = Program(step, donated=("progress",))
 _grow = jax.jit(_grown, static_argnames=("models", "size"))
 
 
