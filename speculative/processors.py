@@ -15,6 +15,7 @@ from jax import Array
 
 from speculative import checks
 from speculative.ragged import write_rows
+from speculative.tree import Tree
 from speculative.types import Rows, Tokens
 
 NO_TOKEN = -1  # Where a text has not got to.
@@ -91,12 +92,18 @@ class History:
                 )
         return logits.astype(jnp.float32)
 
-    def process_block(self, logits: Array, guesses: Tokens) -> Array:
-        """Likewise the logits [B, G + 1, V] of the tokens after none to all of guesses [B, G]."""
-        tokens = write_rows(self.tokens, guesses, self.lengths, axis=1)
+    def process_block(self, logits: Array, guesses: Tokens, tree: Tree | None = None) -> Array:
+        """Likewise the logits [B, G + 1, V] of the tokens after none to all of guesses [B, G].
 
-        def after(count: Array, logits: Array) -> Array:
+        Of a tree, they are of the tokens after the guesses on the path of each place.
+        """
+        counts, own = jnp.arange(guesses.shape[1] + 1), guesses
+        if tree is not None:
+            counts, own = jnp.asarray(tree.depths), guesses[:, tree.on_paths - 1]
+
+        def after(logits: Array, guesses: Tokens, count: Array) -> Array:
+            tokens = write_rows(self.tokens, guesses, self.lengths, axis=1)
             return History(tokens, self.lengths + count, self.processors).process(logits)
 
-        counts = jnp.arange(guesses.shape[1] + 1)
-        return jax.vmap(after, in_axes=(0, 1), out_axes=1)(counts, logits)
+        axes = 1, None if tree is None else 1, 0
+        return jax.vmap(after, in_axes=axes, out_axes=1)(logits, own, counts)

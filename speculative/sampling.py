@@ -121,9 +121,10 @@ class Sampling:
         return of_rows(jnp.asarray(self.temperature), rank) == 0
 
 
-def of_rows(value: Any, rank: int) -> Any:
+def of_rows(value: float | Array, rank: int) -> Array:
     """A value for all rows as it is, or one for each, [B], for arrays [B, ...] of so many axes."""
-    return value if jnp.ndim(value) == 0 else jnp.reshape(value, (-1, *[1] * (rank - 1)))
+    found: Any = value if jnp.ndim(value) == 0 else jnp.reshape(value, (-1, *[1] * (rank - 1)))
+    return found
 
 
 def standardise(logits: Array, sampling: Sampling) -> Array:

@@ -11,6 +11,7 @@ from jaxtyping import Bool, Float, Int
 
 # A nest of dicts, tuples and dataclasses with arrays as leaves: parameters or a state.
 PyTree = Any
+State = PyTree  # What a model or a draft remembers between calls.
 
 PAD_ID = 0  # T5's padding; also the token from which decoding starts.
 EOS_ID = 1  # T5's end of sequence.

@@ -1,6 +1,7 @@
 """A random T5 pair that fits in a few kilobytes, with vocabularies padded to different sizes."""
 
 import functools
+from typing import Any
 
 import jax
 import numpy as np
@@ -54,8 +55,34 @@ def hidden_params() -> PyTree:
 @functools.cache
 def near_params() -> PyTree:
     """The target's own parameters, a little off: a draft that is often right."""
+    return near(target_params())
+
+
+def near(params: PyTree) -> PyTree:
     rng = np.random.default_rng(2)
-    return jax.tree.map(lambda x: x * (1 + rng.normal(0.0, 0.15, x.shape)), target_params())
+    return jax.tree.map(lambda x: x * (1 + rng.normal(0.0, 0.15, x.shape)), params)
+
+
+def in_dtype(model: T5, dtype: str) -> T5:
+    return T5(model.config.replace(dtype=dtype))
+
+
+def rounded(params: PyTree, dtype: str) -> PyTree:
+    """Stored parameters in another dtype."""
+    return jax.tree.map(lambda x: x.astype(dtype), params)
+
+
+def shuffled(params: PyTree) -> PyTree:
+    """Stored parameters of the same model, which adds the features of its MLPs in another order."""
+
+    def of_layer(path: tuple[Any, ...], x: Any) -> Any:
+        names = [part.key for part in path]
+        if "mlp" not in names:
+            return x
+        axis = 0 if "wo" in names else 1
+        return x.take(np.random.default_rng(0).permutation(x.shape[axis]), axis=axis)
+
+    return jax.tree_util.tree_map_with_path(of_layer, params)
 
 
 def sources(rows: int) -> np.ndarray:

@@ -7,7 +7,7 @@ of a batch advance raggedly: every length is per row.
 import dataclasses
 import functools
 from collections.abc import Iterator
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -22,7 +22,7 @@ from speculative.drafts.base import Draft, fault_of, require_shapes
 from speculative.models.interface import Chunk, Model
 from speculative.ragged import grow, write_rows
 from speculative.sampling import first, greatest, log_probabilities
-from speculative.types import PAD_ID, Flags, Inputs, PyTree, Rows
+from speculative.types import PAD_ID, Flags, Inputs, PyTree, Rows, State
 
 PROPOSING = "propose"  # The name of the draft's part of a step, in profiles and compiled programs.
 
@@ -45,19 +45,19 @@ class Params(NamedTuple):
 class Progress(Output):
     """A generation that is not finished: its output so far, tokens [B, capacity], and states."""
 
-    target: Any  # Its cache holds all of the text but the newest token.
-    draft: Any
+    target: State  # Its cache holds all of the text but the newest token.
+    draft: State
     last: Rows  # The newest token.
     finished: Flags
 
 
 @struct.dataclass
 class Step:
-    """The result of one step."""
+    """The result of one step, of D = gamma guesses, or those on the path taken in a tree."""
 
-    tokens: Array  # [B, gamma + 1] the block; the first `count` were emitted.
+    tokens: Array  # [B, D + 1] the block; the first `count` were emitted.
     count: Rows  # Tokens emitted, 0 for a row that had finished.
-    guesses: Array  # [B, gamma] of the draft.
+    guesses: Array  # [B, D] of the draft.
     accepted: Rows
     finished: Flags
     finite: Flags  # Whether the target's logits were finite.
@@ -116,33 +116,51 @@ def step(
     gamma, vocab_size, batch = config.gamma, config.vocab_size, progress.last.shape[0]
     uniforms = config.step_draws(draws, progress.lengths)
     history = config.history(progress.tokens, progress.lengths)
-    chunk = progress.last[:, None]
-    guesses, q, proposal, fault = chunk[:, :0], None, None, progress.fault
+    chunk = Chunk(progress.last[:, None])
+    guesses, q, proposal, tree, fault = chunk.tokens[:, :0], None, None, None, progress.fault
     if gamma:
         assert models.draft is not None, "gamma > 0 needs a draft"
         numbers = uniforms[:, :gamma, DRAFT]
-        given = progress.draft, progress.last, numbers, config.sampling, vocab_size, history
         with jax.named_scope(PROPOSING):
-            proposal = models.draft.propose(params.draft, *given)
+            proposal = models.draft.propose(
+                params.draft,
+                progress.draft,
+                progress.last,
+                numbers,
+                config.sampling,
+                vocab_size,
+                history,
+            )
         require_shapes(proposal, batch, gamma, vocab_size)
-        chunk = jnp.concatenate([chunk, proposal.guesses], axis=1)
-        guesses, q = proposal.guesses, proposal.q
+        guesses, q, tree = proposal.guesses, proposal.q, proposal.tree
+        chunk = proposal.chunk(progress.last)
         of_step = jnp.where(progress.finished, 0, fault_of(proposal, numbers, vocab_size))
         fault = jnp.where(fault > 0, fault, of_step)
 
     layers = models.draft.layers if models.draft else ()
     logits, target, hidden = models.target.extend(
-        params.target, progress.target, Chunk(chunk), layers=layers
+        params.target, progress.target, chunk, layers=layers
     )
     if logits.shape[-1] < vocab_size:
         raise ValueError(
             f"Decoding.vocab_size is {vocab_size}, but the target has {logits.shape[-1]} tokens."
         )
     logits = logits[..., :vocab_size]
-    logits = history.process_block(logits, guesses) if history else logits
-    accepted, next_token = config.rule.verify(guesses, logits, q, config.sampling, uniforms)
+    logits = history.process_block(logits, guesses, tree) if history else logits
+    verified = guesses, logits, q, config.sampling, uniforms
+    path = None
+    if proposal is None or tree is None:
+        accepted, next_token = config.rule.verify(*verified)
+    else:  # From here on the guesses are a chain, those along the path.
+        path, accepted, next_token = config.rule.verify_tree(*verified, tree)
+        proposal = proposal.along(path)
+        guesses, at = proposal.guesses, path[..., None]
+        logits, hidden = jax.tree.map(
+            lambda x: jnp.take_along_axis(x, at, axis=1), (logits, hidden)
+        )
 
-    proposed = jnp.arange(gamma + 1) < accepted[:, None]
+    depth = guesses.shape[1]
+    proposed = jnp.arange(depth + 1) < accepted[:, None]
     block = jnp.where(proposed, jnp.pad(guesses, ((0, 0), (0, 1))), next_token[:, None])
     end = first(block == config.eos_id)
     count = jnp.minimum(jnp.minimum(end, accepted) + 1, config.max_length - progress.lengths)
@@ -151,10 +169,10 @@ def step(
     live = ~progress.finished
     finished = progress.finished | (end <= accepted) | (lengths >= config.max_length)
     # Of a text that is not to be, as after a rejected guess, a processor may forbid every token.
-    said = jnp.arange(gamma + 1) < count[:, None]
+    said = jnp.arange(depth + 1) < count[:, None]
     finite = (jnp.isfinite(greatest(logits, config.sampling)) | ~said).all(axis=1)
     finite = progress.finite & finite
-    tested = jnp.minimum(jnp.minimum(accepted + 1, gamma), count)
+    tested = jnp.minimum(jnp.minimum(accepted + 1, depth), count)
     emitted_guesses = jnp.minimum(accepted, count)
     positions = jnp.arange(config.gamma)[:, None]
     by_position = positions < jnp.stack([tested, emitted_guesses], axis=1)[:, None]
@@ -165,9 +183,13 @@ def step(
     draft = ()
     if models.draft and proposal:
         draft = models.draft.commit(params.draft, proposal, accepted, hidden)
+    if path is None:
+        target = models.target.rewind(target, lengths)
+    else:
+        target = models.target.keep(target, gamma + 1, path, count)
     progress = dataclasses.replace(
         progress,
-        target=models.target.rewind(target, lengths),
+        target=target,
         draft=draft,
         last=next_token,
         tokens=write_rows(progress.tokens, block, progress.lengths, axis=1),
@@ -190,7 +212,7 @@ def _grown(
     return grow(progress, larger)
 
 
-@functools.partial(Program, static_argnames="models")
+@Program
 def decode(models: Models, params: Params, inputs: Array, draws: Array, config: Decoding) -> Output:
     """The compiled program behind `generate`."""
 
@@ -257,7 +279,7 @@ def generate(
 
 
 begin = jax.jit(start, static_argnames=("models", "cache_length"))
-one_step = Program(step, static_argnames="models", donate_argnames="progress")
+one_step = Program(step, donated=("progress",))
 _grow = jax.jit(_grown, static_argnames=("models", "size"))
 
 

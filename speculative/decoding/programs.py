@@ -3,11 +3,14 @@
 import functools
 import time
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Generic, ParamSpec, TypeVar
 
 import jax
 
 from speculative.backends import compiler_options
+
+P = ParamSpec("P")
+T = TypeVar("T")
 
 _compiling: list[tuple[float, float]] = []  # When JAX traced or compiled, from and to.
 
@@ -30,34 +33,38 @@ def seconds_compiling() -> float:
     return sum(ends - begins for begins, ends in _compiling)
 
 
-class Program:
-    """A jitted function of a pair's models, a static argument and the first one.
+class Program(Generic[P, T]):
+    """A jitted function whose first argument, a static one, is a pair's models.
 
     It is `jax.jit` of the function but for the compiler's options, which are those of
     `backends.compiler_options` where the pair has a draft.
     """
 
-    def __init__(self, function: Callable[..., Any], **given: Any) -> None:
-        """A program of the function; `given` is what `jax.jit` is given."""
+    def __init__(self, function: Callable[P, T], donated: tuple[str, ...] = ()) -> None:
+        """A program of the function, to which the arguments of these names are given away."""
         functools.update_wrapper(self, function)
-        self._function, self._given = function, given
-        self._jitted: dict[Any, Any] = {}
+        self._function, self._donated = function, donated
+        self._jitted: dict[tuple[tuple[str, str | bool], ...], Any] = {}
 
     def on(self, models: Any, device: Any = None) -> Any:
-        """The jitted function for a pair on a device, by default the present one."""
+        """The jitted function for a pair on a device, by default the present one.
+
+        Lowered, the device may be one that is described only.
+        """
         options = () if models.draft is None else compiler_options(device)
         if options not in self._jitted:
-            told = {"compiler_options": dict(options)} if options else {}
-            self._jitted[options] = jax.jit(self._function, **told, **self._given)
+            self._jitted[options] = jax.jit(
+                self._function,
+                static_argnums=0,
+                donate_argnames=self._donated,
+                compiler_options=dict(options) or None,
+            )
         return self._jitted[options]
 
-    def __call__(self, models: Any, *given: Any) -> Any:
+    def __call__(self, *given: P.args, **named: P.kwargs) -> T:
         """Runs the function on the present device."""
-        return self.on(models)(models, *given)
-
-    def lower(self, models: Any, *given: Any, device: Any = None) -> Any:
-        """What `jax.jit`'s `lower` gives, for a device that may be described only."""
-        return self.on(models, device).lower(models, *given)
+        models: Any = given[0]
+        return self.on(models)(*given, **named)
 
     def clear_cache(self) -> None:
         """Forgets what was traced and compiled."""

@@ -35,7 +35,7 @@ class Text(NamedTuple):
     config: Decoding
 
 
-@functools.partial(Program, static_argnames="models", donate_argnames=("progress", "draws"))
+@functools.partial(Program, donated=("progress", "draws"))
 def run(
     models: Models,
     params: Params,

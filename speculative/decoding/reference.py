@@ -1,11 +1,10 @@
-"""The reference loop: Algorithm 1 on the host, step by step, in float64 by `verify_reference`.
+"""The reference loop: Algorithm 1 on the host, step by step, in float64 where the rule has a twin.
 
 From the same random numbers it emits the same tokens as `loop.generate`; traces show its steps.
 """
 
 import dataclasses
 import functools
-from typing import Any
 
 import jax
 import numpy as np
@@ -21,17 +20,18 @@ from speculative.drafts.base import (
     Proposal,
     require_shapes,
 )
-from speculative.models.interface import Chunk, Model, Started
+from speculative.models.interface import Model, Started
 from speculative.processors import NO_TOKEN, History
+from speculative.types import State
 
 
 @dataclasses.dataclass(frozen=True)
 class TraceStep:
-    """One step of Algorithm 1."""
+    """One step of Algorithm 1; of a tree of guesses, along the path that was accepted."""
 
     guesses: list[int]
-    p: np.ndarray  # [gamma + 1, V] the target's standardised distributions.
-    q: np.ndarray  # [gamma, V] the draft's.
+    p: np.ndarray  # [G + 1, V] the target's standardised distributions.
+    q: np.ndarray  # [G, V] the draft's.
     accepted: int
     next_token: int  # The correction, or the bonus token if all guesses were accepted.
     emitted: list[int]
@@ -56,20 +56,28 @@ def start_target(target: Model, params, inputs, cache_length, layers) -> Started
 
 
 @functools.partial(jax.jit, static_argnums=(0, 3))
-def start_draft(draft: Draft, params, inputs, cache_length, target) -> Any:
+def start_draft(draft: Draft, params, inputs, cache_length, target) -> State:
     """Compiled `Draft.start`."""
     return draft.start(params, inputs, cache_length, target)
 
 
 _first = jax.jit(lambda target, source: target.first(source), static_argnums=0)
 _extend = jax.jit(
-    lambda target, *arrays, layers: target.extend(*arrays, layers=layers),
-    static_argnums=0,
-    static_argnames="layers",
+    lambda target, layers, params, state, proposal, last: target.extend(
+        params, state, proposal.chunk(last), layers=layers
+    ),
+    static_argnums=(0, 1),
 )
 _propose = jax.jit(lambda draft, *given: draft.propose(*given), static_argnums=(0, 6))
 _commit = jax.jit(lambda draft, *given: draft.commit(*given), static_argnums=0)
+_along = jax.jit(
+    lambda proposal, path, hidden: (
+        proposal.along(path),
+        {name: x[:, path[0]] for name, x in hidden.items()},
+    )
+)
 _processed = jax.jit(History.process_block)
+_keep = jax.jit(lambda target, *given: target.keep(*given), static_argnums=(0, 2))
 
 
 def _require_proper(proposal: Proposal, uniforms: np.ndarray, vocab_size: int, number: int) -> None:
@@ -144,23 +152,35 @@ def generate(
         require_shapes(proposal, 1, gamma, vocab_size)
         guesses = [int(token) for token in np.asarray(proposal.guesses)[0]]
         _require_proper(proposal, uniforms, vocab_size, len(steps) + 1)
-        chunk = np.array([[last, *guesses]], np.int32)
+        tree = proposal.tree
         logits, target_state, hidden = _extend(
-            target, params.target, target_state, Chunk(chunk), layers=layers
+            target, layers, params.target, target_state, proposal, newest
         )
         if history:
-            logits = _processed(history, logits[..., :vocab_size], proposal.guesses)
+            logits = _processed(history, logits[..., :vocab_size], proposal.guesses, tree)
         rows = np.asarray(logits)[0, :, :vocab_size]
         q = None if proposal.q is None else np.asarray(proposal.q, np.float64)[0]
-        n, next_token = config.rule.verify_reference(guesses, rows, q, config.sampling, here)
+        given, path = (guesses, rows, q, config.sampling, here), None
+        if tree is None:
+            n, next_token = config.rule.verify_reference(*given)
+        else:
+            places, next_token = config.rule.verify_tree_reference(*given, tree)
+            n, on_path = len(places) - 1, np.array(places[1:], int) - 1
+            guesses, rows = [guesses[i] for i in on_path], rows[places]
+            q = None if q is None else q[on_path]
+            path = jax.device_put(np.array([places + [0] * (tree.depth - n)]))
+            proposal, hidden = _along(proposal, path, hidden)
         block = [*guesses[:n], next_token][: config.max_length - len(output)]
         if config.eos_id in block:
             block = block[: block.index(config.eos_id) + 1]
         output += block
         last = next_token
-        target_state = target.rewind(
-            target_state, jax.device_put(np.array([len(output)], np.int32))
-        )
+        if path is None:
+            length = jax.device_put(np.array([len(output)], np.int32))
+            target_state = target.rewind(target_state, length)
+        else:
+            kept = np.array([len(block)], np.int32)
+            target_state = _keep(target, target_state, gamma + 1, path, kept)
         accepted = np.array([n], np.int32)
         draft_state = _commit(draft, params.draft, proposal, accepted, hidden)
         p = standardise(rows, config.sampling)

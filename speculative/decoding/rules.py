@@ -19,6 +19,7 @@ from jax import Array
 from speculative import checks
 from speculative.decoding import algorithm_1, block
 from speculative.sampling import Sampling, argmax, categorical, first, of_rows, standardise
+from speculative.tree import Tree
 
 # The uses of a position's three random numbers: to guess, to test the guess, to correct it.
 DRAFT, ACCEPT, CORRECT = 0, 1, 2
@@ -28,8 +29,9 @@ DRAFT, ACCEPT, CORRECT = 0, 1, 2
 class Rule(abc.ABC):
     """How guesses are verified; a pytree, whose fields shape programs unless they are `data`.
 
-    A rule computes its result twice: `verify` for a batch on the device, in float32, and
-    `verify_reference` for one row on the host, in float64. `docs/extending.md` adds a rule.
+    `verify` is for a batch on the device, in float32; a rule may have a twin of it for one row on
+    the host, in float64, which the reference loop then compares with it. `docs/extending.md` adds a
+    rule. One that verifies trees of guesses has `verify_tree`, and is keyed by step.
 
     Attributes:
         keyed_by: what random numbers belong to, beside seed and example. With "position", it is
@@ -46,6 +48,11 @@ class Rule(abc.ABC):
     numbers: ClassVar[int] = 3
 
     def __init_subclass__(cls) -> None:
+        if cls.verify_tree is not Rule.verify_tree and cls.keyed_by != "step":
+            raise ValueError(
+                f"{cls.__name__} verifies trees, in which several guesses are for one position, "
+                'each with random numbers of its own; give it keyed_by = "step".'
+            )
         join = functools.partial(_joined, cls)
         jax.tree_util.register_pytree_node(cls, _parted, join)
 
@@ -77,7 +84,29 @@ class Rule(abc.ABC):
             accepted [B], between 0 and G; next_token [B].
         """
 
-    @abc.abstractmethod
+    def verify_tree(
+        self,
+        guesses: Array,
+        logits: Array,
+        q: Array | None,
+        sampling: Sampling,
+        uniforms: Array,
+        tree: Tree,
+    ) -> tuple[Array, Array, Array]:
+        """Accepts a path in each row's tree of guesses and chooses the token that follows it.
+
+        The arguments are those of `verify`: logits follow each place of the tree, and q, like a
+        guess, is given the path before it.
+
+        Returns:
+            path [B, D + 1], the places from that of the newest token, 0, along the accepted
+            guesses, and behind them any; accepted [B], between 0 and D; next_token [B].
+        """
+        raise ValueError(
+            f"{type(self).__name__} verifies chains of guesses, but the draft proposed a tree; "
+            "take a rule with verify_tree, or a draft that guesses chains."
+        )
+
     def verify_reference(
         self,
         guesses: list[int],
@@ -86,7 +115,28 @@ class Rule(abc.ABC):
         sampling: Sampling,
         uniforms: np.ndarray,
     ) -> tuple[int, int]:
-        """The same for one row, in float64: [G], [G + 1, V], [G, V] or None, [G + 1, numbers]."""
+        """As `verify`, for one row: [G], [G + 1, V], [G, V] or None, [G + 1, numbers].
+
+        A rule without a twin in float64 is asked for `verify`: the reference loop then tells
+        nothing of the rule's own arithmetic.
+        """
+        given = _batch_of_one(guesses, logits, q, sampling, uniforms)
+        accepted, next_token = _verify(self, *given)
+        return int(accepted[0]), int(next_token[0])
+
+    def verify_tree_reference(
+        self,
+        guesses: list[int],
+        logits: np.ndarray,
+        q: np.ndarray | None,
+        sampling: Sampling,
+        uniforms: np.ndarray,
+        tree: Tree,
+    ) -> tuple[list[int], int]:
+        """Likewise `verify_tree`, for one row: path, [0] if nothing is accepted, and token."""
+        given = _batch_of_one(guesses, logits, q, sampling, uniforms)
+        path, accepted, next_token = _verify_tree(self, *given, tree)
+        return np.asarray(path)[0, : int(accepted[0]) + 1].tolist(), int(next_token[0])
 
     @abc.abstractmethod
     def acceptance(self, logits: Array, q: Array, sampling: Sampling) -> Array:
@@ -99,6 +149,23 @@ class Rule(abc.ABC):
         `by_guess` must have it.
         """
         raise NotImplementedError(f"{type(self).__name__} does not tell the chances of guesses.")
+
+
+_verify = jax.jit(lambda rule, *given: rule.verify(*given))
+_verify_tree = jax.jit(lambda rule, *given: rule.verify_tree(*given))
+
+
+def _batch_of_one(
+    guesses: list[int],
+    logits: np.ndarray,
+    q: np.ndarray | None,
+    sampling: Sampling,
+    uniforms: np.ndarray,
+) -> tuple[np.ndarray, np.ndarray, np.ndarray | None, Sampling, np.ndarray]:
+    """The arguments of `Rule.verify` for a single row."""
+    wide = None if q is None else q[None].astype(np.float32)
+    logits, uniforms = (x[None].astype(np.float32) for x in (logits, uniforms))
+    return np.array([guesses], np.int32), logits, wide, sampling, uniforms
 
 
 def _parted(rule: Rule) -> tuple[list[Any], tuple[tuple[str, ...], tuple[tuple[str, Any], ...]]]:
@@ -315,7 +382,7 @@ def select(
     return rule if simulated_alpha is None else Simulated(simulated_alpha, rule)
 
 
-def near_best(logits: Array, lenience: Any) -> Array:
+def near_best(logits: Array, lenience: float | Array) -> Array:
     """Whether p(x) >= l max p, from differences of logits: [..., V] -> [..., V] bool."""
     least = jnp.log(of_rows(lenience, logits.ndim))
     return logits - logits.max(axis=-1, keepdims=True) >= least
@@ -352,7 +419,7 @@ def verify(
     q: Array,
     accept_uniform: Array,
     correct_uniform: Array,
-    lenience: Any = 1.0,
+    lenience: float | Array = 1.0,
 ) -> tuple[Array, Array]:
     """Lines 3 to 5 of Algorithm 1 for a batch of rows, with standardised p [B, G + 1, V].
 

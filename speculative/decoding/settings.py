@@ -217,7 +217,7 @@ class Output:
     lengths: Rows  # Tokens emitted, the end-of-sequence token included.
     target_calls: Rows  # Passes of the target while the row was unfinished.
     drafted: Rows  # Guesses proposed.
-    by_position: Array  # [B, gamma, 2] int32, of `tested` and `accepted`, by position in a step.
+    by_position: Array  # [B, gamma, 2] int32, of `tested` and `accepted`, by depth in a step.
     finite: Flags  # Whether the target's logits were finite.
     fault: Rows  # The draft's first one, in `drafts.base.FAULTS`; 0 where there is none.
     logprobs: Array  # [B, longest] float32 of `sampling.log_probabilities`; [B, 0] if not kept.

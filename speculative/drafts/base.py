@@ -1,31 +1,54 @@
 """The interface of drafts: start, propose, commit."""
 
 import abc
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax.numpy as jnp
 from jax import Array
 
-from speculative.models.interface import Started
+from speculative.models.interface import Chunk, Started
 from speculative.processors import History
 from speculative.sampling import Sampling, argmax, categorical, greatest, standardise
-from speculative.types import Guesses, Inputs, PyTree, Rows
+from speculative.tree import Tree
+from speculative.types import Guesses, Inputs, PyTree, Rows, State
 
 
 class Proposal(NamedTuple):
     """Guesses, the distributions q that they were drawn from, and the state after guessing.
 
-    q is standardised, [B, G, V], or None for deterministic proposals (one-hot q).
+    q is standardised, [B, G, V], or None for deterministic proposals (one-hot q). Guesses are a
+    chain, each after the one before it, unless there is a `tree` that names their parents.
     """
 
     guesses: Guesses
     q: Array | None
-    state: Any
+    state: State
+    tree: Tree | None = None
+    path: Array | None = None  # See `along`.
+
+    def chunk(self, last: Rows) -> Chunk:
+        """What the target reads of `last` [B], the newest token of each row, and the guesses."""
+        tokens = jnp.concatenate([last[:, None], self.guesses], axis=1)
+        if self.tree is None:
+            return Chunk(tokens)
+        positions, mask = jnp.asarray(self.tree.depths), jnp.asarray(self.tree.mask)
+        return Chunk(tokens, positions[None], mask[None])
+
+    def along(self, path: Array) -> "Proposal":
+        """The guesses of a tree on a path, [B, D + 1] places from that of `last` on, as a chain."""
+        at = jnp.maximum(path[:, 1:] - 1, 0)
+        q = None if self.q is None else jnp.take_along_axis(self.q, at[..., None], axis=1)
+        return Proposal(jnp.take_along_axis(self.guesses, at, axis=1), q, self.state, path=path)
 
 
 def require_shapes(proposal: Proposal, batch: int, gamma: int, vocab_size: int) -> None:
     """Raises ValueError unless guesses are integers [B, G], and q, if there is one, [B, G, V]."""
-    guesses, q = proposal.guesses, proposal.q
+    guesses, q, tree = proposal.guesses, proposal.q, proposal.tree
+    if tree is not None and len(tree.parents) != gamma:
+        raise ValueError(
+            f"The draft proposed a tree of {len(tree.parents)} guesses; it must name the parents "
+            f"of {gamma}, gamma."
+        )
     if guesses.shape != (batch, gamma) or not jnp.issubdtype(guesses.dtype, jnp.integer):
         raise ValueError(
             f"The draft proposed guesses of shape {guesses.shape} and type {guesses.dtype}; they "
@@ -105,7 +128,6 @@ class Draft(abc.ABC):
     Decoding is exact for any draft that draws each guess from the q it reports, given the text so
     far; better guesses only make it faster. The loop refuses drafts that break this contract
     (`fault_of`), and `Pair.check` tells where they do.
-
     """
 
     @property
@@ -119,7 +141,7 @@ class Draft(abc.ABC):
         return 0
 
     @abc.abstractmethod
-    def start(self, params: PyTree, inputs: Inputs, cache_length: int, target: Started) -> Any:
+    def start(self, params: PyTree, inputs: Inputs, cache_length: int, target: Started) -> State:
         """The state before the first token, for inputs [B, S].
 
         `target` holds the target's first state and the hidden states of `layers`. The first axis of
@@ -130,7 +152,7 @@ class Draft(abc.ABC):
     def propose(
         self,
         params: PyTree,
-        state: Any,
+        state: State,
         last: Rows,
         uniforms: Array,
         sampling: Sampling,
@@ -144,14 +166,19 @@ class Draft(abc.ABC):
         token at which the running sum of q exceeds the number. `history` is the text so far where
         there are logits processors: a draft that hands it to `guess` has them change its q as they
         change p; others guess without them.
+
+        Guesses may be a tree (`Proposal.tree`), of which each guess has a q of its own, given the
+        text and the guesses on its path. The rule must be one that verifies trees.
         """
 
     @abc.abstractmethod
     def commit(
         self, params: PyTree, proposal: Proposal, accepted: Rows, hidden: dict[str, Array]
-    ) -> Any:
+    ) -> State:
         """The state after the target has accepted the first `accepted` [B] guesses.
 
         `hidden` are the target's hidden states [B, G + 1, D], by layer, where it read `last` and
-        the guesses; the first `accepted` + 1 positions hold tokens that stay.
+        the guesses; the first `accepted` + 1 positions hold tokens that stay. Of a tree, proposal
+        and hidden states are those along the path that was accepted (`Proposal.along`): its guesses
+        are a chain, and `Proposal.path` tells where they stood in the chunk, as for `Model.keep`.
         """

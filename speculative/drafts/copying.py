@@ -22,21 +22,14 @@ class TextSoFar:
     tokens: Array  # [B, longest + S + T]: `longest` fillers of -1, the text, and stale tokens.
     ends: Rows  # The index of each row's next token.
 
+    def extended(self, tokens: Array) -> "TextSoFar":
+        """With tokens [B, N] appended to each row."""
+        written = write_rows(self.tokens, tokens, self.ends, axis=1)
+        return TextSoFar(written, self.ends + tokens.shape[1])
 
-def append(text: TextSoFar, tokens: Rows) -> TextSoFar:
-    """Appends one token [B] to the text of each row."""
-    return extend(text, tokens[:, None])
-
-
-def extend(text: TextSoFar, tokens: Array) -> TextSoFar:
-    """Appends several tokens [B, N] to the text of each row."""
-    written = write_rows(text.tokens, tokens, text.ends, axis=1)
-    return TextSoFar(written, text.ends + tokens.shape[1])
-
-
-def rewind(text: TextSoFar, count: Rows) -> TextSoFar:
-    """Removes the last `count` [B] tokens of each row, without copying or clearing."""
-    return TextSoFar(text.tokens, text.ends - count)
+    def rewound(self, count: Rows) -> "TextSoFar":
+        """Without the last `count` [B] tokens of each row, neither copied nor cleared."""
+        return TextSoFar(self.tokens, self.ends - count)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -101,9 +94,9 @@ class CopyDraft(Draft):
 
         def copy(text: TextSoFar, _: None) -> tuple[TextSoFar, Rows]:
             token = self.following(text, vocab_size)[0]
-            return append(text, token), token
+            return text.extended(token[:, None]), token
 
-        text, guesses = lax.scan(copy, append(state, last), length=uniforms.shape[1])
+        text, guesses = lax.scan(copy, state.extended(last[:, None]), length=uniforms.shape[1])
         return Proposal(guesses.T, None, text)
 
     def sure(
@@ -114,14 +107,14 @@ class CopyDraft(Draft):
         At temperature 0 three tokens of a language model's text tell, and six of an
         encoder-decoder's, by recorded guesses of the shipped models; above it, all compared ones.
         """
-        matched = self.following(append(state, last), vocab_size)[1]
+        matched = self.following(state.extended(last[:, None]), vocab_size)[1]
         fewer = min(3 if self.decoder_only else 6, self.longest)
         return matched >= jnp.where(sampling.cold(1), fewer, self.longest)
 
     def follow(self, params, state, last, guesses) -> TextSoFar:
         """The state of a proposal of these guesses."""
-        return extend(state, jnp.concatenate([last[:, None], guesses], axis=1))
+        return state.extended(jnp.concatenate([last[:, None], guesses], axis=1))
 
     def commit(self, params, proposal, accepted, hidden) -> TextSoFar:
         """Removes the rejected guesses."""
-        return rewind(proposal.state, proposal.guesses.shape[1] - accepted)
+        return proposal.state.rewound(proposal.guesses.shape[1] - accepted)

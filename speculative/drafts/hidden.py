@@ -1,7 +1,6 @@
 """A small model as a draft that reads the target's hidden states (EAGLE, arXiv 2401.15077)."""
 
 import dataclasses
-from typing import Any
 
 import jax.numpy as jnp
 from flax import struct
@@ -10,7 +9,7 @@ from jax import Array
 from speculative.drafts.base import Draft, Proposal
 from speculative.drafts.transformer import TransformerDraft, guess_on
 from speculative.models import FlaxModel
-from speculative.types import Logits, Rows
+from speculative.types import Logits, Rows, State
 
 
 @struct.dataclass
@@ -20,7 +19,7 @@ class HiddenDraftState:
     Every token was read with the target's hidden states of the position before it.
     """
 
-    model: Any
+    model: State
     hidden: Array  # [B, 1, F] the target's, of the newest token's predecessor; 0 before the first.
 
 
@@ -65,13 +64,14 @@ class HiddenDraft(Draft):
         """Gamma steps of width 1."""
         logits, model, own = self.model.read_on(params, state.model, last[:, None], state.hidden)
 
-        def read(state: tuple[Any, Array], newest: Rows) -> tuple[Logits, tuple[Any, Array]]:
+        def read(state: tuple[State, Array], newest: Rows) -> tuple[Logits, tuple[State, Array]]:
             model, own = state
             logits, model, own = self.model.read_on(params, model, newest[:, None], own=own)
             return logits, (model, own)
 
-        given = uniforms, sampling, vocab_size, history
-        guesses, q, (model, _) = guess_on(self.model, logits, (model, own), read, *given)
+        guesses, q, (model, _) = guess_on(
+            self.model, logits, (model, own), read, uniforms, sampling, vocab_size, history
+        )
         model = self.model.rewind(model, state.model.lengths)
         return Proposal(guesses, q, (HiddenDraftState(model, state.hidden), last))
 
@@ -85,10 +85,9 @@ class HiddenDraft(Draft):
     def commit(self, params, proposal, accepted, hidden) -> HiddenDraftState:
         """Reads what the target has read, with the target's hidden states."""
         before, last = proposal.state
-        chunk = jnp.concatenate([last[:, None], proposal.guesses], axis=1)
         of_target = self._of_target(hidden)
         behind = jnp.concatenate([before.hidden, of_target[:, :-1]], axis=1)
-        model = self.model.read_on(params, before.model, chunk, behind)[1]
+        model = self.model.read_on(params, before.model, proposal.chunk(last).tokens, behind)[1]
         model = self.model.rewind(model, before.model.lengths + accepted + 1)
         newest = jnp.take_along_axis(of_target, accepted[:, None, None], axis=1)
         return HiddenDraftState(model, newest)

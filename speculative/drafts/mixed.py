@@ -1,7 +1,6 @@
 """A model and the text itself as one draft: a step copies where the text goes on as before."""
 
 import dataclasses
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -13,14 +12,15 @@ from speculative.drafts.copying import CopyDraft
 from speculative.drafts.hidden import HiddenDraft
 from speculative.drafts.suffix import SuffixDraft
 from speculative.drafts.transformer import TransformerDraft
+from speculative.types import State
 
 
 @struct.dataclass
 class MixedState:
     """The states of both drafts, which have read the same text."""
 
-    model: Any
-    lookup: Any
+    model: State
+    lookup: State
 
 
 @dataclasses.dataclass(frozen=True)
@@ -67,7 +67,7 @@ class MixedDraft(Draft):
             return found.guesses, q, MixedState(model, found.state)
 
         def ask() -> tuple[Array, Array | None, MixedState]:
-            guesses, q, model = self.model.propose(of_model, state.model, *given, history)
+            guesses, q, model, *_ = self.model.propose(of_model, state.model, *given, history)
             if len(last) > 1:  # Beside rows that ask there may be rows that look up.
                 found, certain, _ = look_up()
                 guesses = jnp.where(known[:, None], found, guesses)

@@ -16,7 +16,7 @@ import numpy as np
 from jax import Array, lax
 
 from speculative.drafts.base import Draft, Proposal
-from speculative.drafts.copying import CopyDraft, TextSoFar, append, extend, rewind
+from speculative.drafts.copying import CopyDraft, TextSoFar
 from speculative.drafts.tables import COMMAND, FileKind
 from speculative.sampling import Sampling
 from speculative.types import PAD_ID, Flags, PyTree, Rows
@@ -29,7 +29,7 @@ ROOT = 0  # The state of the empty text.
 
 # Source and output; the automaton's state [B], of their longest suffix that past outputs continue.
 # A proposal has states [G + 1, B], before the guesses and after each of them.
-State = tuple[TextSoFar, Array]
+SuffixState = tuple[TextSoFar, Array]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -42,7 +42,7 @@ class SuffixDraft(Draft):
 
     decoder_only: bool = False
 
-    def start(self, params, inputs, cache_length, target) -> State:
+    def start(self, params, inputs, cache_length, target) -> SuffixState:
         """Follows a prompt up to its last token; a source is no output."""
         text = CopyDraft(self.decoder_only).start(params, inputs, cache_length, target)
         states = jnp.full(inputs.shape[0], ROOT, jnp.int32)
@@ -74,21 +74,21 @@ class SuffixDraft(Draft):
             past = (matched < enough) | ((matched < if_sure) & params["sure"][states])
             token = jnp.where(past, params["guesses"][states], copied)
             states = follow(params, states, token)
-            return (append(text, token), states), (token, states)
+            return (text.extended(token[:, None]), states), (token, states)
 
         first = follow(params, state[1], last)
         (text, _), (guesses, states) = lax.scan(
-            follow_guess, (append(state[0], last), first), length=uniforms.shape[1]
+            follow_guess, (state[0].extended(last[:, None]), first), length=uniforms.shape[1]
         )
         return Proposal(guesses.T, None, (text, jnp.concatenate([first[None], states])))
 
     def sure(
-        self, params: PyTree, state: State, last: Rows, vocab_size: int, sampling: Sampling
+        self, params: PyTree, state: SuffixState, last: Rows, vocab_size: int, sampling: Sampling
     ) -> Flags:
         """As of `CopyDraft`: past outputs are right less often than a trained model."""
         return CopyDraft(self.decoder_only).sure((), state[0], last, vocab_size, sampling)
 
-    def follow(self, params, state, last, guesses) -> State:
+    def follow(self, params, state, last, guesses) -> SuffixState:
         """The state of a proposal of these guesses."""
         text, states = state
         new = jnp.concatenate([last[:, None], guesses], axis=1)
@@ -97,13 +97,13 @@ class SuffixDraft(Draft):
             states = follow(params, states, tokens)
             return states, states
 
-        return extend(text, new), lax.scan(read, states, new.T)[1]
+        return text.extended(new), lax.scan(read, states, new.T)[1]
 
-    def commit(self, params, proposal, accepted, hidden) -> State:
+    def commit(self, params, proposal, accepted, hidden) -> SuffixState:
         """Removes the rejected guesses, and takes the automaton's state before them."""
         text, states = proposal.state
         kept = jnp.take_along_axis(states, accepted[None], axis=0)[0]
-        return rewind(text, proposal.guesses.shape[1] - accepted), kept
+        return text.rewound(proposal.guesses.shape[1] - accepted), kept
 
 
 def follow(params: PyTree, states: Rows, tokens: Rows) -> Rows:

@@ -15,27 +15,27 @@ from speculative.drafts.base import Draft, Proposal, guess
 from speculative.models.interface import Chunk, Model
 from speculative.processors import History
 from speculative.sampling import Sampling
-from speculative.types import Guesses, Logits, PyTree, Rows
+from speculative.types import Guesses, Logits, PyTree, Rows, State
 
 
 @struct.dataclass
 class TransformerDraftState:
     """The state of a draft's model, and the one guess that it may not have read."""
 
-    model: Any
+    model: State
     unseen: Rows  # The last guess if all were accepted, which the next proposal feeds; else -1.
 
 
 def guess_on(
     model: Model,
     logits: Logits,
-    state: Any,
-    read: Callable[[Any, Rows], tuple[Logits, Any]],
+    state: State,
+    read: Callable[[State, Rows], tuple[Logits, State]],
     uniforms: Array,
     sampling: Sampling,
     vocab_size: int,
     history: History | None,
-) -> tuple[Guesses, Array | None, Any]:
+) -> tuple[Guesses, Array | None, State]:
     """Guesses [B, G] and their q, the first from logits [B, 1, V]; and the state after `read`.
 
     `read` appends a guess to a state and gives the logits after it; the last guess is not read.
@@ -53,7 +53,7 @@ def guess_on(
         token = look_up(jnp.asarray(tokens)[:, None], place)[:, 0]
         return jnp.where(place < 0, -1, token), q
 
-    def step(carry: tuple[Any, Array, History | None], uniform: Array) -> Any:
+    def step(carry: tuple[State, Array, History | None], uniform: Array) -> Any:
         state, newest, history = carry
         history = history and history.followed_by(newest)
         logits, state = read(state, newest)
@@ -114,11 +114,12 @@ class TransformerDraft(Draft):
         """One step of width 2, which reads `unseen` too, then gamma - 1 steps of width 1."""
         logits, model = self._catch_up(params, state, last)
 
-        def read(model: Any, newest: Array) -> tuple[Array, Any]:
+        def read(model: State, newest: Array) -> tuple[Array, State]:
             return self.model.extend(params, model, Chunk(newest[:, None]))[:2]
 
-        given = uniforms, sampling, vocab_size, history
-        guesses, q, model = guess_on(self.model, logits, model, read, *given)
+        guesses, q, model = guess_on(
+            self.model, logits, model, read, uniforms, sampling, vocab_size, history
+        )
         return Proposal(guesses, q, TransformerDraftState(model, guesses[:, -1]))
 
     def follow(self, params, state, last, guesses) -> TransformerDraftState:
@@ -130,7 +131,7 @@ class TransformerDraft(Draft):
 
     def _catch_up(
         self, params: PyTree, state: TransformerDraftState, last: Rows
-    ) -> tuple[Logits, Any]:
+    ) -> tuple[Logits, State]:
         """The logits after `last`, and the model's state that has read it."""
         caught_up = state.unseen < 0
         # A row without an unseen guess feeds `last` and a filler, whose cache entry is masked.

@@ -1,19 +1,19 @@
 """Tokens at random: the worst draft, and exact all the same."""
 
 import dataclasses
-from typing import Any
 
 import jax.numpy as jnp
 
 from speculative.drafts.base import Draft, Proposal
 from speculative.sampling import categorical
+from speculative.types import State
 
 
 @dataclasses.dataclass(frozen=True)
 class UniformDraft(Draft):
     """Guesses every token with equal probability; it has no parameters and no state."""
 
-    def start(self, params, inputs, cache_length, target) -> Any:
+    def start(self, params, inputs, cache_length, target) -> State:
         """The empty state."""
         return ()
 
@@ -24,6 +24,6 @@ class UniformDraft(Draft):
         q = jnp.full((*uniforms.shape, vocab_size), 1.0 / vocab_size, jnp.float32)
         return Proposal(categorical(q, uniforms), q, state)
 
-    def commit(self, params, proposal, accepted, hidden) -> Any:
+    def commit(self, params, proposal, accepted, hidden) -> State:
         """The empty state."""
         return proposal.state

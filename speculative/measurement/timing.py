@@ -222,7 +222,7 @@ def timed_calls(
     return kinds
 
 
-@functools.partial(Program, static_argnums=0)
+@Program
 def _steps(models: Models, params: Params, progress: Progress, config: Decoding) -> Progress:
     """Decoding steps, each at the position of the first, with the token of the step before."""
     numbers = jax.eval_shape(lambda: config.draws(0, jnp.arange(len(progress.last))))

@@ -22,8 +22,9 @@ from jax import Array
 from numpy.typing import NDArray
 
 from speculative.measurement import goodness, teacher_forced
-from speculative.measurement.exactness import NEAR_TIES
+from speculative.measurement.exactness import rounding
 from speculative.measurement.goodness import GTest
+from speculative.models import Config
 from speculative.models.interface import Model
 from speculative.pair import SOURCE_LENGTHS, Pair, padded
 from speculative.progress import OnProgress
@@ -210,6 +211,7 @@ class _Scores(NamedTuple):
     entropy: Array  # Of the distribution, in nats.
     variance: Array  # Of -ln p there.
     margin: Array  # The best logit, or the least that top-k and top-p keep, less its own.
+    largest: Array  # Magnitude of a logit.
     first: Array  # [B, V] the distribution of the first token.
 
 
@@ -234,7 +236,8 @@ def _score(
     variance = (p * (surprise - entropy[..., None]) ** 2).sum(axis=-1)
     least = jnp.where(p > 0, logits, jnp.inf).min(axis=-1)
     margin = least - jnp.take_along_axis(logits, chosen, axis=-1)[..., 0]
-    return _Scores(below, own, entropy, variance, margin, p[:, 0])
+    largest = jnp.abs(jnp.where(jnp.isfinite(logits), logits, 0.0)).max(axis=-1)
+    return _Scores(below, own, entropy, variance, margin, largest, p[:, 0])
 
 
 def require_enough(samples: Sequence[Sample], sampling: Sampling) -> None:
@@ -262,14 +265,13 @@ def audit(
     from the target's by them: rounding in another dtype is no fault of its sampler. `seed` is of
     the randomised transform.
     """
-    tolerance = NEAR_TIES[pair.target.config.dtype]
     rng = np.random.default_rng(seed)
     found = _Findings()
     done = 0
     for batch, rows in _batches(pair, samples):
         on_progress("scoring", done / len(samples))
         done += len(batch)
-        found.add(batch, _scores(pair, batch, rows, sampling), tolerance, rng)
+        found.add(batch, _scores(pair, batch, rows, sampling), pair.target.config, rng)
     found.impossible.sort()
     count = sum(len(sample.tokens) for sample in samples)
     common = len(samples), len({sample.source for sample in samples}), count
@@ -297,17 +299,17 @@ class _Findings:
         self._first: dict[Any, tuple[NDArray[np.float32], list[int]]] = {}
 
     def add(
-        self, batch: Sequence[Sample], scores: _Scores, tolerance: float, rng: np.random.Generator
+        self, batch: Sequence[Sample], scores: _Scores, config: Config, rng: np.random.Generator
     ) -> None:
         """Adds a batch of texts, whose rows come first in `scores`."""
         rows = len(batch)
-        below, own, entropy, variance, margin = (
+        below, own, entropy, variance, margin, largest = (
             np.asarray(x[:rows], np.float64) for x in scores[:-1]
         )
         positions = np.arange(own.shape[1])
         there = positions < np.array([[len(sample.tokens)] for sample in batch])
         inside = there & (own > 0)
-        edge = there & ~inside & (margin <= tolerance)
+        edge = there & ~inside & (margin <= rounding(largest, config.dtype, config.decoder_layers))
         self.edges += int(edge.sum())
         for row, position in np.argwhere(there & ~inside & ~edge):
             self.impossible.append((batch[row].number, int(position) + 1))

@@ -164,9 +164,9 @@ class _Setting:
             return alpha.acceptances.lower(models, params, source, *given)
         draws = _placed(jax.eval_shape(lambda: config.draws(0, np.arange(1))), self.device)
         if program in (LOOP, SPECULATIVE_LOOP):
-            return loop.decode.lower(models, params, source, draws, config, device=self.device)
+            return loop.decode.on(models, self.device).lower(models, params, source, draws, config)
         begun = _placed(self.begun(), self.device)
-        return loop.one_step.lower(models, params, begun, draws, config, device=self.device)
+        return loop.one_step.on(models, self.device).lower(models, params, begun, draws, config)
 
 
 class Compiler:

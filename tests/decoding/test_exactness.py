@@ -11,6 +11,7 @@ Seeds are fixed; a correct program would fail any check here with probability 1e
 
 import dataclasses
 import functools
+import itertools
 from collections import Counter
 from collections.abc import Callable
 from typing import Any
@@ -35,12 +36,13 @@ from speculative.drafts import (
     count_ngrams,
     ngram_params,
 )
+from speculative.measurement import teacher_forced
 from speculative.models import T5, T5Config
 from speculative.models.interface import Extended
 from speculative.models.reads import Reads
 from speculative.sampling import Sampling, categorical
 from speculative.types import PyTree
-from tests import ngrams, numpy_models, saved, toy
+from tests import ngrams, numpy_models, saved, tiny, toy
 
 OPTIMIZED = pytest.mark.usefixtures("optimized")
 
@@ -182,9 +184,23 @@ def t5_params() -> PyTree:
     return params
 
 
+def of_t5_alone(target: T5, params: PyTree) -> toy.Probabilities:
+    """The distribution of the outputs of a T5 of four tokens, by its passes over whole texts."""
+    texts = np.array([*itertools.product(range(toy.VOCABULARY), repeat=OF_T5.max_length)])
+    sources = np.tile(np.array([2, 3], np.int32), (len(texts), 1))
+    logits = np.asarray(teacher_forced.logits(target, params, sources, texts))
+    places = toy.VOCABULARY ** np.arange(OF_T5.max_length)[::-1]
+
+    def next_token(prefix: tuple[int, ...]) -> np.ndarray:
+        text = int(np.array(prefix, int) @ places[: len(prefix)])
+        return toy.standardise(logits[text, len(prefix), : toy.VOCABULARY], OF_T5.sampling)
+
+    return toy.enumerated(next_token, OF_T5.max_length)
+
+
 @functools.cache
 def of_t5() -> toy.Probabilities:
-    """The distribution of the outputs of a T5 of four tokens, by float64 T5."""
+    """Likewise by float64 T5."""
 
     def next_token(prefix: tuple[int, ...]) -> np.ndarray:
         fed = np.array([0, *prefix])
@@ -194,21 +210,38 @@ def of_t5() -> toy.Probabilities:
     return toy.enumerated(next_token, OF_T5.max_length)
 
 
-@pytest.mark.parametrize("rule", [rules.Token(), rules.Block()], ids=str)
-@pytest.mark.parametrize("mixed", [False, True], ids=["alone", "mixed"])
-def test_a_draft_that_reads_hidden_states_is_exact(mixed: bool, rule: rules.Rule) -> None:
+@pytest.mark.parametrize(
+    ("mixed", "rule", "dtype"),
+    [
+        (False, rules.Token(), "float32"),
+        (False, rules.Block(), "float32"),
+        (True, rules.Token(), "float32"),
+        (True, rules.Block(), "float32"),
+        (False, rules.Token(), "bfloat16"),
+        (True, rules.Block(), "bfloat16"),
+    ],
+    ids=str,
+)
+def test_a_draft_that_reads_hidden_states_is_exact(
+    mixed: bool, rule: rules.Rule, dtype: str
+) -> None:
     config = dataclasses.replace(OF_T5, rule=rule)
-    of_draft: PyTree = prepack(saved.random(READS_IT.config, 10))
-    draft: Draft = HiddenDraft(READS_IT)
+    target, reads_it = (tiny.in_dtype(model, dtype) for model in (SMALL_T5, READS_IT))
+    of_target, of_draft = (
+        prepack(tiny.rounded(stored, dtype))
+        for stored in (t5_params(), saved.random(READS_IT.config, 10))
+    )
+    draft: Draft = HiddenDraft(reads_it)
     if mixed:  # It copies after a token that stood before, which the model reads too.
-        draft, of_draft = MixedDraft(HiddenDraft(READS_IT), CopyDraft(longest=1)), (of_draft, ())
-    params = Params(prepack(t5_params()), of_draft)
+        draft, of_draft = MixedDraft(HiddenDraft(reads_it), CopyDraft(longest=1)), (of_draft, ())
+    params = Params(of_target, of_draft)
     sources = jax.device_put(np.tile(np.array([2, 3], np.int32), (FEWER, 1)))
     numbers = config.draws(5, np.arange(FEWER))
-    found = fast.generate(SMALL_T5, draft, params, sources, numbers, config)
+    found = fast.generate(target, draft, params, sources, numbers, config)
     found = jax.tree.map(np.asarray, found)
     assert 0.1 < found.accepted.sum() / found.drafted.sum() < 0.95
-    assert toy.p_value(outputs(found), of_t5()) > THRESHOLD
+    law = of_t5() if dtype == "float32" else of_t5_alone(target, params.target)
+    assert toy.p_value(outputs(found), law) > THRESHOLD
 
 
 @pytest.mark.parametrize("sampling", SAMPLINGS)

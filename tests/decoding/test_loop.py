@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+import types
 from collections.abc import Callable
 from typing import Any
 
@@ -24,6 +25,7 @@ from speculative.drafts import (
     count_ngrams,
     ngram_params,
 )
+from speculative.measurement.exactness import compare_greedy
 from speculative.ragged import write_rows
 from speculative.sampling import Sampling
 from speculative.types import PyTree
@@ -124,6 +126,27 @@ def test_at_temperature_0_the_output_is_the_autoregressive_one(
     assert output.finite.all()
 
 
+@pytest.mark.parametrize("layout", [prepack, lambda params: params], ids=["kernels", "XLA"])
+def test_greedy_outputs_in_bfloat16_are_the_targets_own(layout: Callable[..., PyTree]) -> None:
+    """By our kernels token for token; by others but for near ties."""
+    target = tiny.in_dtype(tiny.TARGET, "bfloat16")
+    stored = tiny.stored_params(), tiny.near(tiny.stored_params())
+    params, of_draft = (layout(tiny.rounded(one, "bfloat16")) for one in stored)
+    given: dict[str, Any] = {"target": target, "params": params, "inputs": tiny.sources(32)}
+    found = decode(TransformerDraft(target), of_draft, greedy(4), **given)
+    alone = decode(None, (), greedy(0), **given)
+    assert found.finite.all() and 0 < found.accepted.sum() < found.tested.sum()
+    differing = np.flatnonzero((found.tokens != alone.tokens).any(axis=1))
+    assert layout is not prepack or not len(differing)
+    vocabulary = types.SimpleNamespace(size=tiny.VOCABULARY)
+    pair: Any = types.SimpleNamespace(target=target, params=Params(params), vocabulary=vocabulary)
+    for row in differing:
+        texts = [x.tokens[row, : x.lengths[row]].tolist() for x in (alone, found)]
+        source = jnp.asarray(given["inputs"][row : row + 1])
+        difference = compare_greedy(pair, source, texts[0], texts[1], "bfloat16")
+        assert difference is not None and difference.near_tie
+
+
 @pytest.mark.parametrize("gamma", [1, 4, 7, None])
 def test_a_target_that_drafts_for_itself_is_always_accepted(gamma: int | None) -> None:
     """With all guesses accepted: a draft that had not read its last guess would go wrong."""
@@ -151,7 +174,7 @@ def check_stream(output: Output, steps: list[Step], config: Decoding) -> None:
             standing = min(int(step.accepted[row]), len(emitted))
             assert emitted[:standing] == step.guesses[row, :standing].tolist()
             accepted += standing
-            tested += standing + (standing < config.gamma and standing < len(emitted))
+            tested += standing + (standing < step.guesses.shape[1] and standing < len(emitted))
             ended = emitted[-1] == config.eos_id or len(tokens) == config.max_length
             assert step.finished[row] == ended
         length = output.lengths[row]

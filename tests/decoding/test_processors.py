@@ -8,6 +8,7 @@ package. Seeds are fixed; a correct program would fail any check here with proba
 import dataclasses
 from collections import Counter, defaultdict
 from collections.abc import Callable
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -153,7 +154,7 @@ def test_the_reference_loop_says_the_same(kind: str, rule: str, sampling: Sampli
 def test_a_text_that_lags_behind_the_block_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     """Planted: all of a block is processed as if it came after the text before the block."""
 
-    def lagging(self: History, logits: Array, guesses: Array) -> Array:
+    def lagging(self: History, logits: Array, *_: Any) -> Array:
         return jax.vmap(self.process, in_axes=1, out_axes=1)(logits)
 
     monkeypatch.setattr(History, "process_block", lagging)

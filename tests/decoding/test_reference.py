@@ -7,6 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from speculative.backends import prepack
 from speculative.decoding import Decoding, Params, reference, rules
 from speculative.decoding import loop as fast
 from speculative.decoding.loop import Model
@@ -58,11 +59,14 @@ def test_on_toy_models(draft: Draft, table: Callable[[], np.ndarray], sampling: 
         check_same_tokens(TOY, draft, params, inputs, config, seed)
 
 
-def test_on_t5() -> None:
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_on_t5(dtype: str) -> None:
     config = Decoding(tiny.VOCABULARY, Sampling(1.0), gamma=4, max_length=40, eos_id=7)
-    params = Params(tiny.target_params(), tiny.near_params())
-    draft = TransformerDraft(tiny.TARGET)
-    traces = check_same_tokens(tiny.TARGET, draft, params, tiny.sources(ROWS), config, seed=0)
+    stored = tiny.stored_params(), tiny.near(tiny.stored_params())
+    params = Params(*(prepack(tiny.rounded(one, dtype)) for one in stored))
+    model = tiny.in_dtype(tiny.TARGET, dtype)
+    draft = TransformerDraft(model)
+    traces = check_same_tokens(model, draft, params, tiny.sources(ROWS), config, seed=0)
     steps = [step for trace in traces for step in trace.steps]
     assert 0 < sum(step.accepted for step in steps) < 4 * len(steps)
 

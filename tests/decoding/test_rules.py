@@ -258,6 +258,20 @@ def test_a_rule_is_its_float64_reference(
     np.testing.assert_array_equal(np.stack(got, axis=1), want)
 
 
+@pytest.mark.parametrize("deterministic", [False, True])
+@pytest.mark.parametrize("kind", [Token, Block])
+def test_a_rule_without_a_twin_is_asked_for_its_device_form(
+    kind: type[Rule], deterministic: bool
+) -> None:
+    single = type("Single", (kind,), {"verify_reference": Rule.verify_reference})()
+    guesses, p, q, _, _ = random_case(8, 20, 4)
+    logits, uniforms = np.log(np.maximum(p, 1e-30)), np.random.default_rng(0).random((20, 5, 3))
+    for row in range(20):
+        own = None if deterministic else q[row].astype(np.float64)
+        given = guesses[row].tolist(), logits[row], own, Sampling(), uniforms[row]
+        assert single.verify_reference(*given) == kind().verify_reference(*given)
+
+
 @pytest.mark.parametrize("rule", [Token(), Token(0.3), Block()])
 def test_no_guess_is_accepted_from_minus_one_on(rule: Rule) -> None:
     """At T = 0 the result is the reference's without the guesses from a -1 on."""

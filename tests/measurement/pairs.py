@@ -17,7 +17,7 @@ SOURCE = jnp.ones((1, 1), jnp.int32)
 class Target(toy.MarkovModel):
     """The toy with what an audit asks of a target's configuration."""
 
-    config: ClassVar[Any] = types.SimpleNamespace(dtype="float32")
+    config: ClassVar[Any] = types.SimpleNamespace(dtype="float32", decoder_layers=1)
 
 
 MODEL_DRAFT = TransformerDraft(toy.MarkovModel())
