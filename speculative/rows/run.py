@@ -68,17 +68,24 @@ def run_row(
     count = len(work.sources)
     on_progress("compiling", 0)
     lengths = [example.lengths[0] for example in kept]
-    lengths += [int(work.decode(number, 0)[0].lengths[0]) for number in range(min(4, count))]
-    with ThreadPoolExecutor(1) as pool:  # Programs are compiled in parallel.
-        compiled = pool.submit(work.decode, 0, gamma)
-        meter = work.meter((gamma,), lengths)
-        compiled.result()
+
+    def scored() -> bool:
+        """Whether alpha has been measured on as many tokens as it is asked for."""
+        return sum(len(example.betas) for example in kept) >= config.alpha_tokens
+
+    with ThreadPoolExecutor() as pool:  # Programs are compiled in parallel.
+        compiled = [pool.submit(work.decode, 0, gamma)]
+        outputs = [work.decode(number, 0)[0] for number in range(min(4, count))]
+        if not scored():
+            compiled.append(pool.submit(_scores, work, gamma, 0, pair.results(outputs[0])[0].tokens))
+        meter = work.meter((gamma,), [*lengths, *(int(output.lengths[0]) for output in outputs)])
+        for one in compiled:
+            one.result()
     for number in range(count):
         on_progress("decoding", number / count)
         lacking = [i for i in range(config.samples) if (number, i) not in kept]
         for sample in lacking:
-            with_alpha = sample == 0 and sum(len(e.betas) for e in kept) < config.alpha_tokens
-            kept.add(_measure(work, gamma, number, sample, with_alpha))
+            kept.add(_measure(work, gamma, number, sample, sample == 0 and not scored()))
         if lacking:
             meter.tick()
     while meter.turns < TURNS:  # There were few examples left.
@@ -101,14 +108,7 @@ def _measure(work: Workload, gamma: int, number: int, sample: int, with_alpha: b
             seconds[way].append(took)
             results[way] = pair.results(output)[0]
     alone, guessed = results[0], results[1]
-    betas: list[float] = []
-    blocks: list[list[float]] = []
-    if with_alpha and config.simulated_alpha is None:
-        scored = config.sampling, config.max_length
-        betas = alpha_on_target_text(pair, [source], [alone.tokens], *scored, rule)[0].tolist()
-        if not rule.by_guess:
-            given = pair, source, alone.tokens, *scored, (gamma,), (rule, EXACT)
-            blocks = tokens_on_target_text(*given, config.seed + number)[:, 0].tolist()
+    betas, blocks = _scores(work, gamma, number, alone.tokens) if with_alpha else ([], [])
     difference = None
     if config.sampling.greedy and rule.exact:
         difference = compare_greedy(pair, source, alone.tokens, guessed.tokens, work.dtype)
@@ -132,6 +132,22 @@ def _measure(work: Workload, gamma: int, number: int, sample: int, with_alpha: b
         accepted_by_position=guessed.accepted_by_position,
         step_tokens=blocks,
     )
+
+
+def _scores(
+    work: Workload, gamma: int, number: int, tokens: list[int]
+) -> tuple[list[float], list[list[float]]]:
+    """`Example.betas` and `step_tokens` of the target's own output; simulated rows have none."""
+    pair, config, rule, source = work.pair, work.config, work.config.rule, work.source(number)
+    if config.simulated_alpha is not None:
+        return [], []
+    how = config.sampling, config.max_length
+    (betas,) = alpha_on_target_text(pair, [source], [tokens], *how, rule)
+    if rule.by_guess:
+        return betas.tolist(), []
+    both = (gamma,), (rule, EXACT)
+    blocks = tokens_on_target_text(pair, source, tokens, *how, *both, config.seed + number)
+    return betas.tolist(), blocks[:, 0].tolist()
 
 
 def _record(
