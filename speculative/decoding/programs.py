@@ -1,11 +1,13 @@
 """Programs of a pair, compiled with what the compiler of the device needs to be told."""
 
 import functools
+import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Hashable, Sequence
 from typing import Any
 
 import jax
+import numpy as np
 
 from speculative.backends import compiler_options
 
@@ -34,32 +36,45 @@ class Program:
     """A jitted function of a pair's models, a static argument and the first one.
 
     It is `jax.jit` of the function but for the compiler's options, which are those of
-    `backends.compiler_options` where the pair has a draft.
+    `backends.compiler_options` where the pair has a draft, and in that it forgets: of what it has
+    compiled for other models, settings and shapes it keeps the `KEPT` last used.
     """
+
+    KEPT = 24  # The costs of a pair are timed in turns with up to 19 programs (`tune`).
 
     def __init__(self, function: Callable[..., Any], **given: Any) -> None:
         """A program of the function; `given` is what `jax.jit` is given."""
         functools.update_wrapper(self, function)
         self._function, self._given = function, given
-        self._jitted: dict[Any, Any] = {}
+        self._jitted: dict[Hashable, Any] = {}  # The last used one is last.
+        self._lock = threading.Lock()
 
-    def on(self, models: Any, device: Any = None) -> Any:
+    def _of(self, models: Any, given: Sequence[Any], device: Any = None) -> Any:
         """The jitted function for a pair on a device, by default the present one."""
         options = () if models.draft is None else compiler_options(device)
-        if options not in self._jitted:
-            told = {"compiler_options": dict(options)} if options else {}
-            self._jitted[options] = jax.jit(self._function, **told, **self._given)
-        return self._jitted[options]
+        leaves, tree = jax.tree.flatten(given[1:])  # Parameters are as large as their model says.
+        key = options, models, tree, tuple(map(np.shape, leaves))
+        with self._lock:
+            if (jitted := self._jitted.pop(key, None)) is None:
+                # A function of its own, or JAX would keep what it traced for as long as this one.
+                own = functools.wraps(self._function)(lambda *given: self._function(*given))
+                told = {"compiler_options": dict(options)} if options else {}
+                jitted = jax.jit(own, **told, **self._given)
+            self._jitted[key] = jitted
+            if len(self._jitted) > self.KEPT:
+                self._jitted.pop(next(iter(self._jitted))).clear_cache()
+        return jitted
 
     def __call__(self, models: Any, *given: Any) -> Any:
         """Runs the function on the present device."""
-        return self.on(models)(models, *given)
+        return self._of(models, given)(models, *given)
 
     def lower(self, models: Any, *given: Any, device: Any = None) -> Any:
         """What `jax.jit`'s `lower` gives, for a device that may be described only."""
-        return self.on(models, device).lower(models, *given)
+        return self._of(models, given, device).lower(models, *given)
 
     def clear_cache(self) -> None:
         """Forgets what was traced and compiled."""
-        for jitted in self._jitted.values():
-            jitted.clear_cache()
+        with self._lock:
+            while self._jitted:
+                self._jitted.popitem()[1].clear_cache()
