@@ -11,13 +11,15 @@ from typing import Any
 
 import gin
 
-from speculative import checks, gin_files, tasks
+from speculative import checks, gin_files, paper, tasks
 from speculative.checkpoints.checkpoint import DTYPES
 from speculative.decoding import Decoding, Rule, rules
 from speculative.measurement import quality
 from speculative.sampling import Sampling
 from speculative.tasks import Task
 from speculative.types import EOS_ID
+
+RANDOM = "random"  # Instead of a folder of checkpoints: true sizes, random weights.
 
 LARGEST = dict.fromkeys(("num_examples", "alpha_tokens"), 10**9)
 LARGEST |= dict.fromkeys(("max_length", "source_length"), checks.MAX_TOKENS)
@@ -124,6 +126,34 @@ class RowConfig:
         """The effective configuration, as a gin file says it."""
         fields = dataclasses.asdict(self)
         return "".join(f"RowConfig.{name} = {value!r}\n" for name, value in fields.items())
+
+
+def gamma_of(config: RowConfig, experiment: str) -> int:
+    """The guesses a step with which a row is measured; raises ValueError if it names none."""
+    if config.gamma is None:
+        raise ValueError(
+            f"{experiment} has no gamma; set RowConfig.gamma (speculative tune finds the best one)."
+        )
+    return config.gamma
+
+
+def paper_numbers(config: RowConfig, experiment: str = "row") -> tuple[float | None, float | None]:
+    """Alpha and speed-up that the paper prints for the row of the same kind, if there is one.
+
+    Lenient rows, and the exact rows of Table 5, are compared with Table 5, whose speed-ups at l = 1
+    are not those of Table 2.
+    """
+    sampling, task = config.sampling, config.texts.paper
+    random = config.checkpoints == RANDOM and config.simulated_alpha is None
+    if random or config.paper_draft is None or sampling.truncated:
+        return None, None
+    setting = {"draft": config.paper_draft, "temperature": sampling.temperature}
+    if config.lenience < 1 or experiment.startswith("table5/"):
+        lenient = paper.find(paper.TABLE_5, lenience=config.lenience, **setting)
+        return (lenient.alpha, lenient.speedup) if lenient and task == "ende" else (None, None)
+    row = paper.find(paper.TABLE_3, task=task, **setting)
+    timed = paper.find(paper.TABLES_2_AND_4, task=task, **setting)
+    return row.alpha if row else None, timed.speedup if timed else None
 
 
 def changed(before: str, now: str) -> list[str]:

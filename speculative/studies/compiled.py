@@ -30,8 +30,7 @@ from speculative.measurement.schedule import Cost, Schedule
 from speculative.models import Config, abstract_params, model_of, read_by_step
 from speculative.progress import OnProgress
 from speculative.rows import weights
-from speculative.rows.config import RowConfig
-from speculative.rows.run import gamma_of, paper_numbers
+from speculative.rows.config import RowConfig, gamma_of, paper_numbers
 from speculative.types import PyTree
 
 PIECES = {32_128: 32_100}  # Of T5's vocabulary, by the rows of embeddings that hold it.
