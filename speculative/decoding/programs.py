@@ -1,5 +1,7 @@
 """Programs of a pair, compiled with what the compiler of the device needs to be told."""
 
+import contextlib
+import ctypes
 import functools
 import threading
 import time
@@ -30,6 +32,12 @@ jax.monitoring.register_event_duration_secs_listener(_note)
 def seconds_compiling() -> float:
     """The seconds in which this process has traced and compiled so far."""
     return sum(ends - begins for begins, ends in _compiling)
+
+
+def _trim() -> None:
+    """Gives back what compilers have freed, of which the C library of Linux keeps much."""
+    with contextlib.suppress(OSError, AttributeError):
+        ctypes.CDLL("libc.so.6").malloc_trim(0)
 
 
 class Program:
@@ -63,6 +71,7 @@ class Program:
             self._jitted[key] = jitted
             if len(self._jitted) > self.KEPT:
                 self._jitted.pop(next(iter(self._jitted))).clear_cache()
+                _trim()
         return jitted
 
     def __call__(self, models: Any, *given: Any) -> Any:

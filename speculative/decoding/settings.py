@@ -111,7 +111,7 @@ class Decoding:
     @functools.cached_property
     def longest(self) -> int:
         """The largest `max_length` in the same program."""
-        return max(64, power_of_two(self.max_length))
+        return power_of_two(self.max_length)
 
     @property
     def alone(self) -> "Decoding":
