@@ -24,7 +24,7 @@ from speculative.commands import whole
 from speculative.decoding.rules import RULES
 from speculative.pair import Pair, Request
 from speculative.rows import memory
-from speculative.rows.run import gamma_of
+from speculative.rows.config import gamma_of
 from speculative.rows.weights import Loader
 from speculative.studies import sweep
 from speculative.tasks.prompts import load_prompts

@@ -26,7 +26,7 @@ from speculative.decoding.rules import RULES
 from speculative.measurement import quality
 from speculative.pair import Pair, Request, Result
 from speculative.rows import memory
-from speculative.rows.run import gamma_of
+from speculative.rows.config import gamma_of
 from speculative.rows.weights import Loader
 from speculative.studies import sweep
 from speculative.studies.audit import Sample, audit

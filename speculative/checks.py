@@ -14,6 +14,10 @@ MAX_SAMPLES = 2047  # Of one text: their numbers are told apart by multiples of 
 MAX_TOKENS = 10**5  # The longest source and output.
 
 
+class SettingError(ValueError):
+    """A setting of another type or range; the sentence begins with the setting's name."""
+
+
 def whole(name: str, value: Any, low: int, high: int | None = None) -> int:
     """A whole number from `low` to `high`, which may be NumPy's; no bool and no 2.0."""
     with contextlib.suppress(TypeError):
@@ -21,7 +25,7 @@ def whole(name: str, value: Any, low: int, high: int | None = None) -> int:
         if not isinstance(value, bool) and low <= number and (high is None or number <= high):
             return number
     span = f"from {low}" + f" to {high}" * (high is not None)
-    raise ValueError(f"{name} must be a whole number {span}, not {value!r}.")
+    raise SettingError(f"{name} must be a whole number {span}, not {value!r}.")
 
 
 def real(name: str, value: Any, must: str, fits: Callable[[float], bool]) -> float:
@@ -30,7 +34,7 @@ def real(name: str, value: Any, must: str, fits: Callable[[float], bool]) -> flo
         with contextlib.suppress(TypeError, ValueError, OverflowError):
             if fits(number := float(value)):
                 return number
-    raise ValueError(f"{name} must {must}, not {value!r}.")
+    raise SettingError(f"{name} must {must}, not {value!r}.")
 
 
 def instance(name: str, value: Any, *kinds: type) -> None:

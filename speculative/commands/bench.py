@@ -2,6 +2,7 @@
 
 import argparse
 import dataclasses
+import functools
 import pathlib
 
 from speculative import checks
@@ -29,17 +30,25 @@ def _add_bench(parser: argparse.ArgumentParser) -> None:
 
 
 def _bench(options: argparse.Namespace) -> None:
-    from speculative.reporting import bench
+    from speculative import disk, progress
+    from speculative.reporting import bench as report
+    from speculative.studies import bench, sweep
 
     _, config = rows.row(options)
     folder = pathlib.Path(options.output_dir or f"results/bench/{pathlib.Path(config.target).name}")
     if options.batch_sizes:
-        bench.run_batches(config, options.batch_sizes, folder)
-        return
-    config = dataclasses.replace(
-        config, source_length=options.source_length or 64, max_length=options.max_length or 64
-    )
-    bench.run(config, options.widths, folder)
+        sizes = sorted({1, *options.batch_sizes})
+        name, measure = "batches", functools.partial(sweep.batches, config, sizes)
+    else:
+        lengths = {"source_length": options.source_length, "max_length": options.max_length}
+        config = dataclasses.replace(config, **{name: n or 64 for name, n in lengths.items()})
+        widths = sorted({1, *(options.widths or bench.WIDTHS)})
+        models = bench.resolve(config, widths)
+        name, measure = "bench", functools.partial(bench.bench, config, models, widths)
+    record, image = (disk.writable(folder / f"{name}.{kind}") for kind in ("json", "png"))
+    with progress.bar("bench") as on_progress:
+        found = measure(on_progress)
+    report.write(found, record, image)
 
 
 COMMANDS = {

@@ -96,8 +96,7 @@ def row(options: argparse.Namespace) -> tuple[str, "RowConfig"]:
 
 def changed(options: argparse.Namespace, address: str | None) -> "RowConfig":
     """The row at an address, or one of the command line alone, as the options have it."""
-    from speculative.rows.config import read_row
-    from speculative.rows.run import paper_numbers
+    from speculative.rows.config import paper_numbers, read_row
 
     given = {} if address else _own(options)
     for name, field in FIELDS.items():

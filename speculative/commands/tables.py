@@ -16,7 +16,7 @@ def _add_demo(parser: argparse.ArgumentParser) -> None:
 
 
 def _demo(options: argparse.Namespace) -> None:
-    from speculative.reporting import demo
+    from speculative.commands import demo
 
     names = ("target", "draft", "dtype", "vocabulary", "seed", "max_length")
     settings = {name: getattr(options, name) for name in names}

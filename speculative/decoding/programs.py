@@ -1,11 +1,15 @@
 """Programs of a pair, compiled with what the compiler of the device needs to be told."""
 
+import contextlib
+import ctypes
 import functools
+import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from typing import Any, Generic, ParamSpec, TypeVar
 
 import jax
+import numpy as np
 
 from speculative.backends import compiler_options
 
@@ -33,40 +37,62 @@ def seconds_compiling() -> float:
     return sum(ends - begins for begins, ends in _compiling)
 
 
+def _trim() -> None:
+    """Gives back what compilers have freed, of which the C library of Linux keeps much."""
+    with contextlib.suppress(OSError, AttributeError):
+        ctypes.CDLL("libc.so.6").malloc_trim(0)
+
+
 class Program(Generic[P, T]):
-    """A jitted function whose first argument, a static one, is a pair's models.
+    """A jitted function whose first arguments are a pair's models, a static one, and parameters.
 
     It is `jax.jit` of the function but for the compiler's options, which are those of
-    `backends.compiler_options` where the pair has a draft.
+    `backends.compiler_options` where the pair has a draft, and in that it forgets: of what it has
+    compiled for other models, settings and shapes it keeps the `KEPT` last used.
     """
+
+    KEPT = 24  # The costs of a pair are timed in turns with up to 19 programs (`tune`).
 
     def __init__(self, function: Callable[P, T], donated: tuple[str, ...] = ()) -> None:
         """A program of the function, to which the arguments of these names are given away."""
         functools.update_wrapper(self, function)
         self._function, self._donated = function, donated
-        self._jitted: dict[tuple[tuple[str, str | bool], ...], Any] = {}
+        self._jitted: dict[Hashable, Any] = {}  # The last used one is last.
+        self._lock = threading.Lock()
 
-    def on(self, models: Any, device: Any = None) -> Any:
-        """The jitted function for a pair on a device, by default the present one.
-
-        Lowered, the device may be one that is described only.
-        """
+    def _of(self, given: Sequence[Any], named: Mapping[str, Any], device: Any = None) -> Any:
+        """The jitted function for arguments on a device, by default the present one."""
+        models = given[0]
         options = () if models.draft is None else compiler_options(device)
-        if options not in self._jitted:
-            self._jitted[options] = jax.jit(
-                self._function,
-                static_argnums=0,
-                donate_argnames=self._donated,
-                compiler_options=dict(options) or None,
-            )
-        return self._jitted[options]
+        # Parameters are as large as their model says.
+        leaves, tree = jax.tree.flatten((given[2:], named))
+        key = options, models, tree, tuple(map(np.shape, leaves))
+        with self._lock:
+            if (jitted := self._jitted.pop(key, None)) is None:
+                # A function of its own, or JAX would keep what it traced for as long as this one.
+                own = functools.wraps(self._function)(functools.partial(self._function))
+                jitted = jax.jit(
+                    own,
+                    static_argnums=0,
+                    donate_argnames=self._donated,
+                    compiler_options=dict(options) or None,
+                )
+            self._jitted[key] = jitted
+            if len(self._jitted) > self.KEPT:
+                self._jitted.pop(next(iter(self._jitted))).clear_cache()
+                _trim()
+        return jitted
 
     def __call__(self, *given: P.args, **named: P.kwargs) -> T:
         """Runs the function on the present device."""
-        models: Any = given[0]
-        return self.on(models)(*given, **named)
+        return self._of(given, named)(*given, **named)
+
+    def lower(self, *given: Any, device: Any = None) -> Any:
+        """What `jax.jit`'s `lower` gives, for a device that may be described only."""
+        return self._of(given, {}, device).lower(*given)
 
     def clear_cache(self) -> None:
         """Forgets what was traced and compiled."""
-        for jitted in self._jitted.values():
-            jitted.clear_cache()
+        with self._lock:
+            while self._jitted:
+                self._jitted.popitem()[1].clear_cache()

@@ -375,7 +375,7 @@ def select(
     if isinstance(rule, Token):
         rule = dataclasses.replace(rule, lenience=lenience)
     elif lenience != 1:
-        raise ValueError(
+        raise checks.SettingError(
             f"lenience = {lenience} is for token verification, not for {verification}; set it "
             "to 1, or verification to token."
         )

@@ -139,7 +139,8 @@ class Decoding:
         grows = jax.default_backend() != "tpu" if self.growing is None else self.growing
         if not grows:
             return [last]
-        return [size for size in (64, 256, 1024) if self.room <= size < last] + [last]
+        # A size is a program of its own, and few positions more cost a step nothing.
+        return [size for size in (64, 256, 1024) if self.room <= size <= last // 4] + [last]
 
     def history(self, tokens: Tokens, lengths: Rows) -> History | None:
         """The text of rows so far, [B, L] and [B], for the processors, if there are any."""

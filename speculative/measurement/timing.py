@@ -195,8 +195,6 @@ def timed_calls(
     if isinstance(draft, MixedDraft):  # Text that repeats itself would be looked up in every step.
         draft = dataclasses.replace(draft, asks=True)
     models = Models(pair.target, _Rejected(draft))
-    begun = begin(models, params, source, autoregressive, cache_length)
-    alone = dataclasses.replace(begun, draft=())
     prefill_target = functools.partial(
         start_target, pair.target, params.target, source, cache_length, pair.draft.layers
     )
@@ -204,6 +202,10 @@ def timed_calls(
         start_draft, pair.draft, params.draft, source, cache_length, prefill_target()
     )
     target = Models(pair.target, None), Params(params.target)
+    # How tokens are sampled does not matter here: one program for all drafts and temperatures.
+    greedy = dataclasses.replace(autoregressive, sampling=Sampling(0.0))
+    alone = begin(*target, source, greedy, cache_length)
+    begun = dataclasses.replace(alone, draft=prefill_draft())
     kinds: dict[tuple[str, int], Callable[[], Any]] = {
         ("prefill target", 0): prefill_target,
         ("prefill draft", 0): prefill_draft,

@@ -1,7 +1,5 @@
 """Where tokens stand and which see which: what attention adds to its scores."""
 
-import functools
-
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -58,14 +56,18 @@ def causal_bias(by_distance: Array, starts: Array, length: int) -> Array:
 
     `by_distance` [N or 1, T], float32, has the bias of keys T - 1, ..., 0 positions back.
     """
-    # Every row of the bias is a window on one table over distances, descending from
-    # T - 1 to 0 and then masked: sliding it costs a slice, not a bucket computation.
-    cache = by_distance.shape[1]
-    table = jnp.pad(by_distance, ((0, 0), (0, cache)), constant_values=MASKED)
-    slide = functools.partial(lax.dynamic_slice_in_dim, table, slice_size=cache, axis=1)
+    # Every row of the bias is a window on one table over distances, descending from T - 1 to 0
+    # and then masked. All rows lie in one slice of it, that of each query one to the left of the
+    # one before: copies of the slice in rows shorter by one shift it so, in a single operation.
+    # Queries that only fill a chunk up may lie beyond the cache; what they see does not matter.
+    heads, cache = by_distance.shape
+    table = jnp.pad(by_distance, ((0, 0), (length, cache)), constant_values=MASKED)
+    size = cache + length
 
     def window(start: Array) -> Array:
-        return jnp.stack([slide(cache - 1 - start - i) for i in range(length)], axis=1)
+        seen = lax.dynamic_slice_in_dim(table, cache - start, size, axis=1)
+        rows = jnp.tile(seen, length)[:, : length * (size - 1)].reshape(heads, length, size - 1)
+        return rows[..., length - 1 :]
 
     return jax.vmap(window)(starts) if starts.shape[0] > 1 else window(starts[0])[None]
 

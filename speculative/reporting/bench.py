@@ -1,52 +1,26 @@
-"""The bench of a pair, measured, printed and drawn."""
+"""The bench of a pair, printed and drawn."""
 
-import functools
 import pathlib
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from rich.console import Console
 
-from speculative import disk, progress
-from speculative.progress import OnProgress
+from speculative import disk
 from speculative.reporting.tables import CONSOLE, Column, grid, table, thousandths
 from speculative.rows import environment
-from speculative.rows.config import RowConfig
-from speculative.studies import bench, sweep
 from speculative.studies.batches import Batches
 from speculative.studies.bench import Bench
 
 
-def run(config: RowConfig, widths: Sequence[int] | None, folder: pathlib.Path) -> None:
-    """Measures a pair, prints it, and writes `bench.json` and `bench.png` into a folder."""
-    widths = sorted({1, *(widths or bench.WIDTHS)})
-    models = bench.resolve(config, widths)
-    measure = functools.partial(bench.bench, config, models, widths)
-    _run(measure, show, plot, folder / "bench")
-
-
-def run_batches(config: RowConfig, sizes: Sequence[int], folder: pathlib.Path) -> None:
-    """Measures batch sizes, prints them, and writes `batches.json` and `batches.png`."""
-    measure = functools.partial(sweep.batches, config, sorted({1, *sizes}))
-    _run(measure, show_batches, plot_batches, folder / "batches")
-
-
-def _run(
-    measure: Callable[[OnProgress], Any],
-    show: Callable[[Any], None],
-    draw: Callable[[Any], Figure],
-    path: pathlib.Path,
-) -> None:
+def write(found: Bench | Batches, record: pathlib.Path, image: pathlib.Path) -> None:
     """Prints what was measured, and writes it beside its plot."""
-    record, image = (disk.writable(path.with_suffix(kind)) for kind in (".json", ".png"))
-    with progress.bar("bench") as on_progress:
-        found = measure(on_progress)
     disk.write(record, found.to_json() + "\n")
     with disk.written(image) as part:
-        draw(found).savefig(part, dpi=150)
-    show(found)
+        drawn = plot(found) if isinstance(found, Bench) else plot_batches(found)
+        drawn.savefig(part, dpi=150)
+    show(found) if isinstance(found, Bench) else show_batches(found)
     print(f"Written: {record} and {image}.")
 
 

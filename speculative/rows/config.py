@@ -11,13 +11,15 @@ from typing import Any
 
 import gin
 
-from speculative import checks, gin_files, tasks
+from speculative import checks, gin_files, paper, tasks
 from speculative.checkpoints.checkpoint import DTYPES
 from speculative.decoding import Decoding, Rule, rules
 from speculative.measurement import quality
 from speculative.sampling import Sampling
 from speculative.tasks import Task
 from speculative.types import EOS_ID
+
+RANDOM = "random"  # Instead of a folder of checkpoints: true sizes, random weights.
 
 LARGEST = dict.fromkeys(("num_examples", "alpha_tokens"), 10**9)
 LARGEST |= dict.fromkeys(("max_length", "source_length"), checks.MAX_TOKENS)
@@ -78,9 +80,8 @@ class RowConfig:
                 raise ValueError(f"RowConfig.{name} must be one of {words}, not {value!r}.")
         try:
             _ = self.sampling, self.rule  # Both check their values.
-        except ValueError as error:
-            field = hasattr(self, str(error).partition(" ")[0])
-            raise ValueError("RowConfig." * field + str(error)) from None
+        except checks.SettingError as error:
+            raise ValueError(f"RowConfig.{error}") from None
         if self.simulated_alpha is not None and self.gamma is None:
             raise ValueError(
                 "Simulated acceptance tells nothing of the best gamma; set RowConfig.gamma."
@@ -124,6 +125,34 @@ class RowConfig:
         """The effective configuration, as a gin file says it."""
         fields = dataclasses.asdict(self)
         return "".join(f"RowConfig.{name} = {value!r}\n" for name, value in fields.items())
+
+
+def gamma_of(config: RowConfig, experiment: str) -> int:
+    """The guesses a step with which a row is measured; raises ValueError if it names none."""
+    if config.gamma is None:
+        raise ValueError(
+            f"{experiment} has no gamma; set RowConfig.gamma (speculative tune finds the best one)."
+        )
+    return config.gamma
+
+
+def paper_numbers(config: RowConfig, experiment: str = "row") -> tuple[float | None, float | None]:
+    """Alpha and speed-up that the paper prints for the row of the same kind, if there is one.
+
+    Lenient rows, and the exact rows of Table 5, are compared with Table 5, whose speed-ups at l = 1
+    are not those of Table 2.
+    """
+    sampling, task = config.sampling, config.texts.paper
+    random = config.checkpoints == RANDOM and config.simulated_alpha is None
+    if random or config.paper_draft is None or sampling.truncated:
+        return None, None
+    setting = {"draft": config.paper_draft, "temperature": sampling.temperature}
+    if config.lenience < 1 or experiment.startswith("table5/"):
+        lenient = paper.find(paper.TABLE_5, lenience=config.lenience, **setting)
+        return (lenient.alpha, lenient.speedup) if lenient and task == "ende" else (None, None)
+    row = paper.find(paper.TABLE_3, task=task, **setting)
+    timed = paper.find(paper.TABLES_2_AND_4, task=task, **setting)
+    return row.alpha if row else None, timed.speedup if timed else None
 
 
 def changed(before: str, now: str) -> list[str]:
@@ -189,7 +218,7 @@ def read_row(
     """
     if address is None:
         with _parsed(None, bindings, fields):
-            return gin.get_configurable(RowConfig)()
+            return _bound()
     file, row = _split(address)
     with _parsed(address, bindings) as table:
         rows = ", ".join(table.rows)
@@ -203,7 +232,22 @@ def read_row(
                 own |= table.shared[at] if fnmatch.fnmatchcase(row, at) else {}
             fields = {**own, **table.rows[row], **(fields or {})}
     with _parsed(address, bindings, fields):
-        return gin.get_configurable(RowConfig)()
+        return _bound()
+
+
+class _NoValue(ValueError):
+    """A row's field has no default, and nothing gives its value."""
+
+
+def _bound() -> RowConfig:
+    """The row that gin holds."""
+    for field in dataclasses.fields(RowConfig):
+        name = f"RowConfig.{field.name}"
+        if field.default is dataclasses.MISSING and not gin_files.bound(name):
+            raise _NoValue(
+                f"gives no value for {name}; add a line {name} = ..., or give it with --gin."
+            )
+    return gin.get_configurable(RowConfig)()
 
 
 def _split(address: str | pathlib.Path) -> tuple[pathlib.Path, str | None]:
@@ -235,19 +279,11 @@ def _parsed(
         yield gin.get_configurable(Table)()
     except (TypeError, AttributeError, ValueError) as error:
         said = re.split("In call to configurable|in config string", str(error))[0]
+        if "'RowConfig' doesn't have a parameter" in said:  # Gin does not say which there are.
+            said += f" (It has {', '.join(field.name for field in dataclasses.fields(RowConfig))}.)"
+        if not isinstance(error, _NoValue):
+            said = f"is no configuration of a row: {' '.join(said.split())}"
         where = "The command line" if address is None else address
-        raise ValueError(f"{where} {_fault(' '.join(said.split()))}") from error
+        raise ValueError(f"{where} {said}") from error
     finally:
         gin.clear_config()
-
-
-def _fault(said: str) -> str:
-    """What is wrong with a row, by what gin or Python said of it."""
-    if missing := re.search(r"missing .* arguments?: '(\w+)'", said):
-        return (
-            f"gives no value for RowConfig.{missing[1]}; add a line RowConfig.{missing[1]} = ..., "
-            "or give it with --gin."
-        )
-    if "'RowConfig' doesn't have a parameter" in said:
-        said += f" (It has {', '.join(field.name for field in dataclasses.fields(RowConfig))}.)"
-    return f"is no configuration of a row: {said}"

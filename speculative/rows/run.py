@@ -12,7 +12,7 @@ import jax
 import numpy as np
 from numpy.typing import NDArray
 
-from speculative import paper, theory
+from speculative import theory
 from speculative.decoding.rules import EXACT
 from speculative.drafts import Draft, MixedDraft
 from speculative.measurement import quality
@@ -25,22 +25,12 @@ from speculative.models import FlaxModel, abstract_params
 from speculative.pair import Pair, lengths_accepted
 from speculative.progress import OnProgress
 from speculative.rows import environment
-from speculative.rows.config import RowConfig
+from speculative.rows.config import RANDOM, RowConfig, gamma_of, paper_numbers
 from speculative.rows.kept import Example, KeptExamples
 from speculative.rows.records import Record
-from speculative.rows.weights import RANDOM
 from speculative.rows.workload import Workload, workload
 from speculative.tasks.prompts import Prompt
 from speculative.types import PyTree
-
-
-def gamma_of(config: RowConfig, experiment: str) -> int:
-    """The guesses a step with which a row is measured; raises ValueError if it names none."""
-    if config.gamma is None:
-        raise ValueError(
-            f"{experiment} has no gamma; set RowConfig.gamma (speculative tune finds the best one)."
-        )
-    return config.gamma
 
 
 def run_row(
@@ -68,17 +58,26 @@ def run_row(
     count = len(work.sources)
     on_progress("compiling", 0)
     lengths = [example.lengths[0] for example in kept]
-    lengths += [int(work.decode(number, 0)[0].lengths[0]) for number in range(min(4, count))]
-    with ThreadPoolExecutor(1) as pool:  # Programs are compiled in parallel.
-        compiled = pool.submit(work.decode, 0, gamma)
-        meter = work.meter((gamma,), lengths)
-        compiled.result()
+
+    def scored() -> bool:
+        """Whether alpha has been measured on as many tokens as it is asked for."""
+        return sum(len(example.betas) for example in kept) >= config.alpha_tokens
+
+    with ThreadPoolExecutor() as pool:  # Programs are compiled in parallel.
+        compiled = [pool.submit(work.decode, 0, gamma)]
+        outputs = [work.decode(number, 0)[0] for number in range(min(4, count))]
+        if not scored():
+            compiled.append(
+                pool.submit(_scores, work, gamma, 0, pair.results(outputs[0])[0].tokens)
+            )
+        meter = work.meter((gamma,), [*lengths, *(int(output.lengths[0]) for output in outputs)])
+        for one in compiled:
+            one.result()
     for number in range(count):
         on_progress("decoding", number / count)
         lacking = [i for i in range(config.samples) if (number, i) not in kept]
         for sample in lacking:
-            with_alpha = sample == 0 and sum(len(e.betas) for e in kept) < config.alpha_tokens
-            kept.add(_measure(work, gamma, number, sample, with_alpha))
+            kept.add(_measure(work, gamma, number, sample, sample == 0 and not scored()))
         if lacking:
             meter.tick()
     while meter.turns < TURNS:  # There were few examples left.
@@ -101,14 +100,7 @@ def _measure(work: Workload, gamma: int, number: int, sample: int, with_alpha: b
             seconds[way].append(took)
             results[way] = pair.results(output)[0]
     alone, guessed = results[0], results[1]
-    betas: list[float] = []
-    blocks: list[list[float]] = []
-    if with_alpha and config.simulated_alpha is None:
-        scored = config.sampling, config.max_length
-        betas = alpha_on_target_text(pair, [source], [alone.tokens], *scored, rule)[0].tolist()
-        if not rule.by_guess:
-            given = pair, source, alone.tokens, *scored, (gamma,), (rule, EXACT)
-            blocks = tokens_on_target_text(*given, config.seed + number)[:, 0].tolist()
+    betas, blocks = _scores(work, gamma, number, alone.tokens) if with_alpha else ([], [])
     difference = None
     if config.sampling.greedy and rule.exact:
         difference = compare_greedy(pair, source, alone.tokens, guessed.tokens, work.dtype)
@@ -134,6 +126,22 @@ def _measure(work: Workload, gamma: int, number: int, sample: int, with_alpha: b
     )
 
 
+def _scores(
+    work: Workload, gamma: int, number: int, tokens: list[int]
+) -> tuple[list[float], list[list[float]]]:
+    """`Example.betas` and `step_tokens` of the target's own output; simulated rows have none."""
+    pair, config, rule, source = work.pair, work.config, work.config.rule, work.source(number)
+    if config.simulated_alpha is not None:
+        return [], []
+    how = config.sampling, config.max_length
+    (betas,) = alpha_on_target_text(pair, [source], [tokens], *how, rule)
+    if rule.by_guess:
+        return betas.tolist(), []
+    both = (gamma,), (rule, EXACT)
+    blocks = tokens_on_target_text(pair, source, tokens, *how, *both, config.seed + number)
+    return betas.tolist(), blocks[:, 0].tolist()
+
+
 def _record(
     work: Workload, gamma: int, examples: list[Example], costs: Costs, experiment: str, began: str
 ) -> Record:
@@ -142,17 +150,19 @@ def _record(
     # A text is resampled with all samples of it.
     numbered = itertools.groupby(examples, operator.attrgetter("number"))
     texts = [list(samples) for _, samples in numbered]
-    count = len(texts)
 
     def summed(of: Callable[[Example], Sequence[float]]) -> NDArray[Any]:
         return np.array([np.sum([of(one) for one in samples], axis=0) for samples in texts]).T
 
     seconds = summed(lambda example: example.seconds)
     tokens = summed(lambda example: example.lengths)
-    guesses = summed(lambda example: (example.accepted, example.tested))
+    accepted, tested, calls = summed(
+        lambda example: (example.accepted, example.tested, example.target_calls)
+    )
     betas = [np.array(example.betas) for example in examples if example.betas]
     if config.simulated_alpha is not None:
         betas = [np.array([config.simulated_alpha])]
+    blocks = [np.array(example.step_tokens) for example in examples if example.step_tokens]
 
     def speedup(chosen: NDArray[np.intp]) -> float:
         a, b = 1e3 * seconds[:, chosen].sum(axis=1) / tokens[:, chosen].sum(axis=1)
@@ -161,36 +171,29 @@ def _record(
     def alpha(chosen: NDArray[np.intp]) -> float:
         return float(np.concatenate([betas[i] for i in chosen]).mean(dtype=np.float64))
 
-    def alpha_accepted(chosen: NDArray[np.intp]) -> float:
-        accepted, tested = guesses[:, chosen].sum(axis=1)
-        return float(accepted / tested)
-
-    (calls,) = summed(lambda example: [example.target_calls])
-
-    def tokens_per_call(chosen: NDArray[np.intp]) -> float:
-        return float(tokens[1, chosen].sum() / calls[chosen].sum())
-
-    blocks = [np.array(example.step_tokens) for example in examples if example.step_tokens]
-
-    def tokens_per_call_predicted(chosen: NDArray[np.intp]) -> float:
+    def predicted(chosen: NDArray[np.intp]) -> float:
         if rule.by_guess:
             return theory.expected_tokens(alpha(chosen), gamma)
         return float(np.concatenate([blocks[i] for i in chosen])[:, 0].mean())
 
-    def gain_over_token(chosen: NDArray[np.intp]) -> float:
+    def gain(chosen: NDArray[np.intp]) -> float:
         own, token = np.concatenate([blocks[i] for i in chosen]).mean(axis=0)
         return float(own / token)
 
-    found: dict[str, Any] = {}  # Each function's value for all examples, and its 95% interval.
-    statistics: list[tuple[Callable[[NDArray[np.intp]], float], int]] = [
-        (speedup, count), (alpha, len(betas)), (alpha_accepted, count),
-        (tokens_per_call, count), (tokens_per_call_predicted, len(betas)),
-    ]  # fmt: skip
+    # By the record's fields: of how many texts each is, and its value for some of them.
+    count, scored = len(texts), len(betas)
+    statistics: dict[str, tuple[int, Callable[[NDArray[np.intp]], float]]] = {
+        "speedup": (count, speedup),
+        "alpha": (scored, alpha),
+        "alpha_accepted": (count, lambda i: float(accepted[i].sum() / tested[i].sum())),
+        "tokens_per_call": (count, lambda i: float(tokens[1, i].sum() / calls[i].sum())),
+        "tokens_per_call_predicted": (scored, predicted),
+    }
     if blocks:
-        statistics.append((gain_over_token, len(blocks)))
-    for of, size in statistics:
+        statistics["gain_over_token"] = len(blocks), gain
+    found: dict[str, Any] = {}
+    for name, (size, of) in statistics.items():
         low, high = interval(of, size, config.seed)
-        name = of.__name__
         found |= {name: of(np.arange(size)), f"{name}_low": low, f"{name}_high": high}
     for name in ("task", "draft", "top_k", "verification", "seed", "simulated_alpha"):
         found[name] = getattr(config, name)
@@ -198,10 +201,10 @@ def _record(
         found[name] = float(getattr(config, name))
     found |= _qualities(config, examples) | _size(work.pair) | environment.here()
     ms = 1e3 * seconds.sum(axis=1) / tokens.sum(axis=1)
-    tested, accepted = (
-        np.sum([getattr(example, name) for example in examples], axis=0, dtype=int).tolist()
+    by_position = {
+        name: np.sum([getattr(example, name) for example in examples], axis=0, dtype=int).tolist()
         for name in ("tested_by_position", "accepted_by_position")
-    )
+    }
     rate = found["alpha"]
     if not rule.by_guess:
         rate = theory.acceptance_rate(found["tokens_per_call_predicted"], gamma)
@@ -237,12 +240,11 @@ def _record(
         paper_speedup=paper_speedup,
         gin=config.gin(),
         started_at=began,
-        tested=int(guesses[1].sum()),
-        accepted=int(guesses[0].sum()),
+        tested=int(tested.sum()),
+        accepted=int(accepted.sum()),
         draft_tokens=sum(example.draft_tokens for example in examples),
-        tested_by_position=tested,
-        accepted_by_position=accepted,
-        accepted_lengths=lengths_accepted(int(calls.sum()), accepted),
+        accepted_lengths=lengths_accepted(int(calls.sum()), by_position["accepted_by_position"]),
+        **by_position,
         **found,
     )
 
@@ -282,22 +284,3 @@ def _parameters(draft: Draft, params: PyTree) -> int:
     if isinstance(model := getattr(draft, "model", None), FlaxModel):
         params = abstract_params(model.config)
     return sum(leaf.size for leaf in jax.tree.leaves(params))
-
-
-def paper_numbers(config: RowConfig, experiment: str = "row") -> tuple[float | None, float | None]:
-    """Alpha and speed-up that the paper prints for the row of the same kind, if there is one.
-
-    Lenient rows, and the exact rows of Table 5, are compared with Table 5, whose speed-ups at l = 1
-    are not those of Table 2.
-    """
-    sampling, task = config.sampling, config.texts.paper
-    random = config.checkpoints == RANDOM and config.simulated_alpha is None
-    if random or config.paper_draft is None or sampling.truncated:
-        return None, None
-    setting = {"draft": config.paper_draft, "temperature": sampling.temperature}
-    if config.lenience < 1 or experiment.startswith("table5/"):
-        lenient = paper.find(paper.TABLE_5, lenience=config.lenience, **setting)
-        return (lenient.alpha, lenient.speedup) if lenient and task == "ende" else (None, None)
-    row = paper.find(paper.TABLE_3, task=task, **setting)
-    timed = paper.find(paper.TABLES_2_AND_4, task=task, **setting)
-    return row.alpha if row else None, timed.speedup if timed else None

@@ -11,10 +11,8 @@ from speculative.drafts import named
 from speculative.loading import Resolved, Weights
 from speculative.models import SIZES, Config
 from speculative.pair import Pair
-from speculative.rows.config import RowConfig
+from speculative.rows.config import RANDOM, RowConfig
 from speculative.types import PyTree
-
-RANDOM = "random"  # Instead of a folder of checkpoints: true sizes, random weights.
 
 
 class Loader:

@@ -30,8 +30,7 @@ from speculative.measurement.schedule import Cost, Schedule
 from speculative.models import Config, abstract_params, model_of, read_by_step
 from speculative.progress import OnProgress
 from speculative.rows import weights
-from speculative.rows.config import RowConfig
-from speculative.rows.run import gamma_of, paper_numbers
+from speculative.rows.config import RowConfig, gamma_of, paper_numbers
 from speculative.types import PyTree
 
 PIECES = {32_128: 32_100}  # Of T5's vocabulary, by the rows of embeddings that hold it.
@@ -164,9 +163,9 @@ class _Setting:
             return alpha.acceptances.lower(models, params, source, *given)
         draws = _placed(jax.eval_shape(lambda: config.draws(0, np.arange(1))), self.device)
         if program in (LOOP, SPECULATIVE_LOOP):
-            return loop.decode.on(models, self.device).lower(models, params, source, draws, config)
+            return loop.decode.lower(models, params, source, draws, config, device=self.device)
         begun = _placed(self.begun(), self.device)
-        return loop.one_step.on(models, self.device).lower(models, params, begun, draws, config)
+        return loop.one_step.lower(models, params, begun, draws, config, device=self.device)
 
 
 class Compiler:

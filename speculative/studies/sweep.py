@@ -9,10 +9,18 @@ from speculative.models import Config
 from speculative.pair import BATCH
 from speculative.progress import OnProgress
 from speculative.rows import environment, memory, records, weights
-from speculative.rows.config import RowConfig, addresses, changed, experiment, read_row
+from speculative.rows.config import (
+    RANDOM,
+    RowConfig,
+    addresses,
+    changed,
+    experiment,
+    gamma_of,
+    read_row,
+)
 from speculative.rows.kept import KeptExamples
 from speculative.rows.records import Record
-from speculative.rows.run import gamma_of, run_row
+from speculative.rows.run import run_row
 from speculative.rows.workload import Workload, workload
 from speculative.studies import batches as batch_study
 from speculative.studies import verify as verifying
@@ -168,7 +176,7 @@ def _work(
 
 def _prompts(config: RowConfig) -> list[Prompt] | None:
     """A row's texts; None where there is no vocabulary to read them with."""
-    if config.checkpoints == weights.RANDOM and config.vocabulary is None:
+    if config.checkpoints == RANDOM and config.vocabulary is None:
         return None
     prompts = load_prompts(config.texts, config.num_examples)
     if config.metric and not all(prompt.reference for prompt in prompts):

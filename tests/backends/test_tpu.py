@@ -30,16 +30,16 @@ def settings(gamma: int, temperature: float, max_length: int) -> Decoding:
 
 @pytest.mark.parametrize(
     ("name", "gamma", "temperature", "batch", "max_length"),
-    [("draft", 4, 1.0, 1, 70), ("draft", 0, 0.0, 3, 20), ("reader", 4, 0.0, 3, 20)],
+    [("draft", 4, 1.0, 1, 130), ("draft", 0, 0.0, 3, 20), ("reader", 4, 0.0, 3, 20)],
 )
 def test_tokens_are_those_of_stored_parameters(
     name: str, gamma: int, temperature: float, batch: int, max_length: int
 ) -> None:
-    """With 70 tokens the caches grow once."""
+    """With 130 tokens the caches grow once."""
     model, make = DRAFTS[name]
     draft = TransformerDraft(model, model.config.reads.source_dim > 0)
     config, inputs = settings(gamma, temperature, max_length), jax.device_put(tiny.sources(batch))
-    assert len(config.cache_lengths()) == 1 + (max_length == 70)
+    assert len(config.cache_lengths()) == 1 + (max_length == 130)
     draws = config.draws(5, np.arange(batch))
     stored = Params(tiny.stored_params(), make())
     laid_out = Params(lay_out(stored.target, draft=False), lay_out(stored.draft, draft=True))

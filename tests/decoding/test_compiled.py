@@ -40,7 +40,7 @@ def compiled(model: FlaxModel, gamma: int, temperature: float) -> str:
     assert config.cache_lengths() == [CACHE]
     source, draws = jax.device_put(tiny.sources(1)), config.draws(0, jnp.zeros(1, int))
     models = Models(model, TransformerDraft(model) if gamma else None)
-    program = decode.on(models).lower(models, Params(params, params), source, draws, config)
+    program = decode.lower(models, Params(params, params), source, draws, config)
     return program.compile().as_text() or ""
 
 

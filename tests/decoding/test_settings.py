@@ -67,7 +67,9 @@ def test_cache_lengths_ascend_to_one_that_holds_everything(gamma: int, max_lengt
 
 def test_short_answers_get_short_caches() -> None:
     assert Decoding(10, gamma=7, max_length=20).cache_lengths() == [48]
-    assert Decoding(10, gamma=7, max_length=500).cache_lengths() == [64, 256, 528]
+    assert Decoding(10, gamma=7, max_length=128).cache_lengths() == [144]
+    assert Decoding(10, gamma=7, max_length=500).cache_lengths() == [64, 528]
+    assert Decoding(10, gamma=7, max_length=1000).cache_lengths() == [64, 256, 1040]
 
 
 @pytest.mark.parametrize("gamma", [0, 3])

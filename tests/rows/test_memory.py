@@ -9,8 +9,7 @@ import pytest
 from speculative import checkpoints
 from speculative.gin_files import CONFIGS
 from speculative.rows import memory, weights
-from speculative.rows.config import RowConfig, read_row
-from speculative.rows.weights import RANDOM
+from speculative.rows.config import RANDOM, RowConfig, read_row
 
 XXL = read_row(CONFIGS / "runs" / "table2" / "ende_small_t0.gin")
 

@@ -23,8 +23,8 @@ from speculative.measurement.blocks import tokens_on_target_text
 from speculative.measurement.exactness import Difference
 from speculative.measurement.timing import Costs
 from speculative.models import model_of
-from speculative.rows import run, workload
-from speculative.rows.config import RowConfig
+from speculative.rows import workload
+from speculative.rows.config import RowConfig, paper_numbers
 from speculative.rows.kept import Example, KeptExamples
 from speculative.rows.records import Record
 from speculative.rows.run import run_row
@@ -458,7 +458,7 @@ def test_gamma_is_the_best_for_such_texts(alpha: float, lengths: list[int], gamm
 def test_the_papers_numbers_for_a_row_of_the_same_kind() -> None:
     def numbers(experiment: str = "row", **changes: Any) -> tuple[float | None, float | None]:
         fields: dict[str, Any] = {"paper_draft": "small"}
-        return run.paper_numbers(config(**(fields | changes)), experiment)
+        return paper_numbers(config(**(fields | changes)), experiment)
 
     assert numbers() == (0.75, 3.4)
     assert numbers(temperature=1.0) == (0.62, 2.6)

@@ -7,8 +7,9 @@ from typing import Any
 import pytest
 
 from speculative import cli
+from speculative.commands import demo
 from speculative.pair import Pair, Request, Result
-from speculative.reporting import demo, traces
+from speculative.reporting import traces
 from speculative.reporting.traces import Line, PromptTrace
 from speculative.rows import records
 from speculative.rows.config import experiment, read_row
