@@ -14,6 +14,7 @@ from speculative.drafts import ngram, suffix
 from speculative.drafts.named import MODEL_FREE
 from speculative.loading import load
 from speculative.pair import Pair
+from speculative.settings import Settings
 from speculative.vocabulary import Vocabulary
 from tests import saved
 
@@ -221,7 +222,7 @@ def test_streaming_gives_the_same_result(folder: pathlib.Path) -> None:
     assert 0 < found.accepted < found.tested
     assert (len(found.tokens), found.finish_reason) == (70, "length")
     stop = [found.text[20:23], found.text[9:12]]
-    (request,) = pair.requests([TEXT], seed=3, stop=stop, **asked)
+    (request,) = pair.requests([TEXT], Settings(seed=3, stop=stop, **asked))
     steps = list(pair.steps(request))
     assert len(steps) < found.target_calls
     assert pair.collect(steps, request.stop) == pair.generate(TEXT, seed=3, stop=stop, **asked)
@@ -241,11 +242,10 @@ def test_no_text_is_refused(folder: pathlib.Path) -> None:
         load(str(folder / "gpt"), "copy").generate([])
 
 
-def test_without_guesses_the_target_decodes_alone(folder: pathlib.Path) -> None:
+def test_without_guesses_the_target_decodes_alone() -> None:
     """Whatever the rule is."""
-    pair = load(str(folder / "gpt"), "copy")
     for rule in (Token(0.1), Simulated(0.5)):
-        assert pair.decoding(gamma=0, verification=rule).rule == EXACT
-        assert pair.decoding(gamma=2, verification=rule).rule == rule
+        assert Settings(gamma=0, verification=rule).decoding(10, 1).rule == EXACT
+        assert Settings(gamma=2, verification=rule).decoding(10, 1).rule == rule
     with pytest.raises(ValueError, match="give it to the rule itself"):
-        pair.decoding(verification=Token(), lenience=0.5)
+        Settings(verification=Token(), lenience=0.5)

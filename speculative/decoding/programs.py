@@ -41,19 +41,20 @@ class Program:
         """A program of the function; `given` is what `jax.jit` is given."""
         functools.update_wrapper(self, function)
         self._function, self._given = function, given
-        self._jitted: dict[Any, Any] = {}
+        self._jitted: dict[tuple[bool, Any], Any] = {}
 
     def on(self, models: Any, device: Any = None) -> Any:
         """The jitted function for a pair on a device, by default the present one."""
         options = () if models.draft is None else compiler_options(device)
-        if options not in self._jitted:
-            told = {"compiler_options": dict(options)} if options else {}
-            self._jitted[options] = jax.jit(self._function, **told, **self._given)
-        return self._jitted[options]
+        told = {"compiler_options": dict(options)} if options else {}
+        if (kind := (models.draft is None, device)) not in self._jitted:
+            self._jitted[kind] = jax.jit(self._function, **told, **self._given)
+        return self._jitted[kind]
 
     def __call__(self, models: Any, *given: Any) -> Any:
         """Runs the function on the present device."""
-        return self.on(models)(models, *given)
+        jitted = self._jitted.get((models.draft is None, None)) or self.on(models)
+        return jitted(models, *given)
 
     def lower(self, models: Any, *given: Any, device: Any = None) -> Any:
         """What `jax.jit`'s `lower` gives, for a device that may be described only."""

@@ -7,8 +7,8 @@ from typing import Any
 
 import numpy as np
 
+from speculative.grouping import SOURCE_LENGTHS
 from speculative.models import Config, model_of
-from speculative.pair import SOURCE_LENGTHS
 from speculative.training.examples import MOST_PROMPT, Examples, ragged
 from speculative.training.loop import TrainConfig
 from speculative.training.train import Files

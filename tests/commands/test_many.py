@@ -126,7 +126,7 @@ def test_results_of_other_settings_are_left_alone(
 
 def test_results_come_in_order_as_soon_as_they_can() -> None:
     places = [(0, 0), (0, 1), (1, 0)]
-    arrived: list[many.Place] = []
+    arrived: list[tuple[int, int]] = []
 
     def found() -> Iterator[Any]:
         for place in ((0, 1), (0, 0), (1, 0)):
