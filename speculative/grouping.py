@@ -1,7 +1,9 @@
 """Texts of one width share batches, whose sizes are powers of two: few programs serve them all."""
 
-from collections.abc import Callable, Hashable, Iterable, Iterator
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from typing import TypeVar
+
+import numpy as np
 
 from speculative.ragged import power_of_two
 
@@ -15,6 +17,11 @@ SOURCE_LENGTHS = (32, 64, 128, 256, 512)
 def padded(tokens: int) -> int:
     """The one of `SOURCE_LENGTHS` to which a source of so many tokens is padded, or is cut."""
     return next((size for size in SOURCE_LENGTHS if tokens <= size), SOURCE_LENGTHS[-1])
+
+
+def filled(rows: Iterable[Sequence[int] | np.ndarray], width: int, pad: int = 0) -> np.ndarray:
+    """Tokens [B, width] of rows, int32, each filled up at its end."""
+    return np.array([[*row, *[pad] * (width - len(row))] for row in rows], np.int32)
 
 
 def groups(

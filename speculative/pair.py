@@ -17,7 +17,7 @@ from speculative.decoding.queue import Request
 from speculative.decoding.reference import Trace
 from speculative.drafts import Draft
 from speculative.drafts.base import FAULTS
-from speculative.grouping import SOURCE_LENGTHS, groups, padded
+from speculative.grouping import SOURCE_LENGTHS, filled, groups, padded
 from speculative.models import FlaxModel
 from speculative.sampling import Kinds
 from speculative.settings import Settings, by_name
@@ -130,9 +130,8 @@ class Pair:
                 end = tokens[-1:]
                 tokens = tokens[-limit:] if prompts else np.append(tokens[: limit - 1], end)
             rows.append(tokens)
-        size, pad = padded(max(map(len, rows))), self.target.pad_id
-        filled = [np.pad(row, (0, size - len(row)), constant_values=pad) for row in rows]
-        return jax.device_put(np.array(filled, np.int32))  # jnp.asarray compiles for each shape.
+        # jnp.asarray compiles for each shape.
+        return jax.device_put(filled(rows, padded(max(map(len, rows))), self.target.pad_id))
 
     @overload
     @by_name

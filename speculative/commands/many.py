@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from speculative import disk
-from speculative.commands import SETTINGS
+from speculative.commands import OF_RUN, SETTINGS
 from speculative.commands.prompts import Asked
 
 if TYPE_CHECKING:
@@ -14,13 +14,11 @@ if TYPE_CHECKING:
 
 COUNTS = ("draft_tokens", "tested_by_position", "accepted_by_position", "accepted_lengths")
 FIELDS = ("text", "tokens", "target_calls", "accepted", "tokens_per_call", *COUNTS)
-# Those of all texts of a run, which their lines do not tell.
-UNTOLD = {"example", "truncate", "logprobs", "processors", "batch_size"}
 
 
 def told(asked: Asked) -> dict[str, Any]:
     """The settings of a prompt that its lines tell."""
-    found = {name: getattr(asked.settings, name) for name in SETTINGS if name not in UNTOLD}
+    found = {name: getattr(asked.settings, name) for name in SETTINGS if name not in OF_RUN}
     return found | {"stop": list(asked.settings.stop)}
 
 

@@ -13,17 +13,13 @@ from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 from speculative import checks, disk
-from speculative.commands import MAX_LENGTH, SETTINGS
+from speculative.commands import MAX_LENGTH, OF_RUN, SETTINGS
 from speculative.settings import Settings
 
 INPUT = "standard input"
 MARK = "> "  # Where a line is awaited.
-# Of a line of JSON: what else there is in `Settings` is of all texts alike.
-KNOWN = tuple(
-    name
-    for name in SETTINGS
-    if name in {"temperature", "top_k", "top_p", "min_p", "max_length", "seed", "stop"}
-)
+# The settings that a line of JSON may have; texts of one run have one draft's gamma and one rule.
+KNOWN = [name for name in SETTINGS if name not in {*OF_RUN, "gamma", "verification", "lenience"}]
 
 
 class Asked(NamedTuple):

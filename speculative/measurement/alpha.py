@@ -14,7 +14,7 @@ from speculative.decoding import Params, Rule
 from speculative.decoding.loop import Models
 from speculative.decoding.rules import EXACT
 from speculative.drafts.base import fault_of
-from speculative.grouping import batches
+from speculative.grouping import batches, filled
 from speculative.measurement import teacher_forced
 from speculative.pair import Pair
 from speculative.sampling import Kinds, Sampling
@@ -44,10 +44,10 @@ def alpha_on_target_text(
     kinds = Kinds.of([sampling, Sampling(0.0), Sampling(1.0)])
     sampling = Sampling.together([sampling], kinds)
     betas = [np.zeros(0, np.float32)] * len(sources)
-    for chosen, filled in batches(range(len(sources)), lambda i: sources[i].shape[1], batch_size):
-        source = jnp.concatenate([sources[place] for place in filled])
-        rows = [teacher_forced.padded(tokens[place], max_length) for place in filled]
-        given = models, pair.params, source, np.concatenate(rows)
+    for chosen, places in batches(range(len(sources)), lambda i: sources[i].shape[1], batch_size):
+        source = jnp.concatenate([sources[place] for place in places])
+        rows = filled([tokens[place] for place in places], max_length)
+        given = models, pair.params, source, rows
         found = np.asarray(acceptances(*given, sampling, vocab_size, rule))
         for place, beta in zip(chosen, found, strict=False):
             betas[place] = beta[: len(tokens[place])]

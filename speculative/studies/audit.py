@@ -21,7 +21,7 @@ import numpy as np
 from jax import Array
 from numpy.typing import NDArray
 
-from speculative.grouping import SOURCE_LENGTHS, batches, padded
+from speculative.grouping import SOURCE_LENGTHS, batches, filled, padded
 from speculative.measurement import goodness, teacher_forced
 from speculative.measurement.exactness import NEAR_TIES
 from speculative.measurement.goodness import GTest
@@ -272,10 +272,10 @@ def audit(
         return max(1, min(ROWS, NUMBERS // (shape[1] * pair.vocabulary.size)))
 
     ordered = sorted(samples, key=lambda sample: (_shape(sample), sample.source))
-    for batch, filled in batches(ordered, _shape, most):
+    for batch, rows in batches(ordered, _shape, most):
         on_progress("scoring", done / len(samples))
         done += len(batch)
-        found.add(batch, _scores(pair, filled, sampling), tolerance, rng)
+        found.add(batch, _scores(pair, rows, sampling), tolerance, rng)
     found.impossible.sort()
     count = sum(len(sample.tokens) for sample in samples)
     common = len(samples), len({sample.source for sample in samples}), count
@@ -407,13 +407,9 @@ def _scores(pair: Pair, batch: Sequence[Sample], sampling: Sampling) -> _Scores:
     """Scores of a batch of one shape, whose sources, read once each, are filled up likewise."""
     width, length = _shape(batch[0])
     places = {source: row for row, source in enumerate(dict.fromkeys(x.source for x in batch))}
-    sources = np.full((power_of_two(len(places)), width), pair.target.pad_id, np.int32)
-    for source, row in places.items():
-        sources[row, : len(source)] = source
-    sources[len(places) :] = sources[0]
-    tokens = np.zeros((len(batch), length), np.int32)
-    for row, sample in enumerate(batch):
-        tokens[row, : len(sample.tokens)] = sample.tokens
+    more = [batch[0].source] * (power_of_two(len(places)) - len(places))
+    sources = filled([*places, *more], width, pair.target.pad_id)
+    tokens = filled([sample.tokens for sample in batch], length)
     rows = np.array([places[sample.source] for sample in batch], np.int32)
     given = pair.target, pair.params.target, sources, rows, tokens, sampling
     return jax.device_get(_score(*given, pair.vocabulary.size))

@@ -8,10 +8,9 @@ from collections.abc import Callable, Sequence
 
 import jax
 import numpy as np
-from jax import Array
 
 from speculative.decoding import Decoding
-from speculative.grouping import padded
+from speculative.grouping import filled, padded
 from speculative.pair import BATCH, Pair, Request
 from speculative.progress import OnProgress
 from speculative.rows.workload import Workload
@@ -69,12 +68,10 @@ def decoded(
     on_progress: Callable[[float], None] = lambda share: None,
 ) -> list[Sample]:
     """A text of each source, with the random numbers of examples from `first` on."""
-    rows = dict[tuple[int, ...], Array]()
-    for source in sources:
-        if source not in rows:
-            row = np.full((1, padded(len(source))), pair.target.pad_id, np.int32)
-            row[0, : len(source)] = source
-            rows[source] = jax.device_put(row)
+    rows = {
+        source: jax.device_put(filled([source], padded(len(source)), pair.target.pad_id))
+        for source in set(sources)
+    }
     asked = [Request(rows[source], config, seed, first + i) for i, source in enumerate(sources)]
     found = dict[int, Sample]()
     for place, result in pair.serve(asked, batch_size):

@@ -19,7 +19,7 @@ from speculative.checkpoints import native
 from speculative.checkpoints.checkpoint import MadeFor
 from speculative.decoding import Decoding, Params, queue
 from speculative.decoding.queue import Request
-from speculative.grouping import SOURCE_LENGTHS, groups, padded
+from speculative.grouping import SOURCE_LENGTHS, filled, groups, padded
 from speculative.models import Config, FlaxModel, model_of
 from speculative.models.config import packed
 from speculative.models.layers import shifted
@@ -204,8 +204,7 @@ def answered(
     targets: list[np.ndarray] = [np.zeros(0, np.int32)] * len(examples)
 
     def request(i: int) -> tuple[int, Request]:
-        source = np.full((1, padded(int(sizes[i]))), model.pad_id, np.int32)
-        source[0, : sizes[i]] = examples.input(i)
+        source = filled([examples.input(i)], padded(int(sizes[i])), model.pad_id)
         return i, Request(jax.device_put(source), decoding, example=i)
 
     kinds = decoding.sampling.kinds
