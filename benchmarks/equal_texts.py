@@ -46,11 +46,11 @@ def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
 
 def unequal(pair: Pair, requests: Sequence[Request], sizes: Sequence[int]) -> list[int]:
     """How many results are others in batches of each size than one by one."""
-    alone = pair.decode_all(requests, 1)
+    alone = pair.decode_all(requests, batch_size=1)
     found = []
     for size in sizes:
         order = np.random.default_rng(size).permutation(len(requests)).tolist()
-        together = pair.decode_all([requests[i] for i in order], size)
+        together = pair.decode_all([requests[i] for i in order], batch_size=size)
         found.append(sum(one != alone[i] for one, i in zip(together, order, strict=True)))
     return found
 

@@ -152,7 +152,7 @@ class Pair:
                 few positions; or as `results`.
         """
         if isinstance(texts, list | tuple):
-            return self.decode_all(self.requests(texts, settings), settings.batch_size)
+            return self.decode_all(self.requests(texts, settings), batch_size=settings.batch_size)
         return self.answer(self.requests([texts], settings)[0])
 
     @by_name
@@ -160,7 +160,8 @@ class Pair:
         """So many samples of a text, which is read once; the first is what `generate` gives."""
         count = checks.whole("count", count, 1, checks.MAX_SAMPLES)
         (one,) = self.requests([text], settings)
-        return self.decode_all([one.sample(i) for i in range(count)], settings.batch_size)
+        each = [one.sample(i) for i in range(count)]
+        return self.decode_all(each, batch_size=settings.batch_size)
 
     @by_name
     def stream(self, text: str, settings: Settings) -> Iterator[Step]:
@@ -208,13 +209,13 @@ class Pair:
             Request(sources[text], config, seed, first + i, stop) for i, text in enumerate(texts)
         ]
 
-    def decode_all(self, requests: Sequence[Request], batch_size: int = BATCH) -> list[Result]:
+    def decode_all(self, requests: Sequence[Request], *, batch_size: int = BATCH) -> list[Result]:
         """The results of `serve` in the order of the requests."""
-        results = dict(self.serve(requests, batch_size))
+        results = dict(self.serve(requests, batch_size=batch_size))
         return [results[place] for place in range(len(requests))]
 
     def serve(
-        self, requests: Sequence[Request], batch_size: int = BATCH
+        self, requests: Sequence[Request], *, batch_size: int = BATCH
     ) -> Iterator[tuple[int, Result]]:
         """Decodes requests in batches, and gives the place of each, and its result, as it ends.
 
@@ -238,8 +239,7 @@ class Pair:
             return requests[place].source.shape[1], requests[place].config.program
 
         def ends(place: int, tokens: list[int]) -> bool:
-            text = self.vocabulary.decode(tokens)
-            return any(end in text for end in requests[place].stop)
+            return self._stops(tokens, requests[place].stop)
 
         def decoded() -> Iterator[tuple[int, Result]]:
             models = self.target, self.draft, self.params
@@ -255,7 +255,7 @@ class Pair:
     def answer(self, request: Request) -> Result:
         """The result of one request, in one dispatch unless it has stop strings."""
         if request.stop:
-            return self.decode_all([request], 1)[0]
+            return self.decode_all([request], batch_size=1)[0]
         models, params = loop.used(self.target, self.draft, self.params, request.config.gamma)
         output = loop.decode(models, params, request.source, request.draws, request.config)
         return self.results(output)[0]
@@ -291,23 +291,25 @@ class Pair:
             found.append(result)
         return found
 
+    def _stops(self, tokens: list[int], stop: tuple[str, ...]) -> bool:
+        """Whether the text of tokens has one of the stop strings."""
+        if not stop:
+            return False
+        text = self.vocabulary.decode(tokens)
+        return any(end in text for end in stop)
+
     def _cut(self, result: Result, stop: tuple[str, ...]) -> Result:
         """A result up to the first token with which its text has one of the stop strings."""
-
-        def first(tokens: int) -> tuple[int, str]:
-            """The place of a stop string in a text of so many tokens, -1 if there is none."""
-            text = self.vocabulary.decode(result.tokens[:tokens])
-            return min([at for end in stop if (at := text.find(end)) >= 0], default=-1), text
-
-        if not stop or first(len(result.tokens))[0] < 0:
+        tokens = result.tokens
+        if not self._stops(tokens, stop):
             return result
-        counts = range(len(result.tokens) + 1)
-        count = bisect.bisect_left(counts, True, key=lambda count: first(count)[0] >= 0)
-        at, text = first(count)
+        counts = range(len(tokens) + 1)
+        count = bisect.bisect_left(counts, True, key=lambda n: self._stops(tokens[:n], stop))
+        text = self.vocabulary.decode(tokens[:count])
         return dataclasses.replace(
             result,
-            text=text[:at],
-            tokens=result.tokens[:count],
+            text=text[: min(text.find(end) for end in stop if end in text)],
+            tokens=tokens[:count],
             finish_reason="stop",
             logprobs=result.logprobs and result.logprobs[:count],
         )
@@ -347,11 +349,9 @@ class Pair:
             tokens: list[int] = []
             for step in map(self.sound, steps):
                 yield step
-                if request.stop:
-                    tokens += step.tokens[0, : step.count[0]].tolist()
-                    text = self.vocabulary.decode(tokens)
-                    if any(end in text for end in request.stop):
-                        return
+                tokens += step.tokens[0, : step.count[0]].tolist()
+                if self._stops(tokens, request.stop):
+                    return
 
         return until_it_stops()
 

@@ -98,7 +98,7 @@ def decode(
 ) -> "Iterator[tuple[tuple[int, int], Result]]":
     """The results of requests by their places, as they end."""
     places = list(requests)
-    served = pair.serve(list(requests.values()), batch_size)
+    served = pair.serve(list(requests.values()), batch_size=batch_size)
     return ((places[at], result) for at, result in served)
 
 

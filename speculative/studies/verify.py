@@ -74,7 +74,7 @@ def decoded(
     }
     asked = [Request(rows[source], config, seed, first + i) for i, source in enumerate(sources)]
     found = dict[int, Sample]()
-    for place, result in pair.serve(asked, batch_size):
+    for place, result in pair.serve(asked, batch_size=batch_size):
         on_progress(len(found) / len(asked))
         found[place] = Sample(place + 1, sources[place], result.tokens)
     return [found[place] for place in range(len(asked))]

@@ -80,8 +80,8 @@ def test_what_is_done_outlives_an_interruption(
 ) -> None:
     file, serve = tmp_path / "part.jsonl", Pair.serve
 
-    def interrupted(self: Pair, *given: Any) -> Iterator[Any]:
-        for number, found in enumerate(serve(self, *given)):
+    def interrupted(self: Pair, requests: Any, *, batch_size: int) -> Iterator[Any]:
+        for number, found in enumerate(serve(self, requests, batch_size=batch_size)):
             if number == 3:
                 raise KeyboardInterrupt
             yield found
