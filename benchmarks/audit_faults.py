@@ -20,6 +20,7 @@ from speculative.checks import MAX_GAMMA
 from speculative.commands import MAX_LENGTH, whole
 from speculative.decoding.rules import EXACT
 from speculative.sampling import Sampling
+from speculative.settings import Settings
 from speculative.studies.audit import audit
 from speculative.studies.power import faults, powers
 from speculative.studies.verify import decoded
@@ -56,7 +57,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     encode = pair.vocabulary.encode
     prompts = [prompt for task in TASKS for prompt in load_prompts(task, options.limit)]
     sources = [tuple(encode(prompt.source).tolist()) for prompt in prompts] * options.samples
-    config = pair.decoding(options.gamma, max_length=options.max_length)
+    asked = Settings(gamma=options.gamma, max_length=options.max_length)
+    config = asked.decoding(pair.vocabulary.size, pair.vocabulary.eos_id)
     contents: dict[str, Any] = machine() | {"settings": settings(options), "texts": len(sources)}
     with progress.bar("faults") as on_progress:
         own = dataclasses.replace(config, sampling=sampling)

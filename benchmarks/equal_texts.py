@@ -26,6 +26,7 @@ from speculative.pair import Pair, Request
 from speculative.rows import memory
 from speculative.rows.config import gamma_of
 from speculative.rows.weights import Loader
+from speculative.settings import Settings
 from speculative.studies import sweep
 from speculative.tasks.prompts import load_prompts
 
@@ -45,11 +46,11 @@ def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
 
 def unequal(pair: Pair, requests: Sequence[Request], sizes: Sequence[int]) -> list[int]:
     """How many results are others in batches of each size than one by one."""
-    alone = pair.decode_all(requests, 1)
+    alone = pair.decode_all(requests, batch_size=1)
     found = []
     for size in sizes:
         order = np.random.default_rng(size).permutation(len(requests)).tolist()
-        together = pair.decode_all([requests[i] for i in order], size)
+        together = pair.decode_all([requests[i] for i in order], batch_size=size)
         found.append(sum(one != alone[i] for one, i in zip(together, order, strict=True)))
     return found
 
@@ -71,11 +72,17 @@ def main(arguments: Sequence[str] | None = None) -> None:
             on_progress(name, number / len(chosen))
             memory.spare_maps()
             pair, prompts = load(config), load_prompts(config.task)
-            sources = [pair.encode(prompt.source, truncate=True) for prompt in prompts]
+            sources = [prompt.source for prompt in prompts]
             for rule in RULES:
-                given = gamma_of(config, name), config.temperature
-                decoding = pair.decoding(*given, verification=rule, max_length=config.max_length)
-                asked = [Request(x, decoding, config.seed, i) for i, x in enumerate(sources)]
+                given = Settings(
+                    gamma=gamma_of(config, name),
+                    temperature=config.temperature,
+                    verification=rule,
+                    max_length=config.max_length,
+                    seed=config.seed,
+                    truncate=True,
+                )
+                asked = pair.requests(sources, given)
                 others = unequal(pair, asked, options.batch_sizes)
                 row = {"row": name, "verification": rule, "texts": len(asked), "unequal": others}
                 rows.append(row)

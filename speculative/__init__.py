@@ -7,11 +7,13 @@ if TYPE_CHECKING:
     from speculative.loading import load
     from speculative.pair import Pair, Result
     from speculative.sampling import Sampling
+    from speculative.settings import Settings
 
-__all__ = ["Pair", "Result", "Sampling", "load"]
+__all__ = ["Pair", "Result", "Sampling", "Settings", "load"]
 __version__ = "0.1.0"
 
-_HOMES = {"Pair": "pair", "Result": "pair", "Sampling": "sampling", "load": "loading"}
+_HOMES = {"Pair": "pair", "Result": "pair", "Sampling": "sampling"}
+_HOMES |= {"Settings": "settings", "load": "loading"}
 
 
 def __getattr__(name: str) -> Any:

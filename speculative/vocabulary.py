@@ -6,7 +6,6 @@ import itertools
 import os
 import pathlib
 import shutil
-from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -72,9 +71,8 @@ class Vocabulary:
 
     def decode(self, tokens: np.ndarray | list[int]) -> str:
         """The text of tokens, up to the end of sequence."""
-        return self._processor.DecodeIds(
-            [i for i in self._until_end(tokens) if 0 < i < self._known]
-        )
+        said = itertools.takewhile(self.eos_id.__ne__, map(int, tokens))
+        return self._processor.DecodeIds([i for i in said if 0 < i < self._known])
 
     def spelled_out(self, text: str) -> float:
         """The share of a text's characters that no piece has, as of another script, from 0 to 1.
@@ -90,9 +88,6 @@ class Vocabulary:
         kept, given = ("".join(words.split()) for words in (self.decode(whole), text))
         # One character may be normalised to several, as in a ligature.
         return max(0.0, 1 - len(kept) / len(given)) if given else 0.0
-
-    def _until_end(self, tokens: np.ndarray | list[int]) -> Iterator[int]:
-        return itertools.takewhile(lambda token: token != self.eos_id, map(int, tokens))
 
     def require_room(self, rows: int, model: str) -> None:
         """Raises ValueError if it has more pieces than a model's embedding has rows."""
@@ -139,8 +134,9 @@ class Bytes(Vocabulary):
 
     def decode(self, tokens: np.ndarray | list[int]) -> str:
         """The text of tokens, up to the end of sequence; bytes that are no UTF-8 are left out."""
-        found = (i - self._first for i in self._until_end(tokens) if self._first <= i < self._known)
-        return bytes(found).decode(errors="ignore")
+        said = itertools.takewhile(self.eos_id.__ne__, map(int, tokens))
+        known = (i - self._first for i in said if self._first <= i < self._known)
+        return bytes(known).decode(errors="ignore")
 
 
 class BytePairs(Vocabulary):
@@ -174,7 +170,8 @@ class BytePairs(Vocabulary):
 
     def decode(self, tokens: np.ndarray | list[int]) -> str:
         """The text of tokens, up to the end of text."""
-        return self._tokenizer.decode([i for i in self._until_end(tokens) if 0 <= i < self.size])
+        said = itertools.takewhile(self.eos_id.__ne__, map(int, tokens))
+        return self._tokenizer.decode([i for i in said if 0 <= i < self.size])
 
 
 def _byte_pairs(path: pathlib.Path) -> Any:

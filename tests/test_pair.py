@@ -1,6 +1,9 @@
 """Pairs of either kind, by name: what they encode, what they refuse, and drafts without a model."""
 
+import dataclasses
+import inspect
 import pathlib
+import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -14,6 +17,7 @@ from speculative.drafts import ngram, suffix
 from speculative.drafts.named import MODEL_FREE
 from speculative.loading import load
 from speculative.pair import Pair
+from speculative.settings import Settings
 from speculative.vocabulary import Vocabulary
 from tests import saved
 
@@ -221,7 +225,7 @@ def test_streaming_gives_the_same_result(folder: pathlib.Path) -> None:
     assert 0 < found.accepted < found.tested
     assert (len(found.tokens), found.finish_reason) == (70, "length")
     stop = [found.text[20:23], found.text[9:12]]
-    (request,) = pair.requests([TEXT], seed=3, stop=stop, **asked)
+    (request,) = pair.requests([TEXT], Settings(seed=3, stop=stop, **asked))
     steps = list(pair.steps(request))
     assert len(steps) < found.target_calls
     assert pair.collect(steps, request.stop) == pair.generate(TEXT, seed=3, stop=stop, **asked)
@@ -241,11 +245,55 @@ def test_no_text_is_refused(folder: pathlib.Path) -> None:
         load(str(folder / "gpt"), "copy").generate([])
 
 
-def test_without_guesses_the_target_decodes_alone(folder: pathlib.Path) -> None:
+def test_without_guesses_the_target_decodes_alone() -> None:
     """Whatever the rule is."""
-    pair = load(str(folder / "gpt"), "copy")
     for rule in (Token(0.1), Simulated(0.5)):
-        assert pair.decoding(gamma=0, verification=rule).rule == EXACT
-        assert pair.decoding(gamma=2, verification=rule).rule == rule
+        assert Settings(gamma=0, verification=rule).decoding(10, 1).rule == EXACT
+        assert Settings(gamma=2, verification=rule).decoding(10, 1).rule == rule
     with pytest.raises(ValueError, match="give it to the rule itself"):
-        pair.decoding(verification=Token(), lenience=0.5)
+        Settings(verification=Token(), lenience=0.5)
+
+
+def test_a_text_passes_few_functions_on_its_way(folder: pathlib.Path) -> None:
+    """Between `Pair.generate` and its tokens, once its programs are compiled.
+
+    Neither checks of settings, nor what is told of settings alone, nor JAX's flattening of them.
+    """
+    pair = load(str(folder / "t5"), str(folder / "t5_draft"))
+    pair.generate(TEXT, max_length=12)
+    package, passed = str(pathlib.Path(loading.__file__).parent), set[tuple[str, str]]()
+    apart: list[Any] = []
+
+    def called(frame: Any, event: str, _: Any) -> None:
+        code = frame.f_code
+        if apart or not code.co_filename.startswith(package):
+            if apart and apart[-1] is frame and event == "return":
+                apart.pop()
+        elif event == "call":
+            told = code.co_varnames[: code.co_argcount] == ("self",)
+            if told or code.co_name in ("__post_init__", "tree_flatten", "_parted"):
+                apart.append(frame)
+            elif "<" not in code.co_name and not code.co_filename.endswith("checks.py"):
+                passed.add((code.co_filename, code.co_name))
+
+    sys.setprofile(called)
+    try:
+        pair.generate(TEXT, max_length=12)
+    finally:
+        sys.setprofile(None)
+    assert 10 < len(passed) <= 15
+    assert len({file for file, _ in passed}) <= 9
+
+
+def test_editors_show_every_setting() -> None:
+    """By name alone, with its type and default, in the order of the dataclass."""
+    fields = dataclasses.fields(Settings)
+    for method in (Pair.generate, Pair.stream, Pair.samples, Pair.check):
+        shown = [
+            (one.name, one.annotation, one.default)
+            for one in inspect.signature(method).parameters.values()
+            if one.kind == one.KEYWORD_ONLY
+        ]
+        assert shown == [(field.name, field.type, field.default) for field in fields]
+    with pytest.raises(TypeError, match="gama"):
+        Pair.stream(None, TEXT, gama=3)  # pyright: ignore

@@ -1,6 +1,5 @@
 """This package: autoregressive and speculative decoding, in one dispatch a text."""
 
-import dataclasses
 from typing import Any
 
 import jax
@@ -8,8 +7,9 @@ import jax.numpy as jnp
 import numpy as np
 
 from benchmarks.peers.system import Setting
+from speculative.decoding import Decoding, rules
+from speculative.grouping import SOURCE_LENGTHS
 from speculative.loading import load
-from speculative.pair import SOURCE_LENGTHS
 from speculative.sampling import Sampling
 
 
@@ -28,7 +28,8 @@ class Ours:
 
     def decode(self, way: str, source: list[int]) -> list[int]:
         gamma, max_length = self._gammas[way], self._setting.max_length
-        config = self._pair.decoding(gamma=gamma, max_length=max_length)
+        vocabulary = self._pair.vocabulary
+        config = Decoding(vocabulary.size, Sampling(0.0), gamma, max_length, vocabulary.eos_id)
         config = config.endless if self._setting.random else config
         draws = config.draws(0, np.array([0]))
         return self._pair.results(self._pair.run(padded(source), draws, config))[0].tokens
@@ -37,10 +38,9 @@ class Ours:
         self, way: str, source: list[int], sampling: Sampling, count: int, seed: int
     ) -> list[dict[str, Any]]:
         gamma = 0 if way == "autoregressive" else self._setting.gamma
-        rule = "token" if way == "autoregressive" else way
-        length = self._setting.max_length
-        config = self._pair.decoding(gamma=gamma, verification=rule, max_length=length)
-        config = dataclasses.replace(config, sampling=sampling)
+        rule = rules.EXACT if way == "autoregressive" else rules.select(way)
+        length, vocabulary = self._setting.max_length, self._pair.vocabulary
+        config = Decoding(vocabulary.size, sampling, gamma, length, vocabulary.eos_id, rule)
         found = []
         for example in range(count):  # One after the other, as tables are measured.
             draws = config.draws(seed, np.array([example]))

@@ -5,13 +5,18 @@ JAX is imported only by a command that runs.
 
 import argparse
 import contextlib
+import dataclasses
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from speculative import checks
+from speculative.settings import Settings
 
-SAMPLING = {"temperature": 0.0, "top_k": 0, "top_p": 1.0, "min_p": 0.0}
-"""The settings of `Sampling`, with the values they have where nothing else is said."""
+SETTINGS: dict[str, Any] = {field.name: field.default for field in dataclasses.fields(Settings)}
+"""The fields of `Settings`, with the values they have where nothing else is said."""
+
+OF_RUN = {"example", "truncate", "logprobs", "processors", "batch_size"}
+"""Those of all texts alike, which lines of results do not tell."""
 
 MAX_LENGTH = 1024  # The longest output; a generation's cache is sized for it.
 

@@ -6,7 +6,7 @@ import dataclasses
 import json
 import pathlib
 
-from speculative.commands import SAMPLING, Command, add_options, rows, whole
+from speculative.commands import SETTINGS, Command, add_options, rows, whole
 
 
 def _add_verdict(parser: argparse.ArgumentParser) -> None:
@@ -49,7 +49,7 @@ def _add_audit(parser: argparse.ArgumentParser) -> None:
         "and, if known, logprobs",
     )
     add_options(parser, "--target", "--vocabulary", "--dtype")
-    add_options(parser, *(f"--{name}" for name in SAMPLING), **SAMPLING | {"temperature": 1.0})
+    add_options(parser, *rows.SAMPLING, **SETTINGS | {"temperature": 1.0})
     add_options(parser, "--max_length", "--seed")
     _add_verdict(parser)
     faulty = parser.add_argument_group(
@@ -66,7 +66,7 @@ def _audit(options: argparse.Namespace) -> int:
     from speculative.studies import audit
     from speculative.studies.power import powers
 
-    sampling = Sampling(**{name: getattr(options, name) for name in SAMPLING})
+    sampling = Sampling(options.temperature, options.top_k, options.top_p, options.min_p)
     own = loading.DRAFTS.get(options.target, "uniform")
     draft = own if options.draft is None else options.draft
     found = loading.resolve(options.target, draft, options.dtype, options.vocabulary)

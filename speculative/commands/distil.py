@@ -86,9 +86,9 @@ def _of_files(options: argparse.Namespace, given: dict[str, Any]) -> dict[str, A
         raise ValueError("There are no texts; give a FILE of them, or a gin file (--config).")
     counting.require(options.files)
     chosen = {
-        field.name: getattr(options, field.name) for field in dataclasses.fields(own.Settings)
+        field.name: getattr(options, field.name) for field in dataclasses.fields(own.DraftSettings)
     }
-    settings = own.Settings(**{k: v for k, v in chosen.items() if v is not None})
+    settings = own.DraftSettings(**{k: v for k, v in chosen.items() if v is not None})
     vocabulary = loading.vocabulary(options.target, options.vocabulary)
     target = checkpoints.open(options.target).config
     with progress.bar("distil") as on_progress:
@@ -102,7 +102,7 @@ def _of_config(options: argparse.Namespace, given: dict[str, Any]) -> dict[str, 
     """The parameters of `distil.distil` as a gin file says."""
     from speculative.training import distil, own, recipes
 
-    of_files = [field.name for field in dataclasses.fields(own.Settings)]
+    of_files = [field.name for field in dataclasses.fields(own.DraftSettings)]
     if of_files := options.files + _among(options, ["columns", "prefix", *of_files]):
         raise ValueError(
             f"{', '.join(of_files)}: not together with --config; the gin file, or --gin, says it."

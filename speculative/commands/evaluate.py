@@ -3,12 +3,11 @@
 import argparse
 import json
 import pathlib
-from typing import Any
 
 from speculative import disk
-from speculative.commands import SAMPLING, Command, add_options, many, rows
-
-SETTINGS = (*SAMPLING, "verification", "lenience", "max_length")
+from speculative.commands import SETTINGS, Command, add_options, many, rows
+from speculative.commands.prompts import Asked
+from speculative.settings import Settings
 
 
 def _add_evaluate(parser: argparse.ArgumentParser) -> None:
@@ -44,19 +43,20 @@ def _evaluate(options: argparse.Namespace) -> None:
     texts, scores = folder / "texts.jsonl", folder / "scores.json"
     found = weights.resolve(config)
     memory.require(config, found.configs)
-    memory.require_batch(config, found.configs, config.batch_size)
-    settings: dict[str, Any] = {"gamma": gamma, "seed": config.seed, "truncate": True}
-    settings |= {field: getattr(config, field) for field in SETTINGS}
+    given = found.configs, config.gamma, config.max_length, config.batch_size
+    memory.require_batch((config.target, config.draft), *given)
+    given = {name: value for name, value in vars(config).items() if name in SETTINGS}
+    settings = Settings(**given | {"gamma": gamma, "truncate": True})
     told = {"target": found.names[0], "draft": found.names[1], "dtype": found.target.config.dtype}
-    asked = [many.Asked(prompt.source, told | settings) for prompt in prompts]
-    places = [(i, 0) for i in range(len(asked))]
+    asked = [Asked(prompt.source, settings) for prompt in prompts]
     with disk.owned(folder):
-        kept = many.Results(texts, asked)
+        kept = many.Results(texts, asked, told | {"truncate": True})
         with progress.bar(config.target) as on_progress:
             on_progress("loading", 0)
             pair = found.load()
-        requests = pair.requests([prompt.source for prompt in prompts], **settings)
-        many.into_file(pair, kept, requests, places, config.batch_size)
+        requests = pair.requests([prompt.source for prompt in prompts], settings)
+        places = {(i, 0): request for i, request in enumerate(requests)}
+        many.into_file(pair, kept, places, config.batch_size)
         lines = list(kept.lines())
         references, said = [p.reference for p in prompts], [line["text"] for line in lines]
         score, low, high = quality.score(metric, references, said)

@@ -2,6 +2,7 @@
 
 import argparse
 import contextlib
+import dataclasses
 import itertools
 import sys
 import time
@@ -9,15 +10,16 @@ from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from speculative import checks, disk
-from speculative.commands import SAMPLING, Command, add_options, many, prompts, rows, whole
+from speculative.commands import SETTINGS, Command, add_options, many, prompts, rows, whole
 from speculative.commands.figures import Figures, Timed, figures
+from speculative.commands.prompts import Asked
+from speculative.settings import Settings
 
 if TYPE_CHECKING:
     from speculative.decoding.loop import Step
     from speculative.pair import Pair, Request, Result
     from speculative.vocabulary import Vocabulary
 
-DEFAULTS = SAMPLING | {"verification": "token", "lenience": 1.0}
 FOREIGN = 0.1  # The share of characters in no piece from which a warning is given.
 
 
@@ -30,21 +32,21 @@ def _add_generate(parser: argparse.ArgumentParser) -> None:
         "--file",
         metavar="FILE",
         help="prompts, one a line; in .jsonl, a JSON object with prompt and, for it alone, "
-        f"{', '.join(prompts.OWN)}",
+        f"{', '.join(prompts.KNOWN)}",
     )
-    add_options(parser, "--target", "--draft", "--vocabulary", "--dtype", "--max_length")
-    add_options(parser, "--seed", seed=0)
+    add_options(parser, "--target", "--draft", "--vocabulary", "--dtype")
+    add_options(parser, "--max_length", "--seed", **SETTINGS)
     add = parser.add_argument
     add("--task", help="put the prefix of a task before each prompt: debian_ende, debian_synopsis")
     add_options(parser, "--module", "--prefix")
     add(
         "--gamma",
         type=whole(0, checks.MAX_GAMMA),
-        default=5,
+        default=SETTINGS["gamma"],
         metavar="N",
         help="guesses a step; 0 decodes with the target alone (5)",
     )
-    add_options(parser, *(f"--{name}" for name in DEFAULTS), **DEFAULTS)
+    add_options(parser, *rows.DECODING[1:], **SETTINGS)
     add(
         "--stop",
         action="append",
@@ -94,13 +96,11 @@ def _add_generate(parser: argparse.ArgumentParser) -> None:
 
 def _generate(options: argparse.Namespace) -> None:
     from speculative import progress, tasks
-    from speculative.decoding import rules
-    from speculative.pair import checked_stop
-    from speculative.sampling import Sampling
 
-    Sampling(**{name: getattr(options, name) for name in SAMPLING})
-    rules.select(options.verification, options.lenience)  # Wrong values end here.
-    stop = checked_stop(options.stop)
+    # Wrong values end here.
+    settings = Settings(
+        **{name: value for name, value in vars(options).items() if name in SETTINGS}
+    )
     if options.logprobs and not (options.json or options.output):
         raise ValueError("--logprobs is for lines of JSON; add --json or --output.")
     several = options.batch_size > 1 or options.samples > 1 or options.output is not None
@@ -117,7 +117,7 @@ def _generate(options: argparse.Namespace) -> None:
     prefix = options.prefix or ""
     if options.task is not None and options.prefix is None:
         prefix = tasks.task(options.task).prefix
-    typed, lists = prompts.typed(options), prompts.arriving(options)
+    typed, lists = prompts.typed(options), prompts.arriving(options, prefix, settings)
     if options.output is not None:
         if typed:
             raise ValueError("--output is for a --file or another program's lines, not for typing.")
@@ -128,44 +128,39 @@ def _generate(options: argparse.Namespace) -> None:
     with progress.bar(options.target) as on_progress:
         on_progress("loading", 0)
         pair = _load(options, begun)
-    names = (*DEFAULTS, "seed", "max_length", "truncate", "logprobs", "gamma")
-    settings: dict[str, Any] = {name: getattr(options, name) for name in names} | {"stop": stop}
-
-    def request(prompt: prompts.Prompt, example: int = 0) -> "Request":
-        given: dict[str, Any] = settings | {"example": example} | prompt.own
-        return pair.requests([prefix + prompt.text], **given)[0]
-
-    told = {"target": pair.names[0], "draft": pair.names[1], "gamma": options.gamma}
-    told |= {name: settings[name] for name in (*DEFAULTS, "max_length", "seed")}
-    told |= {"dtype": pair.target.config.dtype, "stop": list(stop)}
+    of_pair = {"target": pair.names[0], "draft": pair.names[1], "dtype": pair.target.config.dtype}
     # What does not fit the pair ends before its decoding.
-    asked = _asked(lists, prefix, told, request, typed)
+    requests = _requests(lists, pair, typed)
     if several:
-        for given in asked:
-            for prompt, one in given:
-                _warn_of_script(pair.vocabulary, prompt.text[len(prefix) :], one.example + 1)
-            _together(pair, given, options)
+        for given in requests:
+            for asked, one in given:
+                _warn_of_script(pair.vocabulary, asked.text[len(prefix) :], one.example + 1)
+            _together(pair, given, of_pair, options)
         return
     timer = Timer(pair, streams=not options.json)
     if typed:  # Now, so that a first line of usual length is answered at once.
-        usual = request(prompts.Prompt("a", {}))
+        (usual,) = pair.requests([prefix + "a"], settings)
         for one in (usual, usual.alone) if options.compare else (usual,):
             timer.compile(one)
         print(f"Each line is a prompt for {options.target}; Ctrl-D ends.", file=sys.stderr)
     total = Figures()
-    for prompt, one in itertools.chain.from_iterable(asked):
-        _warn_of_script(pair.vocabulary, prompt.text[len(prefix) :], one.example + 1)
+    for asked, one in itertools.chain.from_iterable(requests):
+        _warn_of_script(pair.vocabulary, asked.text[len(prefix) :], one.example + 1)
         show = _ignore if options.json else _print
         fast = timer.decode(one, show)
         show("\n")
         compared = timer.decode(one.alone, _ignore) if options.compare else None
         if options.json:
-            print(_json(prompt, fast, compared), flush=True)
+            line = many.line(asked, fast.result, of_pair) | {"seconds": round(fast.seconds, 6)}
+            if compared:
+                line["tokens_autoregressive"] = compared.result.tokens
+                line["seconds_autoregressive"] = round(compared.seconds, 6)
+            print(disk.json_line(line), flush=True)
             continue
         if options.trace:
             from speculative.reporting import tables, traces
 
-            traces.show(traces.trace(pair, prompt.text, one), options.gamma, tables.CONSOLE)
+            traces.show(traces.trace(pair, asked.text, one), options.gamma, tables.CONSOLE)
         found = figures(pair, one, fast, compared)
         if typed:
             print(found, file=sys.stderr)
@@ -175,45 +170,39 @@ def _generate(options: argparse.Namespace) -> None:
         print(total, file=sys.stderr)
 
 
-def _load(options: argparse.Namespace, begun: Sequence[prompts.Prompt]) -> "Pair":
+def _load(options: argparse.Namespace, begun: Sequence[Asked]) -> "Pair":
     """The pair, if there is memory for batches of such prompts as these first ones."""
     from speculative.loading import resolve
     from speculative.ragged import power_of_two
     from speculative.rows import memory
-    from speculative.rows.config import RowConfig
 
     found = resolve(options.target, options.draft, options.dtype, options.vocabulary)
     if options.batch_size > 1:
-        length = max([options.max_length, *(one.own.get("max_length", 0) for one in begun)])
-        target, draft = found.names
-        given = {"gamma": options.gamma or 1, "max_length": length, "temperature": 0.0}
-        row = RowConfig(task=rows.OWN, prefix="", target=target, draft=draft, **given)
+        length = max([options.max_length, *(one.settings.max_length for one in begun)])
         size = options.batch_size
         if options.file or options.output:  # There are no others.
             size = min(size, power_of_two(len(begun) * options.samples))
-        memory.require_batch(row, found.configs, size)
+        memory.require_batch(found.names, found.configs, options.gamma or 1, length, size)
     return found.load()
 
 
-def _asked(
-    lists: Iterator[list[prompts.Prompt]],
-    prefix: str,
-    told: dict[str, Any],
-    request: "Callable[[prompts.Prompt, int], Request]",
-    typed: bool,
-) -> "Iterator[list[tuple[many.Asked, Request]]]":
+def _requests(
+    lists: Iterator[list[Asked]], pair: "Pair", typed: bool
+) -> "Iterator[list[tuple[Asked, Request]]]":
     """Lists of prompts, each checked as a whole; someone who types may type the next one."""
     first = 0
     for given in lists:
         try:
-            requests = [request(prompt, number) for number, prompt in enumerate(given, first)]
+            requests = [
+                pair.requests([one.text], dataclasses.replace(one.settings, example=number))[0]
+                for number, one in enumerate(given, first)
+            ]
         except ValueError as error:
             if not typed:
                 raise
             prompts.complain(error)
             continue
-        asked = [many.Asked(prefix + prompt.text, told | prompt.own) for prompt in given]
-        yield list(zip(asked, requests, strict=True))
+        yield list(zip(given, requests, strict=True))
         first += len(given)
 
 
@@ -237,30 +226,25 @@ def _warn_of_script(vocabulary: "Vocabulary", prompt: str, number: int) -> None:
         )
 
 
-def _json(asked: many.Asked, decoded: Timed, alone: Timed | None = None) -> str:
-    line = many.line(asked, decoded.result) | {"seconds": round(decoded.seconds, 6)}
-    if alone:
-        line["tokens_autoregressive"] = alone.result.tokens
-        line["seconds_autoregressive"] = round(alone.seconds, 6)
-    return disk.json_line(line)
-
-
 def _together(
     pair: "Pair",
-    given: "Sequence[tuple[many.Asked, Request]]",
+    given: "Sequence[tuple[Asked, Request]]",
+    of_pair: dict[str, Any],
     options: argparse.Namespace,
 ) -> None:
     """Decodes prompts in batches, and shows their texts in order."""
-    asked, requests = zip(*given, strict=True)
-    places = [(i, sample) for i in range(len(asked)) for sample in range(options.samples)]
+    asked, samples = [asked for asked, _ in given], range(options.samples)
+    requests = {(i, k): one.sample(k) for i, (_, one) in enumerate(given) for k in samples}
     if options.output is not None:
-        results = many.Results(options.output, asked, ["logprobs"] if options.logprobs else [])
-        many.into_file(pair, results, requests, places, options.batch_size)
+        fields = ["logprobs"] if options.logprobs else []
+        results = many.Results(options.output, asked, of_pair, fields)
+        many.into_file(pair, results, requests, options.batch_size)
         print(f"Written: {options.output}, {len(results)} texts.")
         return
-    decoded = many.decode(pair, requests, places, options.batch_size)
-    for (at, sample), result in many.in_order(places, decoded):
-        line = many.line(asked[at], result) | {"number": requests[at].example, "sample": sample}
+    decoded = many.decode(pair, requests, options.batch_size)
+    for (at, sample), result in many.in_order(requests, decoded):
+        line = many.line(asked[at], result, of_pair)
+        line |= {"number": given[at][1].example, "sample": sample}
         print(disk.json_line(line) if options.json else result.text, flush=True)
 
 

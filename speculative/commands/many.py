@@ -2,10 +2,12 @@
 
 import pathlib
 import time
-from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
 from speculative import disk
+from speculative.commands import OF_RUN, SETTINGS
+from speculative.commands.prompts import Asked
 
 if TYPE_CHECKING:
     from speculative.pair import Pair, Request, Result
@@ -13,68 +15,75 @@ if TYPE_CHECKING:
 COUNTS = ("draft_tokens", "tested_by_position", "accepted_by_position", "accepted_lengths")
 FIELDS = ("text", "tokens", "target_calls", "accepted", "tokens_per_call", *COUNTS)
 
-Place = tuple[int, int]  # The number of a prompt, from 0, and that of a sample of it.
+
+def told(asked: Asked) -> dict[str, Any]:
+    """The settings of a prompt that its lines tell."""
+    found = {name: getattr(asked.settings, name) for name in SETTINGS if name not in OF_RUN}
+    return found | {"stop": list(asked.settings.stop)}
 
 
-class Asked(NamedTuple):
-    """A prompt, prefix included, and the settings that its results are told to be of."""
-
-    text: str
-    told: dict[str, Any]
-
-
-def line(asked: Asked, result: "Result") -> dict[str, Any]:
-    """What is said of a result in JSON, and with which settings it came about."""
+def line(asked: Asked, result: "Result", of_pair: Mapping[str, Any]) -> dict[str, Any]:
+    """What is said of a result in JSON, and of which pair and settings it is."""
     found = {name: getattr(result, name) for name in FIELDS}
     if result.logprobs is not None:
         found["logprobs"] = result.logprobs
-    return found | {"prompt": asked.text, "finish_reason": result.finish_reason} | asked.told
+    found |= {"prompt": asked.text, "finish_reason": result.finish_reason}
+    return found | dict(of_pair) | told(asked)
 
 
 class Results:
-    """A file of results, a JSON object a line; an interrupted run's file is gone on with."""
+    """A file of results, a JSON object a line; an interrupted run's file is gone on with.
+
+    A result's place is the numbers of its prompt and its sample, from 0.
+    """
 
     def __init__(
-        self, path: str | pathlib.Path, prompts: Sequence[Asked], fields: Sequence[str] = ()
+        self,
+        path: str | pathlib.Path,
+        prompts: Sequence[Asked],
+        of_pair: Mapping[str, Any],
+        fields: Sequence[str] = (),
     ) -> None:
-        """Reads the file, if there is one, whose results must have these `fields`.
+        """Reads the file, if there is one, whose results must be of this pair and have `fields`.
 
         Raises:
             ValueError: a line is no result for these prompts and settings; its number is named.
             OSError: the file cannot be written.
         """
-        self.path, self.prompts, self._fields = disk.writable(path), prompts, fields
+        self.path, self.prompts, self.of_pair = disk.writable(path), prompts, of_pair
+        self._fields = fields
         try:
             self._found = dict(disk.entries(self.path, self._checked, "result"))
         except ValueError as error:
             raise ValueError(f"{error} Write elsewhere, or delete that file.") from error
 
-    def _checked(self, line: dict[str, Any]) -> tuple[Place, dict[str, Any]]:
+    def _checked(self, line: dict[str, Any]) -> tuple[tuple[int, int], dict[str, Any]]:
         place = line["number"], line["sample"]
         if not 0 <= place[0] < len(self.prompts):
             raise ValueError(f"there is no prompt {place[0] + 1}.")
-        text, told = self.prompts[place[0]]
-        for name in (*told, *self._fields):
+        asked = self.prompts[place[0]]
+        must = {**self.of_pair, **told(asked)}
+        for name in (*must, *self._fields):
             if name not in line:
                 raise ValueError(f"it does not say its {name}.")
-        for name, value in told.items():
+        for name, value in must.items():
             if line[name] != value:
                 raise ValueError(f"its {name} is {line[name]!r}, not {value!r}.")
-        if line["prompt"] != text:
+        if line["prompt"] != asked.text:
             raise ValueError(f"its prompt is not prompt {place[0] + 1}.")
         return place, line
 
     def __len__(self) -> int:
         return len(self._found)
 
-    def __contains__(self, place: Place) -> bool:
+    def __contains__(self, place: tuple[int, int]) -> bool:
         return place in self._found
 
     def lines(self) -> Iterator[dict[str, Any]]:
         """Those that there are, in the order of prompts and samples."""
         return (self._found[at] for at in sorted(self._found))
 
-    def add(self, place: Place, line: dict[str, Any]) -> None:
+    def add(self, place: tuple[int, int], line: dict[str, Any]) -> None:
         """Writes a result, which is on disk when this returns."""
         disk.append(self.path, line)
         self._found[place] = line
@@ -85,31 +94,31 @@ class Results:
 
 
 def decode(
-    pair: "Pair", requests: Sequence["Request"], places: Sequence[Place], batch_size: int
-) -> Iterator[tuple[Place, "Result"]]:
-    """The results of some samples of prompts, as they end."""
-    asked = [requests[number].sample(sample) for number, sample in places]
-    return ((places[at], result) for at, result in pair.serve(asked, batch_size))
+    pair: "Pair", requests: Mapping[tuple[int, int], "Request"], batch_size: int
+) -> "Iterator[tuple[tuple[int, int], Result]]":
+    """The results of requests by their places, as they end."""
+    places = list(requests)
+    served = pair.serve(list(requests.values()), batch_size=batch_size)
+    return ((places[at], result) for at, result in served)
 
 
 def into_file(
     pair: "Pair",
     found: Results,
-    requests: Sequence["Request"],
-    places: Sequence[Place],
+    requests: Mapping[tuple[int, int], "Request"],
     batch_size: int,
 ) -> None:
     """Decodes what results still lack; a KeyboardInterrupt says what there is."""
     from speculative import progress
 
-    total, file = len(places), str(found.path)
-    lacking = [place for place in places if place not in found]
+    total, file = len(requests), str(found.path)
+    lacking = {place: one for place, one in requests.items() if place not in found}
     began, tokens = time.perf_counter(), 0
     with progress.bar(file) as on_progress:
         try:
-            for place, result in decode(pair, requests, lacking, batch_size):
-                told = line(found.prompts[place[0]], result)
-                found.add(place, told | {"number": place[0], "sample": place[1]})
+            for place, result in decode(pair, lacking, batch_size):
+                said = line(found.prompts[place[0]], result, found.of_pair)
+                found.add(place, said | {"number": place[0], "sample": place[1]})
                 tokens += len(result.tokens)
                 rate = tokens / (time.perf_counter() - began)
                 on_progress(f"{rate:,.0f} tokens a second", len(found) / total)
@@ -121,10 +130,10 @@ def into_file(
 
 
 def in_order(
-    places: Sequence[Place], found: Iterator[tuple[Place, "Result"]]
-) -> Iterator[tuple[Place, "Result"]]:
+    places: Iterable[tuple[int, int]], found: "Iterable[tuple[tuple[int, int], Result]]"
+) -> "Iterator[tuple[tuple[int, int], Result]]":
     """The same in the order of `places`, each as soon as those before it are there."""
-    kept: dict[Place, Result] = {}
+    kept: dict[tuple[int, int], Result] = {}
     waiting = iter(places)
     awaited = next(waiting, None)
     for place, result in found:

@@ -4,6 +4,7 @@ A file of JSON lines, .jsonl, has a `prompt` in each, and may have settings of i
 """
 
 import argparse
+import dataclasses
 import json
 import os
 import stat
@@ -12,19 +13,20 @@ from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 from speculative import checks, disk
-from speculative.commands import MAX_LENGTH, SAMPLING
+from speculative.commands import MAX_LENGTH, OF_RUN, SETTINGS
+from speculative.settings import Settings
 
 INPUT = "standard input"
 MARK = "> "  # Where a line is awaited.
-OWN = (*SAMPLING, "seed", "max_length", "stop")
-"""Settings that a line of JSON may have."""
+# The settings that a line of JSON may have; texts of one run have one draft's gamma and one rule.
+KNOWN = [name for name in SETTINGS if name not in {*OF_RUN, "gamma", "verification", "lenience"}]
 
 
-class Prompt(NamedTuple):
-    """A prompt, and those of `OWN` that are for it alone."""
+class Asked(NamedTuple):
+    """A prompt, prefix included, and its settings."""
 
     text: str
-    own: dict[str, Any]
+    settings: Settings
 
 
 def typed(options: argparse.Namespace) -> bool:
@@ -33,7 +35,7 @@ def typed(options: argparse.Namespace) -> bool:
     return not here and sys.stdin is not None and sys.stdin.isatty()
 
 
-def arriving(options: argparse.Namespace) -> Iterator[list[Prompt]]:
+def arriving(options: argparse.Namespace, prefix: str, settings: Settings) -> Iterator[list[Asked]]:
     """The prompts that are there already, and then those that come; it waits for the next ones.
 
     Blank lines are left out, and said to be. Someone who types is told of a line that is not UTF-8,
@@ -53,7 +55,9 @@ def arriving(options: argparse.Namespace) -> Iterator[list[Prompt]]:
     found = blank = 0
     for lines in chunks:
         prompts = [
-            _read(line, number, origin) if in_json else Prompt(line, {})
+            _read(line, number, origin, prefix, settings)
+            if in_json
+            else Asked(prefix + line, settings)
             for number, line in enumerate(lines, 1)
             if line.strip()
         ]
@@ -68,27 +72,20 @@ def arriving(options: argparse.Namespace) -> Iterator[list[Prompt]]:
         print(f"Blank lines of {origin} that are left out: {blank}.", file=sys.stderr)
 
 
-def _read(line: str, number: int, file: str) -> Prompt:
+def _read(line: str, number: int, file: str, prefix: str, settings: Settings) -> Asked:
     """A prompt and its settings, checked; a ValueError names the line."""
-    from speculative.pair import checked_stop
-    from speculative.sampling import Sampling
-
     try:
         fields = json.loads(line)
         if not isinstance(fields, dict) or not isinstance(fields.get("prompt"), str):
             raise ValueError("it is no JSON object with a prompt, a text.")
-        if unknown := sorted(set(fields) - {"prompt", *OWN}):
-            known = ", ".join(OWN)
+        text = fields.pop("prompt")
+        if unknown := sorted(set(fields) - set(KNOWN)):
+            known = ", ".join(KNOWN)
             raise ValueError(f"it has {unknown[0]!r}; known are prompt, {known}.")
-        own = {name: fields[name] for name in OWN if name in fields}
-        Sampling(**{name: own.get(name, usual) for name, usual in SAMPLING.items()})
-        checks.whole("seed", own.get("seed", 0), 0, 2**32 - 1)
-        checks.whole("max_length", own.get("max_length", 1), 1, MAX_LENGTH)
-        if "stop" in own:
-            own["stop"] = list(checked_stop(own["stop"]))
+        checks.whole("max_length", fields.get("max_length", 1), 1, MAX_LENGTH)
+        return Asked(prefix + text, dataclasses.replace(settings, **fields))
     except (ValueError, RecursionError) as error:
         raise ValueError(f"Line {number} of {file} is no prompt: {error}") from error
-    return Prompt(fields["prompt"], own)
 
 
 def complain(error: Exception) -> None:

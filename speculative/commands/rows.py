@@ -5,7 +5,7 @@ import dataclasses
 import pathlib
 from typing import TYPE_CHECKING, Any
 
-from speculative.commands import SAMPLING, add_options
+from speculative.commands import add_options
 
 if TYPE_CHECKING:
     from speculative.rows.config import RowConfig
@@ -18,7 +18,8 @@ OWN = "own"  # The task of texts of the user's.
 
 MODELS = ("--vocabulary", "--dtype")
 TEXTS = ("--task", "--prefix", "--metric", "--columns")
-DECODING = ("--gamma", *(f"--{name}" for name in SAMPLING), "--verification", "--lenience")
+SAMPLING = ("--temperature", "--top_k", "--top_p", "--min_p")
+DECODING = ("--gamma", *SAMPLING, "--verification", "--lenience")
 OPTIONS = ("--target", "--draft", *MODELS, *TEXTS, *DECODING, "--max_length", "--seed")
 FIELDS = {option.removeprefix("--"): option.removeprefix("--") for option in OPTIONS}
 FIELDS |= {"limit": "num_examples", "weights": "checkpoints", "batch_size": "batch_size"}

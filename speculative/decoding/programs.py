@@ -63,12 +63,12 @@ class Program(Generic[P, T]):
     def _of(self, given: Sequence[Any], named: Mapping[str, Any], device: Any = None) -> Any:
         """The jitted function for arguments on a device, by default the present one."""
         models = given[0]
-        options = () if models.draft is None else compiler_options(device)
         # Parameters are as large as their model says.
         leaves, tree = jax.tree.flatten((given[2:], named))
-        key = options, models, tree, tuple(map(np.shape, leaves))
+        key = device, models, tree, tuple(map(np.shape, leaves))
         with self._lock:
             if (jitted := self._jitted.pop(key, None)) is None:
+                options = () if models.draft is None else compiler_options(device)
                 # A function of its own, or JAX would keep what it traced for as long as this one.
                 own = functools.wraps(self._function)(functools.partial(self._function))
                 jitted = jax.jit(

@@ -14,6 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
+from speculative import checks
 from speculative.decoding import loop
 from speculative.decoding.loop import Models, Params, Progress
 from speculative.decoding.programs import Program
@@ -26,13 +27,32 @@ from speculative.types import Inputs
 NO_LIMIT = 2**31 - 1  # Of steps.
 
 
-class Text(NamedTuple):
-    """What is to be decoded, and a number by which its output is known."""
+class Request(NamedTuple):
+    """A text to decode: its source or prompt [1, S], how, and what its random numbers belong to.
 
-    number: int
-    inputs: Inputs  # [1, S]; of neighbouring texts that share them they are read once.
-    draws: Array  # [1, ...] of `Decoding.draws`.
+    Of neighbouring requests that share a source it is read once.
+    """
+
+    source: Inputs
     config: Decoding
+    seed: int = 0
+    example: int = 0
+    stop: tuple[str, ...] = ()  # Texts with which it ends, none of them shown.
+
+    @property
+    def draws(self) -> Array:
+        """The text's random numbers, of `Decoding.draws`."""
+        return self.config.draws(self.seed, np.array([self.example]))
+
+    @property
+    def alone(self) -> "Request":
+        """The same text by the target alone."""
+        return self._replace(config=self.config.alone)
+
+    def sample(self, number: int) -> "Request":
+        """The request of a sample, numbered up to `checks.MAX_SAMPLES`; this one is the first."""
+        example = checks.whole("example", self.example + number * 2**20, 0, 2**31)
+        return self._replace(example=example)
 
 
 @functools.partial(Program, donated=("progress", "draws"))
@@ -75,23 +95,23 @@ def generate(
     target: Model,
     draft: Draft | None,
     params: Params,
-    texts: Iterable[Text],
+    requests: Iterable[tuple[int, Request]],
     kinds: Kinds,
     batch_size: int,
     ends: Callable[[int, list[int]], bool] | None = None,
 ) -> Iterator[tuple[int, Output]]:
-    """Decodes texts in batches of `batch_size` and gives the output [1, ...] of each as it ends.
+    """Decodes numbered texts in batches of `batch_size` and gives the output [1, ...] of each.
 
-    A text may end before its end of sequence: `ends` is asked after every step, with the text's
-    number and its tokens so far.
+    It comes as the text ends, which may be before its end of sequence: `ends` is asked after every
+    step, with the text's number and its tokens so far.
 
     The outputs are those of `loop.generate` for each text alone: bit for bit where a position's
     result does not depend on the positions computed beside it, as with the kernels for CPU, and but
-    for rounding elsewhere. Inputs are of one width, and settings of one `Decoding.program` with
+    for rounding elsewhere. Sources are of one width, and settings of one `Decoding.program` with
     sampling of no other `kinds`; the texts are taken as rows become free.
     """
-    waiting = iter(texts)
-    upcoming = next(waiting, None)
+    waiting = iter(requests)
+    number, upcoming = next(waiting, (0, None))
     if upcoming is None:
         return
     models, params = loop.used(target, draft, params, upcoming.config.gamma)
@@ -105,14 +125,15 @@ def generate(
     while True:
         for row in range(batch_size):
             if numbers[row] is None and upcoming is not None:
-                if upcoming.inputs is not read:
-                    read = upcoming.inputs
+                if upcoming.source is not read:
+                    read = upcoming.source
                     one = loop.begin(models, params, read, config, size)
                 progress, draws = _put(progress, draws, row, one, upcoming.draws)
                 if upcoming.config != configs[row]:
                     configs[row] = upcoming.config
                     config = Decoding.together(configs, kinds)
-                numbers[row], upcoming = upcoming.number, next(waiting, None)
+                numbers[row] = number
+                number, upcoming = next(waiting, (0, None))
         idle = numbers.count(None)
         if idle == batch_size:
             return
@@ -120,27 +141,27 @@ def generate(
         progress, draws, output = run(models, params, progress, draws, config, enough, most)
         finished, output = jax.device_get((progress.finished, output))
         leaves, tree = jax.tree.flatten(output)
-        for row, number in enumerate(numbers):
-            if number is None:
+        for row, ended in enumerate(numbers):
+            if ended is None:
                 continue
             if not finished[row]:
                 if ends is None:
                     continue
-                if not ends(number, output.tokens[row, : output.lengths[row]].tolist()):
+                if not ends(ended, output.tokens[row, : output.lengths[row]].tolist()):
                     continue
                 progress = _end(progress, row)
-            yield number, jax.tree.unflatten(tree, [rows[row : row + 1] for rows in leaves])
+            yield ended, jax.tree.unflatten(tree, [rows[row : row + 1] for rows in leaves])
             numbers[row] = None
 
 
 def _empty(
-    models: Models, params: Params, text: Text, config: Decoding, size: int, batch_size: int
+    models: Models, params: Params, one: Request, config: Decoding, size: int, batch_size: int
 ) -> tuple[Progress, Array]:
     """The progress and the random numbers of rows that have no text yet."""
-    inputs = jax.ShapeDtypeStruct((batch_size, *text.inputs.shape[1:]), text.inputs.dtype)
+    inputs = jax.ShapeDtypeStruct((batch_size, *one.source.shape[1:]), one.source.dtype)
     start = functools.partial(loop.start, models, config=config, cache_length=size)
     progress = jax.eval_shape(start, params, inputs)
-    draws = jax.ShapeDtypeStruct((batch_size, *text.draws.shape[1:]), text.draws.dtype)
+    draws = jax.ShapeDtypeStruct(config.draws_shape(batch_size), np.float32)
     leaves, tree = jax.tree.flatten((progress, draws))
     progress, draws = jax.tree.unflatten(tree, _zeros(tuple(leaves)))
     return dataclasses.replace(progress, finished=np.ones(batch_size, bool)), draws

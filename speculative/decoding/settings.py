@@ -169,13 +169,17 @@ class Decoding:
         """
         return self.longest + (0 if self.rule.keyed_by == "step" else -(-self.room // 16) * 16)
 
+    def draws_shape(self, batch: int) -> tuple[int, ...]:
+        """The shape of the random numbers of so many rows."""
+        offsets = (self.gamma + 1,) if self.rule.keyed_by == "step" else ()
+        return batch, self._drawn, *offsets, self.rule.numbers
+
     def check_draws(self, draws: Array, batch: int) -> None:
         """Raises ValueError unless there are numbers for every row and position that may be read.
 
         A read beyond the last position would be shifted back silently and use numbers twice.
         """
-        offsets = (self.gamma + 1,) if self.rule.keyed_by == "step" else ()
-        needed = (batch, self._drawn, *offsets, self.rule.numbers)
+        needed = self.draws_shape(batch)
         fits = draws.ndim == len(needed) and np.greater_equal(draws.shape, needed).all()
         if not fits or (draws.shape[0], draws.shape[-1]) != (batch, self.rule.numbers):
             raise ValueError(

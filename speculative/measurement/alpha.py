@@ -14,9 +14,9 @@ from speculative.decoding import Params, Rule
 from speculative.decoding.loop import Models
 from speculative.decoding.rules import EXACT
 from speculative.drafts.base import fault_of
+from speculative.grouping import batches, filled
 from speculative.measurement import teacher_forced
 from speculative.pair import Pair
-from speculative.ragged import power_of_two
 from speculative.sampling import Kinds, Sampling
 from speculative.types import Inputs, Tokens
 
@@ -43,27 +43,20 @@ def alpha_on_target_text(
     # Nothing is timed here, so that one program may serve all temperatures.
     kinds = Kinds.of([sampling, Sampling(0.0), Sampling(1.0)])
     sampling = Sampling.together([sampling], kinds)
-    by_width: dict[int, list[int]] = {}
-    for place, (source, _) in enumerate(zip(sources, tokens, strict=True)):
-        by_width.setdefault(source.shape[1], []).append(place)
     betas = [np.zeros(0, np.float32)] * len(sources)
-    for places in by_width.values():
-        size = min(batch_size, power_of_two(len(places)))
-        for chosen in (places[at : at + size] for at in range(0, len(places), size)):
-            # The last batch is filled up with one of its texts, so that it needs no other program.
-            filled = chosen + chosen[:1] * (size - len(chosen))
-            source = jnp.concatenate([sources[place] for place in filled])
-            rows = [teacher_forced.padded(tokens[place], max_length) for place in filled]
-            given = models, pair.params, source, np.concatenate(rows)
-            found = np.asarray(acceptances(*given, sampling, vocab_size, rule))
-            for place, beta in zip(chosen, found, strict=False):
-                betas[place] = beta[: len(tokens[place])]
-                if not np.isfinite(betas[place]).all():
-                    raise ValueError(
-                        f"The probabilities of {pair.names[0]} or {pair.names[1]} are not finite: "
-                        "its weights are damaged, or its dtype is too narrow for it; or the draft "
-                        "breaks the contract of drafts (Pair.check tells where)."
-                    )
+    for chosen, places in batches(range(len(sources)), lambda i: sources[i].shape[1], batch_size):
+        source = jnp.concatenate([sources[place] for place in places])
+        rows = filled([tokens[place] for place in places], max_length)
+        given = models, pair.params, source, rows
+        found = np.asarray(acceptances(*given, sampling, vocab_size, rule))
+        for place, beta in zip(chosen, found, strict=False):
+            betas[place] = beta[: len(tokens[place])]
+            if not np.isfinite(betas[place]).all():
+                raise ValueError(
+                    f"The probabilities of {pair.names[0]} or {pair.names[1]} are not finite: "
+                    "its weights are damaged, or its dtype is too narrow for it; or the draft "
+                    "breaks the contract of drafts (Pair.check tells where)."
+                )
     return betas
 
 

@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 
 from speculative.decoding import Params, Rule
 from speculative.decoding.loop import Models
+from speculative.grouping import filled
 from speculative.measurement import teacher_forced
 from speculative.models.interface import Chunk
 from speculative.pair import Pair
@@ -42,7 +43,7 @@ def tokens_on_target_text(
     `max_length` tokens, so that one program is compiled.
     """
     models, vocabulary = Models(pair.target, pair.draft), pair.vocabulary
-    row = teacher_forced.padded(tokens, max_length)
+    row = filled([tokens], max_length)
     uniforms = jax.random.uniform(jax.random.key(seed), (max_length, 1, max(gammas)))
     given = models, pair.params, source, row, uniforms
     sizes = vocabulary.size, vocabulary.eos_id

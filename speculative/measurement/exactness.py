@@ -10,6 +10,7 @@ import numpy as np
 from jax import Array
 from numpy.typing import ArrayLike, NDArray
 
+from speculative.grouping import filled
 from speculative.measurement import teacher_forced
 from speculative.pair import Pair
 
@@ -73,7 +74,7 @@ def compare_greedy(
         if autoregressive is None or speculative is None:  # One text is a prefix of the other.
             return Difference(position, autoregressive, speculative, math.inf)
         length = -(-(position + 1) // 32) * 32  # One program serves 32 positions.
-        row = teacher_forced.padded(tokens_autoregressive[:position], length)
+        row = filled([tokens_autoregressive[:position]], length)
         logits = teacher_forced.logits(pair.target, pair.params.target, source, row)
         there = np.asarray(logits)[0, position, : pair.vocabulary.size]
         margin = float(there.max() - min(there[autoregressive], there[speculative]))

@@ -1,11 +1,9 @@
 """Teacher-forced scoring: the target's logits on a given text."""
 
 import functools
-from collections.abc import Sequence
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from jax import Array
 
 from speculative.models.interface import Chunk, Extended, Model, Started
@@ -15,11 +13,6 @@ from speculative.types import Inputs, Logits, PyTree, Rows, Tokens
 def previous(tokens: Tokens, first: Rows) -> Array:
     """The token before each one: [B, L] -> [B, L], where `first` [B] comes before all."""
     return jnp.concatenate([first[:, None], tokens[:, :-1]], axis=1)
-
-
-def padded(tokens: Sequence[int], length: int) -> np.ndarray:
-    """A row [1, length] of tokens, with padding after them."""
-    return np.pad(np.asarray(tokens, np.int32), (0, length - len(tokens)))[None]
 
 
 def score(

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 import jax
 import jax.numpy as jnp
 
+from speculative.decoding import Decoding
 from speculative.models import Config, abstract_params
 from speculative.rows.config import RowConfig
 
@@ -34,16 +35,20 @@ class Need:
 
 
 def needs(
-    config: RowConfig, models: Sequence[Config], source_length: int = 512, cpu: bool = False
+    models: Sequence[Config],
+    gamma: int | None,
+    max_length: int,
+    source_length: int = 512,
+    cpu: bool = False,
 ) -> list[Need]:
-    """What the models of a row need: its target and, where it is a model, its draft."""
-    return [_need(config, model, source_length, cpu) for model in models]
+    """What models need, a target and perhaps a draft, for so many guesses a step (None is 7)."""
+    return [_need(model, gamma or 7, max_length, source_length, cpu) for model in models]
 
 
-def _need(config: RowConfig, model: Config, source_length: int, cpu: bool) -> Need:
+def _need(model: Config, gamma: int, max_length: int, source_length: int, cpu: bool) -> Need:
     parameters = sum(leaf.size for leaf in jax.tree.leaves(abstract_params(model)))
-    size, gamma = jnp.dtype(model.dtype).itemsize, config.gamma or 7
-    room = config.decoding(model.vocab_size, gamma).cache_lengths()[-1]
+    size = jnp.dtype(model.dtype).itemsize
+    room = Decoding(model.vocab_size, gamma=gamma, max_length=max_length).cache_lengths()[-1]
     head, width = model.num_heads * model.head_dim, gamma + 1
     # Of the text and of the source, which is in the same caches where it is a prompt.
     caches = 2 * model.decoder_layers * head * (room + source_length) * size
@@ -82,27 +87,30 @@ def spare_maps() -> None:
         jax.clear_caches()
 
 
-def batch(config: RowConfig, models: Sequence[Config], most: int) -> int:
+def batch(models: Sequence[Config], gamma: int | None, max_length: int, most: int) -> int:
     """How many rows, up to `most`, fit with the weights in the present device's memory."""
-    found = needs(config, models)
+    found = needs(models, gamma, max_length)
     row = sum(need.caches + need.activations for need in found)
     free = device_bytes()[1] - sum(need.weights for need in found)
     return max(1, min(most, int(0.5 * free) // row))
 
 
-def require_batch(config: RowConfig, models: Sequence[Config], size: int) -> None:
-    """Raises ValueError unless the present device holds a batch of so many rows."""
-    most = batch(config, models, size)
+def require_batch(
+    names: tuple[str, str], models: Sequence[Config], gamma: int | None, max_length: int, size: int
+) -> None:
+    """Raises ValueError unless the present device holds a batch of so many rows of a pair."""
+    most = batch(models, gamma, max_length, size)
     if most < size:
         raise ValueError(
-            f"{size} rows of {config.target} with {config.draft} do not fit the memory of "
+            f"{size} rows of {names[0]} with {names[1]} do not fit the memory of "
             f"{device_bytes()[0]}; the largest batch that does has {most}."
         )
 
 
 def require(config: RowConfig, models: Sequence[Config], source_length: int = 512) -> None:
     """Raises ValueError unless the present device holds the models of a row."""
-    found = needs(config, models, source_length, jax.default_backend() == "cpu")
+    cpu = jax.default_backend() == "cpu"
+    found = needs(models, config.gamma, config.max_length, source_length, cpu)
     needed = sum(need.total for need in found)
     name, there = device_bytes()
     if needed > there:

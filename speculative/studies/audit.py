@@ -21,12 +21,13 @@ import numpy as np
 from jax import Array
 from numpy.typing import NDArray
 
+from speculative.grouping import SOURCE_LENGTHS, batches, filled, padded
 from speculative.measurement import goodness, teacher_forced
 from speculative.measurement.exactness import rounding
 from speculative.measurement.goodness import GTest
 from speculative.models import Config
 from speculative.models.interface import Model
-from speculative.pair import SOURCE_LENGTHS, Pair, padded
+from speculative.pair import Pair
 from speculative.progress import OnProgress
 from speculative.ragged import power_of_two
 from speculative.sampling import Sampling, standardise
@@ -268,10 +269,15 @@ def audit(
     rng = np.random.default_rng(seed)
     found = _Findings()
     done = 0
-    for batch, rows in _batches(pair, samples):
+
+    def most(shape: tuple[int, int]) -> int:
+        return max(1, min(ROWS, NUMBERS // (shape[1] * pair.vocabulary.size)))
+
+    ordered = sorted(samples, key=lambda sample: (_shape(sample), sample.source))
+    for batch, rows in batches(ordered, _shape, most):
         on_progress("scoring", done / len(samples))
         done += len(batch)
-        found.add(batch, _scores(pair, batch, rows, sampling), pair.target.config, rng)
+        found.add(batch, _scores(pair, rows, sampling), pair.target.config, rng)
     found.impossible.sort()
     count = sum(len(sample.tokens) for sample in samples)
     common = len(samples), len({sample.source for sample in samples}), count
@@ -393,40 +399,19 @@ def _pooled(name: str, tables: Iterable[tuple[NDArray[Any], NDArray[Any]]]) -> G
     return goodness.g_test(name, drawn, statistic, degrees) if degrees else None
 
 
-def _batches(pair: Pair, samples: Sequence[Sample]) -> list[tuple[list[Sample], int]]:
-    """Samples of one source and about one length, as many as there is room for.
-
-    Each with the rows to which it is filled up: those of the batches before, for few programs.
-    """
-    groups: dict[tuple[int, int], list[Sample]] = defaultdict(list)
-    for sample in samples:
-        groups[_shape(sample)].append(sample)
-    found = []
-    for (_, length), group in sorted(groups.items()):
-        size = max(1, min(ROWS, NUMBERS // (length * pair.vocabulary.size)))
-        ordered = sorted(group, key=lambda sample: sample.source)
-        rows = power_of_two(min(size, len(ordered)))
-        found += [(ordered[at : at + size], rows) for at in range(0, len(ordered), size)]
-    return found
-
-
 def _shape(sample: Sample) -> tuple[int, int]:
     """The widths of source and text to which a sample is padded, for few programs."""
     beginning = len(sample.tokens) <= BEGINNING
     return padded(len(sample.source)), BEGINNING if beginning else -(-len(sample.tokens) // 32) * 32
 
 
-def _scores(pair: Pair, batch: Sequence[Sample], size: int, sampling: Sampling) -> _Scores:
-    """Scores of a batch filled up to `size` rows; sources, read once each, to a power of two."""
+def _scores(pair: Pair, batch: Sequence[Sample], sampling: Sampling) -> _Scores:
+    """Scores of a batch of one shape, whose sources, read once each, are filled up likewise."""
     width, length = _shape(batch[0])
     places = {source: row for row, source in enumerate(dict.fromkeys(x.source for x in batch))}
-    sources = np.full((power_of_two(len(places)), width), pair.target.pad_id, np.int32)
-    for source, row in places.items():
-        sources[row, : len(source)] = source
-    sources[len(places) :] = sources[0]
-    tokens, rows = np.zeros((size, length), np.int32), np.zeros(size, np.int32)
-    for row, sample in enumerate(batch):
-        tokens[row, : len(sample.tokens)] = sample.tokens
-        rows[row] = places[sample.source]
+    more = [batch[0].source] * (power_of_two(len(places)) - len(places))
+    sources = filled([*places, *more], width, pair.target.pad_id)
+    tokens = filled([sample.tokens for sample in batch], length)
+    rows = np.array([places[sample.source] for sample in batch], np.int32)
     given = pair.target, pair.params.target, sources, rows, tokens, sampling
     return jax.device_get(_score(*given, pair.vocabulary.size))

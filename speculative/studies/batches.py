@@ -106,5 +106,5 @@ def _decode(work: Workload, gamma: int, size: int, passes: int) -> tuple[list[Re
     asked = [work.request(i % count, gamma) for i in range(count * passes)]
     jax.block_until_ready(asked[-1].source)
     began = time.perf_counter()
-    found = dict(work.pair.serve(asked, size))
+    found = dict(work.pair.serve(asked, batch_size=size))
     return [found[i] for i in range(count)], time.perf_counter() - began

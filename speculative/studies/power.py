@@ -13,7 +13,7 @@ from typing import Any, ClassVar, Literal
 
 import numpy as np
 
-from speculative.decoding import rules
+from speculative.decoding import Decoding, rules
 from speculative.measurement.goodness import GTest
 from speculative.pair import Pair
 from speculative.progress import OnProgress
@@ -135,8 +135,8 @@ def powers(
     wrong = faults(sampling)
     for number, (name, (rule, own)) in enumerate(wrong.items()):
         on_progress("simulating", number / len(wrong))
-        config = pair.decoding(gamma, verification=rule, max_length=max_length)
-        config = dataclasses.replace(config, sampling=own)
+        vocabulary = pair.vocabulary
+        config = Decoding(vocabulary.size, own, gamma, max_length, vocabulary.eos_id, rule)
         made = decoded(pair, chosen * rounds, config, seed)
         audits = [
             audit(pair, made[at : at + count], sampling, passed.false_alarm, seed=seed)

@@ -129,7 +129,9 @@ def tuning(config: RowConfig) -> Tuning:
         raise ValueError("A simulated alpha is nothing to tune by; give real models.")
     with progress.bar(config.task) as on_progress:
         work, models = _work(config, on_progress)
-        found = tune(work, TUNED, on_progress, memory.batch(config, models, BATCH))
+        found = tune(
+            work, TUNED, on_progress, memory.batch(models, config.gamma, config.max_length, BATCH)
+        )
     return found
 
 
@@ -151,7 +153,7 @@ def verify(config: RowConfig, samples: int, false_alarm: float) -> Audit:
         )
     with progress.bar(config.task) as on_progress:
         work, models = _work(config, on_progress)
-        batch = memory.batch(config, models, verifying.ROWS)
+        batch = memory.batch(models, config.gamma, config.max_length, verifying.ROWS)
         gamma = config.gamma or GAMMA
         return verifying.verify(work, gamma, samples, batch, false_alarm, on_progress)
 
@@ -169,7 +171,8 @@ def _work(
     on_progress("loading", 0)
     found = weights.resolve(config)
     memory.require(config, found.configs)
-    memory.require_batch(config, found.configs, batch_size)
+    given = found.configs, config.gamma, config.max_length, batch_size
+    memory.require_batch((config.target, config.draft), *given)
     prompts = _prompts(config)
     return workload(found.load(), config, prompts), found.configs
 

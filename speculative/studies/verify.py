@@ -6,9 +6,11 @@ They are a whole text of each prompt and, above temperature 0, the beginnings of
 import dataclasses
 from collections.abc import Callable, Sequence
 
+import jax
 import numpy as np
 
 from speculative.decoding import Decoding
+from speculative.grouping import filled, padded
 from speculative.pair import BATCH, Pair, Request
 from speculative.progress import OnProgress
 from speculative.rows.workload import Workload
@@ -66,10 +68,13 @@ def decoded(
     on_progress: Callable[[float], None] = lambda share: None,
 ) -> list[Sample]:
     """A text of each source, with the random numbers of examples from `first` on."""
-    rows = {source: pair.row(source) for source in set(sources)}
+    rows = {
+        source: jax.device_put(filled([source], padded(len(source)), pair.target.pad_id))
+        for source in set(sources)
+    }
     asked = [Request(rows[source], config, seed, first + i) for i, source in enumerate(sources)]
     found = dict[int, Sample]()
-    for place, result in pair.serve(asked, batch_size):
+    for place, result in pair.serve(asked, batch_size=batch_size):
         on_progress(len(found) / len(asked))
         found[place] = Sample(place + 1, sources[place], result.tokens)
     return [found[place] for place in range(len(asked))]

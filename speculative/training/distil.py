@@ -2,7 +2,6 @@
 
 import dataclasses
 import hashlib
-import itertools
 import json
 import pathlib
 import time
@@ -19,11 +18,11 @@ from speculative.backends import for_decoding
 from speculative.checkpoints import native
 from speculative.checkpoints.checkpoint import MadeFor
 from speculative.decoding import Decoding, Params, queue
+from speculative.decoding.queue import Request
+from speculative.grouping import SOURCE_LENGTHS, filled, groups, padded
 from speculative.models import Config, FlaxModel, model_of
 from speculative.models.positions import shifted
 from speculative.models.reads import packed
-from speculative.pair import SOURCE_LENGTHS, padded
-from speculative.ragged import power_of_two
 from speculative.sampling import Sampling
 from speculative.training.counting import most_frequent
 from speculative.training.examples import Examples, load_all, prompts, ragged, whole_texts
@@ -205,19 +204,15 @@ def answered(
     used = Params(for_decoding(jax.device_put(params)), ())
     targets: list[np.ndarray] = [np.zeros(0, np.int32)] * len(examples)
 
-    def text(i: int, width: int) -> queue.Text:
-        source = np.full((1, width), model.pad_id, np.int32)
-        source[0, : sizes[i]] = examples.input(i)
-        return queue.Text(i, jax.device_put(source), decoding.draws(0, np.array([i])), decoding)
+    def request(i: int) -> tuple[int, Request]:
+        source = filled([examples.input(i)], padded(int(sizes[i])), model.pad_id)
+        return i, Request(jax.device_put(source), decoding, example=i)
 
     kinds = decoding.sampling.kinds
     # Long inputs tend to have long outputs, which had better not begin last.
     order = np.argsort(-sizes, kind="stable").tolist()
-    for width, group in itertools.groupby(order, lambda i: padded(int(sizes[i]))):
-        chosen = list(group)
-        texts = (text(i, width) for i in chosen)
-        rows = min(batch_size, power_of_two(len(chosen)))
-        for i, output in queue.generate(model, None, used, texts, kinds, rows):
+    for chosen, rows in groups(order, lambda i: padded(int(sizes[i])), batch_size):
+        for i, output in queue.generate(model, None, used, map(request, chosen), kinds, rows):
             if not output.finite.all():
                 raise ValueError(f"Logits are not finite for example {i}.")
             targets[i] = np.array(output.tokens[0, : output.lengths[0]])  # Not the whole batch.

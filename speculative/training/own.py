@@ -7,9 +7,9 @@ from typing import Any
 
 import numpy as np
 
+from speculative.grouping import SOURCE_LENGTHS
 from speculative.models import Config, model_of
 from speculative.models.reads import Reads
-from speculative.pair import SOURCE_LENGTHS
 from speculative.training.examples import MOST_PROMPT, Examples, ragged
 from speculative.training.loop import TrainConfig
 from speculative.training.train import Files
@@ -19,7 +19,7 @@ HELD_OUT, FEWEST = 256, 40
 
 
 @dataclasses.dataclass(frozen=True)
-class Settings:
+class DraftSettings:
     """What options may choose; a gin file in place of the texts (`--config`) chooses all else too.
 
     Attributes:
@@ -98,7 +98,7 @@ def divided(texts: Iterable[np.ndarray], target: Config) -> dict[str, Examples]:
     return {name: ragged(*([nothing] * len(part), part)[::order]) for name, part in chosen.items()}
 
 
-def recipe(target: Config, texts: Iterable[np.ndarray], settings: Settings) -> dict[str, Any]:
+def recipe(target: Config, texts: Iterable[np.ndarray], settings: DraftSettings) -> dict[str, Any]:
     """Parameters of `distil.distil` for a target of these sizes and texts.
 
     The `texts` are the sources of an encoder-decoder, or texts of which a decoder-only target

@@ -1,13 +1,13 @@
 """What is drawn, and how it is scored, for the record of sampled texts."""
 
 import pathlib
+from typing import Any
 
 import pytest
 
 import speculative
 from benchmarks.sampled_texts import compared, drawn, show
 from speculative.measurement.quality import difference, measure
-from speculative.pair import Request
 from speculative.tasks.prompts import Prompt
 from tests.printed import printed
 
@@ -19,16 +19,12 @@ PROMPTS = [
 
 def test_samples_are_those_of_each_prompt(saved_pair: tuple[pathlib.Path, pathlib.Path]) -> None:
     pair = speculative.load(*saved_pair)
-    given = {"gamma": 2, "temperature": 1.0, "max_length": 6}
-    config = pair.decoding(**given)
-    asked = [
-        Request(pair.encode(prompt.source), config, seed=3, example=i)
-        for i, prompt in enumerate(PROMPTS)
-    ]
+    given: dict[str, Any] = {"gamma": 2, "temperature": 1.0, "max_length": 6, "seed": 3}
+    asked = pair.requests([prompt.source for prompt in PROMPTS], speculative.Settings(**given))
     expected = [
         sample
         for i, prompt in enumerate(PROMPTS)
-        for sample in pair.samples(prompt.source, 3, seed=3, example=i, **given)
+        for sample in pair.samples(prompt.source, 3, example=i, **given)
     ]
     assert drawn(pair, asked, 3) == expected
 

@@ -12,7 +12,7 @@ from speculative.models import Config, DecoderOnlyConfig, T5Config
 from speculative.models.reads import Reads
 from speculative.training.examples import ragged
 from speculative.training.loop import UNFINISHED
-from speculative.training.own import FEWEST, Settings, divided
+from speculative.training.own import FEWEST, DraftSettings, divided
 from tests import saved
 
 LESS = ["--steps", "25", "--max_length", "8", "--batch_size", "8", "--keep", "500"]
@@ -169,12 +169,12 @@ def test_texts_are_divided(config: Config) -> None:
 
 def test_sizes_are_the_targets_in_small() -> None:
     """Of the shipped targets' shapes: those of the drafts that ship."""
-    t5 = Settings().model(T5Config(8192, 384, 6, 64, 1536, 4, 8))
+    t5 = DraftSettings().model(T5Config(8192, 384, 6, 64, 1536, 4, 8))
     assert (t5.emb_dim, t5.num_heads, t5.mlp_dim, t5.reads.source_dim) == (192, 3, 768, 384)
     assert t5.reads.target_layers == tuple(f"decoder/layers_{i}" for i in (2, 5, 7))
-    gpt = Settings().model(DecoderOnlyConfig(8192, 320, 5, 64, 1280, 6, max_positions=1024))
+    gpt = DraftSettings().model(DecoderOnlyConfig(8192, 320, 5, 64, 1280, 6, max_positions=1024))
     assert (gpt.emb_dim, gpt.num_heads, gpt.max_positions) == (128, 2, 1024)
     assert gpt.reads.target_layers == tuple(f"decoder/layers_{i}" for i in (1, 3, 5))
-    xxl = Settings().model(T5Config(32128, 4096, 64, 64, 10240, 24, 24))
+    xxl = DraftSettings().model(T5Config(32128, 4096, 64, 64, 10240, 24, 24))
     assert (xxl.emb_dim, xxl.reads.target_layers[0]) == (1024, "decoder/layers_7")
-    assert Settings(dim=256, layers=2).model(xxl).decoder_layers == 2
+    assert DraftSettings(dim=256, layers=2).model(xxl).decoder_layers == 2

@@ -80,8 +80,8 @@ def test_what_is_done_outlives_an_interruption(
 ) -> None:
     file, serve = tmp_path / "part.jsonl", Pair.serve
 
-    def interrupted(self: Pair, *given: Any) -> Iterator[Any]:
-        for number, found in enumerate(serve(self, *given)):
+    def interrupted(self: Pair, requests: Any, *, batch_size: int) -> Iterator[Any]:
+        for number, found in enumerate(serve(self, requests, batch_size=batch_size)):
             if number == 3:
                 raise KeyboardInterrupt
             yield found
@@ -126,7 +126,7 @@ def test_results_of_other_settings_are_left_alone(
 
 def test_results_come_in_order_as_soon_as_they_can() -> None:
     places = [(0, 0), (0, 1), (1, 0)]
-    arrived: list[many.Place] = []
+    arrived: list[tuple[int, int]] = []
 
     def found() -> Iterator[Any]:
         for place in ((0, 1), (0, 0), (1, 0)):

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 from speculative.decoding import Decoding, Params, loop, queue, rules
+from speculative.decoding.queue import Request
 from speculative.drafts import TransformerDraft
 from speculative.sampling import Kinds, Sampling
 from tests import numpy_models, tiny, toy
@@ -45,7 +46,7 @@ def test_they_are_the_targets(rule: rules.Rule, sampling: Sampling) -> None:
         wanted = expected(row, tokens, sampling)
         np.testing.assert_allclose(found.logprobs[row, :length], wanted, atol=1e-4)
     places = range(len(SOURCES))
-    texts = [queue.Text(i, inputs[i : i + 1], draws[i : i + 1], config) for i in places]
+    texts = [(i, Request(inputs[i : i + 1], config, 1, i)) for i in places]
     for kinds in (sampling.kinds, Kinds.of([sampling, Sampling(0.0), Sampling(1.0, 3, 0.5)])):
         batched = dict(queue.generate(tiny.TARGET, DRAFT, PARAMS, texts, kinds, 4))
         for row, length in enumerate(found.lengths):

@@ -173,7 +173,7 @@ def test_streams_and_queues_take_either_branch(name: str) -> None:
     steps = list(loop.stream(*given, jax.device_put(inputs), draws, config))
     check_stream(decode(name, Fork(), of_draft, config, 3), steps, config)
     sources = [jax.device_put(inputs[i : i + 1]) for i in range(3)]
-    texts = [queue.Text(i, sources[i], draws[i : i + 1], config) for i in range(3)]
+    texts = [(i, queue.Request(sources[i], config, example=i)) for i in range(3)]
     found = dict(queue.generate(*given, texts, config.sampling.kinds, 2))
     for i in range(3):
         np.testing.assert_array_equal(found[i].tokens[0], expected.tokens[i])

@@ -17,6 +17,7 @@ import pytest
 from jax import Array
 
 from speculative.decoding import Decoding, Params, queue, rules
+from speculative.decoding.queue import Request
 from speculative.drafts import Draft, NgramDraft, count_ngrams, ngram_params
 from speculative.processors import History, RepetitionPenalty
 from speculative.sampling import Sampling
@@ -178,8 +179,8 @@ def test_stops_cut_the_targets_outputs(rule: str) -> None:
     """In a batch that texts enter as others end: the law is that of outputs, each cut at a 2, 3."""
     count, config = 6000, settings("penalty", 3, rule)
     params = Params(toy.params(toy.target_table()), toy.params(toy.near_table()))
-    source, draws = jnp.ones((1, 1), jnp.int32), np.asarray(config.draws(23, np.arange(count)))
-    texts = (queue.Text(i, source, jax.device_put(draws[i : i + 1]), config) for i in range(count))
+    source = jnp.ones((1, 1), jnp.int32)
+    texts = ((i, Request(source, config, 23, i)) for i in range(count))
 
     def cut(tokens: list[int]) -> tuple[int, ...]:
         pairs = list(zip(tokens, tokens[1:], strict=False))

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from speculative.decoding import Decoding, Output, Params, loop, queue, rules
+from speculative.decoding.queue import Request
 from speculative.drafts import (
     CopyDraft,
     Draft,
@@ -44,10 +45,7 @@ def decoded(
 def decoded_as(
     draft: Draft, params: PyTree, configs: dict[int, Decoding], batch_size: int
 ) -> dict[int, Output]:
-    texts = [
-        queue.Text(i, SOURCES[i], config.draws(7, np.array([i])), config)
-        for i, config in configs.items()
-    ]
+    texts = [(i, Request(SOURCES[i], config, 7, i)) for i, config in configs.items()]
     kinds = Kinds.of(config.sampling for config in configs.values())
     both = Params(TARGET, params)
     return dict(queue.generate(tiny.TARGET, draft, both, iter(texts), kinds, batch_size))
@@ -160,10 +158,10 @@ def test_texts_of_one_source_read_it_once(monkeypatch: pytest.MonkeyPatch) -> No
         read.append(inputs)
         return begin(models, params, inputs, *more)
 
-    def texts() -> Iterator[queue.Text]:
+    def texts() -> Iterator[tuple[int, Request]]:
         for i in range(9):
             taken.append(i)
-            yield queue.Text(i, SOURCES[i // 3], config.draws(7, np.array([i])), config)
+            yield i, Request(SOURCES[i // 3], config, 7, i)
 
     monkeypatch.setattr(loop, "begin", noted)
     both = Params(TARGET, tiny.near_params())

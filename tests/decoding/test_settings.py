@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from speculative.decoding import Decoding, Params, loop, queue, rules
+from speculative.decoding.queue import Request
 from speculative.drafts import UniformDraft
 from speculative.sampling import Sampling
 from tests import tiny
@@ -92,7 +93,7 @@ def test_new_values_need_no_new_program(gamma: int) -> None:
         draws = config.draws(seed, np.arange(1))
         jax.block_until_ready(loop.generate(*given, source, draws, config))
         list(loop.stream(*given, source, draws, config))
-        texts = [queue.Text(i, source, draws, config) for i in range(2)]
+        texts = [(i, Request(source, config, seed, i)) for i in range(2)]
         list(queue.generate(*given, texts, sampling.kinds, 2))
 
     decode(Sampling(0.7, 9, 0.9, 0.01), 17, 0.5, 0)

@@ -22,7 +22,7 @@ LESS = {
     "temperature=0.0)": "temperature=0.0, max_length=32, rounds=1)",
     "pair.generate(text, gamma=0)": "pair.generate(text, gamma=0, max_length=32)",
     "pair.generate(text, gamma=5)": "pair.generate(text, gamma=5, max_length=32)",
-    "pair.requests([source], gamma=5)": "pair.requests([source], gamma=5, max_length=32)",
+    "speculative.Settings(gamma=5)": "speculative.Settings(gamma=5, max_length=32)",
 }
 ESTIMATE = {
     "target": "t5_3b",

@@ -14,6 +14,7 @@ from speculative.decoding.reference import Trace, TraceStep
 from speculative.pair import Pair
 from speculative.reporting import traces
 from speculative.reporting.traces import Line
+from speculative.settings import Settings
 from speculative.vocabulary import Vocabulary
 from tests.saved import VOCABULARY
 
@@ -71,7 +72,7 @@ def test_colours_are_the_papers() -> None:
 
 
 def test_a_trace_spells_the_fast_paths_output(pair: Pair) -> None:
-    found = traces.trace(pair, TEXT, pair.requests([TEXT], **GIVEN)[0])
+    found = traces.trace(pair, TEXT, pair.requests([TEXT], Settings(**GIVEN))[0])
     assert found.same_tokens
     expected = pair.generate(TEXT, **GIVEN)
     spelled = "".join(pair.vocabulary.pieces[token] for token in expected.tokens)
@@ -87,4 +88,4 @@ def test_a_trace_that_differs_says_so(pair: Pair, monkeypatch: pytest.MonkeyPatc
         return Trace(whole(*arguments).steps[:-1])
 
     monkeypatch.setattr(reference, "generate", cut_short)
-    assert not traces.trace(pair, TEXT, pair.requests([TEXT], **GIVEN)[0]).same_tokens
+    assert not traces.trace(pair, TEXT, pair.requests([TEXT], Settings(**GIVEN))[0]).same_tokens

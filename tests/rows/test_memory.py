@@ -25,7 +25,7 @@ def t5_1_1(dim: int, mlp: int, heads: int, layers: int) -> int:
 
 
 def test_the_papers_models_in_bfloat16() -> None:
-    target, draft = memory.needs(XXL, weights.sizes(XXL))
+    target, draft = memory.needs(weights.sizes(XXL), XXL.gamma, XXL.max_length)
     assert target.parameters == t5_1_1(4096, 10240, 64, 24)
     assert draft.parameters == t5_1_1(512, 1024, 6, 8)
     assert (target.weights, draft.weights) == (2 * target.parameters, 2 * draft.parameters)
@@ -39,7 +39,7 @@ def test_a_table_needs_nothing_and_a_checkpoint_tells_its_own_sizes() -> None:
     config = RowConfig(
         task="debian_ende", target="debian_target", draft="bigram", temperature=0.0, gamma=3
     )
-    (need,) = memory.needs(config, weights.resolve(config).configs)
+    (need,) = memory.needs(weights.resolve(config).configs, 3, 128)
     stored = checkpoints.open("debian_target")
     assert need.parameters == stored.parameters
     assert need.weights == 4 * stored.parameters
@@ -59,12 +59,13 @@ def test_a_run_that_does_not_fit_ends_before_it_loads(monkeypatch: pytest.Monkey
 
 def test_as_many_rows_as_have_room(monkeypatch: pytest.MonkeyPatch) -> None:
     models = weights.sizes(XXL)
-    found = memory.needs(XXL, models)
+    asked = models, XXL.gamma, XXL.max_length
+    found = memory.needs(*asked)
     row = sum(need.caches + need.activations for need in found)
     there = sum(need.weights for need in found) + 20 * row
     monkeypatch.setattr(memory, "device_bytes", lambda: ("a device", there))
-    assert memory.batch(XXL, models, 128) == 10
-    assert memory.batch(XXL, models, 4) == 4
+    assert memory.batch(*asked, 128) == 10
+    assert memory.batch(*asked, 4) == 4
 
 
 def test_programs_are_forgotten_before_a_process_has_no_maps_left(

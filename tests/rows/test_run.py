@@ -152,11 +152,12 @@ def test_a_row_of_blocks(pair: Pair) -> None:
     """What is predicted comes from blocks, and acceptance by position from the steps themselves."""
     asked = config(1.0, gamma=4, verification="block", seed=3)
     r = run_row(pair, asked, PROMPTS)
+    shared: dict[str, Any] = {"temperature": 1.0, "max_length": LENGTH, "seed": 3}
     blocks = [
         tokens_on_target_text(
             pair, pair.encode(prompt.source),
-            pair.generate(prompt.source, 3, number, gamma=0, temperature=1.0, max_length=LENGTH)
-            .tokens, asked.sampling, LENGTH, (4,), (Block(), Token()), 3 + number,
+            pair.generate(prompt.source, example=number, gamma=0, **shared).tokens,
+            asked.sampling, LENGTH, (4,), (Block(), Token()), 3 + number,
         )
         for number, prompt in enumerate(PROMPTS)
     ]  # fmt: skip
@@ -167,8 +168,8 @@ def test_a_row_of_blocks(pair: Pair) -> None:
     assert r.speedup_long == pytest.approx(predicted / (4 * r.c + r.verify_cost))
     tested, accepted, lengths = ([0] * 5 for _ in range(3))
     for number, prompt in enumerate(PROMPTS):
-        settings: dict[str, Any] = {"gamma": 4, "temperature": 1.0, "max_length": LENGTH}
-        for step in pair.stream(prompt.source, 3, number, verification="block", **settings):
+        given = shared | {"gamma": 4, "verification": "block", "example": number}
+        for step in pair.stream(prompt.source, **given):
             count, guessed = int(step.count[0]), int(step.accepted[0])
             for i in range(4):
                 tested[i] += i < count and i <= guessed

@@ -1,0 +1,148 @@
+"""What users choose of a generation, the same from Python and on the command line.
+
+The command line reads names and defaults here before JAX is there, which is imported to check them.
+"""
+
+import dataclasses
+import functools
+import inspect
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, Concatenate, Generic, ParamSpec, TypeVar, overload
+
+from speculative import checks
+
+if TYPE_CHECKING:
+    from speculative.decoding import Decoding, Rule
+    from speculative.processors import Processor
+
+P = ParamSpec("P")
+Of = TypeVar("Of")
+Text = TypeVar("Text")
+Found = TypeVar("Found")
+
+MAX_STOP = 256  # Characters of a stop string.
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Settings:
+    """How texts are decoded; a value of another type or range raises ValueError.
+
+    Attributes:
+        gamma: guesses a step; 0 decodes with the target alone.
+        temperature: 0 is argmax; this and the next three are described by `Sampling`.
+        top_k: the likeliest tokens that are kept; 0 is all.
+        top_p: their mass, in (0, 1].
+        min_p: their least probability, as a share of the greatest.
+        verification: how guesses are verified, a rule or a name of `decoding.rules.RULES`.
+        lenience: of a rule that is named; below 1 outputs are not exact, but faster (A.5).
+        max_length: tokens at which an output is cut.
+        seed: of all random numbers.
+        example: number of the first text in its task; each has random numbers of its own.
+        truncate: whether a source or prompt that is too long is cut; else it is an error.
+        stop: a text ends where it contains one of these, and is cut before it; its tokens are those
+            up to the one that completed it.
+        logprobs: whether the log-probabilities of the tokens are kept.
+        processors: what changes the logits of target and draft by the text so far.
+        batch_size: texts that are decoded together, where there are as many, each as alone.
+    """
+
+    gamma: int = 5
+    temperature: float = 0.0
+    top_k: int = 0
+    top_p: float = 1.0
+    min_p: float = 0.0
+    verification: "str | Rule" = "token"
+    lenience: float = 1.0
+    max_length: int = 128
+    seed: int = 0
+    example: int = 0
+    truncate: bool = False
+    stop: Sequence[str] = ()
+    logprobs: bool = False
+    processors: "Sequence[Processor]" = ()
+    batch_size: int = 16
+
+    def __post_init__(self) -> None:
+        for name, low, high in (
+            ("gamma", 0, checks.MAX_GAMMA),
+            ("seed", 0, 2**32 - 1),
+            ("example", 0, 2**31 - 1),
+            ("batch_size", 1, None),
+        ):
+            object.__setattr__(self, name, checks.whole(name, getattr(self, name), low, high))
+        checks.instance("truncate", self.truncate, bool)
+        for name in ("stop", "processors"):
+            checks.instance(name, getattr(self, name), list, tuple)
+            object.__setattr__(self, name, tuple(getattr(self, name)))
+        for end in self.stop:
+            if not 1 <= len(checks.text("A stop string", end)) <= MAX_STOP:
+                raise ValueError(
+                    f"A stop string must have 1 to {MAX_STOP} characters, not {len(end)}."
+                )
+        self.decoding(1, -1)  # This checks the others.
+
+    @functools.cached_property
+    def rule(self) -> "Rule":
+        """How guesses are verified."""
+        from speculative.decoding import Rule, rules
+
+        if not isinstance(self.verification, Rule):
+            return rules.select(self.verification, self.lenience)
+        if self.lenience != 1:
+            raise ValueError(
+                f"lenience = {self.lenience} is not for a rule that is given; give it to the rule "
+                f"itself, as in Token({self.lenience})."
+            )
+        return self.verification
+
+    def decoding(self, vocab_size: int, eos_id: int) -> "Decoding":
+        """The settings of the loop, for a vocabulary of so many tokens and its end of sequence."""
+        from speculative.decoding import Decoding, rules
+        from speculative.sampling import Sampling
+
+        return Decoding(
+            vocab_size,
+            Sampling(self.temperature, self.top_k, self.top_p, self.min_p),
+            self.gamma,
+            self.max_length,
+            eos_id,
+            self.rule if self.gamma else rules.EXACT,
+            self.logprobs,
+            tuple(self.processors),
+        )
+
+
+class _ByName(Generic[P]):
+    """Makes of a method's last argument, `Settings`, their fields, which callers give by name.
+
+    Editors and `help` show all of them, and they stand in one place.
+    """
+
+    def __init__(self, settings: Callable[P, Settings]) -> None:
+        self._settings = settings
+
+    @overload
+    def __call__(
+        self, method: Callable[[Of, Text, Settings], Found]
+    ) -> Callable[Concatenate[Of, Text, P], Found]: ...
+
+    @overload
+    def __call__(
+        self, method: Callable[[Of, Text, int, Settings], Found]
+    ) -> Callable[Concatenate[Of, Text, int, P], Found]: ...
+
+    def __call__(self, method: Callable[..., Any]) -> Callable[..., Any]:
+        shown = inspect.signature(method)
+        first = [*shown.parameters.values()][:-1]
+        fields = inspect.signature(Settings).parameters.values()
+
+        @functools.wraps(method)
+        def by_name(*given: Any, **named: Any) -> Any:
+            own = {one.name: named.pop(one.name) for one in first if one.name in named}
+            return method(*given, **own, settings=Settings(**named))
+
+        vars(by_name)["__signature__"] = shown.replace(parameters=[*first, *fields])
+        return by_name
+
+
+by_name = _ByName(Settings)
