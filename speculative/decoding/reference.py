@@ -160,27 +160,24 @@ def generate(
             logits = _processed(history, logits[..., :vocab_size], proposal.guesses, tree)
         rows = np.asarray(logits)[0, :, :vocab_size]
         q = None if proposal.q is None else np.asarray(proposal.q, np.float64)[0]
-        given, path = (guesses, rows, q, config.sampling, here), None
+        given = guesses, rows, q, config.sampling, here
         if tree is None:
             n, next_token = config.rule.verify_reference(*given)
+            path = np.arange(gamma + 1)[None]
         else:
             places, next_token = config.rule.verify_tree_reference(*given, tree)
             n, on_path = len(places) - 1, np.array(places[1:], int) - 1
             guesses, rows = [guesses[i] for i in on_path], rows[places]
             q = None if q is None else q[on_path]
-            path = jax.device_put(np.array([places + [0] * (tree.depth - n)]))
+            path = np.array([places + [0] * (tree.depth - n)])
             proposal, hidden = _along(proposal, path, hidden)
         block = [*guesses[:n], next_token][: config.max_length - len(output)]
         if config.eos_id in block:
             block = block[: block.index(config.eos_id) + 1]
         output += block
         last = next_token
-        if path is None:
-            length = jax.device_put(np.array([len(output)], np.int32))
-            target_state = target.rewind(target_state, length)
-        else:
-            kept = np.array([len(block)], np.int32)
-            target_state = _keep(target, target_state, gamma + 1, path, kept)
+        kept = np.array([len(block)], np.int32)
+        target_state = _keep(target, target_state, gamma + 1, path, kept)
         accepted = np.array([n], np.int32)
         draft_state = _commit(draft, params.draft, proposal, accepted, hidden)
         p = standardise(rows, config.sampling)
