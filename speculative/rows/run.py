@@ -5,7 +5,7 @@ import itertools
 import operator
 import statistics
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
 import jax
@@ -64,7 +64,7 @@ def run_row(
         return sum(len(example.betas) for example in kept) >= config.alpha_tokens
 
     with ThreadPoolExecutor() as pool:  # Programs are compiled in parallel.
-        compiled = [pool.submit(work.decode, 0, gamma)]
+        compiled: list[Future[Any]] = [pool.submit(work.decode, 0, gamma)]
         outputs = [work.decode(number, 0)[0] for number in range(min(4, count))]
         if not scored():
             compiled.append(
