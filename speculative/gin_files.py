@@ -1,6 +1,5 @@
 """Reads gin files as data: includes are found wherever a command is run, imports are not run."""
 
-import contextlib
 import io
 import os
 import pathlib
@@ -67,14 +66,6 @@ def read(
             gone = removed.said(f"{selector.rpartition('.')[2]}.{name}")
             raise ValueError(f"{at}: {gone or error}") from error
     gin.finalize()
-
-
-def bound(name: str) -> bool:
-    """Whether a parameter, named like `Row.gamma`, has a value."""
-    with contextlib.suppress(ValueError):
-        gin.query_parameter(name)
-        return True
-    return False
 
 
 class _Delegate(config.ParserDelegate):

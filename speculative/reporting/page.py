@@ -78,8 +78,7 @@ def write(folders: Sequence[pathlib.Path], output: pathlib.Path) -> None:
     rows = [row for folder in folders for row in _rows(folder, len(folders) > 1)]
     title = "Speculative decoding, measured"
     sections = {
-        "Speed": _speedups(rows),
-        "Outputs": _outputs(rows),
+        **_tables(rows),
         "Figures": _figures(rows),
         "Samples": _samples(rows),
         "Environment": _environment(rows),
@@ -111,27 +110,21 @@ def _rows(folder: pathlib.Path, several: bool) -> list[_Row]:
     return rows
 
 
-def _speedups(rows: Sequence[_Row]) -> list[str]:
-    found = [row.record for row in rows]
-    columns = (*tables.acceptance(found), *tables.SPEED)
+def _tables(rows: Sequence[_Row]) -> dict[str, list[str]]:
+    """What was measured, by sections of the page."""
+    found = tables.parts([row.record for row in rows])
+    columns = (*found.pop("Acceptance")[0], *found.pop("Speed")[0])
+    drawn = {
+        caption: _table(caption, columns, [row for row in rows if row.record in shown])
+        for caption, (columns, shown) in found.items()
+    }
     note = f'<p class="simulated">Rows that say so have {tables.SIMULATED}.</p>'
-    simulated = any(record.simulated for record in found)
-    parts = [note] * simulated + [_table("Batch size 1, beside the paper", columns, rows)]
-    if compared := tables.verification(found):
-        shown = [row for row in rows if row.record in compared]
-        parts.append(_table("Rules of verification", tables.VERIFICATION, shown))
-    if tables.drafts(found):
-        parts.append(_table("Drafts", tables.DRAFTS, rows))
-    return parts
-
-
-def _outputs(rows: Sequence[_Row]) -> list[str]:
-    parts = []
-    if judged := [row for row in rows if row.record.metric is not None]:
-        parts.append(_table("Quality", tables.QUALITY, judged))
-    if compared := [row for row in rows if row.record.outputs_identical is not None]:
-        parts.append(_table("Exactness at temperature 0", tables.EXACTNESS, compared))
-    return parts
+    speed = [note] * any(row.record.simulated for row in rows)
+    speed.append(_table("Batch size 1, beside the paper", columns, rows))
+    outputs = [
+        drawn.pop(name) for name in ("Quality", "Exactness at temperature 0") if name in drawn
+    ]
+    return {"Speed": [*speed, *drawn.values()], "Outputs": outputs}
 
 
 def _figures(rows: Sequence[_Row]) -> list[str]:

@@ -177,15 +177,21 @@ def acceptance(records: Sequence[Record]) -> list[Column]:
     return [column for column in ACCEPTANCE if lenient or column.head not in more]
 
 
-def verification(records: Sequence[Record]) -> list[Record]:
-    """The rows whose rules are to be compared: above temperature 0, if one is not by token."""
+def parts(records: Sequence[Record]) -> dict[str, tuple[Sequence[Column], Sequence[Record]]]:
+    """The tables of rows by their captions: columns, and those of the rows that have them."""
     sampled = [record for record in records if record.temperature > 0]
-    return sampled if any(record.verification != "token" for record in sampled) else []
-
-
-def drafts(records: Sequence[Record]) -> Sequence[Record]:
-    """The rows whose drafts are to be compared: all, if there are several drafts."""
-    return records if len({record.draft for record in records}) > 1 else []
+    rules = any(record.verification != "token" for record in sampled)
+    several = len({record.draft for record in records}) > 1
+    compared = [record for record in records if record.outputs_identical is not None]
+    found = {
+        "Acceptance": (acceptance(records), records),
+        "Rules of verification": (VERIFICATION, sampled if rules else []),
+        "Speed": (SPEED, records),
+        "Drafts": (DRAFTS, records if several else []),
+        "Quality": (QUALITY, [record for record in records if record.metric is not None]),
+        "Exactness at temperature 0": (EXACTNESS, compared),
+    }
+    return {caption: part for caption, part in found.items() if part[1]}
 
 
 def table(columns: Sequence[Column], rows: Iterable[Any]) -> Table:
@@ -216,20 +222,11 @@ def show_records(records: Sequence[Record], console: Console = CONSOLE) -> None:
     """Prints rows beside the paper's, and how many greedy outputs are equal."""
     if any(record.simulated for record in records):
         console.print(f"This is {SIMULATED}.", style="bold", soft_wrap=True)
-    parts: list[tuple[Sequence[Column], Sequence[Record]]] = [(acceptance(records), records)]
-    if compared_rules := verification(records):
-        parts.append((VERIFICATION, compared_rules))
-    parts.append((SPEED, records))
-    if compared_drafts := drafts(records):
-        parts.append((DRAFTS, compared_drafts))
-    if judged := [record for record in records if record.metric is not None]:
-        parts.append((QUALITY, judged))
-    if compared := [record for record in records if record.outputs_identical is not None]:
-        parts.append((EXACTNESS, compared))
-    for columns, shown in parts:
-        console.print(table((ROW, *columns), shown))
+    shown = parts(records).values()
+    for columns, rows in shown:
+        console.print(table((ROW, *columns), rows))
         console.print()
-    for columns, _ in parts:
+    for columns, _ in shown:
         console.print(meanings(columns), style="dim")
 
 

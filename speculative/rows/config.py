@@ -241,9 +241,10 @@ class _NoValue(ValueError):
 
 def _bound() -> RowConfig:
     """The row that gin holds."""
+    given = gin.get_bindings(RowConfig)
     for field in dataclasses.fields(RowConfig):
-        name = f"RowConfig.{field.name}"
-        if field.default is dataclasses.MISSING and not gin_files.bound(name):
+        if field.default is dataclasses.MISSING and field.name not in given:
+            name = f"RowConfig.{field.name}"
             raise _NoValue(
                 f"gives no value for {name}; add a line {name} = ..., or give it with --gin."
             )

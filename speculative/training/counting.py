@@ -6,6 +6,7 @@ from collections.abc import Iterable, Iterator, Sequence
 
 import numpy as np
 
+from speculative import disk
 from speculative.drafts import count_ngrams, ngram, suffix
 from speculative.drafts.tables import SUFFIX
 from speculative.progress import OnProgress
@@ -152,8 +153,4 @@ def _lines(file: str) -> Iterator[tuple[str, float]]:
     with open(file, "rb") as opened:
         for number, line in enumerate(opened, 1):
             done += len(line)
-            try:
-                text = line.decode("utf-8-sig" if number == 1 else "utf-8")
-            except UnicodeDecodeError:
-                raise ValueError(f"Line {number} of {file} is not UTF-8; convert it.") from None
-            yield text.rstrip("\r\n"), done / max(size, 1)
+            yield disk.text(file, line, number).rstrip("\r\n"), done / max(size, 1)
