@@ -58,7 +58,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     prompts = [prompt for task in TASKS for prompt in load_prompts(task, options.limit)]
     sources = [tuple(encode(prompt.source).tolist()) for prompt in prompts] * options.samples
     asked = Settings(gamma=options.gamma, max_length=options.max_length)
-    config = asked.decoding(pair.vocabulary.size, pair.vocabulary.eos_id)
+    config = asked.decoding(pair.vocabulary.size, pair.vocabulary.eos_ids)
     contents: dict[str, Any] = machine() | {"settings": settings(options), "texts": len(sources)}
     with progress.bar("faults") as on_progress:
         own = dataclasses.replace(config, sampling=sampling)

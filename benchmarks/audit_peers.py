@@ -95,7 +95,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     output.mkdir(parents=True, exist_ok=True)
     pair, audits, missing = loading.load(), {}, {}
     contents: dict[str, Any] = machine() | {"settings": settings(options), "audits": {}}
-    encode, size, eos = pair.vocabulary.encode, pair.vocabulary.size, pair.vocabulary.eos_id
+    encode, size, eos = pair.vocabulary.encode, pair.vocabulary.size, pair.vocabulary.eos_ids
     power = []
     for name in options.programs:
         if lacks := PROGRAMS[name].missing():

@@ -91,7 +91,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
             gamma, rule = (0, "token") if way == ALONE else (gamma_of(config, name), way)
             vocabulary = pair.vocabulary
             ruled = dataclasses.replace(config, verification=rule)
-            decoding = ruled.decoding(vocabulary.size, gamma, vocabulary.eos_id)
+            decoding = ruled.decoding(vocabulary.size, gamma, vocabulary.eos_ids)
             sources = [pair.encode(prompt.source, truncate=True) for prompt in prompts]
             asked = [Request(x, decoding, config.seed, i) for i, x in enumerate(sources)]
             results = drawn(pair, asked, options.samples)

@@ -48,7 +48,7 @@ def make(folder: pathlib.Path) -> None:
     from speculative import checkpoints
     from speculative.drafts import ngram, suffix
     from speculative.models import T5Config, random_params
-    from speculative.vocabulary import Vocabulary
+    from speculative.vocabulary import SentencePiece
 
     config = T5Config(8192, 8, 1, 8, 16, 1, 1)
     params = jax.device_get(random_params(config))
@@ -62,7 +62,7 @@ def make(folder: pathlib.Path) -> None:
         shutil.copytree(DATA / golden, folder / golden)
     rng = np.random.default_rng(0)
     texts = [rng.integers(2, 8000, 12) for _ in range(20)]
-    pieces = Vocabulary(vocabulary)
+    pieces = SentencePiece(vocabulary)
     (folder / "tables").mkdir()
     table = ngram.count_ngrams(texts, 3, pieces.size)
     ngram.TABLE.save(folder / "tables" / "a.npz", pieces, table)
@@ -97,9 +97,9 @@ def read_table(folder: pathlib.Path, damaged: pathlib.Path) -> str:
     import numpy as np
 
     from speculative.drafts import ngram, suffix
-    from speculative.vocabulary import Vocabulary
+    from speculative.vocabulary import SentencePiece
 
-    pieces = Vocabulary(ASSETS / "debian.model")
+    pieces = SentencePiece(ASSETS / "debian.model")
     counts = damaged.name == "a.npz"
     read = ngram.load(damaged, pieces, 3) if counts else suffix.load(damaged, pieces)
     return digest([np.asarray(leaf).tobytes() for leaf in jax.tree.leaves(read)])

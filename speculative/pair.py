@@ -197,7 +197,7 @@ class Pair:
         """
         if not texts:
             raise ValueError("There is no text to decode; give one, or a list of them.")
-        config = settings.decoding(self.vocabulary.size, self.vocabulary.eos_id)
+        config = settings.decoding(self.vocabulary.size, self.vocabulary.eos_ids)
         first = checks.whole("example", settings.example, 0, 2**31 - len(texts))
         sources: dict[str, Array] = {}
         for text in texts:
@@ -285,7 +285,7 @@ class Pair:
                 int(output.target_calls[row]),
                 int(output.drafted[row]),
                 *np.asarray(output.by_position[row]).T.tolist(),
-                finish_reason="stop" if tokens[-1] == self.vocabulary.eos_id else "length",
+                finish_reason="stop" if tokens[-1] in self.vocabulary.eos_ids else "length",
                 logprobs=output.logprobs[row, :length].tolist() if output.logprobs.size else None,
             )
             found.append(result)
@@ -369,5 +369,5 @@ class Pair:
             of_step = np.arange(gamma) < reached[:, None]
             counts = counts + of_step if counts.size else of_step.astype(int)
         text, (tested, accepted) = self.vocabulary.decode(tokens), counts.tolist()
-        reason = "stop" if tokens[-1] == self.vocabulary.eos_id else "length"
+        reason = "stop" if tokens[-1] in self.vocabulary.eos_ids else "length"
         return self._cut(Result(text, tokens, calls, drafted, tested, accepted, reason), stop)

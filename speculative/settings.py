@@ -79,7 +79,7 @@ class Settings:
                 raise ValueError(
                     f"A stop string must have 1 to {MAX_STOP} characters, not {len(end)}."
                 )
-        self.decoding(1, -1)  # This checks the others.
+        self.decoding(1, ())  # This checks the others.
 
     @functools.cached_property
     def rule(self) -> "Rule":
@@ -95,8 +95,8 @@ class Settings:
             )
         return self.verification
 
-    def decoding(self, vocab_size: int, eos_id: int) -> "Decoding":
-        """The settings of the loop, for a vocabulary of so many tokens and its end of sequence."""
+    def decoding(self, vocab_size: int, eos_ids: tuple[int, ...]) -> "Decoding":
+        """The settings of the loop, for a vocabulary of so many tokens and its ends."""
         from speculative.decoding import Decoding, rules
         from speculative.sampling import Sampling
 
@@ -105,7 +105,7 @@ class Settings:
             Sampling(self.temperature, self.top_k, self.top_p, self.min_p),
             self.gamma,
             self.max_length,
-            eos_id,
+            eos_ids,
             self.rule if self.gamma else rules.EXACT,
             self.logprobs,
             tuple(self.processors),

@@ -1,8 +1,8 @@
 """Vocabularies: SentencePiece and bytes as in T5s (pad 0, end 1, unknown 2), and GPT-2's."""
 
+import abc
 import functools
 import hashlib
-import itertools
 import os
 import pathlib
 import shutil
@@ -21,58 +21,53 @@ BYTES = "bytes"  # The name of ByT5's vocabulary, which has no file.
 END_OF_TEXT = "<|endoftext|>"  # GPT-2's only special token.
 
 
-class Vocabulary:
-    """A SentencePiece vocabulary, which turns text into tokens and back.
+class Vocabulary(abc.ABC):
+    """Turns text into tokens and back.
 
     Attributes:
         path: its file, or the name of a vocabulary that needs none.
         size: number of tokens V, the sentinels included.
         extra_ids: number of sentinels after its pieces.
-        eos_id: the token that ends a text.
+        eos_ids: the tokens that end a text, each; the first is the one that a text is given.
         start_id: the token before a text.
         usual_extra_ids: the sentinels that such a vocabulary comes with.
     """
 
-    eos_id: int = EOS_ID
+    path: pathlib.Path
+    size: int
+    extra_ids: int = 0
+    eos_ids: tuple[int, ...] = (EOS_ID,)
     start_id: int = PAD_ID
-    usual_extra_ids: int = EXTRA_IDS
+    usual_extra_ids: int = 0
     of_bytes: bool = False  # Whether pieces are made of bytes, and so cover every script.
 
-    def __init__(self, path: str | os.PathLike[str], extra_ids: int = 0):
-        """Loads a model; raises ValueError if the file is missing or no SentencePiece model."""
-        self.path, self.extra_ids = pathlib.Path(path), extra_ids
-        if not self.path.is_file():
-            raise ValueError(f"There is no vocabulary at {self.path}.")
-        self._processor = sentencepiece.SentencePieceProcessor()
-        with reading(self.path, "is no SentencePiece model"):
-            self._processor.Load(str(self.path))
-        self._known: int = self._processor.GetPieceSize()
-        self.size = self._known + extra_ids
-
     @functools.cached_property
+    @abc.abstractmethod
     def pieces(self) -> tuple[str, ...]:
         """Every piece, by id."""
-        with reading(self.path, "is no SentencePiece model"):
-            known = self._processor.IdToPiece(list(range(self._known)))
-        return (*known, *(f"<extra_id_{i}>" for i in reversed(range(self.extra_ids))))
+
+    @abc.abstractmethod
+    def encode(self, text: str) -> np.ndarray:
+        """Tokens [length] of a text and the end of sequence, int32."""
+
+    def decode(self, tokens: np.ndarray | list[int]) -> str:
+        """The text of tokens, up to the end of sequence."""
+        listed = [int(token) for token in tokens]
+        end = min([listed.index(eos) for eos in self.eos_ids if eos in listed], default=None)
+        return self.text(listed[:end])
+
+    @abc.abstractmethod
+    def text(self, tokens: list[int]) -> str:
+        """The text of tokens that do not end it; what stands for no text is left out."""
+
+    def prompt(self, text: str) -> np.ndarray:
+        """The tokens that a decoder-only model continues: the start token and the text's, int32."""
+        return np.append(self.start_id, self.encode(text)[:-1]).astype(np.int32)
 
     @functools.cached_property
     def fingerprint(self) -> str:
         """SHA-256 over the pieces, in hexadecimal."""
         return hashlib.sha256("\0".join(self.pieces).encode()).hexdigest()
-
-    def encode(self, text: str) -> np.ndarray:
-        """Tokens [length] of a text and the end of sequence, int32."""
-        return np.array([*self._processor.EncodeAsIds(text), EOS_ID], np.int32)
-
-    def prompt(self, text: str) -> np.ndarray:
-        """The tokens that a decoder-only model continues: the start token and the text's, int32."""
-        return np.append(PAD_ID, self.encode(text)[:-1]).astype(np.int32)
-
-    def decode(self, tokens: np.ndarray | list[int]) -> str:
-        """The text of tokens, up to the end of sequence."""
-        said = itertools.takewhile(self.eos_id.__ne__, map(int, tokens))
-        return self._processor.DecodeIds([i for i in said if 0 < i < self._known])
 
     def spelled_out(self, text: str) -> float:
         """The share of a text's characters that no piece has, as of another script, from 0 to 1.
@@ -111,6 +106,38 @@ class Vocabulary:
             )
 
 
+class SentencePiece(Vocabulary):
+    """SentencePiece's pieces, and sentinels that count down, as in T5."""
+
+    usual_extra_ids = EXTRA_IDS
+
+    def __init__(self, path: str | os.PathLike[str], extra_ids: int = 0):
+        """Loads a model; raises ValueError if the file is missing or no SentencePiece model."""
+        self.path, self.extra_ids = pathlib.Path(path), extra_ids
+        if not self.path.is_file():
+            raise ValueError(f"There is no vocabulary at {self.path}.")
+        self._processor = sentencepiece.SentencePieceProcessor()
+        with reading(self.path, "is no SentencePiece model"):
+            self._processor.Load(str(self.path))
+        self._known: int = self._processor.GetPieceSize()
+        self.size = self._known + extra_ids
+
+    @functools.cached_property
+    def pieces(self) -> tuple[str, ...]:
+        """See `Vocabulary`."""
+        with reading(self.path, "is no SentencePiece model"):
+            known = self._processor.IdToPiece(list(range(self._known)))
+        return (*known, *(f"<extra_id_{i}>" for i in reversed(range(self.extra_ids))))
+
+    def encode(self, text: str) -> np.ndarray:
+        """See `Vocabulary`."""
+        return np.array([*self._processor.EncodeAsIds(text), EOS_ID], np.int32)
+
+    def text(self, tokens: list[int]) -> str:
+        """See `Vocabulary`."""
+        return self._processor.DecodeIds([i for i in tokens if 0 < i < self._known])
+
+
 class Bytes(Vocabulary):
     """UTF-8's bytes, each 3 more than it is, as in ByT5 (Xue et al., 2022)."""
 
@@ -129,14 +156,13 @@ class Bytes(Vocabulary):
         return ("<pad>", "</s>", "<unk>", *known, *sentinels)
 
     def encode(self, text: str) -> np.ndarray:
-        """Tokens [length] of a text and the end of sequence, int32."""
+        """See `Vocabulary`."""
         return np.array([*(self._first + byte for byte in text.encode()), EOS_ID], np.int32)
 
-    def decode(self, tokens: np.ndarray | list[int]) -> str:
-        """The text of tokens, up to the end of sequence; bytes that are no UTF-8 are left out."""
-        said = itertools.takewhile(self.eos_id.__ne__, map(int, tokens))
-        known = (i - self._first for i in said if self._first <= i < self._known)
-        return bytes(known).decode(errors="ignore")
+    def text(self, tokens: list[int]) -> str:
+        """See `Vocabulary`; bytes that are no UTF-8 are left out."""
+        found = [i - self._first for i in tokens if self._first <= i < self._known]
+        return bytes(found).decode(errors="ignore")
 
 
 class BytePairs(Vocabulary):
@@ -151,7 +177,7 @@ class BytePairs(Vocabulary):
         end = self._tokenizer.token_to_id(END_OF_TEXT)
         if end is None:
             raise ValueError(f"{self.path} is not of GPT-2's kind: it has no piece {END_OF_TEXT}.")
-        self.eos_id = self.start_id = int(end)
+        self.start_id, self.eos_ids = int(end), (int(end),)
         self.size = self._tokenizer.get_vocab_size()
 
     @functools.cached_property
@@ -160,18 +186,17 @@ class BytePairs(Vocabulary):
         return tuple(self._tokenizer.id_to_token(i) or "" for i in range(self.size))
 
     def encode(self, text: str) -> np.ndarray:
-        """Tokens [length] of a text and the end of text, int32."""
+        """See `Vocabulary`."""
         ids = self._tokenizer.encode(text, add_special_tokens=False).ids
-        return np.array([*ids, self.eos_id], np.int32)
+        return np.array([*ids, *self.eos_ids], np.int32)
 
     def prompt(self, text: str) -> np.ndarray:
         """The text's tokens; for an empty text the end of a text before it, int32."""
         return self.encode(text)[:-1] if text else self.encode(text)
 
-    def decode(self, tokens: np.ndarray | list[int]) -> str:
-        """The text of tokens, up to the end of text."""
-        said = itertools.takewhile(self.eos_id.__ne__, map(int, tokens))
-        return self._tokenizer.decode([i for i in said if 0 <= i < self.size])
+    def text(self, tokens: list[int]) -> str:
+        """See `Vocabulary`."""
+        return self._tokenizer.decode([i for i in tokens if 0 <= i < self.size])
 
 
 def _byte_pairs(path: pathlib.Path) -> Any:
@@ -208,7 +233,9 @@ def open_vocabulary(path: str | os.PathLike[str], extra_ids: int = 0) -> Vocabul
     """
     if os.fspath(path) == BYTES:
         return Bytes(extra_ids)
-    return BytePairs(path) if pathlib.Path(path).suffix == ".json" else Vocabulary(path, extra_ids)
+    return (
+        BytePairs(path) if pathlib.Path(path).suffix == ".json" else SentencePiece(path, extra_ids)
+    )
 
 
 def from_elsewhere(path: str | os.PathLike[str], rows: int) -> Vocabulary:
@@ -248,5 +275,9 @@ class Numbers(Vocabulary):
         raise ValueError("There is no vocabulary to encode text with; give one (--vocabulary).")
 
     def decode(self, tokens: np.ndarray | list[int]) -> str:
-        """The tokens' numbers, separated by spaces."""
-        return " ".join(str(int(token)) for token in tokens)
+        """The tokens' numbers, the end's too, separated by spaces."""
+        return self.text([int(token) for token in tokens])
+
+    def text(self, tokens: list[int]) -> str:
+        """See `decode`."""
+        return " ".join(map(str, tokens))

@@ -17,7 +17,7 @@ import pytest
 from speculative import cli, loading
 from speculative.checkpoints import Checkpoint
 from speculative.pair import Pair
-from speculative.vocabulary import Vocabulary
+from speculative.vocabulary import SentencePiece
 from tests.saved import VOCABULARY
 
 TEXT = "A small editor for plain text."
@@ -354,7 +354,7 @@ def pair() -> Pair:
     """Settings and texts are checked by a pair that has nothing to decode with."""
     both: Any = types.SimpleNamespace(decoder_only=False, pad_id=0, max_positions=0)
     nothing: Any = None
-    return Pair(both, both, nothing, Vocabulary(VOCABULARY), ("a target", "a draft"))
+    return Pair(both, both, nothing, SentencePiece(VOCABULARY), ("a target", "a draft"))
 
 
 SETTINGS = {

@@ -20,7 +20,7 @@ from speculative.checkpoints import native
 from speculative.commands.generate import as_it_grows
 from speculative.decoding.loop import Step
 from speculative.models.reads import Reads, unpacked
-from speculative.vocabulary import Bytes, Vocabulary
+from speculative.vocabulary import Bytes, SentencePiece, Vocabulary
 from tests import saved
 from tests.saved import VOCABULARY
 
@@ -141,7 +141,7 @@ def test_a_draft_of_frequent_tokens(pair: list[str], tmp_path: pathlib.Path, cap
     assert cli.main([*asked, "5", "--texts", str(texts)]) == 0
     capsys.readouterr()
     kept = checkpoints.open(narrow).config.reads.draft_vocabulary
-    seen = Vocabulary(VOCABULARY).encode("a package of tools programs").tolist()
+    seen = SentencePiece(VOCABULARY).encode("a package of tools programs").tolist()
     assert len(unpacked(kept)) == 5 and set(unpacked(kept).tolist()) <= set(seen)
     assert generate([*pair[:2], "--draft", narrow], TEXT) == 0
     assert capsys.readouterr().out == expected(pair, TEXT).text + "\n"
@@ -163,7 +163,9 @@ def steps_of(tokens: list[int]) -> list[Step]:
     return [Step(jnp.array([[token]]), one, *more) for token in tokens]
 
 
-@pytest.mark.parametrize("vocabulary", [Vocabulary(VOCABULARY), Bytes()], ids=["pieces", "bytes"])
+@pytest.mark.parametrize(
+    "vocabulary", [SentencePiece(VOCABULARY), Bytes()], ids=["pieces", "bytes"]
+)
 def test_streaming_never_shows_half_a_character(vocabulary: Vocabulary) -> None:
     text = "Größe: 日本 €"
     tokens = vocabulary.encode(text).tolist()
@@ -193,7 +195,7 @@ def test_streaming_never_shows_what_may_begin_a_stop_string(stop: list[str], sho
 
 
 def test_streaming_shows_bytes_that_stay_broken() -> None:
-    vocabulary = Vocabulary(VOCABULARY)
+    vocabulary = SentencePiece(VOCABULARY)
     first_byte = vocabulary.pieces.index("<0xE2>")
     parts = list(as_it_grows(vocabulary, steps_of([first_byte])))
     assert parts == ["", "\N{REPLACEMENT CHARACTER}"]

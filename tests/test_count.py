@@ -14,7 +14,7 @@ from speculative import cli
 from speculative.checkpoints import Checkpoint
 from speculative.drafts import NgramDraft, SuffixDraft, count_ngrams, named, ngram, suffix
 from speculative.training import counting
-from speculative.vocabulary import END_OF_TEXT, BytePairs, Vocabulary
+from speculative.vocabulary import END_OF_TEXT, BytePairs, SentencePiece
 from tests import saved
 from tests.saved import VOCABULARY
 
@@ -37,14 +37,14 @@ def in_the_folder(folder: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None
 
 
 def tokens() -> list[np.ndarray]:
-    vocabulary = Vocabulary(VOCABULARY)
+    vocabulary = SentencePiece(VOCABULARY)
     return [vocabulary.encode(line) for line in LINES]
 
 
 @pytest.mark.parametrize("file", ["texts.txt", "pairs.tsv"])
 def test_ngrams_are_those_of_the_text(file: str) -> None:
     assert cli.main(["count", file, "--target=t5", "--output=ngrams.npz"]) == 0
-    vocabulary = Vocabulary(VOCABULARY)
+    vocabulary = SentencePiece(VOCABULARY)
     with np.load("ngrams.npz") as found:
         for name, values in count_ngrams(tokens(), 3, vocabulary.size).items():
             np.testing.assert_array_equal(found[name], values)
@@ -82,7 +82,7 @@ def test_what_a_name_means(folder: pathlib.Path, monkeypatch: pytest.MonkeyPatch
     assert cli.main(command) == 0
     known = {"ngrams.npz", "outputs.npz", "bigram:ngrams.npz", "copy", "my/none.npz"}
     assert {name for name in (*known, "t5", "bigrams", "npz") if named.known(name)} == known
-    vocabulary = Vocabulary(VOCABULARY)
+    vocabulary = SentencePiece(VOCABULARY)
     with monkeypatch.context() as earlier:  # When n-grams could be longer.
         earlier.setattr(ngram, "LONGEST", 4)
         texts = [vocabulary.encode("ein kleiner Editor")] * 2
@@ -160,7 +160,7 @@ def test_counts_begin_as_texts_do(tmp_path: pathlib.Path) -> None:
     tokenizer = tokenizers.Tokenizer(tokenizers.models.BPE(pieces, []))
     tokenizer.add_special_tokens([END_OF_TEXT])
     tokenizer.save(str(file))
-    for vocabulary in (BytePairs(file), Vocabulary(VOCABULARY)):
+    for vocabulary in (BytePairs(file), SentencePiece(VOCABULARY)):
         text = vocabulary.encode("ba")
         start = vocabulary.start_id
         assert [start] == vocabulary.prompt("").tolist()

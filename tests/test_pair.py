@@ -18,7 +18,7 @@ from speculative.drafts.named import MODEL_FREE
 from speculative.loading import load
 from speculative.pair import Pair
 from speculative.settings import Settings
-from speculative.vocabulary import Vocabulary
+from speculative.vocabulary import SentencePiece
 from tests import saved
 
 TEXT = "a small editor for text files"
@@ -38,7 +38,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
         }.items()
     ):
         saved.save(folder / name, config, seed)
-    vocabulary = Vocabulary(saved.VOCABULARY)
+    vocabulary = SentencePiece(saved.VOCABULARY)
     texts = [vocabulary.encode(text) for text in (TEXT, "an editor", "a library for text")]
     table = ngram.count_ngrams(texts, 3, vocabulary.size)
     for name in ("t5", "gpt"):
@@ -235,7 +235,7 @@ def test_a_text_that_ends_says_so(folder: pathlib.Path) -> None:
     pair = load(str(folder / "t5"), str(folder / "t5_draft"))
     asked: dict[str, Any] = {"gamma": 3, "max_length": 12, "temperature": 1.0}
     tokens = pair.generate(TEXT, **asked).tokens
-    pair.vocabulary.eos_id = tokens[-1]
+    pair.vocabulary.eos_ids = (tokens[-1],)
     ended = pair.generate(TEXT, **asked)
     assert (ended.tokens, ended.finish_reason) == (tokens, "stop")  # With its last token.
 
@@ -248,8 +248,8 @@ def test_no_text_is_refused(folder: pathlib.Path) -> None:
 def test_without_guesses_the_target_decodes_alone() -> None:
     """Whatever the rule is."""
     for rule in (Token(0.1), Simulated(0.5)):
-        assert Settings(gamma=0, verification=rule).decoding(10, 1).rule == EXACT
-        assert Settings(gamma=2, verification=rule).decoding(10, 1).rule == rule
+        assert Settings(gamma=0, verification=rule).decoding(10, (1,)).rule == EXACT
+        assert Settings(gamma=2, verification=rule).decoding(10, (1,)).rule == rule
     with pytest.raises(ValueError, match="give it to the rule itself"):
         Settings(verification=Token(), lenience=0.5)
 

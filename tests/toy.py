@@ -29,6 +29,7 @@ PADDED = VOCABULARY + 1
 """Rows of a table: the last pads the vocabulary, is the likeliest, and must never be chosen."""
 
 EOS = 1
+ENDS = (EOS,)
 
 Probabilities = dict[tuple[int, ...], float]
 """Probabilities of outcomes."""

@@ -29,7 +29,7 @@ class Ours:
     def decode(self, way: str, source: list[int]) -> list[int]:
         gamma, max_length = self._gammas[way], self._setting.max_length
         vocabulary = self._pair.vocabulary
-        config = Decoding(vocabulary.size, Sampling(0.0), gamma, max_length, vocabulary.eos_id)
+        config = Decoding(vocabulary.size, Sampling(0.0), gamma, max_length, vocabulary.eos_ids)
         config = config.endless if self._setting.random else config
         draws = config.draws(0, np.array([0]))
         return self._pair.results(self._pair.run(padded(source), draws, config))[0].tokens
@@ -40,7 +40,7 @@ class Ours:
         gamma = 0 if way == "autoregressive" else self._setting.gamma
         rule = rules.EXACT if way == "autoregressive" else rules.select(way)
         length, vocabulary = self._setting.max_length, self._pair.vocabulary
-        config = Decoding(vocabulary.size, sampling, gamma, length, vocabulary.eos_id, rule)
+        config = Decoding(vocabulary.size, sampling, gamma, length, vocabulary.eos_ids, rule)
         found = []
         for example in range(count):  # One after the other, as tables are measured.
             draws = config.draws(seed, np.array([example]))

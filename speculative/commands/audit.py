@@ -75,7 +75,7 @@ def _audit(options: argparse.Namespace) -> int:
         pathlib.Path(options.samples),
         vocabulary.prompt if decoder_only else vocabulary.encode,
         vocabulary.size,
-        vocabulary.eos_id,
+        vocabulary.eos_ids,
         options.max_length,
         sampling,
     )

@@ -162,7 +162,7 @@ def step(
     depth = guesses.shape[1]
     proposed = jnp.arange(depth + 1) < accepted[:, None]
     block = jnp.where(proposed, jnp.pad(guesses, ((0, 0), (0, 1))), next_token[:, None])
-    end = first(block == config.eos_id)
+    end = first(config.ends(block))
     count = jnp.minimum(jnp.minimum(end, accepted) + 1, config.max_length - progress.lengths)
     count = jnp.where(progress.finished, 0, count)
     lengths = progress.lengths + count

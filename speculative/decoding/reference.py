@@ -140,7 +140,7 @@ def generate(
     draft_state = start_draft(draft, params.draft, source, size, begun)
     target_state = begun.state
     output, last, steps = [], int(np.asarray(_first(target, source))[0]), []
-    while len(output) < config.max_length and config.eos_id not in output:
+    while len(output) < config.max_length and not {*config.eos_ids} & {*output[-1:]}:
         at = len(output)
         here = draws[at] if config.rule.keyed_by == "step" else draws[at : at + gamma + 1]
         newest = np.array([last], np.int32)
@@ -172,8 +172,8 @@ def generate(
             path = np.array([places + [0] * (tree.depth - n)])
             proposal, hidden = _along(proposal, path, hidden)
         block = [*guesses[:n], next_token][: config.max_length - len(output)]
-        if config.eos_id in block:
-            block = block[: block.index(config.eos_id) + 1]
+        if ends := [place for place, token in enumerate(block, 1) if token in config.eos_ids]:
+            block = block[: ends[0]]
         output += block
         last = next_token
         kept = np.array([len(block)], np.int32)

@@ -34,7 +34,7 @@ class Decoding:
         sampling: temperature, top-k, top-p, the same for target and draft.
         gamma: guesses a step; 0 is autoregressive decoding, one token a target call.
         max_length: tokens after which a row ends without an end-of-sequence token.
-        eos_id: the token that ends a row; it is the row's last token.
+        eos_ids: the tokens that end a row, each, which is the row's last token then; maybe none.
         rule: how guesses are verified.
         logprobs: whether the log-probabilities of the tokens are kept.
         processors: what changes logits before `sampling`, in order.
@@ -46,7 +46,7 @@ class Decoding:
     sampling: Sampling = Sampling()
     gamma: int = 0
     max_length: int = 128
-    eos_id: int = EOS_ID
+    eos_ids: tuple[int, ...] = (EOS_ID,)
     rule: Rule = EXACT
     logprobs: bool = False
     processors: tuple[Processor, ...] = ()
@@ -57,13 +57,15 @@ class Decoding:
             ("vocab_size", 1, None),
             ("gamma", 0, None),
             ("max_length", 1, checks.MAX_TOKENS),
-            ("eos_id", -1, None),
         ):
             object.__setattr__(self, name, checks.whole(name, getattr(self, name), low, high))
         checks.instance("sampling", self.sampling, Sampling)
         checks.instance("rule", self.rule, Rule)
         checks.instance("logprobs", self.logprobs, bool)
         checks.instance("growing", self.growing, bool, NoneType)
+        checks.instance("eos_ids", self.eos_ids, tuple)
+        for token in self.eos_ids:
+            checks.whole("A token of eos_ids", token, 0)
         checks.instance("processors", self.processors, tuple)
         for processor in self.processors:
             try:
@@ -113,6 +115,12 @@ class Decoding:
         """The largest `max_length` in the same program."""
         return power_of_two(self.max_length)
 
+    def ends(self, tokens: Array) -> Array:
+        """Whether each of some tokens is one that ends a row."""
+        return functools.reduce(
+            jnp.logical_or, (tokens == end for end in self.eos_ids), jnp.zeros(tokens.shape, bool)
+        )
+
     @property
     def alone(self) -> "Decoding":
         """The same settings without a draft."""
@@ -121,7 +129,7 @@ class Decoding:
     @property
     def endless(self) -> "Decoding":
         """The same settings without an end token: every output has `max_length` tokens."""
-        return dataclasses.replace(self, eos_id=-1)
+        return dataclasses.replace(self, eos_ids=())
 
     @property
     def room(self) -> int:
@@ -196,7 +204,7 @@ class Decoding:
 
 
 # The fields of `Decoding` that shape programs.
-_FIXED = "vocab_size", "gamma", "eos_id", "logprobs", "processors", "growing"
+_FIXED = "vocab_size", "gamma", "eos_ids", "logprobs", "processors", "growing"
 
 
 @functools.partial(jax.jit, static_argnums=(2, 3, 4))

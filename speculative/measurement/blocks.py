@@ -46,13 +46,13 @@ def tokens_on_target_text(
     row = filled([tokens], max_length)
     uniforms = jax.random.uniform(jax.random.key(seed), (max_length, 1, max(gammas)))
     given = models, pair.params, source, row, uniforms
-    sizes = vocabulary.size, vocabulary.eos_id
+    sizes = vocabulary.size, vocabulary.eos_ids
     found = step_tokens(*given, sampling, *sizes, tuple(gammas), tuple(rules))
     # Sums of float32 may lie beyond what a step can yield.
     return np.clip(np.asarray(found, np.float64)[0, : len(tokens)], 1, np.add(gammas, 1)[:, None])
 
 
-@functools.partial(jax.jit, static_argnames=("models", "vocab_size", "eos_id", "gammas"))
+@functools.partial(jax.jit, static_argnames=("models", "vocab_size", "eos_ids", "gammas"))
 def step_tokens(
     models: Models,
     params: Params,
@@ -61,7 +61,7 @@ def step_tokens(
     uniforms: Array,
     sampling: Sampling,
     vocab_size: int,
-    eos_id: int,
+    eos_ids: tuple[int, ...],
     gammas: tuple[int, ...],
     rules: tuple[Rule, ...],
 ) -> Array:
@@ -80,7 +80,7 @@ def step_tokens(
         chunk = jnp.concatenate([last[:, None], proposal.guesses], axis=1)
         logits, own, hidden = target.extend(params.target, own, Chunk(chunk), layers=layers)
         logits = logits[..., :vocab_size]
-        end = first(proposal.guesses == eos_id)[:, None]
+        end = first(jnp.isin(proposal.guesses, jnp.array(eos_ids)))[:, None]
 
         def expected(gamma: int, rule: Rule) -> Array:
             """1 more than the guesses accepted before an end of sequence, which nothing follows."""

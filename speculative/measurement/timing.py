@@ -190,7 +190,7 @@ def timed_calls(
     """
     params, vocab_size = pair.params, pair.vocabulary.size
     # No token is -1, so that no row ends while it is timed.
-    autoregressive = Decoding(vocab_size, sampling, 0, cache_length - 2, eos_id=-1)
+    autoregressive = Decoding(vocab_size, sampling, 0, cache_length - 2, eos_ids=())
     draft = pair.draft
     if isinstance(draft, MixedDraft):  # Text that repeats itself would be looked up in every step.
         draft = dataclasses.replace(draft, asks=True)

@@ -114,10 +114,12 @@ class RowConfig:
         """How guesses are verified."""
         return rules.select(self.verification, self.lenience, self.simulated_alpha)
 
-    def decoding(self, vocab_size: int, gamma: int, eos_id: int = EOS_ID) -> Decoding:
+    def decoding(
+        self, vocab_size: int, gamma: int, eos_ids: tuple[int, ...] = (EOS_ID,)
+    ) -> Decoding:
         """The settings of a generation with so many guesses a step; 0 is autoregressive."""
         rule = self.rule if gamma else rules.EXACT
-        config = Decoding(vocab_size, self.sampling, gamma, self.max_length, eos_id, rule)
+        config = Decoding(vocab_size, self.sampling, gamma, self.max_length, eos_ids, rule)
         # No token ends a text of random words.
         return config if self.simulated_alpha is None else config.endless
 

@@ -33,7 +33,7 @@ class Workload:
     def decoding(self, gamma: int) -> Decoding:
         """The settings of a generation."""
         vocabulary = self.pair.vocabulary
-        return self.config.decoding(vocabulary.size, gamma, vocabulary.eos_id)
+        return self.config.decoding(vocabulary.size, gamma, vocabulary.eos_ids)
 
     def source(self, number: int) -> jax.Array:
         """The source [1, S] of an example, numbered from 0."""

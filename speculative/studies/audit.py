@@ -124,7 +124,7 @@ def read(
     path: pathlib.Path,
     encode: Callable[[str], NDArray[np.int_]],
     vocab_size: int,
-    eos_id: int,
+    eos_ids: tuple[int, ...],
     max_length: int,
     sampling: Sampling,
 ) -> list[Sample]:
@@ -143,7 +143,7 @@ def read(
             continue
         try:
             fields = json.loads(line)
-            found.append(_sample(number, fields, encode, vocab_size, eos_id, max_length, sampling))
+            found.append(_sample(number, fields, encode, vocab_size, eos_ids, max_length, sampling))
         except (ValueError, TypeError, RecursionError) as error:
             raise ValueError(f"Line {number} of {path} is no sample: {error}") from error
     if not found:
@@ -156,7 +156,7 @@ def _sample(
     fields: Any,
     encode: Callable[[str], NDArray[np.int_]],
     vocab_size: int,
-    eos_id: int,
+    eos_ids: tuple[int, ...],
     max_length: int,
     sampling: Sampling,
 ) -> Sample:
@@ -176,16 +176,18 @@ def _sample(
                 f"its {name} is {fields[name]!r}, but the audit is of {told} (--{name})."
             )
     tokens = _whole_numbers("tokens", fields.get("tokens"), vocab_size)
-    ends = [at for at, token in enumerate(tokens, 1) if token == eos_id]
+    ends = [at for at, token in enumerate(tokens, 1) if token in eos_ids]
     if not tokens or len(tokens) > max_length:
         raise ValueError(
             f"it has {len(tokens)} tokens; there must be 1 to {max_length} (--max_length)."
         )
     if ends and ends[0] < len(tokens):
-        raise ValueError(f"{len(tokens) - ends[0]} tokens follow the end of sequence, {eos_id}.")
+        end = tokens[ends[0] - 1]
+        raise ValueError(f"{len(tokens) - ends[0]} tokens follow the end of sequence, {end}.")
     if not ends and len(tokens) < max_length:
         raise ValueError(
-            f"it stops after {len(tokens)} tokens without the end of sequence, {eos_id}, although "
+            f"it stops after {len(tokens)} tokens without the end of sequence, "
+            f"{' or '.join(map(str, eos_ids))}, although "
             f"{max_length} were allowed (--max_length)."
         )
     logprobs = fields.get("logprobs")

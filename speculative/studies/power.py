@@ -136,7 +136,7 @@ def powers(
     for number, (name, (rule, own)) in enumerate(wrong.items()):
         on_progress("simulating", number / len(wrong))
         vocabulary = pair.vocabulary
-        config = Decoding(vocabulary.size, own, gamma, max_length, vocabulary.eos_id, rule)
+        config = Decoding(vocabulary.size, own, gamma, max_length, vocabulary.eos_ids, rule)
         made = decoded(pair, chosen * rounds, config, seed)
         audits = [
             audit(pair, made[at : at + count], sampling, passed.false_alarm, seed=seed)

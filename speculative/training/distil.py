@@ -155,7 +155,7 @@ def distil(
                 continue
             if began > deadline:
                 return False
-            ends = max_length, pieces.eos_id
+            ends = max_length, pieces.eos_ids
             decoding = Decoding(target.vocab_size, Sampling(temperature), 0, *ends)
             texts = answered(target, target_params, given, decoding, generation_batch)
             (whole_texts(texts) if target.decoder_only else texts).save(path)

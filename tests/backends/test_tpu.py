@@ -25,7 +25,7 @@ DRAFTS = {
 
 
 def settings(gamma: int, temperature: float, max_length: int) -> Decoding:
-    return Decoding(tiny.VOCABULARY, Sampling(temperature), gamma, max_length, eos_id=-1)
+    return Decoding(tiny.VOCABULARY, Sampling(temperature), gamma, max_length, eos_ids=())
 
 
 @pytest.mark.parametrize(

@@ -113,4 +113,4 @@ def test_it_loads_the_gpt2_that_we_write(
     for folder in ("theirs", "again"):
         theirs = transformers.AutoTokenizer.from_pretrained(tmp_path / folder)
         assert theirs(text)["input_ids"] == ours.encode(text)[:-1].tolist()
-        assert theirs.eos_token_id == ours.eos_id
+        assert (theirs.eos_token_id,) == ours.eos_ids

@@ -204,11 +204,11 @@ def test_byte_pairs(files: pathlib.Path, name: str) -> None:
     vocabulary = open_vocabulary(files / name)
     assert isinstance(vocabulary, BytePairs)
     assert vocabulary.size == len(vocabulary.pieces) == 290
-    assert vocabulary.pieces[vocabulary.eos_id] == END_OF_TEXT
+    assert vocabulary.pieces[vocabulary.eos_ids[0]] == END_OF_TEXT
     for text in SENTENCES:
         tokens = vocabulary.encode(text)
         assert tokens.dtype == np.int32
-        assert tokens[-1] == vocabulary.eos_id
+        assert tokens[-1] in vocabulary.eos_ids
         assert vocabulary.decode(tokens) == vocabulary.decode([*tokens, 40, 41]) == text
         prompt = vocabulary.prompt(text)
         assert prompt.dtype == np.int32
@@ -225,7 +225,7 @@ def test_byte_pairs(files: pathlib.Path, name: str) -> None:
 def test_pieces_of_t5_as_prompts() -> None:
     vocabulary = open_vocabulary(checkpoints.ASSETS / "debian.model", 3)
     assert type(vocabulary) is Vocabulary
-    assert (vocabulary.extra_ids, vocabulary.eos_id) == (3, 1)
+    assert (vocabulary.extra_ids, vocabulary.eos_ids) == (3, (1,))
     tokens = vocabulary.encode("speculative decoding")
     np.testing.assert_array_equal(vocabulary.prompt("speculative decoding"), [0, *tokens[:-1]])
     np.testing.assert_array_equal(vocabulary.prompt(""), [0])

@@ -20,7 +20,7 @@ import sentencepiece
 import speculative
 from speculative import cli
 from speculative.commands.figures import Figures
-from speculative.vocabulary import Vocabulary
+from speculative.vocabulary import SentencePiece
 from tests.saved import VOCABULARY
 
 ROOT = pathlib.Path(speculative.__file__).parent.parent
@@ -193,7 +193,7 @@ def test_a_trace_spells_the_output(pair: list[str], answers: list[Any], capsys) 
     assert all(re.match(rf" *{i}  [0-2]/2 │", step) for i, step in enumerate(steps, 1))
     spelled = "".join(step.partition("│")[2] for step in steps)
     spelled = re.sub(r"\[-.*?-\]", "", spelled).replace("{+", "").replace("+}", "")
-    pieces = Vocabulary(VOCABULARY).pieces
+    pieces = SentencePiece(VOCABULARY).pieces
     expected = "".join(pieces[token] for token in answers[0].tokens).replace("▁", " ")
     assert spelled.split() == expected.split()
 
@@ -243,7 +243,7 @@ def test_figures_are_sums() -> None:
     ],
 )
 def test_what_a_vocabulary_cannot_spell(text: str, share: float) -> None:
-    assert Vocabulary(VOCABULARY).spelled_out(text) == pytest.approx(share)
+    assert SentencePiece(VOCABULARY).spelled_out(text) == pytest.approx(share)
 
 
 def test_a_vocabulary_without_bytes(tmp_path: pathlib.Path) -> None:
@@ -255,7 +255,7 @@ def test_a_vocabulary_without_bytes(tmp_path: pathlib.Path) -> None:
         sentence_iterator=iter(["abcd"]), model_writer=model, **settings
     )
     (tmp_path / "letters.model").write_bytes(model.getvalue())
-    letters = Vocabulary(tmp_path / "letters.model")
+    letters = SentencePiece(tmp_path / "letters.model")
     assert len(letters.encode("ab 你好世界 cd")) < 10
     assert letters.spelled_out("ab 你好世界 cd") == 0.5
     assert letters.spelled_out("ab cd") == 0

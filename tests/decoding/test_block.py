@@ -44,7 +44,7 @@ SAMPLINGS = {1: Sampling(1.3, min_p=0.15), 2: Sampling(0.7, top_k=2), 4: Samplin
 
 def settings(gamma: int, rule: rules.Rule = BLOCK, length: int | None = None) -> Decoding:
     length = length or LENGTHS.get(gamma, 5)
-    return Decoding(toy.VOCABULARY, SAMPLINGS[gamma], gamma, length, toy.EOS, rule=rule)
+    return Decoding(toy.VOCABULARY, SAMPLINGS[gamma], gamma, length, toy.ENDS, rule=rule)
 
 
 @functools.cache
@@ -130,7 +130,7 @@ def enumerated(p: np.ndarray, q: np.ndarray, gamma: int) -> np.ndarray:
 
 
 def first_steps(rule: rules.Rule, table: np.ndarray, gamma: int) -> fast.Step:
-    config = dataclasses.replace(settings(gamma, rule, 9), sampling=Sampling(), eos_id=-1)
+    config = dataclasses.replace(settings(gamma, rule, 9), sampling=Sampling(), eos_ids=())
     models = fast.Models(TARGET, DRAFT)
     params = Params(toy.params(toy.target_table()), toy.params(table))
     sources, draws = jnp.ones((STEPS, 1), jnp.int32), config.draws(2403, np.arange(STEPS))

@@ -65,13 +65,13 @@ def decode(name: str, config: Decoding, near: bool = False) -> Output:
 
 @functools.cache
 def alone(name: str) -> Output:
-    return decode(name, Decoding(VOCABULARY, Sampling(0.0), 0, LENGTH, eos_id=7))
+    return decode(name, Decoding(VOCABULARY, Sampling(0.0), 0, LENGTH, eos_ids=(7,)))
 
 
 @pytest.mark.parametrize(("name", "gamma"), [("GPT", 1), ("GPT", 4), ("GPT", 7), ("LaMDA", 4)])
 def test_greedy_outputs_are_those_of_the_target_alone(name: str, gamma: int) -> None:
     """Up to the last learned position, while guesses go beyond it."""
-    config = Decoding(VOCABULARY, Sampling(0.0), gamma, LENGTH, eos_id=7)
+    config = Decoding(VOCABULARY, Sampling(0.0), gamma, LENGTH, eos_ids=(7,))
     output = decode(name, config)
     assert output.finite.all()
     np.testing.assert_array_equal(output.tokens, alone(name).tokens)
@@ -95,7 +95,7 @@ def test_the_target_alone_emits_the_argmax_of_each_whole_text(name: str) -> None
 
 @pytest.mark.parametrize(("name", "temperature"), [("GPT", 0.0), ("GPT", 1.0), ("LaMDA", 1.0)])
 def test_the_device_loop_is_the_reference(name: str, temperature: float) -> None:
-    config = Decoding(VOCABULARY, Sampling(temperature), 4, LENGTH, eos_id=7)
+    config = Decoding(VOCABULARY, Sampling(temperature), 4, LENGTH, eos_ids=(7,))
     models, given = (TARGETS[name], draft_of(name, True)), params(name, near=True)
     # All prompts have the batch's width: one compilation, and padding that must not count.
     traces = check_same_tokens(*models, given, prompts(), config, seed=0)
@@ -105,7 +105,7 @@ def test_the_device_loop_is_the_reference(name: str, temperature: float) -> None
 
 def test_streamed_tokens_are_the_same() -> None:
     """With caches that grow: the first one holds 64 tokens."""
-    config = Decoding(VOCABULARY, Sampling(1.0), 4, max_length=80, eos_id=-1)
+    config = Decoding(VOCABULARY, Sampling(1.0), 4, max_length=80, eos_ids=())
     output = decode("LaMDA", config)
     draws, inputs = config.draws(0, np.arange(ROWS)), jax.device_put(prompts())
     given = TARGETS["LaMDA"], DRAFTS["LaMDA"], params("LaMDA"), inputs, draws, config

@@ -70,7 +70,7 @@ MODEL_DRAFT = TransformerDraft(TARGET)
 
 
 def settings(sampling: str, gamma: int) -> Decoding:
-    return Decoding(toy.VOCABULARY, SAMPLINGS[sampling], gamma, LENGTHS[gamma], toy.EOS)
+    return Decoding(toy.VOCABULARY, SAMPLINGS[sampling], gamma, LENGTHS[gamma], toy.ENDS)
 
 
 def rows(sampling: str, gamma: int) -> int:
@@ -174,7 +174,7 @@ def test_a_bigram_draft_is_exact() -> None:
 LAYERS = ("decoder/layers_0", "decoder/decoder_norm")
 SMALL_T5 = T5(T5Config(toy.PADDED, 8, 2, 4, 16, 1, 1))
 READS_IT = T5(T5Config(toy.PADDED, 8, 1, 4, 16, 0, 1, reads=Reads(8, LAYERS)))
-OF_T5 = Decoding(toy.VOCABULARY, Sampling(0.7), 3, 6, toy.EOS)
+OF_T5 = Decoding(toy.VOCABULARY, Sampling(0.7), 3, 6, toy.ENDS)
 
 
 @functools.cache

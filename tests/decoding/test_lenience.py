@@ -32,7 +32,9 @@ LENGTHS = {1: 5, 4: 7}
 
 def settings(lenience: float, gamma: int, temperature: float = 1.0) -> Decoding:
     sampling = Sampling(temperature)
-    return Decoding(toy.VOCABULARY, sampling, gamma, LENGTHS[gamma], toy.EOS, rules.Token(lenience))
+    return Decoding(
+        toy.VOCABULARY, sampling, gamma, LENGTHS[gamma], toy.ENDS, rules.Token(lenience)
+    )
 
 
 def excess(found: Counter[tuple[int, ...]], p: np.ndarray, lenience: float) -> float:
@@ -125,7 +127,7 @@ def test_a_planted_fault_is_found(
 @pytest.mark.parametrize("sampling", [Sampling(0.0), Sampling(1.3, top_p=0.8)], ids=str)
 @pytest.mark.parametrize("deterministic", [False, True])
 def test_the_reference_loop_emits_the_same_tokens(deterministic: bool, sampling: Sampling) -> None:
-    config = Decoding(toy.VOCABULARY, sampling, 4, 20, toy.EOS, rules.Token(0.3))
+    config = Decoding(toy.VOCABULARY, sampling, 4, 20, toy.ENDS, rules.Token(0.3))
     draft: Draft = toy.CertainDraft() if deterministic else TOY_DRAFT
     draft_params = (
         jax.device_put(toy.certain_table()) if deterministic else toy.params(toy.far_table())

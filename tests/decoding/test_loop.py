@@ -33,7 +33,6 @@ from tests import ngrams, numpy_models, tiny, toy
 from tests.decoding.test_exactness import outputs
 from tests.decoding.test_reference import TOY, TOY_DRAFT, check_same_tokens
 
-NEVER = -1
 """An end token that no model emits."""
 
 ROWS = 4
@@ -41,7 +40,7 @@ LENGTH = 40
 
 ITSELF = TransformerDraft(tiny.TARGET)
 SMALL = TransformerDraft(tiny.DRAFT)
-SAMPLED = Decoding(tiny.VOCABULARY, Sampling(1.0), gamma=4, max_length=LENGTH, eos_id=7)
+SAMPLED = Decoding(tiny.VOCABULARY, Sampling(1.0), gamma=4, max_length=LENGTH, eos_ids=(7,))
 
 
 def trigram_params() -> PyTree:
@@ -79,12 +78,12 @@ def greedy(gamma: int) -> Decoding:
     said = np.array([(tokens == t).any(axis=1) for t in range(tiny.VOCABULARY)])
     some = said.any(axis=1) & ~said.all(axis=1)
     end = next(t for t in np.flatnonzero(some) if not (tokens[:, :4] == t).any())
-    return Decoding(tiny.VOCABULARY, Sampling(0.0), gamma, LENGTH, int(end))
+    return Decoding(tiny.VOCABULARY, Sampling(0.0), gamma, LENGTH, (int(end),))
 
 
 def expected_greedy() -> tuple[np.ndarray, np.ndarray]:
     """Tokens and lengths, each row cut after its end token."""
-    tokens, ends = float64_greedy().copy(), float64_greedy() == greedy(0).eos_id
+    tokens, ends = float64_greedy().copy(), float64_greedy() == greedy(0).eos_ids[0]
     lengths = np.where(ends.any(axis=1), ends.argmax(axis=1) + 1, LENGTH)
     tokens[np.arange(LENGTH) >= lengths[:, None]] = 0
     return tokens, lengths
@@ -175,7 +174,7 @@ def check_stream(output: Output, steps: list[Step], config: Decoding) -> None:
             assert emitted[:standing] == step.guesses[row, :standing].tolist()
             accepted += standing
             tested += standing + (standing < step.guesses.shape[1] and standing < len(emitted))
-            ended = emitted[-1] == config.eos_id or len(tokens) == config.max_length
+            ended = emitted[-1] in config.eos_ids or len(tokens) == config.max_length
             assert step.finished[row] == ended
         length = output.lengths[row]
         assert len(tokens) == length
@@ -194,7 +193,7 @@ def check_stream(output: Output, steps: list[Step], config: Decoding) -> None:
         (
             UniformDraft(),
             tuple,
-            Decoding(tiny.VOCABULARY, Sampling(0.7), 2, max_length=90, eos_id=NEVER),
+            Decoding(tiny.VOCABULARY, Sampling(0.7), 2, max_length=90, eos_ids=()),
         ),
         (None, tuple, None),
     ],
@@ -210,7 +209,7 @@ def test_the_stream_is_the_generation_and_adds_up_to_its_counters(
     inputs = jax.device_put(tiny.sources(ROWS))
     steps = list(fast.stream(tiny.TARGET, draft, both, inputs, draws, config))
     check_stream(output, steps, config)
-    assert len(set(output.lengths.tolist())) > 1 or config.eos_id == NEVER
+    assert len(set(output.lengths.tolist())) > 1 or not config.eos_ids
     if config is SAMPLED:
         assert 0 < output.accepted.sum() < output.tested.sum()
 
@@ -221,7 +220,7 @@ def test_caches_of_target_and_draft_grow_together(table: Callable[[], np.ndarray
 
     If the target drafts for itself, every block is full, so that all rows have equal lengths.
     """
-    config = Decoding(toy.VOCABULARY, Sampling(1.0), gamma=2, max_length=130, eos_id=NEVER)
+    config = Decoding(toy.VOCABULARY, Sampling(1.0), gamma=2, max_length=130, eos_ids=())
     assert len(config.cache_lengths()) == 2
     params = Params(toy.params(toy.target_table()), toy.params(table()))
     inputs = jnp.ones((2, 1), jnp.int32)
@@ -263,7 +262,7 @@ def test_where_a_row_ends(said: list[int], tokens: list[int], accepted: int, cal
     for before, last, following in zip(walk, walk[1:], walk[2:], strict=False):
         table[before, last] = -30.0
         table[before, last, following] = 30.0
-    config = Decoding(toy.VOCABULARY, Sampling(1.0), 4, max_length=len(tokens), eos_id=toy.EOS)
+    config = Decoding(toy.VOCABULARY, Sampling(1.0), 4, max_length=len(tokens), eos_ids=toy.ENDS)
     params, inputs = toy.params(table), np.ones((2, 1), np.int32)
     output = decode(TOY_DRAFT, params, config, target=TOY, params=params, inputs=inputs)
     assert output.tokens[:, : len(tokens)].tolist() == [tokens] * 2
@@ -292,7 +291,7 @@ def test_logits_that_are_not_finite_are_reported_by_row(draft: Draft | None, wro
 
 @pytest.mark.parametrize("gamma", [63, 64, 300])
 def test_a_large_gamma_decodes(gamma: int) -> None:
-    config = Decoding(tiny.VOCABULARY, Sampling(0.0), gamma, max_length=10, eos_id=-1)
+    config = Decoding(tiny.VOCABULARY, Sampling(0.0), gamma, max_length=10, eos_ids=())
     draws = config.draws(0, np.arange(1))
     both, source = Params(tiny.target_params()), jax.device_put(tiny.sources(1))
     output = fast.generate(tiny.TARGET, UniformDraft(), both, source, draws, config)
@@ -356,7 +355,7 @@ class Reader(Draft):
 def test_a_draft_is_given_the_hidden_states_of_accepted_positions(batch: int) -> None:
     """The toy's hidden state is the token it read: all of the text but its newest token."""
     models = fast.Models(TOY, Reader())
-    config = Decoding(toy.VOCABULARY, Sampling(1.0), 3, max_length=20, eos_id=NEVER)
+    config = Decoding(toy.VOCABULARY, Sampling(1.0), 3, max_length=20, eos_ids=())
     both, draws = Params(toy.params(toy.target_table())), config.draws(1, np.arange(batch))
     progress = fast.begin(models, both, jnp.ones((batch, 1), jnp.int32), config, config.capacity)
     step, accepted = jax.jit(fast.step, static_argnums=(0, 4)), set()
@@ -379,7 +378,7 @@ class KeyedByStep(Token):
 
 def test_numbers_keyed_by_the_step_are_exact_and_none_is_used_twice() -> None:
     """20,000 outputs against the target's distribution; a correct program fails with p = 1e-4."""
-    config = Decoding(toy.VOCABULARY, Sampling(1.0), 3, 6, toy.EOS, KeyedByStep())
+    config = Decoding(toy.VOCABULARY, Sampling(1.0), 3, 6, toy.ENDS, KeyedByStep())
     draws = config.draws(5, np.arange(20_000))
     assert draws.shape == (20_000, 8, 4, 3)
     assert len(np.unique(np.asarray(draws[0]))) == draws[0].size
@@ -393,7 +392,7 @@ def test_numbers_keyed_by_the_step_are_exact_and_none_is_used_twice() -> None:
 
 
 def test_numbers_keyed_otherwise_are_refused() -> None:
-    by_step = Decoding(toy.VOCABULARY, Sampling(1.0), 3, 6, toy.EOS, KeyedByStep())
+    by_step = Decoding(toy.VOCABULARY, Sampling(1.0), 3, 6, toy.ENDS, KeyedByStep())
     by_position = dataclasses.replace(by_step, rule=Token())
     source = jnp.ones((1, 1), jnp.int32)
     for config, other in ((by_step, by_position), (by_position, by_step)):

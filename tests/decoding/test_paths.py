@@ -118,7 +118,7 @@ def settings(processors: tuple[Processor, ...] = (), rule: Rule | None = None) -
     gamma = 0 if rule is None else GAMMA
     greedy = Sampling(0.0)
     return Decoding(
-        tiny.VOCABULARY, greedy, gamma, LENGTH, END, rule or EXACT, processors=processors
+        tiny.VOCABULARY, greedy, gamma, LENGTH, (END,), rule or EXACT, processors=processors
     )
 
 

@@ -91,7 +91,7 @@ def settings(
     name: str, gamma: int, rule: str = "token", sampling: Sampling = OWN, length: int = 6
 ) -> Decoding:
     return Decoding(
-        toy.VOCABULARY, sampling, gamma, length, toy.EOS, rules.select(rule),
+        toy.VOCABULARY, sampling, gamma, length, toy.ENDS, rules.select(rule),
         processors=PROCESSORS[name][0],
     )  # fmt: skip
 

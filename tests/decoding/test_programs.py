@@ -17,7 +17,7 @@ def test_what_was_not_used_for_long_is_forgotten(monkeypatch: pytest.MonkeyPatch
         traced.append(x.shape[0])
         return 2 * x
 
-    program, models = Program(double, static_argnames="models"), Models(tiny.TARGET, None)
+    program, models = Program(double), Models(tiny.TARGET, None)
     for size in (1, 2, 1, 3, 1, 2):
         assert (program(models, jnp.ones(1), jnp.ones(size)) == 2 * jnp.ones(size)).all()
     assert traced == [1, 2, 3, 2]

@@ -51,7 +51,7 @@ def check_same_tokens(
     ids=["near", "disjoint", "deterministic"],
 )
 def test_on_toy_models(draft: Draft, table: Callable[[], np.ndarray], sampling: Sampling) -> None:
-    config = Decoding(toy.VOCABULARY, sampling, 4, max_length=20, eos_id=toy.EOS)
+    config = Decoding(toy.VOCABULARY, sampling, 4, max_length=20, eos_ids=toy.ENDS)
     dtype = np.int32 if table is toy.certain_table else np.float32
     params = Params(toy.params(toy.target_table()), jnp.asarray(table(), dtype))
     inputs = np.ones((ROWS, 1), np.int32)
@@ -61,7 +61,7 @@ def test_on_toy_models(draft: Draft, table: Callable[[], np.ndarray], sampling: 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_on_t5(dtype: str) -> None:
-    config = Decoding(tiny.VOCABULARY, Sampling(1.0), gamma=4, max_length=40, eos_id=7)
+    config = Decoding(tiny.VOCABULARY, Sampling(1.0), gamma=4, max_length=40, eos_ids=(7,))
     stored = tiny.stored_params(), tiny.near(tiny.stored_params())
     params = Params(*(prepack(tiny.rounded(one, dtype)) for one in stored))
     model = tiny.in_dtype(tiny.TARGET, dtype)
@@ -73,7 +73,7 @@ def test_on_t5(dtype: str) -> None:
 
 def test_blocks_on_t5() -> None:
     """200 texts, by a sampled draft that is close to the target and by one that is not."""
-    config = Decoding(tiny.VOCABULARY, Sampling(1.0), 4, 24, eos_id=7, rule=rules.Block())
+    config = Decoding(tiny.VOCABULARY, Sampling(1.0), 4, 24, eos_ids=(7,), rule=rules.Block())
     draft = TransformerDraft(tiny.TARGET)
     for number, drafting in enumerate((tiny.near_params(), tiny.target_params())):
         params = Params(tiny.target_params(), drafting)
@@ -85,7 +85,7 @@ def test_blocks_on_t5() -> None:
 
 @pytest.mark.parametrize("rule", [rules.Token(), rules.Block()], ids=str)
 def test_with_hidden_states(rule: rules.Rule) -> None:
-    config = Decoding(tiny.VOCABULARY, Sampling(0.5), 4, 24, eos_id=7, rule=rule)
+    config = Decoding(tiny.VOCABULARY, Sampling(0.5), 4, 24, eos_ids=(7,), rule=rule)
     params = Params(tiny.target_params(), tiny.hidden_params())
     draft = HiddenDraft(tiny.HIDDEN)
     traces = check_same_tokens(tiny.TARGET, draft, params, tiny.sources(6), config, seed=0)
@@ -93,7 +93,7 @@ def test_with_hidden_states(rule: rules.Rule) -> None:
 
 
 def test_with_hidden_states_or_copies() -> None:
-    config = Decoding(tiny.VOCABULARY, Sampling(0.5), 4, 24, eos_id=7)
+    config = Decoding(tiny.VOCABULARY, Sampling(0.5), 4, 24, eos_ids=(7,))
     params = Params(tiny.target_params(), (tiny.hidden_params(), ()))
     draft = MixedDraft(HiddenDraft(tiny.HIDDEN), CopyDraft(longest=1))
     traces = check_same_tokens(tiny.TARGET, draft, params, tiny.sources(6), config, seed=0)
@@ -103,7 +103,7 @@ def test_with_hidden_states_or_copies() -> None:
 
 def test_a_trace_holds_the_distributions_that_algorithm_1_used() -> None:
     """Against the enumerable model: p and q at each prefix."""
-    config = Decoding(toy.VOCABULARY, Sampling(1.3, top_p=0.8), 4, max_length=20, eos_id=toy.EOS)
+    config = Decoding(toy.VOCABULARY, Sampling(1.3, top_p=0.8), 4, max_length=20, eos_ids=toy.ENDS)
     params = Params(toy.params(toy.target_table()), toy.params(toy.near_table()))
     p = toy.distribution(toy.target_table(), config.sampling)
     q = toy.distribution(toy.near_table(), config.sampling)

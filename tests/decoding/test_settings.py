@@ -25,7 +25,7 @@ COMPILED = "/jax/core/compile/backend_compile_duration"
         ("max_length", -3),
         ("max_length", 4.0),
         ("gamma", True),
-        ("eos_id", -2),
+        ("eos_ids", (-2,)),
     ],
 )
 def test_values_out_of_range_are_named(field: str, value: Any) -> None:
@@ -113,7 +113,7 @@ def test_settings_survive_a_program(sampling: Sampling) -> None:
 
     @jax.jit
     def inside(config: Decoding) -> Decoding:
-        sizes = config.gamma, config.capacity, config.cache_lengths(), config.eos_id
+        sizes = config.gamma, config.capacity, config.cache_lengths(), config.eos_ids
         assert sizes == (3, 37, [48], 1)
         assert not config.rule.exact
         assert config.sampling.greedy == greedy

@@ -88,7 +88,7 @@ VALUES: dict[str, tuple[int, Callable[[int], Made]]] = {
 
 
 def settings(temperature: float = 1.0, rule: rules.Rule = rules.EXACT) -> Decoding:
-    return Decoding(toy.VOCABULARY, Sampling(temperature), GAMMA, 12, eos_id=-1, rule=rule)
+    return Decoding(toy.VOCABULARY, Sampling(temperature), GAMMA, 12, eos_ids=(), rule=rule)
 
 
 def decode(draft: Draft, draft_params: PyTree, config: Decoding, rows: int) -> Output:
@@ -226,7 +226,7 @@ def test_planted_faults_are_found_in_the_rows_that_have_them(
 def test_faults_of_rows_that_have_ended_do_not_count() -> None:
     """A row that ends with its first step is not there in the second, in which all is wrong."""
     fault, make = VALUES["'s q has a probability of nan"]
-    config = dataclasses.replace(settings(), eos_id=toy.EOS)
+    config = dataclasses.replace(settings(), eos_ids=toy.ENDS)
     found = decode(Strange(make), (), config, 64)
     once = found.target_calls == 1
     assert 5 < once.sum() < 60

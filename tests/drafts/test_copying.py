@@ -129,7 +129,7 @@ def check_commit(draft: Draft, params: PyTree, decoder_only: bool) -> None:
 
 def check_exact(draft: Draft, params: PyTree, gamma: int, sampling: Sampling) -> None:
     """20,000 outputs have the target's distribution."""
-    config = Decoding(toy.VOCABULARY, sampling, gamma, 6, toy.EOS)
+    config = Decoding(toy.VOCABULARY, sampling, gamma, 6, toy.ENDS)
     p = toy.distribution(toy.target_table(), sampling)
     output = decode(draft, params, config, FEWER)
     assert toy.p_value(outputs(output), toy.output_probabilities(p, config.max_length)) > THRESHOLD
@@ -137,7 +137,7 @@ def check_exact(draft: Draft, params: PyTree, gamma: int, sampling: Sampling) ->
 
 
 def check_reference(draft: Draft, draft_params: PyTree, sampling: Sampling) -> None:
-    config = Decoding(toy.VOCABULARY, sampling, 4, max_length=20, eos_id=toy.EOS)
+    config = Decoding(toy.VOCABULARY, sampling, 4, max_length=20, eos_ids=toy.ENDS)
     params = Params(toy.params(toy.target_table()), draft_params)
     inputs = np.array([[1], [2], [3], [1]])
     check_same_tokens(toy.MarkovModel(), draft, params, inputs, config, seed=0)

@@ -15,7 +15,7 @@ from speculative import checkpoints, cli
 from speculative.drafts import NgramDraft, NgramParams, Proposal, count_ngrams, ngram, ngram_params
 from speculative.sampling import Sampling
 from speculative.training import examples
-from speculative.vocabulary import Numbers, Vocabulary
+from speculative.vocabulary import Numbers, SentencePiece
 from tests import ngrams, toy
 from tests.drafts.test_copying import check_exact, check_reference
 
@@ -177,7 +177,7 @@ def test_a_file_keeps_the_table(file: pathlib.Path) -> None:
 def test_files_that_do_not_fit(file: pathlib.Path) -> None:
     with pytest.raises(ValueError, match="none.npz does not exist.*speculative count"):
         ngram.load(file.with_name("none.npz"), Numbers(PIECES), 2)
-    for other in (Numbers(PIECES + 1), Vocabulary(DEBIAN)):
+    for other in (Numbers(PIECES + 1), SentencePiece(DEBIAN)):
         with pytest.raises(ValueError, match=f"ngrams.npz .* another vocabulary .* {other.path}"):
             ngram.load(file, other, 2)
     ngram.TABLE.save(file, Numbers(PIECES), count_ngrams(TEXTS, 2, PIECES))
@@ -256,7 +256,7 @@ def test_counts_of_token_files(
     command += ["--sources"] * (which == "sources")
     assert cli.main([*command, "--min_count=2"]) == 0
     assert f"{sum(map(len, texts)):,} tokens of 40 texts" in capsys.readouterr().out
-    vocabulary = Vocabulary(DEBIAN)
+    vocabulary = SentencePiece(DEBIAN)
     want = ngram_params(count_ngrams(texts, 2, vocabulary.size, 5, 2), 2)
     jax.tree.map(np.testing.assert_array_equal, ngram.load(output, vocabulary, 2), want)
     assert cli.main([*command, "--min_count=1000"]) == 2
@@ -264,7 +264,7 @@ def test_counts_of_token_files(
 
 
 def test_the_table_that_ships() -> None:
-    table = ngram.load(SHIPPED, Vocabulary(DEBIAN), 3)
+    table = ngram.load(SHIPPED, SentencePiece(DEBIAN), 3)
     assert SHIPPED.stat().st_size < 4e6
     rng = np.random.default_rng(0)
     # Contexts of both lengths that the table holds, and some that it does not.

@@ -14,7 +14,7 @@ from speculative.drafts import SuffixDraft, suffix
 from speculative.sampling import Sampling
 from speculative.training import examples
 from speculative.types import PyTree
-from speculative.vocabulary import Numbers, Vocabulary
+from speculative.vocabulary import Numbers, SentencePiece
 from tests.drafts.test_copying import (
     VOCAB,
     check_against_search,
@@ -218,7 +218,7 @@ def test_an_even_sample_is_kept(tmp_path: pathlib.Path, capsys: pytest.CaptureFi
 
 
 def test_the_past_outputs_that_ship_are_of_the_vocabulary_that_ships() -> None:
-    vocabulary = Vocabulary(checkpoints.ASSETS / "debian.model")
+    vocabulary = SentencePiece(checkpoints.ASSETS / "debian.model")
     params = suffix.load(checkpoints.SHIPPED["debian_target"] / "past_outputs.npz", vocabulary)
     # What descriptions begin with goes on with one of the words after it.
     said = vocabulary.encode("Dieses Paket enthält")[:-1].tolist()

@@ -80,7 +80,7 @@ def test_beta_of_a_transformer_is_the_reference_loops() -> None:
         params=Params(tiny.target_params(), tiny.draft_params()),
     )
     pair.vocabulary.size = tiny.VOCABULARY  # pyright: ignore[reportAttributeAccessIssue]
-    config = Decoding(tiny.VOCABULARY, Sampling(2.0, top_k=25), 2, max_length=40, eos_id=-1)
+    config = Decoding(tiny.VOCABULARY, Sampling(2.0, top_k=25), 2, max_length=40, eos_ids=())
     source = tiny.sources(1)
     draws = np.asarray(config.draws(5, np.array([0])))[0]
     trace = reference.generate(tiny.TARGET, draft, pair.params, source[0], draws, config)

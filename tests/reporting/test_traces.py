@@ -15,7 +15,7 @@ from speculative.pair import Pair
 from speculative.reporting import traces
 from speculative.reporting.traces import Line
 from speculative.settings import Settings
-from speculative.vocabulary import Vocabulary
+from speculative.vocabulary import SentencePiece
 from tests.saved import VOCABULARY
 
 EOS = 1
@@ -28,7 +28,7 @@ def step(guesses: list[int], accepted: int, next_token: int, emitted: list[int])
     return TraceStep(guesses, nothing, nothing, accepted, next_token, emitted)
 
 
-PIECES = Vocabulary(VOCABULARY)
+PIECES = SentencePiece(VOCABULARY)
 THE, AND, FOR, WITH = (PIECES.pieces.index(f"▁{word}") for word in ("the", "and", "for", "with"))
 
 

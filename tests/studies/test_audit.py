@@ -50,7 +50,7 @@ def samples(
     length: int = 16,
 ) -> list[Sample]:
     """Texts that speculative decoding makes with a rule, by one program however many they are."""
-    config = Decoding(toy.VOCABULARY, sampling, gamma, length, toy.EOS, rule=rule)
+    config = Decoding(toy.VOCABULARY, sampling, gamma, length, toy.ENDS, rule=rule)
     tables = (
         (toy.target_table() if target is None else target),
         (toy.far_table() if draft is None else draft),
@@ -126,7 +126,7 @@ def test_beginnings_that_are_rare_or_never_seen_are_counted_together() -> None:
     pair = pair_of(even)
     for _ in range(SEEDS):
         drawn = rng.integers(0, toy.VOCABULARY, (60, 16))
-        texts = [text[: int(np.argmax(np.append(text, toy.EOS) == toy.EOS)) + 1] for text in drawn]
+        texts = [text[: int(np.argmax(np.append(text, toy.ENDS) == toy.EOS)) + 1] for text in drawn]
         found = [Sample(1, (1,), text.tolist()) for text in texts]
         assert audit(pair, found, OWN, 0.001).passed
 
@@ -171,7 +171,7 @@ def test_log_probabilities_excuse_rounding_alone() -> None:
 def lines(tmp_path: pathlib.Path, *found: Any) -> list[Sample]:
     file = tmp_path / "samples.jsonl"
     file.write_text("\n".join(x if isinstance(x, str) else json.dumps(x) for x in found))
-    return read(file, lambda text: np.array([7, 1]), 100, 1, 4, OWN)
+    return read(file, lambda text: np.array([7, 1]), 100, (1,), 4, OWN)
 
 
 def test_a_file_of_samples(tmp_path: pathlib.Path) -> None:

@@ -24,7 +24,7 @@ NOTHING = lambda what, share: None  # noqa: E731
 class Pieces:
     """Numbers as words, for the toy's four tokens."""
 
-    size, eos_id = toy.VOCABULARY, toy.EOS
+    size, eos_ids = toy.VOCABULARY, toy.ENDS
 
     def decode(self, tokens: list[int]) -> str:
         return " ".join(map(str, tokens))

@@ -11,7 +11,7 @@ from scripts import export_tokenized
 from speculative import checkpoints, tasks
 from speculative.measurement import quality
 from speculative.training import examples
-from speculative.vocabulary import Vocabulary
+from speculative.vocabulary import SentencePiece
 
 # TensorFlow and its companions warn of their own affairs.
 pytestmark = [pytest.mark.filterwarnings("ignore"), pytest.mark.usefixtures("seqio")]
@@ -69,7 +69,7 @@ def test_t5s_own_tasks_are_exported_cut(
     path = tmp_path / "articles.npz"
     assert export_tokenized.export("cnn_dailymail_v002", split, path) == (2, 0)
     exported = examples.load(path)
-    vocabulary = Vocabulary(checkpoints.ASSETS / "debian.model")
+    vocabulary = SentencePiece(checkpoints.ASSETS / "debian.model")
     found = {
         (tuple(exported.input(i).tolist()), tuple(exported.target(i).tolist())) for i in range(2)
     }
