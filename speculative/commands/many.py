@@ -29,7 +29,7 @@ def line(asked: Asked, result: "Result", of_pair: Mapping[str, Any]) -> dict[str
         found["logprobs"] = result.logprobs
     found |= {"prompt": asked.text, "finish_reason": result.finish_reason}
     said = {**of_pair, **told(asked)}
-    last = {name: said.pop(name) for name in ("dtype", "stop")}  # The order is told in docs/.
+    last = {name: said.pop(name) for name in ("dtype", "stop")}  # They come last.
     return found | said | last
 
 
