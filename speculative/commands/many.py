@@ -28,7 +28,9 @@ def line(asked: Asked, result: "Result", of_pair: Mapping[str, Any]) -> dict[str
     if result.logprobs is not None:
         found["logprobs"] = result.logprobs
     found |= {"prompt": asked.text, "finish_reason": result.finish_reason}
-    return found | dict(of_pair) | told(asked)
+    said = {**of_pair, **told(asked)}
+    last = {name: said.pop(name) for name in ("dtype", "stop")}  # They come last.
+    return found | said | last
 
 
 class Results:
