@@ -9,10 +9,9 @@ import pytest
 
 from speculative import checkpoints, cli, loading, tasks
 from speculative.checkpoints import Checkpoint
-from speculative.reporting import bench
 from speculative.rows import records
 from speculative.rows.config import RowConfig
-from speculative.studies import sweep
+from speculative.studies import bench, sweep
 from tests import saved
 
 COMMANDS = ("run", "tune", "verify", "bench")
@@ -51,7 +50,7 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> Any:
     monkeypatch.setattr(sweep, "run", lambda rows, _: notes(*next(iter(rows.items()))))
     monkeypatch.setattr(sweep, "tuning", lambda config: notes(None, config))
     monkeypatch.setattr(sweep, "verify", lambda config, *_: notes(None, config))
-    monkeypatch.setattr(bench, "run", lambda config, *_: notes(None, config))
+    monkeypatch.setattr(bench, "resolve", lambda config, _: notes(None, config))
 
     def call(command: str, *more: str) -> tuple[str | None, RowConfig]:
         found.clear()

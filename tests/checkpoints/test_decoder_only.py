@@ -19,7 +19,7 @@ from speculative.models.gpt import LAMDA
 from speculative.vocabulary import (
     END_OF_TEXT,
     BytePairs,
-    Vocabulary,
+    SentencePiece,
     from_elsewhere,
     open_vocabulary,
 )
@@ -224,7 +224,7 @@ def test_byte_pairs(files: pathlib.Path, name: str) -> None:
 
 def test_pieces_of_t5_as_prompts() -> None:
     vocabulary = open_vocabulary(checkpoints.ASSETS / "debian.model", 3)
-    assert type(vocabulary) is Vocabulary
+    assert type(vocabulary) is SentencePiece
     assert (vocabulary.extra_ids, vocabulary.eos_ids) == (3, (1,))
     tokens = vocabulary.encode("speculative decoding")
     np.testing.assert_array_equal(vocabulary.prompt("speculative decoding"), [0, *tokens[:-1]])
