@@ -179,6 +179,10 @@ class Xla:
         """Keys or values [B, L, K * H] as caches hold them: [B, K, L, H]."""
         return self.split(x, heads).swapaxes(1, 2)
 
+    def of_source(self, x: Array, projections: Sequence[Projection], heads: int) -> list[Array]:
+        """Projections of an encoded source [B, S, I] as keys and values: [B, K, S, H] each."""
+        return [self.by_head(self.product(x, each), heads) for each in projections]
+
     def attention(self, q: Array, k: Array, v: Array, spec: Attending) -> Array:
         """Of queries [B, L, N, H] to keys and values: [B, L, N, H] (Vaswani et al., 3.2.1)."""
         batch, length, heads, size = q.shape

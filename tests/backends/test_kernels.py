@@ -66,6 +66,11 @@ def gated(
     return [kernels.gated(x, projection, norm, names) for x in xs]
 
 
+@functools.partial(jax.jit, static_argnums=(2, 3))
+def by_head(several: list[Weight], x: jax.Array, heads: int, size: int) -> list[jax.Array]:
+    return kernels.by_head(x, [Projection(each, (heads * size,)) for each in several], heads)
+
+
 @functools.partial(jax.jit, static_argnums=4)
 def attend(q: jax.Array, k: jax.Array, v: jax.Array, bias: jax.Array, scale: float) -> jax.Array:
     return kernels.attention(q, k, v, Attending(bias, scale))
@@ -222,6 +227,7 @@ def test_positions_that_are_0_are_not_multiplied(quantized: bool) -> None:
     found = [
         product(one, x, 64),
         gated(both, [x], 64, ("gelu", "linear"), np.ones(24))[0],
+        by_head([one], x[None], 1, 64)[0][0, 0],
     ]
     for y in found:
         np.testing.assert_array_equal(np.isnan(y).all(axis=1), kept)
@@ -244,13 +250,25 @@ def test_positions_that_are_0_are_shifted_by_a_norm(quantized: bool) -> None:
 
 @needs_compiler
 @pytest.mark.parametrize("quantized", [False, True], ids=["float32", "int8"])
-def test_positions_that_are_0_in_gated_products(quantized: bool) -> None:
+def test_positions_that_are_0_in_gated_products_and_heads(quantized: bool) -> None:
     """The others are as if alone there too, and of nothing comes nothing."""
     both = gated_panels(numbers(24, 64), numbers(24, 64, seed=1), quantized)
+    names, scale = ("gelu", "linear"), np.ones(24)
+    several = [panels(numbers(24, 64, seed=seed), quantized) for seed in range(3)]
     x, kept = zeroed(numbers(2 * 37, 24))
-    found, alone = gated(both, [x, x[kept]], 64, ("gelu", "linear"), np.ones(24))
-    np.testing.assert_array_equal(np.asarray(found)[kept], alone)
-    np.testing.assert_array_equal(np.asarray(found)[~kept], 0)
+    for found, alone in [
+        [gated(both, [given], 64, names, scale)[0] for given in (x, x[kept])],
+        *(
+            (y.transpose(0, 2, 1, 3).reshape(74, 64), want[0].transpose(1, 0, 2).reshape(-1, 64))
+            for y, want in zip(
+                by_head(several, x.reshape(2, 37, 24), 4, 16),
+                by_head(several, x[kept][None], 4, 16),
+                strict=True,
+            )
+        ),
+    ]:
+        np.testing.assert_array_equal(np.asarray(found)[kept], alone)
+        np.testing.assert_array_equal(np.asarray(found)[~kept], 0)
 
 
 @needs_compiler
@@ -450,6 +468,24 @@ def test_attention_among_new_positions_of_which_some_are_padding() -> None:
         alone = projected[row : row + 1, :length], bias[:, :, :length, :length]
         np.testing.assert_array_equal(together[row, :length], attend_self(*alone, 2)[0][0])
     np.testing.assert_array_equal(together[0, 17:], 0)
+
+
+@needs_compiler
+@pytest.mark.parametrize("quantized", [False, True])
+@pytest.mark.parametrize(("heads", "size"), [(1, 1), (2, 8), (3, 20), (6, 64)])
+def test_products_for_heads(heads: int, size: int, quantized: bool) -> None:
+    """Several kernels, whose panels end within heads or beyond them."""
+    x, width = numbers(2, 37, 24), heads * size
+    given = [numbers(24, width, seed=seed) for seed in range(5)]
+    prepacked = [panels(kernel, quantized) for kernel in given]
+    found = by_head(prepacked, x, heads, size)
+    for kernel, weight, y in zip(given, prepacked, found, strict=True):
+        if quantized:  # As the panels have it.
+            scales = np.asarray(weight.scales).reshape(-1, 2, 32)[:, 0].ravel()
+            kernel = (laid_flat(weight.values, 24) * scales)[:, :width]
+        seen = rounded(x.reshape(-1, 24)).reshape(x.shape) if quantized else x.astype(np.float64)
+        want = (seen @ np.asarray(kernel)).reshape(2, 37, heads, size)
+        np.testing.assert_allclose(y, want.transpose(0, 2, 1, 3), atol=3e-5)
 
 
 @needs_compiler

@@ -388,8 +388,11 @@ inline Vector Activated(Activation activation, Vector x) {
   return x * (x > Vector{} ? All(1.0f) : e) / (e + 1.0f);
 }
 
-// Of one kernel, or of a gated layer's two, whose products are multiplied.
-template <typename Weight, bool kGated>
+// What a product writes: rows [L, O]; those of a gated layer's pairs of kernels; or, where the
+// positions are those of sources [B, S], what attention reads of them, [B, N, S, H].
+enum class Outputs { kRows, kGated, kHeads };
+
+template <typename Weight, Outputs kOutputs>
 struct Product {
   const Weight* panels;
   const float *scales, *x;  // Scales are of int8 panels: of the outputs, and sums of each.
@@ -399,6 +402,7 @@ struct Product {
   int64_t positions, inputs, outputs;
   Activation activations[2];  // The second where gated.
   const int64_t* rows;        // The row of y of each position; null if all have one.
+  int64_t source, size;       // S and H, for heads alone.
 
   // Panels of y [begin, end).
   void operator()(int64_t begin, int64_t end) const {
@@ -423,7 +427,7 @@ struct Product {
   void Panel(int64_t p, int64_t l) const {
     const int64_t first = p * kPanel, count = std::min<int64_t>(kPanel, outputs - first);
     float sums[kPositions][kPanel];
-    if constexpr (kGated) {
+    if constexpr (kOutputs == Outputs::kGated) {
       float others[kPositions][kPanel];
       Sums<kPositions>(2 * p, l, sums);
       Sums<kPositions>(2 * p + 1, l, others);
@@ -444,7 +448,18 @@ struct Product {
     }
     for (int k = 0; k < kPositions; ++k) {
       const int64_t row = rows ? rows[l + k] : l + k;
-      std::copy(sums[k], sums[k] + count, y + row * outputs + first);
+      if constexpr (kOutputs == Outputs::kHeads) {
+        const int64_t b = row / source, s = row % source;
+        for (int64_t o = 0, end; o < count; o = end) {
+          const int64_t n = (first + o) / size, h = (first + o) % size;
+          end = std::min(count, o + size - h);
+          float* to = y + ((b * outputs / size + n) * source + s) * size + h;
+          std::copy(sums[k] + o, sums[k] + end, to);
+        }
+      } else {
+        const int64_t at = row * outputs + first;
+        std::copy(sums[k], sums[k] + count, y + at);
+      }
     }
   }
 
@@ -564,7 +579,7 @@ using Scale = ffi::Attr<float, kScale>;
 
 // `norm` is [I], [2 I] with shifts, or empty; for int8 `scales` are [panels, 64], each output's
 // scale and the sum of its kernel.
-template <bool kGated, ffi::DataType kType>
+template <Outputs kOutputs, ffi::DataType kType>
 ffi::Error Run(Pool pool, ffi::Buffer<kType, 3> kernel, Rank2 scales, Rank2 x, Rank1 norm,
                const float* bias, Rank2 y, Activation first, Activation second, float epsilon) {
   using Weight = ffi::NativeType<kType>;
@@ -582,7 +597,7 @@ ffi::Error Run(Pool pool, ffi::Buffer<kType, 3> kernel, Rank2 scales, Rank2 x, R
   }
   std::optional<Rounded> rounded;
   if constexpr (sizeof(Weight) < sizeof(float)) rounded.emplace(from, positions, inputs);
-  const Product<Weight, kGated> product{
+  const Product<Weight, kOutputs> product{
       kernel.typed_data(), scales.typed_data(), from, rounded ? &*rounded : nullptr, bias,
       y.typed_data(), positions, inputs, outputs, {first, second}, filled.rows};
   Parallel(pool, filled.zeros.size(), outputs, [&](int64_t begin, int64_t end) {
@@ -591,7 +606,7 @@ ffi::Error Run(Pool pool, ffi::Buffer<kType, 3> kernel, Rank2 scales, Rank2 x, R
       std::fill_n(to, outputs, 0.0f);
     }
   });
-  const int64_t items = kGated ? panels / 2 : panels;
+  const int64_t items = kOutputs == Outputs::kGated ? panels / 2 : panels;
   Parallel(pool, items, panels / items * size * sizeof(Weight) / sizeof(float), product);
   return ffi::Error::Success();
 }
@@ -600,17 +615,64 @@ ffi::Error Run(Pool pool, ffi::Buffer<kType, 3> kernel, Rank2 scales, Rank2 x, R
 template <ffi::DataType kType>
 ffi::Error Multiply(Pool pool, ffi::Buffer<kType, 3> kernel, Rank2 scales, Rank2 x, Rank1 norm,
                     Rank1 bias, ffi::Result<Rank2> y, First first, Epsilon epsilon) {
-  const float* added = bias.element_count() ? bias.typed_data() : nullptr;
-  return Run<false>(pool, kernel, scales, x, norm, added, *y, Activation{*first},
-                    Activation::kLinear, *epsilon);
+  return Run<Outputs::kRows>(pool, kernel, scales, x, norm,
+                             bias.element_count() ? bias.typed_data() : nullptr, *y,
+                             Activation{*first}, Activation::kLinear, *epsilon);
 }
 
 template <ffi::DataType kType>
 ffi::Error MultiplyGated(Pool pool, ffi::Buffer<kType, 3> kernel, Rank2 scales, Rank2 x,
                          Rank1 norm, ffi::Result<Rank2> y, First first, Second second,
                          Epsilon epsilon) {
-  return Run<true>(pool, kernel, scales, x, norm, nullptr, *y, Activation{*first},
-                   Activation{*second}, *epsilon);
+  return Run<Outputs::kGated>(pool, kernel, scales, x, norm, nullptr, *y, Activation{*first},
+                              Activation{*second}, *epsilon);
+}
+
+// y_i[b, n, s] = x[b, s] kernel_i[:, n], for each of several kernels, which follow x as panels and
+// scales: a layer's keys or values each. In one call, for each of them is small.
+template <ffi::DataType kType>
+ffi::Error MultiplyForHeads(Pool pool, Rank3 x, ffi::RemainingArgs kernels, ffi::RemainingRets ys) {
+  using Weight = ffi::NativeType<kType>;
+  const int64_t batch = x.dimensions()[0], source = x.dimensions()[1], inputs = x.dimensions()[2];
+  const Filled filled(x.typed_data(), batch * source, inputs);
+  std::optional<Rounded> rounded;
+  if constexpr (sizeof(Weight) < sizeof(float)) {
+    rounded.emplace(filled.x, filled.positions, inputs);
+  }
+  std::vector<Product<Weight, Outputs::kHeads>> products;
+  int64_t panels = 0;
+  for (size_t i = 0; i < ys.size(); ++i) {
+    const auto kernel = kernels.get<ffi::Buffer<kType, 3>>(2 * i);
+    const auto scales = kernels.get<Rank2>(2 * i + 1);
+    auto result = ys.get<Rank4>(i);
+    if (!kernel) return kernel.error();
+    if (!scales) return scales.error();
+    if (!result) return result.error();
+    const Rank4 y = **result;
+    const auto shape = y.dimensions();
+    panels = kernel->dimensions()[0];
+    products.push_back({kernel->typed_data(), scales->typed_data(), filled.x,
+                        rounded ? &*rounded : nullptr, nullptr, y.typed_data(),
+                        filled.positions, inputs, shape[1] * shape[3],
+                        {Activation::kLinear, Activation::kLinear}, filled.rows, source, shape[3]});
+    Parallel(pool, filled.zeros.size(), shape[1] * shape[3], [&](int64_t begin, int64_t end) {
+      for (int64_t i = begin; i < end; ++i) {
+        const int64_t b = filled.zeros[i] / source, at = filled.zeros[i] % source;
+        for (int64_t n = 0; n < shape[1]; ++n) {
+          float* to = y.typed_data() + ((b * shape[1] + n) * source + at) * shape[3];
+          std::fill_n(to, shape[3], 0.0f);
+        }
+      }
+    });
+  }
+  const auto work = [&](int64_t begin, int64_t end) {
+    for (int64_t i = begin / panels; i * panels < end; ++i) {
+      products[i](std::max(begin - i * panels, int64_t{0}), std::min(end - i * panels, panels));
+    }
+  };
+  const int64_t floats = inputs * kPanel * sizeof(Weight) / sizeof(float);
+  Parallel(pool, products.size() * panels, floats, work);
+  return ffi::Error::Success();
 }
 
 // ---- Attention --------------------------------------------------------------------------
@@ -820,10 +882,16 @@ struct ffi::CtxBinding<Pool> {
   using Ctx = ffi::ThreadPool;
 };
 
+auto HeadsBinding() {
+  return ffi::Ffi::Bind().Ctx<ffi::ThreadPool>().Arg<Rank3>().RemainingArgs().RemainingRets();
+}
+
 XLA_FFI_DEFINE_HANDLER_SYMBOL(speculative_product, Multiply<ffi::F32>);
 XLA_FFI_DEFINE_HANDLER_SYMBOL(speculative_product_int8, Multiply<ffi::S8>);
 XLA_FFI_DEFINE_HANDLER_SYMBOL(speculative_gated, MultiplyGated<ffi::F32>);
 XLA_FFI_DEFINE_HANDLER_SYMBOL(speculative_gated_int8, MultiplyGated<ffi::S8>);
+XLA_FFI_DEFINE_HANDLER_SYMBOL(speculative_heads, MultiplyForHeads<ffi::F32>, HeadsBinding());
+XLA_FFI_DEFINE_HANDLER_SYMBOL(speculative_heads_int8, MultiplyForHeads<ffi::S8>, HeadsBinding());
 XLA_FFI_DEFINE_HANDLER_SYMBOL(speculative_attend, Attend);
 XLA_FFI_DEFINE_HANDLER_SYMBOL(speculative_attend_self, AttendSelf);
 XLA_FFI_DEFINE_HANDLER_SYMBOL(speculative_attend_cached, AttendCached);

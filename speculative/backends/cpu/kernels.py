@@ -30,7 +30,7 @@ SOURCE = pathlib.Path(__file__).with_name("kernels.cc")
 # For this very processor, in the way that every compiler for it, Apple's too, understands.
 NATIVE = "-mcpu=native" if platform.machine() in ("arm64", "aarch64") else "-march=native"
 FLAGS = ("-O3", NATIVE, "-std=c++17", "-pthread")
-PRODUCTS = ("product", "gated")
+PRODUCTS = ("product", "gated", "heads")
 INT8_PRODUCTS = tuple(f"{name}_int8" for name in PRODUCTS)
 TARGETS = (*PRODUCTS, *INT8_PRODUCTS, "attend", "attend_self", "attend_cached", "total")
 PANEL = 32  # Outputs that a product sums side by side; `kPanel` in `kernels.cc`.
@@ -164,17 +164,29 @@ def _multiply(
     numbers = scale.astype(jnp.float32)
     if shift is not None:
         numbers = jnp.concatenate([numbers, shift.astype(jnp.float32)])
-    weight = projection.weight
-    kind, scales = "", jnp.zeros((0, 2 * PANEL))
-    if weight.scales is not None:
-        kind, scales = "_int8", weight.scales
-    result = FLOAT32((rows.shape[0], features))
-    y = jax.ffi.ffi_call(f"speculative_{name}{kind}", result)(
-        *(weight.values, scales, rows, numbers, *bias),
-        epsilon=np.float32(norm.epsilon if norm else 0),
-        **{key: np.int64(ACTIVATIONS.index(value)) for key, value in activations.items()},
-    )
+    indices = {key: np.int64(ACTIVATIONS.index(value)) for key, value in activations.items()}
+    epsilon = np.float32(norm.epsilon if norm else 0)
+    call = jax.ffi.ffi_call(_target(name, projection.weight), FLOAT32((rows.shape[0], features)))
+    y = call(*_buffers(projection.weight), rows, numbers, *bias, **indices, epsilon=epsilon)
     return y.reshape(*x.shape[:-1], features)
+
+
+def _target(name: str, weight: Weight) -> str:
+    """The full name of a product that reads such numbers."""
+    return f"speculative_{name}" + ("" if weight.scales is None else "_int8")
+
+
+def _buffers(weight: Weight) -> tuple[Array, Array]:
+    """Values and scales, which are empty for float32."""
+    return weight.values, jnp.zeros((0, 2 * PANEL)) if weight.scales is None else weight.scales
+
+
+def by_head(x: Array, projections: Sequence[Projection], heads: int) -> list[Array]:
+    """Products of x [B, S, I] with the panels of so many heads: [B, N, S, H] each, float32."""
+    shape = FLOAT32((x.shape[0], heads, x.shape[1], projections[0].features // heads))
+    call = jax.ffi.ffi_call(_target("heads", projections[0].weight), [shape] * len(projections))
+    parts = (part for projection in projections for part in _buffers(projection.weight))
+    return list(call(x.astype(jnp.float32), *parts))
 
 
 def attention(q: Array, k: Array, v: Array, spec: Attending) -> Array:

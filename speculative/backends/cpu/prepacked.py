@@ -35,6 +35,10 @@ class Cpu(Xla):
         assert prepacked is not None
         return self.product(x, Projection(prepacked, (len(embedding),)), norm, out_dtype="float32")
 
+    def of_source(self, x, projections, heads) -> list[Array]:
+        """In one call for all of them."""
+        return [y.astype(x.dtype) for y in kernels.by_head(x, projections, heads)]
+
     def attention(self, q, k, v, spec) -> Array:
         """In one call, but for what its kernel does not know."""
         if spec.soft_cap is not None or q.shape[2] != k.shape[1]:

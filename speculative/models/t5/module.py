@@ -9,7 +9,7 @@ from jax import Array
 
 from speculative.backends import Norm
 from speculative.models.flax_model import FlaxModel
-from speculative.models.layers import Dense, Layer, Source
+from speculative.models.layers import Layer, Source
 from speculative.models.positions import masked, same_segment
 from speculative.models.reading import Reader
 from speculative.models.stack import DecoderState, Stack
@@ -78,14 +78,11 @@ class EncoderDecoder(Reader):
 
     def _project(self, encoded: Array) -> tuple[tuple[Array, Array], ...]:
         """Each layer's keys and values [B, N, S, H] of a source encoded [B, S, D]."""
-        encoded = encoded.astype(self.config.dtype)
-
-        def by_head(dense: Dense) -> Array:
-            projected = self.backend.product(encoded, dense.projection)
-            return self.backend.by_head(projected, self.config.num_heads)
-
         crosses = [layer.encoder_decoder_attention for layer in self.decoder.layers]
-        return tuple((by_head(cross.key), by_head(cross.value)) for cross in crosses)
+        each = [dense.projection for cross in crosses for dense in (cross.key, cross.value)]
+        encoded = encoded.astype(self.config.dtype)
+        by_head = self.backend.of_source(encoded, each, self.config.num_heads)
+        return tuple(zip(by_head[::2], by_head[1::2], strict=True))
 
 
 def _padding(inputs: Inputs) -> Array:
