@@ -4,6 +4,7 @@ B batch · S source · T cache · L chunk · V vocabulary · D features · N hea
 H head size · G guesses (gamma)
 """
 
+from collections.abc import Mapping
 from typing import Any
 
 from jax import Array
@@ -12,6 +13,8 @@ from jaxtyping import Bool, Float, Int
 # A nest of dicts, tuples and dataclasses with arrays as leaves: parameters or a state.
 PyTree = Any
 State = PyTree  # What a model or a draft remembers between calls.
+# Values by name, as of a JSON object or of gin's bindings.
+Fields = Mapping[str, Any]
 
 PAD_ID = 0  # T5's padding; also the token from which decoding starts.
 EOS_ID = 1  # T5's end of sequence.

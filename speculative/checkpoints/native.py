@@ -8,7 +8,7 @@ import hashlib
 import json
 import math
 import pathlib
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from typing import Any, Literal
 
 import numpy as np
@@ -30,7 +30,7 @@ from speculative.checkpoints.checkpoint import (
 )
 from speculative.disk import reading
 from speculative.models import FAMILIES, Config, format_of
-from speculative.types import PyTree
+from speculative.types import Fields, PyTree
 from speculative.vocabulary import BYTES
 
 Storage = Literal["float32", "bfloat16", "int8"]
@@ -60,7 +60,7 @@ def quantize(name: str, value: np.ndarray) -> dict[str, np.ndarray]:
     return {name: np.rint(value / scale).astype(np.int8), name + SCALE: scale}
 
 
-def checksum(description: Mapping[str, Any]) -> str:
+def checksum(description: Fields) -> str:
     """SHA-256, in hexadecimal, of what a `config.json` says except its own checksum."""
     said = {key: value for key, value in description.items() if key != CHECKSUM}
     return hashlib.sha256(json.dumps(said, sort_keys=True).encode()).hexdigest()

@@ -1,11 +1,10 @@
 """What the configurations of all families have in common."""
 
 import dataclasses
-from collections.abc import Mapping
-from typing import Any, ClassVar, Self
+from typing import ClassVar, Self
 
 from speculative.models.reads import Reads, unpacked
-from speculative.types import ACTIVATIONS
+from speculative.types import ACTIVATIONS, Fields
 
 _READS = tuple(field.name for field in dataclasses.fields(Reads))
 
@@ -54,7 +53,7 @@ class Config:
 
     depths: ClassVar[tuple[str, ...]]  # The fields that count layers, the decoder's last.
     may_be_0: ClassVar[tuple[str, ...]] = ("num_kv_heads", "max_positions")
-    fixed: ClassVar[Mapping[str, Any]] = {}  # Fields of which a family implements one value alone.
+    fixed: ClassVar[Fields] = {}  # Fields of which a family implements one value alone.
 
     @property
     def decoder_layers(self) -> int:
@@ -87,19 +86,19 @@ class Config:
         raise NotImplementedError
 
     @classmethod
-    def from_json(cls, fields: Mapping[str, Any]) -> Self:
+    def from_json(cls, fields: Fields) -> Self:
         """The configuration of the fields that `to_json` gave, or an older version's."""
         own = {name: fields[name] for name in _READS if name in fields}
         others = {name: value for name, value in fields.items() if name not in _READS}
         return cls(**others, reads=Reads(**own))
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> Fields:
         """The fields as JSON-ready values."""
         fields = dataclasses.asdict(self)
         fields |= fields.pop("reads")
         return {name: list(x) if isinstance(x, tuple) else x for name, x in fields.items()}
 
-    def replace(self, **changes: Any) -> Self:
+    def replace(self, **changes: object) -> Self:
         """The same configuration with some fields changed."""
         return dataclasses.replace(self, **changes)
 

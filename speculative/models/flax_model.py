@@ -16,7 +16,7 @@ from speculative.models.interface import Extended, Model, Started
 from speculative.models.reads import unpacked
 from speculative.models.stack import LAST
 from speculative.ragged import move_rows
-from speculative.types import Inputs, Logits, PyTree, Rows, Segments, Tokens
+from speculative.types import Inputs, Logits, PyTree, Rows, Segments, State, Tokens
 
 
 @dataclasses.dataclass(frozen=True)
@@ -121,11 +121,11 @@ class FlaxModel(Model):
     def read_on(
         self,
         params: PyTree,
-        state: Any,
+        state: State,
         tokens: Tokens,
         hidden: Array | None = None,
         own: Array | None = None,
-    ) -> tuple[Logits, Any, Array]:
+    ) -> tuple[Logits, State, Array]:
         """Appends a chunk [B, L], as `extend`, where there are `Reads.target_layers`.
 
         Each token is read with the target's hidden states [B, L, F] of the position before it,
@@ -134,11 +134,11 @@ class FlaxModel(Model):
         """
         return self._apply(params, state, tokens, hidden, own, method="read_on")
 
-    def rewind(self, state: Any, lengths: Rows) -> Any:
+    def rewind(self, state: State, lengths: Rows) -> State:
         """As of the interface."""
         return dataclasses.replace(state, lengths=lengths)
 
-    def keep(self, state: Any, length: int, path: Array, count: Rows) -> Any:
+    def keep(self, state: State, length: int, path: Array, count: Rows) -> State:
         """As of the interface."""
         starts = state.lengths - length
         at = starts if state.prompt is None else state.prompt + starts

@@ -1,10 +1,10 @@
 """The interface of models: all that decoding, drafts and measurement know of one."""
 
-from typing import Any, ClassVar, NamedTuple, Protocol
+from typing import ClassVar, NamedTuple, Protocol
 
 from jax import Array
 
-from speculative.types import Inputs, Logits, PyTree, Rows, Tokens
+from speculative.types import Inputs, Logits, PyTree, Rows, State, Tokens
 
 
 class Chunk(NamedTuple):
@@ -23,7 +23,7 @@ class Chunk(NamedTuple):
 class Started(NamedTuple):
     """A state before the first token, and the hidden states [B, S, D] asked for, by name."""
 
-    state: Any
+    state: State
     hidden: dict[str, Array]
 
 
@@ -34,7 +34,7 @@ class Extended(NamedTuple):
     """
 
     logits: Logits
-    state: Any
+    state: State
     hidden: dict[str, Array]
 
 
@@ -86,7 +86,7 @@ class Model(Protocol):
     def extend(
         self,
         params: PyTree,
-        state: Any,
+        state: State,
         chunk: Chunk,
         at: Rows | None = None,
         layers: tuple[str, ...] = (),
@@ -98,11 +98,11 @@ class Model(Protocol):
         """
         ...
 
-    def rewind(self, state: Any, lengths: Rows) -> Any:
+    def rewind(self, state: State, lengths: Rows) -> State:
         """The state without each row's tokens beyond lengths [B], a prompt's not counted."""
         ...
 
-    def keep(self, state: Any, length: int, path: Array, count: Rows) -> Any:
+    def keep(self, state: State, length: int, path: Array, count: Rows) -> State:
         """The state with some of the last chunk's `length` tokens alone, in a new order.
 
         They are the first `count` [B] of those at places path [B, K] in the chunk; a chain's path

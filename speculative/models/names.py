@@ -5,6 +5,7 @@ from collections.abc import Collection, Mapping
 from typing import Any, ClassVar, Generic, NamedTuple, TypeVar
 
 from speculative.models.config import Config
+from speculative.types import Fields
 
 C = TypeVar("C", bound=Config)
 
@@ -37,9 +38,7 @@ class Names(Generic[C]):
     sizes: ClassVar[Mapping[str, str]]
     required: ClassVar[Mapping[str, tuple[Any, ...]]]
 
-    def configuration(
-        self, settings: Mapping[str, Any], stored: Collection[str], location: str
-    ) -> C:
+    def configuration(self, settings: Fields, stored: Collection[str], location: str) -> C:
         """The sizes in a `config.json` of transformers, for tensors `stored` under these names.
 
         Raises ValueError if a size is missing, or not one that is computed here.
@@ -50,7 +49,7 @@ class Names(Generic[C]):
         """What every tensor of such a model holds, by transformers' name."""
         raise NotImplementedError
 
-    def settings(self, config: C, location: str) -> dict[str, Any]:
+    def settings(self, config: C, location: str) -> dict[str, object]:
         """The `config.json` of such a model; ValueError where transformers has none."""
         raise ValueError(f"transformers has no model of the kind of {location}.")
 
@@ -65,7 +64,7 @@ class Names(Generic[C]):
         """Raises ValueError unless T5X's format can hold such a model."""
         raise ValueError(f"T5X's format has no model of the kind of {location}.")
 
-    def _read_sizes(self, settings: Mapping[str, Any], location: str) -> dict[str, int]:
+    def _read_sizes(self, settings: Fields, location: str) -> dict[str, int]:
         """Our fields of `sizes`, which must be positive; `required` settings must be supported."""
         for name, supported in self.required.items():
             if settings.get(name, supported[0]) not in supported:
@@ -84,3 +83,6 @@ class Names(Generic[C]):
 
     def _write_sizes(self, config: C) -> dict[str, Any]:
         return {name: getattr(config, ours) for name, ours in self.sizes.items()}
+
+
+AnyNames = Names[Any]  # Of some family.

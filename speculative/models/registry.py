@@ -2,7 +2,7 @@
 
 import functools
 from collections.abc import Mapping
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -12,7 +12,7 @@ from speculative.models import gpt, t5
 from speculative.models.config import Config
 from speculative.models.flax_model import FlaxModel
 from speculative.models.gpt import DecoderOnly, DecoderOnlyConfig, GPTNames
-from speculative.models.names import Names
+from speculative.models.names import AnyNames
 from speculative.models.t5 import T5, T5Config, T5Names
 from speculative.types import PyTree
 
@@ -22,7 +22,7 @@ class Family(NamedTuple):
 
     config: type[Config]
     model: type[FlaxModel]
-    names: Names[Any]
+    names: AnyNames
     sizes: Mapping[str, Config]
 
 
@@ -34,7 +34,7 @@ FAMILIES = {
 SIZES = {name: size for family in FAMILIES.values() for name, size in family.sizes.items()}
 
 
-def named(size: str, **changes: Any) -> Config:
+def named(size: str, **changes: object) -> Config:
     """The configuration of a public size, e.g. ``named("t5_1_1_xxl", dtype="bfloat16")``."""
     if size not in SIZES:
         raise ValueError(f"Unknown model size {size!r}; known: {', '.join(SIZES)}.")
@@ -49,7 +49,7 @@ def format_of(config: Config) -> str:
     raise ValueError(f"{type(config).__name__} is of no family; give it an entry in FAMILIES.")
 
 
-def names_of(config: Config) -> Names[Any]:
+def names_of(config: Config) -> AnyNames:
     """What other programs call the tensors of a configuration's model."""
     return FAMILIES[format_of(config)].names
 

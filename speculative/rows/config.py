@@ -17,7 +17,7 @@ from speculative.decoding import Decoding, Rule, rules
 from speculative.measurement import quality
 from speculative.sampling import Sampling
 from speculative.tasks import Task
-from speculative.types import EOS_ID
+from speculative.types import EOS_ID, Fields
 
 RANDOM = "random"  # Instead of a folder of checkpoints: true sizes, random weights.
 
@@ -178,8 +178,8 @@ class Table:
     pattern overrides an earlier one, and a row's own parameters override all.
     """
 
-    rows: Mapping[str, Mapping[str, Any]] = dataclasses.field(default_factory=dict)
-    shared: Mapping[str, Mapping[str, Any]] = dataclasses.field(default_factory=dict)
+    rows: Mapping[str, Fields] = dataclasses.field(default_factory=dict)
+    shared: Mapping[str, Fields] = dataclasses.field(default_factory=dict)
 
     def __post_init__(self) -> None:
         for row, parameters in (*self.rows.items(), *self.shared.items()):
@@ -209,7 +209,7 @@ def addresses(file: pathlib.Path) -> list[str]:
 def read_row(
     address: str | pathlib.Path | None,
     bindings: Sequence[str] = (),
-    fields: Mapping[str, Any] | None = None,
+    fields: Fields | None = None,
 ) -> RowConfig:
     """The row that a gin file describes, changed first by fields, then by bindings.
 
@@ -263,7 +263,7 @@ def _split(address: str | pathlib.Path) -> tuple[pathlib.Path, str | None]:
 def _parsed(
     address: str | pathlib.Path | None,
     bindings: Sequence[str] = (),
-    fields: Mapping[str, Any] | None = None,
+    fields: Fields | None = None,
 ) -> Iterator[Table]:
     """Binds what a row's file says, and more; an error in it or in the block names the address."""
     file = None if address is None else gin_files.find(_split(address)[0])

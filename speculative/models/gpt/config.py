@@ -1,10 +1,10 @@
 """The shapes of decoder-only models, and those that have names."""
 
 import dataclasses
-from collections.abc import Mapping
 from typing import Any, Self
 
 from speculative.models.config import Config, count
+from speculative.types import Fields
 
 LAMDA: dict[str, Any] = {
     "mlp_activations": ("gelu", "linear"),
@@ -40,7 +40,7 @@ class DecoderOnlyConfig(Config):
             )
 
     @classmethod
-    def from_json(cls, fields: Mapping[str, Any]) -> Self:
+    def from_json(cls, fields: Fields) -> Self:
         """As of `Config`; the first version knew a GPT by its learned positions alone."""
         return super().from_json((GPT if fields.get("max_positions") else LAMDA) | dict(fields))
 

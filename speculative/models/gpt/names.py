@@ -75,7 +75,7 @@ class GPTNames(Names[DecoderOnlyConfig]):
             table["lm_head.weight"] = Stored(("decoder/logits_dense/kernel",), True)
         return table
 
-    def settings(self, config: DecoderOnlyConfig, location: str) -> dict[str, Any]:
+    def settings(self, config: DecoderOnlyConfig, location: str) -> dict[str, object]:
         """As of `Names`."""
         if not config.max_positions:
             raise ValueError(

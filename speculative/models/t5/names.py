@@ -106,7 +106,7 @@ class T5Names(Names[T5Config]):
                         store(f"{layer}.{theirs}.{name}", f"{ours}/{part}/{kernel}/kernel", True)
         return table
 
-    def settings(self, config: T5Config, location: str) -> dict[str, Any]:
+    def settings(self, config: T5Config, location: str) -> dict[str, object]:
         """As of `Names`."""
         if config.reads.source_dim:
             raise ValueError(f"transformers knows no T5 without an encoder, as {location} is.")
