@@ -20,7 +20,7 @@ def _evaluate(options: argparse.Namespace) -> None:
     from speculative import progress
     from speculative.measurement import quality
     from speculative.rows import environment, memory, weights
-    from speculative.rows.run import gamma_of
+    from speculative.rows.config import RANDOM, gamma_of
     from speculative.tasks.prompts import load_prompts
 
     name, config = rows.row(options)
@@ -29,7 +29,7 @@ def _evaluate(options: argparse.Namespace) -> None:
         raise ValueError(
             f"Task {config.task} has no metric to score outputs with; name one (--metric)."
         )
-    if config.simulated_alpha is not None or config.checkpoints == weights.RANDOM:
+    if config.simulated_alpha is not None or config.checkpoints == RANDOM:
         raise ValueError(
             "A simulated alpha or random weights leave nothing to score; give real models."
         )

@@ -146,9 +146,9 @@ class Transformer(nn.Module):
         starts = state.lengths if state.prompt is None else state.prompt + state.lengths
         behind = jnp.arange(length) if chunk.positions is None else chunk.positions
         x = self._filled(read(self.embed(chunk.tokens, starts[:, None] + behind)))
-        bias, count = state.source_bias, length
+        bias = state.source_bias
         sources = [Source(*cross, bias) for cross in state.cross if bias is not None]
-        remembered = caches(state.keys, state.values, starts, count)
+        remembered = caches(state.keys, state.values, starts, length)
         after, keys, values = self.decoder(x, sources=sources, caches=remembered, chunk=chunk)
         lengths = state.lengths + length
         state = dataclasses.replace(state, lengths=lengths, keys=keys, values=values)
