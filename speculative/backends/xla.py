@@ -144,6 +144,10 @@ class Xla:
         bias = projection.bias
         return ACTIVATE[activation](y if bias is None else y + bias.astype(x.dtype))
 
+    def add_product(self, residual: Array, x: Array, projection: Projection) -> Array:
+        """A residual [..., features] plus the product of x [..., I], with nothing between."""
+        return residual + self.product(x, projection)
+
     def project(self, x: Array, projections: Sequence[Projection], norm: Norm) -> list[Array]:
         """Every projection of normed x [B, L, I], also where several are one product."""
         x, found = norm(x) if len(projections) > 1 else x, []

@@ -126,25 +126,23 @@ class Attention(nn.Module):
     def __call__(
         self, x: Array, norm: Norm, bias: Array, cache: Cache | None
     ) -> tuple[Array, Array, Array]:
-        """Self-attention of normed x [B, L, D] under bias [B, N, L, L or T]: [B, L, D].
+        """Self-attention of normed x [B, L, D] under bias [B, N, L, L or T]: [B, L, N * H].
 
-        Also gives the keys and values: [B, N, L, H], or a longer cache [B, N, T, H].
+        That is for `out`. Also gives the keys and values: [B, N, L, H], or a longer cache
+        [B, N, T, H].
         """
         of_all = projections(self, "query_key_value", self.query, self.key, self.value)
         spec, heads = Attending(bias, self._scale), self.config.num_heads
         mixed, keys, values = self.backend.self_attention(x, of_all, norm, heads, spec, cache)
-        return self._out(mixed), keys, values
+        return mixed.reshape(*x.shape[:2], -1), keys, values
 
     def cross(self, x: Array, norm: Norm, source: Source) -> Array:
-        """Attention of normed x [B, L, D] to a source: [B, L, D]."""
+        """Attention of normed x [B, L, D] to a source: [B, L, N * H], for `out`."""
         backend, spec = self.backend, Attending(source.bias, self._scale)
         query = backend.product(x, self.query.projection, norm)
         query = backend.split(query, self.config.num_heads)
-        return self._out(backend.attention(query, source.keys, source.values, spec))
-
-    def _out(self, mixed: Array) -> Array:
-        mixed = mixed.reshape(*mixed.shape[:2], -1)
-        return self.backend.product(mixed, self.out.projection)
+        mixed = backend.attention(query, source.keys, source.values, spec)
+        return mixed.reshape(*x.shape[:2], -1)
 
 
 class Mlp(nn.Module):
@@ -170,14 +168,14 @@ class Mlp(nn.Module):
         self.dropout = nn.Dropout(config.dropout_rate)
 
     def __call__(self, x: Array, norm: Norm, train: bool) -> Array:
-        """Of normed x [B, L, D]: [B, L, D]; with dropout in training."""
+        """Of normed x [B, L, D]: [B, L, mlp_dim], for `wo`; with dropout in training."""
         activations = self.config.mlp_activations
         if self.config.gated:
             both = projections(self, "wi_0_wi_1", self.wi_0, self.wi_1)
             y = self.backend.gated(x, both, norm, activations)
         else:
             y = self.backend.product(x, self.wi.projection, norm, activations[0])
-        return self.backend.product(self.dropout(y, not train), self.wo.projection)
+        return self.dropout(y, not train)
 
 
 class Layer(nn.Module):
@@ -210,11 +208,17 @@ class Layer(nn.Module):
         self, x: Array, bias: Array, train: bool, source: Source | None, cache: Cache | None
     ) -> tuple[Array, Array, Array]:
         """[B, L, D] -> [B, L, D], and keys and values [B, N, L or T, H] of self-attention."""
-        y, keys, values = self.attend(x, self.attention_norm.numbers, bias, cache)
-        x = x + self.dropout(y, not train)
+        mixed, keys, values = self.attend(x, self.attention_norm.numbers, bias, cache)
+        x = self._add(x, mixed, self.attend.out, train)
         if source is not None:
             norm = self.pre_cross_attention_layer_norm.numbers
-            y = self.encoder_decoder_attention.cross(x, norm, source)
-            x = x + self.dropout(y, not train)
-        y = self.mlp(x, self.pre_mlp_layer_norm.numbers, train)
-        return x + self.dropout(y, not train), keys, values
+            cross = self.encoder_decoder_attention
+            x = self._add(x, cross.cross(x, norm, source), cross.out, train)
+        hidden = self.mlp(x, self.pre_mlp_layer_norm.numbers, train)
+        return self._add(x, hidden, self.mlp.wo, train), keys, values
+
+    def _add(self, x: Array, y: Array, dense: Dense, train: bool) -> Array:
+        """Adds a projection of y to x [B, L, D], with dropout between the two in training."""
+        if not train:
+            return self.backend.add_product(x, y, dense.projection)
+        return x + self.dropout(self.backend.product(y, dense.projection), False)

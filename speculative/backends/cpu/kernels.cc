@@ -206,7 +206,7 @@ void Parallel(Pool pool, int64_t items, int64_t floats, const Work& work) {
 
 // ---- The product ------------------------------------------------------------------------
 //
-//   y[l, o] = first(bias[o] + sum_i kernel[i, o] norm(x)[l, i])     x [L, I], y [L, O]
+//   y[l, o] = add[l, o] + first(bias[o] + sum_i kernel[i, o] norm(x)[l, i])     x [L, I], y [L, O]
 //
 // The product costs what reading the kernel from memory costs, if that is read once, front to back.
 // The kernel is therefore stored as panels [O / 32, I, 32]: a panel's 32 outputs for up to 8
@@ -397,11 +397,11 @@ struct Product {
   const Weight* panels;
   const float *scales, *x;  // Scales are of int8 panels: of the outputs, and sums of each.
   const Rounded* rounded;   // What int8 panels meet in place of x.
-  const float* bias;        // Null where there is none.
+  const float *bias, *add;  // Null where there is nothing to add.
   float* y;
   int64_t positions, inputs, outputs;
   Activation activations[2];  // The second where gated.
-  const int64_t* rows;        // The row of y of each position; null if all have one.
+  const int64_t* rows;        // The row of y and add of each position; null if all have one.
   int64_t source, size;       // S and H, for heads alone.
 
   // Panels of y [begin, end).
@@ -458,7 +458,7 @@ struct Product {
         }
       } else {
         const int64_t at = row * outputs + first;
-        std::copy(sums[k], sums[k] + count, y + at);
+        for (int64_t o = 0; o < count; ++o) y[at + o] = sums[k][o] + (add ? add[at + o] : 0.0f);
       }
     }
   }
@@ -581,7 +581,8 @@ using Scale = ffi::Attr<float, kScale>;
 // scale and the sum of its kernel.
 template <Outputs kOutputs, ffi::DataType kType>
 ffi::Error Run(Pool pool, ffi::Buffer<kType, 3> kernel, Rank2 scales, Rank2 x, Rank1 norm,
-               const float* bias, Rank2 y, Activation first, Activation second, float epsilon) {
+               const float* bias, const float* add, Rank2 y, Activation first, Activation second,
+               float epsilon) {
   using Weight = ffi::NativeType<kType>;
   const int64_t panels = kernel.dimensions()[0], size = kernel.element_count() / panels;
   const int64_t inputs = x.dimensions()[1], outputs = y.dimensions()[1];
@@ -598,12 +599,13 @@ ffi::Error Run(Pool pool, ffi::Buffer<kType, 3> kernel, Rank2 scales, Rank2 x, R
   std::optional<Rounded> rounded;
   if constexpr (sizeof(Weight) < sizeof(float)) rounded.emplace(from, positions, inputs);
   const Product<Weight, kOutputs> product{
-      kernel.typed_data(), scales.typed_data(), from, rounded ? &*rounded : nullptr, bias,
+      kernel.typed_data(), scales.typed_data(), from, rounded ? &*rounded : nullptr, bias, add,
       y.typed_data(), positions, inputs, outputs, {first, second}, filled.rows};
   Parallel(pool, filled.zeros.size(), outputs, [&](int64_t begin, int64_t end) {
     for (int64_t i = begin; i < end; ++i) {
       float* to = y.typed_data() + filled.zeros[i] * outputs;
-      std::fill_n(to, outputs, 0.0f);
+      if (add) std::copy_n(add + filled.zeros[i] * outputs, outputs, to);
+      if (!add) std::fill_n(to, outputs, 0.0f);
     }
   });
   const int64_t items = kOutputs == Outputs::kGated ? panels / 2 : panels;
@@ -611,12 +613,13 @@ ffi::Error Run(Pool pool, ffi::Buffer<kType, 3> kernel, Rank2 scales, Rank2 x, R
   return ffi::Error::Success();
 }
 
-// `bias` [O] may be empty.
+// `bias` [O] and `add` [L, O] may be empty.
 template <ffi::DataType kType>
 ffi::Error Multiply(Pool pool, ffi::Buffer<kType, 3> kernel, Rank2 scales, Rank2 x, Rank1 norm,
-                    Rank1 bias, ffi::Result<Rank2> y, First first, Epsilon epsilon) {
+                    Rank1 bias, Rank2 add, ffi::Result<Rank2> y, First first, Epsilon epsilon) {
   return Run<Outputs::kRows>(pool, kernel, scales, x, norm,
-                             bias.element_count() ? bias.typed_data() : nullptr, *y,
+                             bias.element_count() ? bias.typed_data() : nullptr,
+                             add.element_count() ? add.typed_data() : nullptr, *y,
                              Activation{*first}, Activation::kLinear, *epsilon);
 }
 
@@ -624,8 +627,8 @@ template <ffi::DataType kType>
 ffi::Error MultiplyGated(Pool pool, ffi::Buffer<kType, 3> kernel, Rank2 scales, Rank2 x,
                          Rank1 norm, ffi::Result<Rank2> y, First first, Second second,
                          Epsilon epsilon) {
-  return Run<Outputs::kGated>(pool, kernel, scales, x, norm, nullptr, *y, Activation{*first},
-                              Activation{*second}, *epsilon);
+  return Run<Outputs::kGated>(pool, kernel, scales, x, norm, nullptr, nullptr, *y,
+                              Activation{*first}, Activation{*second}, *epsilon);
 }
 
 // y_i[b, n, s] = x[b, s] kernel_i[:, n], for each of several kernels, which follow x as panels and
@@ -652,7 +655,7 @@ ffi::Error MultiplyForHeads(Pool pool, Rank3 x, ffi::RemainingArgs kernels, ffi:
     const auto shape = y.dimensions();
     panels = kernel->dimensions()[0];
     products.push_back({kernel->typed_data(), scales->typed_data(), filled.x,
-                        rounded ? &*rounded : nullptr, nullptr, y.typed_data(),
+                        rounded ? &*rounded : nullptr, nullptr, nullptr, y.typed_data(),
                         filled.positions, inputs, shape[1] * shape[3],
                         {Activation::kLinear, Activation::kLinear}, filled.rows, source, shape[3]});
     Parallel(pool, filled.zeros.size(), shape[1] * shape[3], [&](int64_t begin, int64_t end) {

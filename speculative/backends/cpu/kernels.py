@@ -134,14 +134,22 @@ def gated_panels(first: Array, second: Array, quantized: bool = False) -> Weight
 
 
 def product(
-    x: Array, projection: Projection, norm: Norm | None = None, activation: str = "linear"
+    x: Array,
+    projection: Projection,
+    norm: Norm | None = None,
+    activation: str = "linear",
+    residual: Array | None = None,
 ) -> Array:
     """The product of normed x [..., I] with panels, its bias added, then one of `ACTIVATIONS`.
 
-    Gives [..., features], float32.
+    Gives [..., features], float32, to which a residual [..., features] is added last.
     """
-    bias = jnp.zeros(0) if projection.bias is None else projection.bias.astype(jnp.float32)
-    return _multiply("product", x, projection, projection.features, norm, bias, first=activation)
+    features, bias, add = projection.features, jnp.zeros(0), jnp.zeros((0, 0))
+    if projection.bias is not None:
+        bias = projection.bias.astype(jnp.float32)
+    if residual is not None:
+        add = residual.reshape(-1, features).astype(jnp.float32)
+    return _multiply("product", x, projection, features, norm, bias, add, first=activation)
 
 
 def gated(x: Array, both: Projection, norm: Norm, activations: Sequence[str]) -> Array:
@@ -156,7 +164,7 @@ def _multiply(
     projection: Projection,
     features: int,
     norm: Norm | None,
-    *bias: Array,
+    *added: Array,
     **activations: str,
 ) -> Array:
     rows = x.reshape(-1, x.shape[-1]).astype(jnp.float32)
@@ -167,7 +175,7 @@ def _multiply(
     indices = {key: np.int64(ACTIVATIONS.index(value)) for key, value in activations.items()}
     epsilon = np.float32(norm.epsilon if norm else 0)
     call = jax.ffi.ffi_call(_target(name, projection.weight), FLOAT32((rows.shape[0], features)))
-    y = call(*_buffers(projection.weight), rows, numbers, *bias, **indices, epsilon=epsilon)
+    y = call(*_buffers(projection.weight), rows, numbers, *added, **indices, epsilon=epsilon)
     return y.reshape(*x.shape[:-1], features)
 
 

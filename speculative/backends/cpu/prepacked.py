@@ -25,6 +25,10 @@ class Cpu(Xla):
         """In one call."""
         return kernels.product(x, projection, norm, activation).astype(out_dtype or x.dtype)
 
+    def add_product(self, residual, x, projection) -> Array:
+        """In one call."""
+        return kernels.product(x, projection, residual=residual).astype(x.dtype)
+
     def gated(self, x, projections, norm, activations) -> Array:
         """In one call."""
         (both,) = projections
