@@ -278,9 +278,9 @@ def generate(
     return decode(models, params, inputs, draws, config)
 
 
-begin = jax.jit(start, static_argnames=("models", "cache_length"))
+begin = Program(start, static=1)
 one_step = Program(step, donated=("progress",))
-_grow = jax.jit(_grown, static_argnames=("models", "size"))
+_grow = Program(_grown, static=1)
 
 
 def stream(

@@ -5,8 +5,8 @@ import ctypes
 import functools
 import threading
 import time
-from collections.abc import Callable, Hashable, Mapping, Sequence
-from typing import Any, Generic, ParamSpec, TypeVar
+from collections.abc import Callable, Sequence
+from typing import Any, ClassVar, Generic, ParamSpec, TypeVar
 
 import jax
 import numpy as np
@@ -47,52 +47,59 @@ class Program(Generic[P, T]):
     """A jitted function whose first arguments are a pair's models, a static one, and parameters.
 
     It is `jax.jit` of the function but for the compiler's options, which are those of
-    `backends.compiler_options` where the pair has a draft, and in that it forgets: of what it has
-    compiled for other models, settings and shapes it keeps the `KEPT` last used.
+    `backends.compiler_options` where the pair has a draft, and in that it forgets: of all that was
+    compiled for other models, settings and shapes, the `KEPT` programs last used are kept.
     """
 
     KEPT = 24  # The costs of a pair are timed in turns with up to 19 programs (`tune`).
+    _kept: ClassVar[dict[tuple[Any, ...], Any]] = {}  # Jitted functions; the last used one is last.
+    _lock = threading.Lock()
 
-    def __init__(self, function: Callable[P, T], donated: tuple[str, ...] = ()) -> None:
-        """A program of the function, to which the arguments of these names are given away."""
+    def __init__(
+        self, function: Callable[P, T], donated: tuple[str, ...] = (), static: int = 0
+    ) -> None:
+        """A program of the function.
+
+        The arguments named `donated` are given away; as many of the last as `static` says are
+        static, and hashable.
+        """
         functools.update_wrapper(self, function)
-        self._function, self._donated = function, donated
-        self._jitted: dict[Hashable, Any] = {}  # The last used one is last.
-        self._lock = threading.Lock()
+        self._function, self._donated, self._static = function, donated, static
 
-    def _of(self, given: Sequence[Any], named: Mapping[str, Any], device: Any = None) -> Any:
+    def _of(self, given: Sequence[Any], device: Any = None) -> Any:
         """The jitted function for arguments on a device, by default the present one."""
-        models = given[0]
+        models, end = given[0], len(given) - self._static
         # Parameters are as large as their model says.
-        leaves, tree = jax.tree.flatten((given[2:], named))
-        key = device, models, tree, tuple(map(np.shape, leaves))
+        leaves, tree = jax.tree.flatten(given[2:end])
+        key = self, device, models, tree, tuple(map(np.shape, leaves)), tuple(given[end:])
         with self._lock:
-            if (jitted := self._jitted.pop(key, None)) is None:
+            if (jitted := self._kept.pop(key, None)) is None:
                 options = () if models.draft is None else compiler_options(device)
                 # A function of its own, or JAX would keep what it traced for as long as this one.
                 own = functools.wraps(self._function)(functools.partial(self._function))
                 jitted = jax.jit(
                     own,
-                    static_argnums=0,
+                    static_argnums=(0, *range(end, len(given))),
                     donate_argnames=self._donated,
                     compiler_options=dict(options) or None,
                 )
-            self._jitted[key] = jitted
-            if len(self._jitted) > self.KEPT:
-                self._jitted.pop(next(iter(self._jitted))).clear_cache()
+            self._kept[key] = jitted
+            if len(self._kept) > self.KEPT:
+                self._kept.pop(next(iter(self._kept))).clear_cache()
                 _trim()
         return jitted
 
     def __call__(self, *given: P.args, **named: P.kwargs) -> T:
-        """Runs the function on the present device."""
-        return self._of(given, named)(*given, **named)
+        """Runs the function on the present device; its arguments come by position."""
+        assert not named
+        return self._of(given)(*given)
 
     def lower(self, *given: Any, device: Any = None) -> Any:
         """What `jax.jit`'s `lower` gives, for a device that may be described only."""
-        return self._of(given, {}, device).lower(*given)
+        return self._of(given, device).lower(*given)
 
     def clear_cache(self) -> None:
-        """Forgets what was traced and compiled."""
+        """Forgets what was traced and compiled of this function."""
         with self._lock:
-            while self._jitted:
-                self._jitted.popitem()[1].clear_cache()
+            for key in [key for key in self._kept if key[0] is self]:
+                self._kept.pop(key).clear_cache()

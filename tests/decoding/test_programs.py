@@ -21,3 +21,23 @@ def test_what_was_not_used_for_long_is_forgotten(monkeypatch: pytest.MonkeyPatch
     for size in (1, 2, 1, 3, 1, 2):
         assert (program(models, jnp.ones(1), jnp.ones(size)) == 2 * jnp.ones(size)).all()
     assert traced == [1, 2, 3, 2]
+
+
+def test_all_programs_share_what_is_kept_and_static_arguments_are_told_apart(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(Program, "KEPT", 2)
+    traced = []
+
+    def times(models: Models, params: Array, x: Array, factor: int) -> Array:
+        traced.append(factor)
+        return factor * x
+
+    one, other, models = (
+        Program(times, static=1),
+        Program(times, static=1),
+        Models(tiny.TARGET, None),
+    )
+    for program, factor in ((one, 2), (one, 3), (one, 2), (other, 2), (one, 2), (one, 3)):
+        assert program(models, jnp.ones(1), jnp.ones(1), factor) == factor
+    assert traced == [2, 3, 2, 3]
