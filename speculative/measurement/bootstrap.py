@@ -20,6 +20,9 @@ def interval(
     if size < 1:
         raise ValueError("An interval needs at least one example.")
     rng = np.random.default_rng(seed)
-    values = [statistic(rng.integers(0, size, size)) for _ in range(RESAMPLES)]
+    drawn = np.sort(rng.integers(0, size, (RESAMPLES, size)))
+    # Of few examples there are few samples, each of which is drawn many times.
+    samples, of = np.unique(drawn, axis=0, return_inverse=True)
+    values = np.array([statistic(sample) for sample in samples])[of]
     low, high = np.percentile(values, [2.5, 97.5])
     return float(low), float(high)
