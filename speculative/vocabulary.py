@@ -3,6 +3,7 @@
 import abc
 import functools
 import hashlib
+import itertools
 import os
 import pathlib
 import shutil
@@ -22,23 +23,14 @@ END_OF_TEXT = "<|endoftext|>"  # GPT-2's only special token.
 
 
 class Vocabulary(abc.ABC):
-    """Turns text into tokens and back.
+    """Turns text into tokens and back."""
 
-    Attributes:
-        path: its file, or the name of a vocabulary that needs none.
-        size: number of tokens V, the sentinels included.
-        extra_ids: number of sentinels after its pieces.
-        eos_ids: the tokens that end a text, each; the first is the one that a text is given.
-        start_id: the token before a text.
-        usual_extra_ids: the sentinels that such a vocabulary comes with.
-    """
-
-    path: pathlib.Path
-    size: int
-    extra_ids: int = 0
-    eos_ids: tuple[int, ...] = (EOS_ID,)
-    start_id: int = PAD_ID
-    usual_extra_ids: int = 0
+    path: pathlib.Path  # Its file, or the name of a vocabulary that needs none.
+    size: int  # Tokens V, the sentinels included.
+    extra_ids: int = 0  # Sentinels after its pieces.
+    eos_ids: tuple[int, ...] = (EOS_ID,)  # Each ends a text; the first is given to a text.
+    start_id: int = PAD_ID  # The token before a text.
+    usual_extra_ids: int = 0  # The sentinels that such a vocabulary comes with.
     of_bytes: bool = False  # Whether pieces are made of bytes, and so cover every script.
 
     @functools.cached_property
@@ -47,22 +39,25 @@ class Vocabulary(abc.ABC):
         """Every piece, by id."""
 
     @abc.abstractmethod
+    def _ids(self, text: str) -> list[int]:
+        """The tokens of a text, without an end."""
+
+    @abc.abstractmethod
+    def _text(self, tokens: list[int]) -> str:
+        """The text of tokens that do not end it; what stands for no text is left out."""
+
     def encode(self, text: str) -> np.ndarray:
         """Tokens [length] of a text and the end of sequence, int32."""
+        return np.array([*self._ids(text), self.eos_ids[0]], np.int32)
 
     def decode(self, tokens: np.ndarray | list[int]) -> str:
         """The text of tokens, up to the end of sequence."""
-        listed = [int(token) for token in tokens]
-        end = min([listed.index(eos) for eos in self.eos_ids if eos in listed], default=None)
-        return self.text(listed[:end])
-
-    @abc.abstractmethod
-    def text(self, tokens: list[int]) -> str:
-        """The text of tokens that do not end it; what stands for no text is left out."""
+        before_end = itertools.takewhile(lambda token: token not in self.eos_ids, map(int, tokens))
+        return self._text(list(before_end))
 
     def prompt(self, text: str) -> np.ndarray:
         """The tokens that a decoder-only model continues: the start token and the text's, int32."""
-        return np.append(self.start_id, self.encode(text)[:-1]).astype(np.int32)
+        return np.array([self.start_id, *self._ids(text)], np.int32)
 
     @functools.cached_property
     def fingerprint(self) -> str:
@@ -129,12 +124,10 @@ class SentencePiece(Vocabulary):
             known = self._processor.IdToPiece(list(range(self._known)))
         return (*known, *(f"<extra_id_{i}>" for i in reversed(range(self.extra_ids))))
 
-    def encode(self, text: str) -> np.ndarray:
-        """See `Vocabulary`."""
-        return np.array([*self._processor.EncodeAsIds(text), EOS_ID], np.int32)
+    def _ids(self, text: str) -> list[int]:
+        return self._processor.EncodeAsIds(text)
 
-    def text(self, tokens: list[int]) -> str:
-        """See `Vocabulary`."""
+    def _text(self, tokens: list[int]) -> str:
         return self._processor.DecodeIds([i for i in tokens if 0 < i < self._known])
 
 
@@ -155,14 +148,12 @@ class Bytes(Vocabulary):
         sentinels = (f"<extra_id_{i}>" for i in range(self.extra_ids))
         return ("<pad>", "</s>", "<unk>", *known, *sentinels)
 
-    def encode(self, text: str) -> np.ndarray:
-        """See `Vocabulary`."""
-        return np.array([*(self._first + byte for byte in text.encode()), EOS_ID], np.int32)
+    def _ids(self, text: str) -> list[int]:
+        return [self._first + byte for byte in text.encode()]
 
-    def text(self, tokens: list[int]) -> str:
-        """See `Vocabulary`; bytes that are no UTF-8 are left out."""
+    def _text(self, tokens: list[int]) -> str:
         found = [i - self._first for i in tokens if self._first <= i < self._known]
-        return bytes(found).decode(errors="ignore")
+        return bytes(found).decode(errors="ignore")  # Without bytes that are no UTF-8.
 
 
 class BytePairs(Vocabulary):
@@ -172,7 +163,7 @@ class BytePairs(Vocabulary):
 
     def __init__(self, path: str | os.PathLike[str]):
         """Loads a `tokenizer.json`, or a `vocab.json` with the `merges.txt` beside it."""
-        self.path, self.extra_ids = pathlib.Path(path), 0
+        self.path = pathlib.Path(path)
         self._tokenizer = _byte_pairs(self.path)
         end = self._tokenizer.token_to_id(END_OF_TEXT)
         if end is None:
@@ -185,17 +176,14 @@ class BytePairs(Vocabulary):
         """Every piece, by id, with its bytes spelled as GPT-2 spells them."""
         return tuple(self._tokenizer.id_to_token(i) or "" for i in range(self.size))
 
-    def encode(self, text: str) -> np.ndarray:
-        """See `Vocabulary`."""
-        ids = self._tokenizer.encode(text, add_special_tokens=False).ids
-        return np.array([*ids, *self.eos_ids], np.int32)
+    def _ids(self, text: str) -> list[int]:
+        return self._tokenizer.encode(text, add_special_tokens=False).ids
 
     def prompt(self, text: str) -> np.ndarray:
         """The text's tokens; for an empty text the end of a text before it, int32."""
-        return self.encode(text)[:-1] if text else self.encode(text)
+        return np.array(self._ids(text) or self.eos_ids, np.int32)
 
-    def text(self, tokens: list[int]) -> str:
-        """See `Vocabulary`."""
+    def _text(self, tokens: list[int]) -> str:
         return self._tokenizer.decode([i for i in tokens if 0 <= i < self.size])
 
 
@@ -233,9 +221,9 @@ def open_vocabulary(path: str | os.PathLike[str], extra_ids: int = 0) -> Vocabul
     """
     if os.fspath(path) == BYTES:
         return Bytes(extra_ids)
-    return (
-        BytePairs(path) if pathlib.Path(path).suffix == ".json" else SentencePiece(path, extra_ids)
-    )
+    if pathlib.Path(path).suffix == ".json":
+        return BytePairs(path)
+    return SentencePiece(path, extra_ids)
 
 
 def from_elsewhere(path: str | os.PathLike[str], rows: int) -> Vocabulary:
@@ -263,21 +251,19 @@ class Numbers(Vocabulary):
     """The substitute where there is no vocabulary: tokens are written as their numbers."""
 
     def __init__(self, size: int):
-        self.path, self.extra_ids, self.size = pathlib.Path("numbers"), 0, size
+        self.path, self.size = pathlib.Path("numbers"), size
 
     @functools.cached_property
     def pieces(self) -> tuple[str, ...]:
         """Every number, by id."""
         return tuple(f"▁{number}" for number in range(self.size))
 
-    def encode(self, text: str) -> np.ndarray:
-        """Raises ValueError, because no text can be encoded."""
+    def _ids(self, text: str) -> list[int]:
         raise ValueError("There is no vocabulary to encode text with; give one (--vocabulary).")
 
     def decode(self, tokens: np.ndarray | list[int]) -> str:
         """The tokens' numbers, the end's too, separated by spaces."""
-        return self.text([int(token) for token in tokens])
+        return self._text([int(token) for token in tokens])
 
-    def text(self, tokens: list[int]) -> str:
-        """See `decode`."""
+    def _text(self, tokens: list[int]) -> str:
         return " ".join(map(str, tokens))
