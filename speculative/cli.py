@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from types import FrameType
 from typing import NoReturn
 
-from speculative import checks, disk, removed
+from speculative import __version__, checks, disk, removed
 from speculative.commands import (
     audit,
     bench,
@@ -77,11 +77,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt as interrupt:
         print(f"interrupted{interrupt}", file=sys.stderr)
         return INTERRUPTED
-    except (ValueError, OSError) as error:
-        print("error:", disk.sentence(error), file=sys.stderr)
-        return USAGE_ERROR
-    except RuntimeError as error:
-        if (said := checks.no_device(error)) is None:
+    except (ValueError, OSError, RuntimeError) as error:
+        said = checks.no_device(error) if isinstance(error, RuntimeError) else disk.sentence(error)
+        if said is None:
             raise
         print("error:", said, file=sys.stderr)
         return USAGE_ERROR
@@ -98,8 +96,6 @@ def _interrupt(number: int, frame: FrameType | None) -> None:
 
 
 def _parser() -> argparse.ArgumentParser:
-    from speculative import __version__
-
     about = "Exact speculative decoding of T5 and GPTs."
     parser = _Parser(prog="speculative", description=about, allow_abbrev=False)
     parser.add_argument("--version", action="version", version=f"speculative {__version__}")

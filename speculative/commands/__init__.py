@@ -6,7 +6,7 @@ JAX is imported only by a command that runs.
 import argparse
 import contextlib
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple
 
 from speculative import checks
@@ -43,109 +43,80 @@ def whole(low: int, high: int) -> Callable[[str], int]:
     return parse
 
 
-OPTIONS: dict[str, dict[str, Any]] = {
-    "--target": {"default": "debian_target", "help": "checkpoint folder or name (debian_target)"},
-    "--draft": {
-        "help": "checkpoint folder or name; uniform, unigram, bigram, trigram, copy or suffix; a "
-        "table of speculative count, FILE.npz; a checkpoint mixed with a lookup, NAME+copy or "
-        "NAME+suffix (the shipped one of the target)"
-    },
-    "--vocabulary": {
-        "metavar": "FILE",
-        "help": "SentencePiece model for a checkpoint without one, or 'bytes' (ByT5)",
-    },
-    "--dtype": {
-        "choices": ("float32", "bfloat16"),
-        "help": "of weights and products (as configured, or as the checkpoint says)",
-    },
-    "--task": {"metavar": "NAME", "help": "the task whose prefix, metric and texts are taken"},
-    "--data_file": {
-        "metavar": "FILE",
-        "help": "texts: .tsv, .jsonl, .txt, two parallel files with a comma between, or tfds:NAME",
-    },
-    "--columns": {
-        "metavar": "NAMES",
-        "help": "SOURCE,REFERENCE or SOURCE, in .tsv, .jsonl or TFDS",
-    },
-    "--prefix": {"metavar": "TEXT", "help": "words to put before each text (none, or the task's)"},
-    "--metric": {
-        "metavar": "NAME",
-        "help": "bleu, rouge, rougeL, rougeLsum (or the task's)",
-    },
-    "--module": {
-        "metavar": "MODULE",
-        "help": "import it first: it registers tasks (speculative.tasks.register, or seqio)",
-    },
-    "--gamma": {
-        "type": whole(1, checks.MAX_GAMMA),
-        "metavar": "N",
-        "help": "guesses a step (5, or as configured)",
-    },
-    "--temperature": {"type": float, "metavar": "T", "help": "0 is argmax (0, or as configured)"},
-    "--top_k": {"type": int, "metavar": "K", "help": "the K likeliest tokens; 0 is all (0)"},
-    "--top_p": {"type": float, "metavar": "P", "help": "nucleus, in (0, 1] (1)"},
-    "--min_p": {
-        "type": float,
-        "metavar": "P",
-        "help": "tokens of at least P times the greatest probability, in [0, 1] (0, all)",
-    },
-    "--verification": {
-        "metavar": "RULE",
-        "help": "how guesses are verified, a name of speculative.decoding.rules.RULES (token)",
-    },
-    "--lenience": {
-        "type": float,
-        "metavar": "L",
-        "help": "in (0, 1]; below 1 more guesses are accepted, but outputs are not exact (1)",
-    },
-    "--source_length": {
-        "type": whole(1, checks.MAX_TOKENS),
-        "metavar": "S",
-        "help": "tokens of a source (as configured, or 64)",
-    },
-    "--batch_size": {
-        "type": whole(1, checks.MAX_BATCH),
-        "metavar": "N",
-        "help": "texts that are decoded together, each as it would be alone (1, in evaluate 16)",
-    },
-    "--topology": {
-        "default": "v4-8",
-        "metavar": "NAME",
-        "help": "a TPU, of which one chip is used: v4-8, v5e-1, v5p-8, v6e-1, or present, this "
-        "machine's device (v4-8)",
-    },
-    "--family": {
-        "metavar": "NAME",
-        "help": "other models for a table: T5 v1.0 of 11B parameters (v1_0) or 3B (v1_0_3b), whose "
-        "public weights know the paper's tasks",
-    },
-    "--weights": {"choices": ["random"], "help": "true sizes, no checkpoints"},
-    "--seed": {"type": whole(0, 2**32 - 1), "help": "of all random numbers (0, or as configured)"},
-    "--max_length": {
-        "type": whole(1, MAX_LENGTH),
-        "default": 128,
-        "metavar": "TOKENS",
-        "help": f"where an output is cut, at most {MAX_LENGTH} (128)",
-    },
-    "--limit": {
-        "type": whole(1, 10**6),
-        "metavar": "N",
-        "help": "texts of each task or row (all, or as configured)",
-    },
-    "--output_dir": {"metavar": "DIR", "help": "where results are written (%(default)s)"},
-    "--gin": {
-        "action": "append",
-        "default": [],
-        "metavar": "BINDING",
-        "help": "a binding that overrides each row, like 'RowConfig.gamma = 3'",
-    },
+OPTIONS = {
+    "--target": "checkpoint folder or name (debian_target)",
+    "--draft": "checkpoint folder or name; uniform, unigram, bigram, trigram, copy or suffix; a "
+    "table of speculative count, FILE.npz; a checkpoint mixed with a lookup, NAME+copy or "
+    "NAME+suffix (the shipped one of the target)",
+    "--vocabulary FILE": "SentencePiece model for a checkpoint without one, or 'bytes' (ByT5)",
+    "--dtype": "of weights and products (as configured, or as the checkpoint says)",
+    "--task NAME": "the task whose prefix, metric and texts are taken",
+    "--data_file [TASK=]FILE": "texts of a task: .tsv, .jsonl, .txt, two parallel files with a "
+    "comma between, or tfds:NAME",
+    "--columns NAMES": "SOURCE,REFERENCE or SOURCE, in .tsv, .jsonl or TFDS",
+    "--prefix TEXT": "words to put before each text (none, or the task's)",
+    "--metric NAME": "bleu, rouge, rougeL, rougeLsum (or the task's)",
+    "--module MODULE": "import it first: it registers tasks (speculative.tasks.register, or seqio)",
+    "--gamma N": "guesses a step (5, or as configured)",
+    "--temperature T": "0 is argmax (0, or as configured)",
+    "--top_k K": "the K likeliest tokens; 0 is all (0)",
+    "--top_p P": "nucleus, in (0, 1] (1)",
+    "--min_p P": "tokens of at least P times the greatest probability, in [0, 1] (0, all)",
+    "--verification RULE": "how guesses are verified, a name of speculative.decoding.rules.RULES "
+    "(token)",
+    "--lenience L": "in (0, 1]; below 1 more guesses are accepted, but outputs are not exact (1)",
+    "--source_length S": "tokens of a source (as configured, or 64)",
+    "--batch_size N": "texts that are decoded together, each as it would be alone (1, in evaluate "
+    "16)",
+    "--topology NAME": "a TPU, of which one chip is used: v4-8, v5e-1, v5p-8, v6e-1, or present, "
+    "this machine's device (v4-8)",
+    "--family NAME": "other models for a table: T5 v1.0 of 11B parameters (v1_0) or 3B (v1_0_3b), "
+    "whose public weights know the paper's tasks",
+    "--weights": "true sizes, no checkpoints",
+    "--seed": "of all random numbers (0, or as configured)",
+    "--max_length TOKENS": f"where an output is cut, at most {MAX_LENGTH} (128)",
+    "--limit N": "texts of each task or row (all, or as configured)",
+    "--output_dir DIR": "where results are written (%(default)s)",
+    "--gin BINDING": "a binding that overrides each row, like 'RowConfig.gamma = 3'",
 }
-"""Options that several commands have."""
+"""Options that several commands have, with what is said of each."""
+
+KINDS: dict[str, Any] = {
+    "--dtype": ("float32", "bfloat16"),
+    "--gamma": whole(1, checks.MAX_GAMMA),
+    "--top_k": int,
+    **dict.fromkeys(("--temperature", "--top_p", "--min_p", "--lenience"), float),
+    "--source_length": whole(1, checks.MAX_TOKENS),
+    "--batch_size": whole(1, checks.MAX_BATCH),
+    "--weights": ("random",),
+    "--seed": whole(0, 2**32 - 1),
+    "--max_length": whole(1, MAX_LENGTH),
+    "--limit": whole(1, 10**6),
+}
+"""Those that are no texts: what reads them, or the values that they may have."""
+
+DEFAULTS = {"target": "debian_target", "topology": "v4-8", "max_length": 128, "gin": []}
+
+
+def option(
+    parser: argparse._ActionsContainer, shown: str, said: str, kind: Any = str, **more: Any
+) -> None:
+    """Adds an option that has a value, shown as `--name VALUE`; for its kind see `KINDS`."""
+    name, _, metavar = shown.partition(" ")
+    more["choices" if isinstance(kind, tuple) else "type"] = kind
+    parser.add_argument(name, metavar=metavar or None, help=said, **more)
 
 
 def add_options(parser: argparse._ActionsContainer, *names: str, **defaults: Any) -> None:
-    """Adds some of `OPTIONS`, with other defaults by name without the dashes."""
+    """Adds some of `OPTIONS`, with other defaults than `DEFAULTS` by name without the dashes."""
+    known = {shown.partition(" ")[0]: (shown, said) for shown, said in OPTIONS.items()}
     for name in names:
-        key = name.removeprefix("--")
-        changed = {"default": defaults[key]} if key in defaults else {}
-        parser.add_argument(name, **OPTIONS[name] | changed)
+        more = {"default": (DEFAULTS | defaults).get(name.removeprefix("--"))}
+        if name in ("--data_file", "--gin"):
+            more["action"] = "append"
+        option(parser, *known[name], KINDS.get(name, str), **more)
+
+
+def chosen(options: Any, names: Iterable[str]) -> dict[str, Any]:
+    """Those of a namespace's values, by name, that are there."""
+    return {name: value for name in names if (value := getattr(options, name, None)) is not None}

@@ -6,13 +6,12 @@ import dataclasses
 import json
 import pathlib
 
-from speculative.commands import SETTINGS, Command, add_options, rows, whole
+from speculative.commands import SETTINGS, Command, add_options, option, rows, whole
 
 
 def _add_verdict(parser: argparse.ArgumentParser) -> None:
-    add = parser.add_argument
-    add("--false_alarm", type=_false_alarm, default=0.001, metavar="P", help="(0.001)")
-    add("--json", action="store_true", help="print one JSON object with every test")
+    option(parser, "--false_alarm P", "(0.001)", _false_alarm, default=0.001)
+    parser.add_argument("--json", action="store_true", help="print one JSON object with every test")
 
 
 def _false_alarm(text: str) -> float:
@@ -24,10 +23,8 @@ def _false_alarm(text: str) -> float:
 
 def _add_verify(parser: argparse.ArgumentParser) -> None:
     rows.add_row(parser)
-    number = whole(1, 10**6)
-    parser.add_argument(
-        "--samples", type=number, default=1024, help="beginnings of each prompt (1024)"
-    )
+    said = "beginnings of each prompt (1024)"
+    option(parser, "--samples", said, whole(1, 10**6), default=1024)
     _add_verdict(parser)
 
 
@@ -41,12 +38,12 @@ def _verify(options: argparse.Namespace) -> int:
 
 
 def _add_audit(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "--samples",
-        metavar="FILE",
+    option(
+        parser,
+        "--samples FILE",
+        "a JSON object a line, as generate --json prints it: prompt or prompt_tokens, tokens and, "
+        "if known, logprobs",
         required=True,
-        help="a JSON object a line, as generate --json prints it: prompt or prompt_tokens, tokens "
-        "and, if known, logprobs",
     )
     add_options(parser, "--target", "--vocabulary", "--dtype")
     add_options(parser, *rows.SAMPLING, **SETTINGS | {"temperature": 1.0})

@@ -5,28 +5,20 @@ import dataclasses
 import functools
 import pathlib
 
-from speculative import checks
-from speculative.commands import Command, add_options, rows, whole
+from speculative.commands import KINDS, Command, add_options, option, rows, whole
 
 
 def _add_bench(parser: argparse.ArgumentParser) -> None:
     rows.add_row(parser)
-    add = parser.add_argument
-    add(
-        "--widths",
-        type=whole(1, 1024),
-        nargs="+",
-        metavar="L",
-        help="positions of the passes that are timed (1 to 32)",
-    )
+    add = functools.partial(option, parser)
+    add("--widths L", "positions of the passes that are timed (1 to 32)", whole(1, 1024), nargs="+")
     add_options(parser, "--source_length")
     add(
-        "--batch_sizes",
-        type=lambda text: [whole(1, checks.MAX_BATCH)(size) for size in text.split(",")],
-        metavar="N[,N]",
-        help="decode texts in batches of these sizes instead, with and without the draft",
+        "--batch_sizes N[,N]",
+        "decode texts in batches of these sizes instead, with and without the draft",
+        lambda text: [KINDS["--batch_size"](size) for size in text.split(",")],
     )
-    add("--output_dir", metavar="DIR", help="(results/bench/ and the target's name)")
+    add("--output_dir DIR", "(results/bench/ and the target's name)")
 
 
 def _bench(options: argparse.Namespace) -> None:

@@ -5,15 +5,14 @@ import dataclasses
 import json
 import sys
 
-from speculative.commands import Command, add_options, rows
+from speculative.commands import Command, add_options, option, rows
 
 
 def _add_compile(parser: argparse.ArgumentParser) -> None:
     rows.add_row(parser)
-    add = parser.add_argument
-    add("--table", metavar="N", help="all rows of a table of the paper, instead of one row")
+    option(parser, "--table N", "all rows of a table of the paper, instead of one row")
     add_options(parser, "--family", "--source_length", "--topology")
-    add("--json", action="store_true", help="one object a row, as it is done")
+    parser.add_argument("--json", action="store_true", help="one object a row, as it is done")
 
 
 def _compile(options: argparse.Namespace) -> int:

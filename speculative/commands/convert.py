@@ -1,33 +1,24 @@
 """`convert` and `inspect`: checkpoints."""
 
 import argparse
+import functools
 
-from speculative.commands import Command, whole
+from speculative.commands import Command, option, whole
 
 
 def _add_convert(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("source", help="checkpoint folder, gs://bucket/folder, name, or Hugging Face id")
     add("destination", help="the folder to make")
-    add("--to", required=True, choices=["native", "t5x", "huggingface"], help="its format")
-    add(
-        "--dtype",
-        choices=["float32", "bfloat16", "int8"],
-        help="number format to store, int8 in ours alone (the one that loses nothing)",
-    )
-    add("--vocabulary", metavar="FILE", help="SentencePiece model to store with the weights")
-    add(
-        "--keep",
-        type=whole(1, 2**31 - 1),
-        metavar="N",
-        help="make a draft that guesses the N most frequent tokens of --texts alone: it is faster",
-    )
-    add(
-        "--texts",
-        nargs="+",
-        metavar="FILE",
-        help="texts like those that the target writes, as of speculative count",
-    )
+    add = functools.partial(option, parser)
+    add("--to", "its format", ("native", "t5x", "huggingface"), required=True)
+    said = "number format to store, int8 in ours alone (the one that loses nothing)"
+    add("--dtype", said, ("float32", "bfloat16", "int8"))
+    add("--vocabulary FILE", "SentencePiece model to store with the weights")
+    said = "make a draft that guesses the N most frequent tokens of --texts alone: it is faster"
+    add("--keep N", said, whole(1, 2**31 - 1))
+    said = "texts like those that the target writes, as of speculative count"
+    add("--texts FILE", said, nargs="+")
 
 
 def _convert(options: argparse.Namespace) -> None:

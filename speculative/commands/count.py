@@ -1,58 +1,45 @@
 """`count`: tables from text, for drafts that need no training."""
 
 import argparse
+import functools
 
-from speculative.commands import Command, add_options, whole
+from speculative.commands import Command, add_options, chosen, option, whole
 
 NGRAMS, OUTPUTS = "ngrams", "outputs"
 
 
 def _add_count(parser: argparse.ArgumentParser) -> None:
-    add = parser.add_argument
-    add(
+    add = functools.partial(option, parser)
+    parser.add_argument(
         "files",
         nargs="+",
         metavar="FILE",
         help="texts like those that the target writes: .txt, one a line; the references of a .tsv "
         "or .jsonl; or the targets of tokenised examples, .npz",
     )
-    add(
-        "--kind",
-        choices=(NGRAMS, OUTPUTS),
-        default=NGRAMS,
-        help="n-grams for unigram, bigram and trigram, or past outputs for suffix (ngrams)",
-    )
+    said = "n-grams for unigram, bigram and trigram, or past outputs for suffix (ngrams)"
+    add("--kind", said, (NGRAMS, OUTPUTS), default=NGRAMS)
     add_options(parser, "--target", "--vocabulary", "--columns")
-    add("--sources", action="store_true", help="take the sources, not the references")
-    add(
-        "--tokens",
-        type=whole(1, 10**9),
-        metavar="N",
-        help="the most that are counted or kept, an even sample of the texts; this bounds memory "
-        "(50 million for n-grams, 300,000 for outputs)",
-    )
-    add("--order", type=whole(1, 3), metavar="N", help="tokens of the longest n-grams (3)")
-    add(
-        "--width",
-        type=whole(1, 10**5),
-        metavar="N",
-        help="followers that are kept of what came before (256)",
+    parser.add_argument(
+        "--sources", action="store_true", help="take the sources, not the references"
     )
     add(
-        "--min_count",
-        type=whole(1, 10**9),
-        metavar="N",
-        help="n-grams that are rarer are left out (1)",
+        "--tokens N",
+        "the most that are counted or kept, an even sample of the texts; this bounds memory (50 "
+        "million for n-grams, 300,000 for outputs)",
+        whole(1, 10**9),
     )
-    add("--output", required=True, metavar="FILE.npz", help="then a draft: --draft FILE.npz")
+    add("--order N", "tokens of the longest n-grams (3)", whole(1, 3))
+    add("--width N", "followers that are kept of what came before (256)", whole(1, 10**5))
+    add("--min_count N", "n-grams that are rarer are left out (1)", whole(1, 10**9))
+    add("--output FILE.npz", "then a draft: --draft FILE.npz", required=True)
 
 
 def _count(options: argparse.Namespace) -> None:
     from speculative import disk, loading, progress
     from speculative.training import counting
 
-    asked = {name: getattr(options, name) for name in ("order", "width", "min_count")}
-    asked = {name: value for name, value in asked.items() if value is not None}
+    asked = chosen(options, ("order", "width", "min_count"))
     if options.kind == OUTPUTS and asked:
         raise ValueError(f"--{min(asked)} is for n-grams; leave it out with --kind {OUTPUTS}.")
     if not options.output.endswith(".npz"):

@@ -33,21 +33,14 @@ def run(output_dir: pathlib.Path, target: str, draft: str | None, **settings: An
     """Measures and prints; writes `records.jsonl`, a row as soon as it is done, and `report.md`.
 
     Files of an earlier run in the output's folder are replaced. Target and draft are as of
-    `loading.resolve`, `settings` are other fields of every row's `RowConfig`.
-
-    Raises:
-        ValueError: the pair cannot be loaded, or a setting is out of range.
-        KeyboardInterrupt: says how many rows are finished, and where they are.
+    `loading.resolve`, `settings` are other fields of every row's `RowConfig`. A KeyboardInterrupt
+    says how many rows are finished, and where they are.
     """
     paper_draft = "small"
     if draft and named.known(draft):
         paper_draft = draft if draft in ("unigram", "bigram") else None
-    settings |= {
-        "target": target,
-        "draft": loading.default_draft(target) if draft is None else draft,
-        "paper_draft": paper_draft,
-    }
-    configs = rows(**settings)
+    draft = loading.default_draft(target) if draft is None else draft
+    configs = rows(target=target, draft=draft, paper_draft=paper_draft, **settings)
     load, first = weights.Loader(), next(iter(configs.values()))
     memory.require(first, load.resolve(first).configs)
     with progress.bar("the pair") as on_progress:

@@ -2,51 +2,44 @@
 
 import argparse
 import dataclasses
+import functools
 import pathlib
 from typing import Any
 
-from speculative import checks, disk
-from speculative.commands import Command, add_options, whole
+from speculative import disk
+from speculative.commands import KINDS, Command, add_options, chosen, option, whole
 
 
 def _add_distil(parser: argparse.ArgumentParser) -> None:
-    add = parser.add_argument
-    add(
+    add = functools.partial(option, parser)
+    parser.add_argument(
         "files",
         nargs="*",
         metavar="FILE",
         help="texts like those that the target is to be given: .txt, one a line; the sources of a "
         ".tsv or .jsonl; or of tokenised examples, .npz. A decoder-only target continues them",
     )
-    add("--output", required=True, metavar="DIR", help="then a draft: --draft DIR")
-    add("--work_dir", metavar="DIR", help="what is between, to go on with (DIR.training)")
+    add("--output DIR", "then a draft: --draft DIR", required=True)
+    add("--work_dir DIR", "what is between, to go on with (DIR.training)")
     add_options(parser, "--target", "--vocabulary")
-    add("--max_minutes", type=float, metavar="MINUTES", help="then save and stop; exit code 75")
+    add("--max_minutes MINUTES", "then save and stop; exit code 75", float)
     of_files = parser.add_argument_group("with FILE")
     add_options(of_files, "--columns", "--prefix")
-    add, dims, most = of_files.add_argument, whole(64, 2**16), whole(1, 10**6)
-    add("--dim", type=dims, metavar="D", help="the draft's features (half the target's, to 1,024)")
-    add("--layers", type=whole(1, 100), metavar="N", help="its decoder layers (1)")
-    add("--keep", type=most, metavar="N", help="the frequent tokens that it may guess (8192)")
-    add("--steps", type=whole(25, 10**6), metavar="N", help="of training (3000)")
+    add = functools.partial(option, of_files)
+    add("--dim D", "the draft's features (half the target's, to 1,024)", whole(64, 2**16))
+    add("--layers N", "its decoder layers (1)", whole(1, 100))
+    add("--keep N", "the frequent tokens that it may guess (8192)", whole(1, 10**6))
+    add("--steps N", "of training (3000)", whole(25, 10**6))
     add_options(of_files, "--max_length", max_length=None)
-    add(
-        "--batch_size",
-        type=whole(1, checks.MAX_BATCH),
-        metavar="N",
-        help="texts that the target writes at a time (64)",
-    )
+    add("--batch_size N", "texts that the target writes at a time (64)", KINDS["--batch_size"])
     add_options(of_files, "--seed")
-    add = parser.add_argument_group("with a gin file in place of FILE").add_argument
-    add("--config", metavar="FILE.gin", help="sizes, training and tokenised files, by their names")
-    add("--data_dir", metavar="DIR", help="where the tokenised files are")
-    add(
-        "--gin",
-        action="append",
-        metavar="BINDING",
-        help="a binding that overrides it, like 'loop.TrainConfig.steps = 100'",
-    )
-    add("--init_from", metavar="CHECKPOINT", help="begin as this draft, not with random weights")
+    of_config = parser.add_argument_group("with a gin file in place of FILE")
+    add = functools.partial(option, of_config)
+    add("--config FILE.gin", "sizes, training and tokenised files, by their names")
+    add("--data_dir DIR", "where the tokenised files are")
+    said = "a binding that overrides it, like 'loop.TrainConfig.steps = 100'"
+    add("--gin BINDING", said, action="append")
+    add("--init_from CHECKPOINT", "begin as this draft, not with random weights")
 
 
 def _distil(options: argparse.Namespace) -> int:
@@ -59,12 +52,9 @@ def _distil(options: argparse.Namespace) -> int:
     disk.writable(output)
     loading.enable_compilation_cache()  # A resumed run needs the same compiled programs.
     work_dir = pathlib.Path(options.work_dir or f"{output}.training")
-    given = {"target_dir": options.target, "work_dir": work_dir, "out_dir": output}
-    for name in ("vocabulary", "max_minutes"):
-        if getattr(options, name) is not None:  # Otherwise a gin file decides.
-            given[name] = getattr(options, name)
-    of = _of_config if options.config else _of_files
-    parameters = of(options, given)
+    said = {"target_dir": options.target, "work_dir": work_dir, "out_dir": output}
+    said |= chosen(options, ("vocabulary", "max_minutes"))  # Otherwise a gin file decides.
+    parameters = (_of_config if options.config else _of_files)(options, said)
     if not distil.distil(**parameters):
         minutes = parameters["max_minutes"]
         print(f"Stopped after --max_minutes {minutes:g}; the same command goes on.")
@@ -74,51 +64,42 @@ def _distil(options: argparse.Namespace) -> int:
     return 0
 
 
-def _of_files(options: argparse.Namespace, given: dict[str, Any]) -> dict[str, Any]:
+def _of_files(options: argparse.Namespace, said: dict[str, Any]) -> dict[str, Any]:
     """The parameters of `distil.distil` for texts of one's own."""
     from speculative import checkpoints, loading, progress
     from speculative.models import model_of
     from speculative.training import counting, own
 
-    if of_config := _among(options, ["data_dir", "gin", "init_from"]):
+    if of_config := [f"--{name}" for name in chosen(options, ("data_dir", "gin", "init_from"))]:
         raise ValueError(f"{', '.join(of_config)}: only together with a gin file (--config).")
     if not options.files:
         raise ValueError("There are no texts; give a FILE of them, or a gin file (--config).")
     counting.require(options.files)
-    chosen = {
-        field.name: getattr(options, field.name) for field in dataclasses.fields(own.DraftSettings)
-    }
-    settings = own.DraftSettings(**{k: v for k, v in chosen.items() if v is not None})
+    names = [field.name for field in dataclasses.fields(own.DraftSettings)]
+    settings = own.DraftSettings(**chosen(options, names))
     vocabulary = loading.vocabulary(options.target, options.vocabulary)
     target = checkpoints.open(options.target).config
     with progress.bar("distil") as on_progress:
         sources = not model_of(target).decoder_only
         how = options.files, vocabulary, options.columns, sources, on_progress
         texts = list(counting.tokens(*how, options.prefix or ""))
-    return given | own.recipe(target, texts, settings)
+    return said | own.recipe(target, texts, settings)
 
 
-def _of_config(options: argparse.Namespace, given: dict[str, Any]) -> dict[str, Any]:
+def _of_config(options: argparse.Namespace, said: dict[str, Any]) -> dict[str, Any]:
     """The parameters of `distil.distil` as a gin file says."""
     from speculative.training import distil, own, recipes
 
-    of_files = [field.name for field in dataclasses.fields(own.DraftSettings)]
-    if of_files := options.files + _among(options, ["columns", "prefix", *of_files]):
+    names = ["columns", "prefix", *(field.name for field in dataclasses.fields(own.DraftSettings))]
+    if of_files := options.files + [f"--{name}" for name in chosen(options, names)]:
         raise ValueError(
             f"{', '.join(of_files)}: not together with --config; the gin file, or --gin, says it."
         )
     if not options.data_dir:
         raise ValueError("A gin file names tokenised files; say in which folder (--data_dir).")
-    given = given | {"data_dir": options.data_dir}
-    if options.init_from:
-        given["init_from"] = options.init_from
-    parameters = recipes.configured(distil.distil, options.config, options.gin or [], given)
+    said |= chosen(options, ("data_dir", "init_from"))
+    parameters = recipes.configured(distil.distil, options.config, options.gin or [], said)
     return parameters | {"settings": recipes.settings(parameters)}
-
-
-def _among(options: argparse.Namespace, names: list[str]) -> list[str]:
-    """Those of the options that were given, with their dashes."""
-    return [f"--{name}" for name in names if getattr(options, name) is not None]
 
 
 def _show(accepted: dict[tuple[str, float], list[float]]) -> None:

@@ -5,7 +5,7 @@ import json
 import pathlib
 
 from speculative import disk
-from speculative.commands import SETTINGS, Command, add_options, many, rows
+from speculative.commands import SETTINGS, Command, add_options, chosen, many, option, rows
 from speculative.commands.prompts import Asked
 from speculative.settings import Settings
 
@@ -13,7 +13,7 @@ from speculative.settings import Settings
 def _add_evaluate(parser: argparse.ArgumentParser) -> None:
     rows.add_row(parser)
     add_options(parser, "--batch_size")
-    parser.add_argument("--output_dir", metavar="DIR", help="(results/evaluate and the row's name)")
+    option(parser, "--output_dir DIR", "(results/evaluate and the row's name)")
 
 
 def _evaluate(options: argparse.Namespace) -> None:
@@ -43,10 +43,9 @@ def _evaluate(options: argparse.Namespace) -> None:
     texts, scores = folder / "texts.jsonl", folder / "scores.json"
     found = weights.resolve(config)
     memory.require(config, found.configs)
-    given = found.configs, config.gamma, config.max_length, config.batch_size
-    memory.require_batch((config.target, config.draft), *given)
-    given = {name: value for name, value in vars(config).items() if name in SETTINGS}
-    settings = Settings(**given | {"gamma": gamma, "truncate": True})
+    shape = config.gamma, config.max_length, config.batch_size
+    memory.require_batch((config.target, config.draft), found.configs, *shape)
+    settings = Settings(**chosen(config, SETTINGS) | {"gamma": gamma, "truncate": True})
     told = {"target": found.names[0], "draft": found.names[1], "dtype": found.target.config.dtype}
     asked = [Asked(prompt.source, settings) for prompt in prompts]
     with disk.owned(folder):
@@ -56,15 +55,14 @@ def _evaluate(options: argparse.Namespace) -> None:
             pair = found.load()
         requests = pair.requests([prompt.source for prompt in prompts], settings)
         places = {(i, 0): request for i, request in enumerate(requests)}
-        many.into_file(pair, kept, places, config.batch_size)
-        lines = list(kept.lines())
+        lines = kept.complete(pair, places, config.batch_size)
         references, said = [p.reference for p in prompts], [line["text"] for line in lines]
         score, low, high = quality.score(metric, references, said)
         tokens = sum(len(line["tokens"]) for line in lines)
         calls = sum(line["target_calls"] for line in lines)
         fields = {"task": config.task, "metric": metric, "score": score, "low": low, "high": high}
         fields |= {"texts": len(lines), "tokens": tokens, "target_calls": calls}
-        fields |= {"batch_size": config.batch_size} | told | {"gin": config.gin()}
+        fields |= {"batch_size": config.batch_size, **told, "gin": config.gin()}
         disk.write(scores, json.dumps(fields | environment.here(), indent=1) + "\n")
     print(
         f"{config.task}: {metric} {score:.2f} ({low:.2f} to {high:.2f}) of {len(lines)} texts, "

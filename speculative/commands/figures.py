@@ -30,8 +30,7 @@ class Figures:
     near_ties: int = 0  # and those whose first difference rounding explains.
 
     def __add__(self, other: "Figures") -> "Figures":
-        mine, theirs = dataclasses.astuple(self), dataclasses.astuple(other)
-        return Figures(*map(operator.add, mine, theirs))
+        return Figures(*map(operator.add, dataclasses.astuple(self), dataclasses.astuple(other)))
 
     def __str__(self) -> str:
         several = f"{self.texts:,} texts: " if self.texts > 1 else ""
@@ -47,17 +46,12 @@ class Figures:
                 f"{ratio:.2f} times as fast."
             )
         if self.greedy:
-            said.append(self._equal())
+            same = "The tokens are the same both ways" if self.equal else "The tokens differ"
+            if self.greedy > 1:
+                same = f"The tokens are the same both ways for {self.equal} of {self.greedy} texts"
+            ties = f"; {self.near_ties} differ by a tie that rounding decides"
+            said.append(f"{same}{ties * (self.near_ties > 0)}.")
         return "\n".join(said)
-
-    def _equal(self) -> str:
-        if self.greedy == 1:
-            said = "The tokens are the same both ways" if self.equal else "The tokens differ"
-        else:
-            said = f"The tokens are the same both ways for {self.equal} of {self.greedy} texts"
-        if self.near_ties:
-            said += f"; {self.near_ties} differ by a tie that rounding decides"
-        return said + "."
 
 
 def _rate(tokens: int, seconds: float) -> str:
@@ -75,7 +69,6 @@ def figures(pair: "Pair", request: "Request", fast: Timed, alone: Timed | None) 
     found += Figures(tokens_alone=len(tokens[0]), seconds_alone=alone.seconds)
     if not request.config.sampling.greedy:
         return found
-    difference = compare_greedy(pair, request.source, *tokens, pair.target.config.dtype)
-    if difference is None:
-        return found + Figures(greedy=1, equal=1)
-    return found + Figures(greedy=1, near_ties=int(difference.near_tie))
+    differs = compare_greedy(pair, request.source, *tokens, pair.target.config.dtype)
+    tie = differs is not None and differs.near_tie
+    return found + Figures(greedy=1, equal=int(differs is None), near_ties=int(tie))

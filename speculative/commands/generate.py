@@ -3,14 +3,15 @@
 import argparse
 import contextlib
 import dataclasses
+import functools
 import itertools
 import sys
 import time
-from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
+from collections.abc import Hashable, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from speculative import checks, disk
-from speculative.commands import SETTINGS, Command, add_options, many, prompts, rows, whole
+from speculative.commands import SETTINGS, Command, add_options, many, option, prompts, rows, whole
 from speculative.commands.figures import Figures, Timed, figures
 from speculative.commands.prompts import Asked
 from speculative.settings import Settings
@@ -24,83 +25,51 @@ FOREIGN = 0.1  # The share of characters in no piece from which a warning is giv
 
 
 def _add_generate(parser: argparse.ArgumentParser) -> None:
-    given = parser.add_mutually_exclusive_group()
-    given.add_argument(
+    prompt = parser.add_mutually_exclusive_group()
+    prompt.add_argument(
         "text", nargs="?", help="the prompt; by default lines of standard input, as they come"
     )
-    given.add_argument(
-        "--file",
-        metavar="FILE",
-        help="prompts, one a line; in .jsonl, a JSON object with prompt and, for it alone, "
-        f"{', '.join(prompts.KNOWN)}",
-    )
+    known = ", ".join(prompts.KNOWN)
+    said = "prompts, one a line; in .jsonl, a JSON object with prompt and, for it alone, "
+    option(prompt, "--file FILE", said + known)
     add_options(parser, "--target", "--draft", "--vocabulary", "--dtype")
     add_options(parser, "--max_length", "--seed", **SETTINGS)
-    add = parser.add_argument
-    add("--task", help="put the prefix of a task before each prompt: debian_ende, debian_synopsis")
+    add = functools.partial(option, parser)
+    add("--task", "put the prefix of a task before each prompt: debian_ende, debian_synopsis")
     add_options(parser, "--module", "--prefix")
-    add(
-        "--gamma",
-        type=whole(0, checks.MAX_GAMMA),
-        default=SETTINGS["gamma"],
-        metavar="N",
-        help="guesses a step; 0 decodes with the target alone (5)",
-    )
+    said = "guesses a step; 0 decodes with the target alone (5)"
+    add("--gamma N", said, whole(0, checks.MAX_GAMMA), default=SETTINGS["gamma"])
     add_options(parser, *rows.DECODING[1:], **SETTINGS)
-    add(
-        "--stop",
-        action="append",
-        default=[],
-        metavar="TEXT",
-        help="where an output has this text, it ends before it; may be given several times",
-    )
-    add("--truncate", action="store_true", help="cut a prompt that is too long")
-    add(
-        "--logprobs",
-        action="store_true",
-        help="in JSON, natural logarithms of the probabilities with which the target's tokens are "
-        "drawn; at T = 0 of its own distribution",
-    )
+    said = "where an output has this text, it ends before it; may be given several times"
+    add("--stop TEXT", said, action="append", default=[])
     several = parser.add_argument_group("many texts")
     add_options(several, "--batch_size", batch_size=1)
-    several.add_argument(
-        "--samples",
-        type=whole(1, checks.MAX_SAMPLES),
-        default=1,
-        metavar="N",
-        help="of each prompt (1)",
+    option(several, "--samples N", "of each prompt (1)", whole(1, checks.MAX_SAMPLES), default=1)
+    said = (
+        "write lines of JSON there as texts end, with numbers of prompts and samples; the same "
+        "command goes on with what an interrupted one left"
     )
-    several.add_argument(
-        "--output",
-        metavar="FILE",
-        help="write lines of JSON there as texts end, with numbers of prompts and samples; the "
-        "same command goes on with what an interrupted one left",
-    )
-    add(
-        "--compare",
-        action="store_true",
-        help="decode each text without a draft too, and say how many times as long that takes",
-    )
-    add(
-        "--trace",
-        action="store_true",
-        help="show what each step accepted, rejected and corrected (Figure 1 of the paper)",
-    )
-    add(
-        "--json",
-        action="store_true",
-        help=f"a line {{{', '.join(many.FIELDS)}, prompt, finish_reason, seconds, settings}} "
+    option(several, "--output FILE", said)
+    flags = {
+        "--truncate": "cut a prompt that is too long",
+        "--logprobs": "in JSON, natural logarithms of the probabilities with which the target's "
+        "tokens are drawn; at T = 0 of its own distribution",
+        "--compare": "decode each text without a draft too, and say how many times as long that "
+        "takes",
+        "--trace": "show what each step accepted, rejected and corrected (Figure 1 of the paper)",
+        "--json": f"a line {{{', '.join(many.FIELDS)}, prompt, finish_reason, seconds, settings}} "
         "each, with --compare also {tokens_autoregressive, seconds_autoregressive}",
-    )
+    }
+    for name, said in flags.items():
+        parser.add_argument(name, action="store_true", help=said)
 
 
 def _generate(options: argparse.Namespace) -> None:
     from speculative import progress, tasks
 
     # Wrong values end here.
-    settings = Settings(
-        **{name: value for name, value in vars(options).items() if name in SETTINGS}
-    )
+    given = {name: value for name, value in vars(options).items() if name in SETTINGS}
+    settings = Settings(**given)
     if options.logprobs and not (options.json or options.output):
         raise ValueError("--logprobs is for lines of JSON; add --json or --output.")
     several = options.batch_size > 1 or options.samples > 1 or options.output is not None
@@ -130,26 +99,23 @@ def _generate(options: argparse.Namespace) -> None:
         pair = _load(options, begun)
     of_pair = {"target": pair.names[0], "draft": pair.names[1], "dtype": pair.target.config.dtype}
     # What does not fit the pair ends before its decoding.
-    requests = _requests(lists, pair, typed)
+    requests = _requests(lists, pair, typed, len(prefix))
     if several:
-        for given in requests:
-            for asked, one in given:
-                _warn_of_script(pair.vocabulary, asked.text[len(prefix) :], one.example + 1)
-            _together(pair, given, of_pair, options)
+        for listed in requests:
+            _together(pair, listed, of_pair, options)
         return
     timer = Timer(pair, streams=not options.json)
     if typed:  # Now, so that a first line of usual length is answered at once.
         (usual,) = pair.requests([prefix + "a"], settings)
         for one in (usual, usual.alone) if options.compare else (usual,):
-            timer.compile(one)
+            timer.begin(one)
         print(f"Each line is a prompt for {options.target}; Ctrl-D ends.", file=sys.stderr)
     total = Figures()
     for asked, one in itertools.chain.from_iterable(requests):
-        _warn_of_script(pair.vocabulary, asked.text[len(prefix) :], one.example + 1)
-        show = _ignore if options.json else _print
-        fast = timer.decode(one, show)
-        show("\n")
-        compared = timer.decode(one.alone, _ignore) if options.compare else None
+        fast = timer.decode(one, shows=True)
+        if not options.json:
+            print(flush=True)
+        compared = timer.decode(one.alone) if options.compare else None
         if options.json:
             line = many.line(asked, fast.result, of_pair) | {"seconds": round(fast.seconds, 6)}
             if compared:
@@ -187,119 +153,99 @@ def _load(options: argparse.Namespace, begun: Sequence[Asked]) -> "Pair":
 
 
 def _requests(
-    lists: Iterator[list[Asked]], pair: "Pair", typed: bool
+    lists: Iterator[list[Asked]], pair: "Pair", typed: bool, prefix: int
 ) -> "Iterator[list[tuple[Asked, Request]]]":
-    """Lists of prompts, each checked as a whole; someone who types may type the next one."""
+    """Lists of prompts, each checked as a whole; someone who types may type the next one.
+
+    A prompt that the vocabulary can only spell out, behind so many characters of a prefix, is
+    warned of.
+    """
     first = 0
-    for given in lists:
+    for asked in lists:
         try:
             requests = [
                 pair.requests([one.text], dataclasses.replace(one.settings, example=number))[0]
-                for number, one in enumerate(given, first)
+                for number, one in enumerate(asked, first)
             ]
         except ValueError as error:
             if not typed:
                 raise
-            prompts.complain(error)
+            print("error:", disk.sentence(error), file=sys.stderr)
             continue
-        yield list(zip(given, requests, strict=True))
-        first += len(given)
-
-
-def _print(part: str) -> None:
-    print(part, end="", flush=True)
-
-
-def _ignore(part: str) -> None:
-    pass
-
-
-def _warn_of_script(vocabulary: "Vocabulary", prompt: str, number: int) -> None:
-    """Warns of a prompt that the vocabulary can only spell out."""
-    share = vocabulary.spelled_out(prompt)
-    if share >= FOREIGN:
-        print(
-            f"{share:.0%} of the characters of prompt {number} are unknown pieces or single bytes "
-            f"of the vocabulary {vocabulary.path.name}: the models were hardly trained on such "
-            "text, so that outputs may be noise.",
-            file=sys.stderr,
-        )
+        for number, one in enumerate(asked, first + 1):
+            if (share := pair.vocabulary.spelled_out(one.text[prefix:])) >= FOREIGN:
+                print(
+                    f"{share:.0%} of the characters of prompt {number} are unknown pieces or "
+                    f"single bytes of the vocabulary {pair.vocabulary.path.name}: the models were "
+                    "hardly trained on such text, so that outputs may be noise.",
+                    file=sys.stderr,
+                )
+        yield list(zip(asked, requests, strict=True))
+        first += len(asked)
 
 
 def _together(
     pair: "Pair",
-    given: "Sequence[tuple[Asked, Request]]",
+    listed: "Sequence[tuple[Asked, Request]]",
     of_pair: dict[str, Any],
     options: argparse.Namespace,
 ) -> None:
     """Decodes prompts in batches, and shows their texts in order."""
-    asked, samples = [asked for asked, _ in given], range(options.samples)
-    requests = {(i, k): one.sample(k) for i, (_, one) in enumerate(given) for k in samples}
+    asked, samples = [asked for asked, _ in listed], range(options.samples)
+    requests = {(i, k): one.sample(k) for i, (_, one) in enumerate(listed) for k in samples}
     if options.output is not None:
-        fields = ["logprobs"] if options.logprobs else []
-        results = many.Results(options.output, asked, of_pair, fields)
-        many.into_file(pair, results, requests, options.batch_size)
-        print(f"Written: {options.output}, {len(results)} texts.")
+        results = many.Results(options.output, asked, of_pair)
+        lines = results.complete(pair, requests, options.batch_size)
+        print(f"Written: {options.output}, {len(lines)} texts.")
         return
-    decoded = many.decode(pair, requests, options.batch_size)
-    for (at, sample), result in many.in_order(requests, decoded):
+    served = pair.serve(list(requests.values()), batch_size=options.batch_size)
+    for (at, sample), result in zip(requests, many.in_order(served), strict=True):
         line = many.line(asked[at], result, of_pair)
-        line |= {"number": given[at][1].example, "sample": sample}
+        line |= {"number": listed[at][1].example, "sample": sample}
         print(disk.json_line(line) if options.json else result.text, flush=True)
 
 
+@dataclasses.dataclass(frozen=True)
 class Timer:
     """Decodes requests one by one, and times them: prefill included, compilation not."""
 
-    def __init__(self, pair: "Pair", streams: bool):
-        """`streams` tells whether texts are shown as they grow, or decoded in one dispatch."""
-        self._pair, self._streams = pair, streams
-        self._known: set[Hashable] = set()
+    pair: "Pair"
+    streams: bool  # Whether texts are shown as they grow, or decoded in one dispatch.
+    known: set[Hashable] = dataclasses.field(default_factory=set)
 
-    def compile(self, request: "Request") -> None:
-        """Compiles what requests of such a length need first, by this one's first step."""
-        self._begun(request) if self._streams else self._whole(request)
+    def begin(self, request: "Request") -> "Iterator[Step] | Result":
+        """The steps, of which the first has been taken, or the result.
 
-    def decode(self, request: "Request", show: Callable[[str], None]) -> Timed:
-        """The result of a request, whose text is shown in parts, and the seconds that it took."""
-        from speculative.decoding.programs import seconds_compiling
-
-        began = time.perf_counter() - seconds_compiling()
-        if self._streams:
-            steps, shown = itertools.tee(self._begun(request))
-            for part in as_it_grows(self._pair.vocabulary, shown, request.stop):
-                show(part)
-            result = self._pair.collect(steps, request.stop)
-        else:
-            result = self._whole(request)
-        return Timed(result, time.perf_counter() - seconds_compiling() - began)
-
-    def _begun(self, request: "Request") -> "Iterator[Step]":
-        """The steps, of which the first has been taken."""
-        steps = self._pair.steps(request)
-        with self._phase(request):
-            first = next(steps)
-        return itertools.chain([first], steps)
-
-    def _whole(self, request: "Request") -> "Result":
-        with self._phase(request):
-            return self._pair.answer(request)
-
-    @contextlib.contextmanager
-    def _phase(self, request: "Request") -> Iterator[None]:
-        """Says that programs are compiled, while they are for a first request of its kind."""
+        What requests of such a length need first is compiled then, and said to be.
+        """
         import jax
 
         from speculative import progress
 
         programs = request.source.shape, jax.tree.structure(request.config), bool(request.stop)
-        if programs in self._known:
-            yield
-            return
-        with progress.bar("prompts of such a length") as on_progress:
-            on_progress("compiling", 0)
-            yield
-        self._known.add(programs)
+        with contextlib.ExitStack() as stack:
+            if programs not in self.known:
+                bar = progress.bar("prompts of such a length")
+                stack.enter_context(bar)("compiling", 0)
+                self.known.add(programs)
+            if not self.streams:
+                return self.pair.answer(request)
+            steps = self.pair.steps(request)
+            return itertools.chain([next(steps)], steps)
+
+    def decode(self, request: "Request", shows: bool = False) -> Timed:
+        """The result of a request, whose text may be shown in parts, and the seconds it took."""
+        from speculative.decoding.programs import seconds_compiling
+
+        began = time.perf_counter() - seconds_compiling()
+        result = self.begin(request)
+        if isinstance(result, Iterator):
+            steps, shown = itertools.tee(result)
+            for part in as_it_grows(self.pair.vocabulary, shown, request.stop):
+                if shows:
+                    print(part, end="", flush=True)
+            result = self.pair.collect(steps, request.stop)
+        return Timed(result, time.perf_counter() - seconds_compiling() - began)
 
 
 def as_it_grows(
@@ -319,16 +265,12 @@ def as_it_grows(
             break
         # A character cut off after some of its bytes decodes to marks, which more bytes replace.
         final = text.rstrip("\N{REPLACEMENT CHARACTER}")
-        final = final[: len(final) - _begun_of(stop, final)]
+        # So does what may be the beginning of a stop string.
+        begun = (n for end in stop for n in range(1, len(end)) if final.endswith(end[:n]))
+        final = final[: len(final) - max(begun, default=0)]
         yield final[len(shown) :]
         shown = final
     yield text[len(shown) :]
-
-
-def _begun_of(stop: Sequence[str], text: str) -> int:
-    """How many characters at a text's end may be the beginning of a stop string."""
-    sizes = (size for end in stop for size in range(1, len(end)) if text.endswith(end[:size]))
-    return max(sizes, default=0)
 
 
 COMMANDS = {"generate": Command("decode your own text", _add_generate, _generate)}

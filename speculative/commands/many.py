@@ -15,6 +15,8 @@ if TYPE_CHECKING:
 COUNTS = ("draft_tokens", "tested_by_position", "accepted_by_position", "accepted_lengths")
 FIELDS = ("text", "tokens", "target_calls", "accepted", "tokens_per_call", *COUNTS)
 
+Place = tuple[int, int]  # The numbers of a prompt and a sample, from 0.
+
 
 def told(asked: Asked) -> dict[str, Any]:
     """The settings of a prompt that its lines tell."""
@@ -27,45 +29,39 @@ def line(asked: Asked, result: "Result", of_pair: Mapping[str, Any]) -> dict[str
     found = {name: getattr(result, name) for name in FIELDS}
     if result.logprobs is not None:
         found["logprobs"] = result.logprobs
-    found |= {"prompt": asked.text, "finish_reason": result.finish_reason}
-    said = {**of_pair, **told(asked)}
-    last = {name: said.pop(name) for name in ("dtype", "stop")}  # They come last.
-    return found | said | last
+    found |= {"prompt": asked.text, "finish_reason": result.finish_reason, **of_pair, **told(asked)}
+    for name in ("dtype", "stop"):  # They come last.
+        found[name] = found.pop(name)
+    return found
 
 
 class Results:
     """A file of results, a JSON object a line; an interrupted run's file is gone on with.
 
-    A result's place is the numbers of its prompt and its sample, from 0.
+    Attributes:
+        found: its lines by their places.
     """
 
     def __init__(
-        self,
-        path: str | pathlib.Path,
-        prompts: Sequence[Asked],
-        of_pair: Mapping[str, Any],
-        fields: Sequence[str] = (),
+        self, path: str | pathlib.Path, prompts: Sequence[Asked], of_pair: Mapping[str, Any]
     ) -> None:
-        """Reads the file, if there is one, whose results must be of this pair and have `fields`.
+        """Reads the file, if there is one; OSError is raised if it cannot be written.
 
-        Raises:
-            ValueError: a line is no result for these prompts and settings; its number is named.
-            OSError: the file cannot be written.
+        ValueError names a line that is no result of this pair for these prompts.
         """
         self.path, self.prompts, self.of_pair = disk.writable(path), prompts, of_pair
-        self._fields = fields
         try:
-            self._found = dict(disk.entries(self.path, self._checked, "result"))
+            self.found = dict(disk.entries(self.path, self._checked, "result"))
         except ValueError as error:
             raise ValueError(f"{error} Write elsewhere, or delete that file.") from error
 
-    def _checked(self, line: dict[str, Any]) -> tuple[tuple[int, int], dict[str, Any]]:
+    def _checked(self, line: dict[str, Any]) -> tuple[Place, dict[str, Any]]:
         place = line["number"], line["sample"]
         if not 0 <= place[0] < len(self.prompts):
             raise ValueError(f"there is no prompt {place[0] + 1}.")
         asked = self.prompts[place[0]]
         must = {**self.of_pair, **told(asked)}
-        for name in (*must, *self._fields):
+        for name in (*must, *["logprobs"] * asked.settings.logprobs):
             if name not in line:
                 raise ValueError(f"it does not say its {name}.")
         for name, value in must.items():
@@ -75,71 +71,45 @@ class Results:
             raise ValueError(f"its prompt is not prompt {place[0] + 1}.")
         return place, line
 
-    def __len__(self) -> int:
-        return len(self._found)
+    def complete(
+        self, pair: "Pair", requests: Mapping[Place, "Request"], batch_size: int
+    ) -> list[dict[str, Any]]:
+        """Decodes what is lacking, each on disk as it ends, and gives the lines, now in order.
 
-    def __contains__(self, place: tuple[int, int]) -> bool:
-        return place in self._found
+        A KeyboardInterrupt says what there is.
+        """
+        from speculative import progress
 
-    def lines(self) -> Iterator[dict[str, Any]]:
-        """Those that there are, in the order of prompts and samples."""
-        return (self._found[at] for at in sorted(self._found))
-
-    def add(self, place: tuple[int, int], line: dict[str, Any]) -> None:
-        """Writes a result, which is on disk when this returns."""
-        disk.append(self.path, line)
-        self._found[place] = line
-
-    def finish(self) -> None:
-        """Puts the file's lines in order."""
-        disk.write(self.path, "".join(f"{disk.json_line(line)}\n" for line in self.lines()))
-
-
-def decode(
-    pair: "Pair", requests: Mapping[tuple[int, int], "Request"], batch_size: int
-) -> "Iterator[tuple[tuple[int, int], Result]]":
-    """The results of requests by their places, as they end."""
-    places = list(requests)
-    served = pair.serve(list(requests.values()), batch_size=batch_size)
-    return ((places[at], result) for at, result in served)
-
-
-def into_file(
-    pair: "Pair",
-    found: Results,
-    requests: Mapping[tuple[int, int], "Request"],
-    batch_size: int,
-) -> None:
-    """Decodes what results still lack; a KeyboardInterrupt says what there is."""
-    from speculative import progress
-
-    total, file = len(requests), str(found.path)
-    lacking = {place: one for place, one in requests.items() if place not in found}
-    began, tokens = time.perf_counter(), 0
-    with progress.bar(file) as on_progress:
-        try:
-            for place, result in decode(pair, lacking, batch_size):
-                said = line(found.prompts[place[0]], result, found.of_pair)
-                found.add(place, said | {"number": place[0], "sample": place[1]})
-                tokens += len(result.tokens)
-                rate = tokens / (time.perf_counter() - began)
-                on_progress(f"{rate:,.0f} tokens a second", len(found) / total)
-        except KeyboardInterrupt:
-            raise KeyboardInterrupt(
-                f"; {len(found)} of {total} texts are in {file}, the same command goes on"
-            ) from None
-    found.finish()
+        found, total = self.found, len(requests)
+        lacking = [place for place in requests if place not in found]
+        served = pair.serve([requests[place] for place in lacking], batch_size=batch_size)
+        began, tokens = time.perf_counter(), 0
+        with progress.bar(str(self.path)) as on_progress:
+            try:
+                for at, result in served:
+                    number, sample = lacking[at]
+                    said = line(self.prompts[number], result, self.of_pair)
+                    said |= {"number": number, "sample": sample}
+                    disk.append(self.path, said)
+                    found[number, sample] = said
+                    tokens += len(result.tokens)
+                    rate = tokens / (time.perf_counter() - began)
+                    on_progress(f"{rate:,.0f} tokens a second", len(found) / total)
+            except KeyboardInterrupt:
+                raise KeyboardInterrupt(
+                    f"; {len(found)} of {total} texts are in {self.path}, the same command goes on"
+                ) from None
+        lines = [found[place] for place in sorted(found)]
+        disk.write(self.path, "".join(f"{disk.json_line(line)}\n" for line in lines))
+        return lines
 
 
-def in_order(
-    places: Iterable[tuple[int, int]], found: "Iterable[tuple[tuple[int, int], Result]]"
-) -> "Iterator[tuple[tuple[int, int], Result]]":
-    """The same in the order of `places`, each as soon as those before it are there."""
-    kept: dict[tuple[int, int], Result] = {}
-    waiting = iter(places)
-    awaited = next(waiting, None)
-    for place, result in found:
+def in_order(served: "Iterable[tuple[int, Result]]") -> "Iterator[Result]":
+    """What is served, in the order of numbers from 0, each as soon as those before it are there."""
+    kept: dict[int, Result] = {}
+    awaited = 0
+    for place, result in served:
         kept[place] = result
         while awaited in kept:
-            yield awaited, kept.pop(awaited)
-            awaited = next(waiting, None)
+            yield kept.pop(awaited)
+            awaited += 1

@@ -39,10 +39,8 @@ def arriving(options: argparse.Namespace, prefix: str, settings: Settings) -> It
     """The prompts that are there already, and then those that come; it waits for the next ones.
 
     Blank lines are left out, and said to be. Someone who types is told of a line that is not UTF-8,
-    but not of blank ones, and may leave without a word.
-
-    Raises:
-        ValueError: there is no prompt, or a line is not UTF-8, or not JSON where it should be.
+    but not of blank ones, and may leave without a word. Others meet ValueError: there is no prompt,
+    or a line is not UTF-8, or not JSON where it should be.
     """
     by_hand, in_json = typed(options), str(options.file).endswith(".jsonl")
     if options.text is not None:
@@ -54,13 +52,11 @@ def arriving(options: argparse.Namespace, prefix: str, settings: Settings) -> It
         origin, chunks = INPUT, _lines(by_hand)
     found = blank = 0
     for lines in chunks:
-        prompts = [
-            _read(line, number, origin, prefix, settings)
-            if in_json
-            else Asked(prefix + line, settings)
-            for number, line in enumerate(lines, 1)
-            if line.strip()
-        ]
+        numbered = [(number, line) for number, line in enumerate(lines, 1) if line.strip()]
+        if in_json:
+            prompts = [_read(line, number, origin, prefix, settings) for number, line in numbered]
+        else:
+            prompts = [Asked(prefix + line, settings) for _, line in numbered]
         found, blank = found + len(prompts), blank + len(lines) - len(prompts)
         if prompts:
             yield prompts
@@ -88,11 +84,6 @@ def _read(line: str, number: int, file: str, prefix: str, settings: Settings) ->
         raise ValueError(f"Line {number} of {file} is no prompt: {error}") from error
 
 
-def complain(error: Exception) -> None:
-    """Tells someone who types what is wrong with a line."""
-    print("error:", disk.sentence(error), file=sys.stderr)
-
-
 def _lines(by_hand: bool) -> Iterator[list[str]]:
     """The lines of standard input that have arrived."""
     number = 1
@@ -102,7 +93,7 @@ def _lines(by_hand: bool) -> Iterator[list[str]]:
         except ValueError as error:
             if not by_hand:
                 raise
-            complain(error)
+            print("error:", disk.sentence(error), file=sys.stderr)
         number += raw.count(b"\n")
 
 

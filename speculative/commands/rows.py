@@ -5,7 +5,7 @@ import dataclasses
 import pathlib
 from typing import TYPE_CHECKING, Any
 
-from speculative.commands import add_options
+from speculative.commands import add_options, chosen, option
 
 if TYPE_CHECKING:
     from speculative.rows.config import RowConfig
@@ -29,23 +29,16 @@ FIELDS |= {"limit": "num_examples", "weights": "checkpoints", "batch_size": "bat
 def add_rows(parser: argparse.ArgumentParser) -> None:
     """What a command may change of all rows of a table: their models and their texts."""
     _add_models(parser)
-    parser.add_argument(
-        "--data_file",
-        action="append",
-        default=[],
-        metavar="[TASK=]FILE",
-        help="texts of a task: .tsv, .jsonl, .txt, or two parallel files with a comma between",
-    )
-    add_options(parser, *MODELS, "--module", "--limit", "--seed", "--gin")
+    add_options(parser, "--data_file", *MODELS, "--module", "--limit", "--seed", "--gin")
 
 
 def add_row(parser: argparse.ArgumentParser) -> None:
     """One row: a gin file's, or that of a target, a draft and texts on the command line."""
-    parser.add_argument(
-        "--gin_file",
-        metavar="FILE[:ROW]",
-        help="a row, and its name where the file has several, instead of a row of your own "
-        "(without it, --target, --draft, --task and --data_file: the shipped pair's first row)",
+    option(
+        parser,
+        "--gin_file FILE[:ROW]",
+        "a row, and its name where the file has several, instead of a row of your own (without it, "
+        "--target, --draft, --task and --data_file: the shipped pair's first row)",
     )
     add_options(parser, "--target", "--draft", *MODELS, target=None)
     _add_models(parser)
@@ -55,16 +48,14 @@ def add_row(parser: argparse.ArgumentParser) -> None:
 
 def _add_models(parser: argparse.ArgumentParser) -> None:
     models = parser.add_mutually_exclusive_group()
-    models.add_argument(
-        "--checkpoints", metavar="DIR", help="folder of a row's checkpoints, by name, or demo"
-    )
+    option(models, "--checkpoints DIR", "folder of a row's checkpoints, by name, or demo")
     add_options(models, "--weights")
-    parser.add_argument(
-        "--simulated_alpha",
-        type=_probability,
-        metavar="A",
-        help="accept guesses with this probability, or with each row's in the paper: only times "
-        "are real",
+    option(
+        parser,
+        "--simulated_alpha A",
+        "accept guesses with this probability, or with each row's in the paper: only times are "
+        "real",
+        _probability,
     )
 
 
@@ -97,19 +88,21 @@ def row(options: argparse.Namespace) -> tuple[str, "RowConfig"]:
 
 def changed(options: argparse.Namespace, address: str | None) -> "RowConfig":
     """The row at an address, or one of the command line alone, as the options have it."""
+    from speculative import tasks
     from speculative.rows.config import paper_numbers, read_row
 
-    given = {} if address else _own(options)
-    for name, field in FIELDS.items():
-        if (value := getattr(options, name, None)) is not None:
-            given[field] = value
+    fields = {} if address else _own(options)
+    fields |= {FIELDS[name]: value for name, value in chosen(options, FIELDS).items()}
     if options.checkpoints not in (None, DEMO):
-        given["checkpoints"] = options.checkpoints
-    config = read_row(address, options.gin, given)
+        fields["checkpoints"] = options.checkpoints
+    config = read_row(address, options.gin, fields)
     more: dict[str, Any] = {}  # What depends on the row.
-    files = [options.data_file] if isinstance(options.data_file, str) else options.data_file
-    for file in files or ():
-        more |= _data_file(file, config.task)
+    for file in options.data_file or ():
+        task, _, of_task = file.partition("=")
+        if task not in tasks.TASKS:
+            more["data_file"] = file
+        elif task == config.task:
+            more["data_file"] = of_task
     if options.simulated_alpha is not None:
         more["simulated_alpha"] = options.simulated_alpha
     if options.simulated_alpha == PAPER:
@@ -119,7 +112,7 @@ def changed(options: argparse.Namespace, address: str | None) -> "RowConfig":
                 f"The paper has no alpha for {config.task} with {config.draft}; give a number "
                 "(--simulated_alpha=A)."
             )
-    return read_row(address, options.gin, given | more) if more else config
+    return read_row(address, options.gin, fields | more) if more else config
 
 
 def table_name(options: argparse.Namespace) -> str:
@@ -135,20 +128,19 @@ def of_table(options: argparse.Namespace) -> dict[str, "RowConfig"]:
 
     import_module(options)
     demo = options.checkpoints == DEMO
-    chosen = [
+    listed = [
         row for row in sweep.rows(table_name(options)) if sweep.shipped(read_row(row)) == demo
     ]
-    tasks = sorted({read_row(row, options.gin).task for row in chosen})
-    files = [options.data_file] if isinstance(options.data_file, str) else options.data_file
-    for given in files or ():
-        if len(tasks) > 1 and given.partition("=")[0] not in tasks:
+    tasks = sorted({read_row(row, options.gin).task for row in listed})
+    for file in options.data_file or ():
+        if len(tasks) > 1 and file.partition("=")[0] not in tasks:
             raise ValueError(
-                f"--data_file {given} does not say of which task it is; put one of "
+                f"--data_file {file} does not say of which task it is; put one of "
                 f"{', '.join(tasks)} and = before the file."
             )
-    configs = {experiment(row): changed(options, row) for row in chosen}
-    if given := getattr(options, "rules", None):
-        configs = _of_rules(configs, given)
+    configs = {experiment(row): changed(options, row) for row in listed}
+    if rules := getattr(options, "rules", None):
+        configs = _of_rules(configs, rules)
     if not configs:
         raise ValueError(
             f"Table {options.table} has no row for these checkpoints; give a folder of "
@@ -157,17 +149,16 @@ def of_table(options: argparse.Namespace) -> dict[str, "RowConfig"]:
     return configs
 
 
-def _of_rules(configs: dict[str, "RowConfig"], given: list[str]) -> dict[str, "RowConfig"]:
+def _of_rules(configs: dict[str, "RowConfig"], rules: list[str]) -> dict[str, "RowConfig"]:
     """Rows with other rules of verification, whose names then end in it.
 
     Several are compared above temperature 0 alone: below, they do the same.
     """
-    found = {}
-    for name, config in configs.items():
-        for rule in given if len(given) == 1 or config.temperature > 0 else ():
-            own = dataclasses.replace(config, verification=rule)
-            found[name if rule == "token" else f"{name}_{rule}"] = own
-    return found
+    return {
+        name if rule == "token" else f"{name}_{rule}": dataclasses.replace(row, verification=rule)
+        for name, row in configs.items()
+        for rule in (rules if len(rules) == 1 or row.temperature > 0 else ())
+    }
 
 
 def import_module(options: argparse.Namespace) -> None:
@@ -191,13 +182,3 @@ def _own(options: argparse.Namespace) -> dict[str, Any]:
     if found["task"] == OWN and options.task is None:
         found["prefix"] = ""  # Nothing is put before a text that was not asked for.
     return found
-
-
-def _data_file(given: str, task: str) -> dict[str, str]:
-    """The field that a data file sets, unless it is another task's: TASK=FILE."""
-    from speculative.tasks import TASKS
-
-    name, _, file = given.partition("=")
-    if name not in TASKS:
-        return {"data_file": given}
-    return {"data_file": file} if name == task else {}

@@ -4,7 +4,7 @@ import argparse
 import pathlib
 from typing import TYPE_CHECKING
 
-from speculative.commands import Command, add_options, rows
+from speculative.commands import Command, add_options, option, rows
 
 if TYPE_CHECKING:
     from speculative.rows.config import RowConfig
@@ -47,14 +47,9 @@ def _add_table(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("table", help="of the paper: 1, 2, 3 or 5; 4 has the rows of 2")
     rows.add_rows(parser)
     add_options(parser, "--family")
-    parser.add_argument(
-        "--verification",
-        dest="rules",
-        type=lambda text: text.split(","),
-        metavar="RULE[,RULE]",
-        help="how guesses are verified; several rules are compared, above temperature 0",
-    )
-    parser.add_argument("--output_dir", metavar="DIR", help="(results/tableN)")
+    said = "how guesses are verified; several rules are compared, above temperature 0"
+    option(parser, "--verification RULE[,RULE]", said, lambda text: text.split(","), dest="rules")
+    option(parser, "--output_dir DIR", "(results/tableN)")
 
 
 def _table(options: argparse.Namespace) -> None:
@@ -75,9 +70,9 @@ def _tune(options: argparse.Namespace) -> None:
 
 
 def _add_report(parser: argparse.ArgumentParser) -> None:
-    add = parser.add_argument
-    add("folders", nargs="+", metavar="PATH", help="a folder that demo, run or table wrote")
-    add("--output", metavar="FILE", help="(report.html in the first folder)")
+    said = "a folder that demo, run or table wrote"
+    parser.add_argument("folders", nargs="+", metavar="PATH", help=said)
+    option(parser, "--output FILE", "(report.html in the first folder)")
 
 
 def _report(options: argparse.Namespace) -> None:
