@@ -10,7 +10,7 @@ from typing import NamedTuple, TypeVar
 
 TARGET = "t5_xxl"
 
-Row = TypeVar("Row", "TheoryRow", "SpeedupRow", "AlphaRow", "LenienceRow")
+Row = TypeVar("Row", "TheoryRow", "SpeedupRow", "AlphaRow")
 
 
 class TheoryRow(NamedTuple):
@@ -36,24 +36,19 @@ class SpeedupRow(NamedTuple):
 
 
 class AlphaRow(NamedTuple):
-    """A row of Table 3: the mean of the sum of min(p, q) on text that the target generated."""
+    """A row of Table 3, or of Table 5 with lenience; None where the paper prints no number.
+
+    Alpha is the mean of the sum of min(p, q) on text that the target generated.
+    """
 
     target: str
     task: str
     draft: str
     temperature: float
     alpha: float
-
-
-class LenienceRow(NamedTuple):
-    """A row of Table 5 (En-De); None where the paper prints no number."""
-
-    draft: str
-    temperature: float
-    gamma: int | None
-    lenience: float
-    alpha: float
     speedup: float | None = None
+    gamma: int | None = None
+    lenience: float = 1.0
 
 
 TABLE_1 = (
@@ -104,12 +99,12 @@ TABLE_3 = tuple(
 )
 
 TABLE_5 = tuple(
-    LenienceRow(draft, temperature, gamma, lenience, *numbers)
+    AlphaRow(TARGET, "ende", draft, temperature, *numbers, gamma, lenience)
     for draft, temperature, gamma, *columns in (
-        ("unigram", 1.0, None, (0.07,), (0.10,), (0.11,), (0.16,)),
-        ("bigram", 1.0, None, (0.19,), (0.23,), (0.25,), (0.32,)),
+        ("unigram", 1.0, None, (0.07, None), (0.10, None), (0.11, None), (0.16, None)),
+        ("bigram", 1.0, None, (0.19, None), (0.23, None), (0.25, None), (0.32, None)),
         ("small", 1.0, None, (0.62, 2.5), (0.71, 3.1), (0.76, 3.6), (0.84, 5.0)),
-        ("base", 1.0, None, (0.68,), (0.80,), (0.83,), (0.90,)),
+        ("base", 1.0, None, (0.68, None), (0.80, None), (0.83, None), (0.90, None)),
         ("small", 0.0, 8, (0.75, 3.3), (0.75, 3.3), (0.80, 3.9), (0.87, 4.9)),
     )
     for lenience, numbers in zip((1.0, 0.5, 0.3, 0.1), columns, strict=True)
