@@ -21,6 +21,7 @@ from speculative import checks
 # Below it logits divided by temperature may overflow float32; for argmax the temperature is 0.
 SMALLEST_TEMPERATURE = 1e-6
 _BLOCK = 128
+_NAMES = ("temperature", "top_k", "top_p", "min_p")  # Of `Sampling`, in the order of its kinds.
 
 
 class Kinds(NamedTuple):
@@ -45,33 +46,24 @@ class Sampling:
 
     It is a pytree of the values that are in use: a program serves all values of the same `kinds`.
     Inside of programs, values may be arrays [B], one for each row, as `together` makes them.
-
-    Attributes:
-        temperature: 0 is argmax; 1 is the model's own distribution.
-        top_k: keep the k most probable tokens (ties with the k-th stay); 0 keeps all.
-        top_p: keep the smallest set of most probable tokens with at least this total probability.
-        min_p: keep the tokens that are at least this times as probable as the most probable one
-            (Nguyen et al., arXiv 2407.01082); 0 keeps all. A token must be kept by all three.
+    A token must be kept by top-k, top-p and min-p (Nguyen et al., arXiv 2407.01082) alike.
     """
 
-    temperature: float = 1.0
-    top_k: int = 0
-    top_p: float = 1.0
-    min_p: float = 0.0
+    temperature: float = 1.0  # 0 is argmax; 1 is the model's own distribution.
+    top_k: int = 0  # Keep the k most probable tokens (ties with the k-th stay); 0 keeps all.
+    top_p: float = 1.0  # Keep the fewest most probable tokens of at least this total probability.
+    min_p: float = 0.0  # Keep tokens at least this times as probable as the most probable one.
 
     def __post_init__(self) -> None:
-        temperature = checks.real(
-            "temperature",
-            self.temperature,
-            f"be 0 (argmax) or a number of at least {SMALLEST_TEMPERATURE}",
-            lambda x: x == 0 or SMALLEST_TEMPERATURE <= x < math.inf,
-        )
-        top_p = checks.real("top_p", self.top_p, "lie in (0, 1]", lambda x: 0 < x <= 1)
-        object.__setattr__(self, "temperature", temperature)
+        least = SMALLEST_TEMPERATURE
+        temperatures = f"be 0 (argmax) or a number of at least {least}"
+        for name, must, fits in (
+            ("temperature", temperatures, lambda x: x == 0 or least <= x < math.inf),
+            ("top_p", "lie in (0, 1]", lambda x: 0 < x <= 1),
+            ("min_p", "lie in [0, 1]", lambda x: 0 <= x <= 1),
+        ):
+            object.__setattr__(self, name, checks.real(name, getattr(self, name), must, fits))
         object.__setattr__(self, "top_k", checks.whole("top_k", self.top_k, 0, 2**31 - 1))
-        object.__setattr__(self, "top_p", top_p)
-        min_p = checks.real("min_p", self.min_p, "lie in [0, 1]", lambda x: 0 <= x <= 1)
-        object.__setattr__(self, "min_p", min_p)
 
     @functools.cached_property
     def kinds(self) -> Kinds:
@@ -83,22 +75,21 @@ class Sampling:
     @classmethod
     def together(cls, rows: Sequence["Sampling"], kinds: Kinds) -> "Sampling":
         """The sampling of a batch, in a program for rows of these kinds."""
-        names = [field.name for field in dataclasses.fields(cls)]
-        values = [np.array([getattr(row, name) for row in rows]) for name in names]
+        values = [np.array([getattr(row, name) for row in rows]) for name in _NAMES]
         return cls.tree_unflatten(kinds, itertools.compress(values, kinds[1:]))
 
     def tree_flatten(self) -> tuple[tuple[Any, ...], Kinds]:
         """The values that are in use, and the kinds."""
-        values = self.temperature, self.top_k, self.top_p, self.min_p
-        return tuple(itertools.compress(values, self.kinds[1:])), self.kinds
+        used = itertools.compress(_NAMES, self.kinds[1:])
+        return tuple(getattr(self, name) for name in used), self.kinds
 
     @classmethod
     def tree_unflatten(cls, kinds: Kinds, values: Iterable[Any]) -> "Sampling":
         """The inverse; values may be of any type."""
-        used = itertools.compress([field.name for field in dataclasses.fields(cls)], kinds[1:])
-        made = object.__new__(cls)  # What is not in use is the class's default.
-        made.__dict__.update({} if kinds.sampled else {"temperature": 0.0}, kinds=kinds)
-        made.__dict__.update(zip(used, values, strict=True))
+        used = zip(itertools.compress(_NAMES, kinds[1:]), values, strict=True)
+        made = object.__new__(cls)  # What is not in use is the class's default, or argmax.
+        vars(made).update(temperature=0.0, kinds=kinds)
+        vars(made).update(used)
         return made
 
     @property
