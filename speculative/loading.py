@@ -37,8 +37,7 @@ class Weights:
     def vocabulary(self, file: str | None) -> Vocabulary:
         """The vocabulary that comes with it, or else that of a file; random weights need neither.
 
-        Raises:
-            ValueError: there is none, it is damaged, or it has more pieces than the embedding.
+        ValueError is raised if there is none, it is damaged, or it has too many pieces.
         """
         found = self.checkpoint.open_vocabulary() if self.checkpoint else None
         if found is None and file is not None:
@@ -51,9 +50,8 @@ class Weights:
 
     def load(self, draft: bool = False) -> PyTree:
         """Its parameters in the layout for decoding; raises ValueError if a file is damaged."""
-        if self.checkpoint is None:
-            return for_decoding(random_params(self.config), draft)
-        return for_decoding(self.checkpoint.load(self.config.dtype), draft)
+        stored = self.checkpoint and self.checkpoint.load(self.config.dtype)
+        return for_decoding(random_params(self.config) if stored is None else stored, draft)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -78,22 +76,26 @@ class Resolved:
         Raises ValueError if a file is damaged, a draft's table is of another vocabulary, or it
         reads another target's hidden states.
         """
-        if self.draft:
-            _require_its_target(self.target, self.draft)
+        stored, of_draft = self.target.checkpoint, self.draft and self.draft.checkpoint
+        made_for = of_draft and of_draft.made_for
+        if self.draft and made_for and stored and not stored.has(made_for.fingerprint):
+            raise ValueError(
+                f"The draft {self.draft.name} reads hidden states of the target {made_for.name}, "
+                f"with which it was trained, and {self.target.name} is another; load it with that "
+                "one, or train a draft for this target (speculative distil)."
+            )
         enable_compilation_cache()
         model = model_of(self.target.config)
-        free, of_free = None, ()
-        if self.free:
-            given = self.free, model.decoder_only, self.table, self.vocabulary
-            free, of_free = named.model_free(*given)
+        free = self.free, model.decoder_only, self.table, self.vocabulary
+        draft, params = named.model_free(*free) if self.free else (None, ())
         target = self.target.load() if target is None else target
-        if self.draft is None:
-            assert free is not None
-            return Pair(model, free, Params(target, of_free), self.vocabulary, self.names)
-        draft, params = model_draft(model_of(self.draft.config)), self.draft.load(draft=True)
-        if isinstance(free, CopyDraft | SuffixDraft):
-            draft, params = MixedDraft(draft, free), (params, of_free)
-        minutes = self.draft.checkpoint and self.draft.checkpoint.training_minutes
+        if self.draft:
+            lookup, of_lookup = draft, params
+            draft, params = model_draft(model_of(self.draft.config)), self.draft.load(draft=True)
+            if isinstance(lookup, CopyDraft | SuffixDraft):
+                draft, params = MixedDraft(draft, lookup), (params, of_lookup)
+        assert draft is not None
+        minutes = of_draft and of_draft.training_minutes
         return Pair(model, draft, Params(target, params), self.vocabulary, self.names, minutes)
 
 
@@ -136,7 +138,10 @@ def resolve(
         ValueError: a checkpoint, table or vocabulary is missing, damaged or not needed, a name is
             unknown, target and draft do not fit each other, or there is no device.
     """
-    _require_device()
+    try:
+        jax.default_backend()
+    except RuntimeError as error:
+        raise ValueError(checks.no_device(error) or str(error)) from error
     target = _path("target", target)
     draft = None if draft is None else _path("draft", draft)
     file = None if vocabulary_file is None else _path("vocabulary", vocabulary_file)
@@ -157,8 +162,7 @@ def resolve(
     big.config.reads.require_none(target)
     draft = default_draft(target, random) if draft is None else draft
     name, free = named.parts(draft)
-    known = free and not name
-    small = None if known else _weights(name, random, dtype, open_checkpoint)
+    small = None if free and not name else _weights(name, random, dtype, open_checkpoint)
     _require_use(file, big, small)
     vocabulary = big.vocabulary(file)
     last = unpacked(small.config.reads.draft_vocabulary).max(initial=0) if small else 0
@@ -167,10 +171,8 @@ def resolve(
             f"The draft {draft} guesses token {last}, but the vocabulary has {vocabulary.size} "
             "pieces; make its draft vocabulary again (speculative convert --keep)."
         )
-    path = None
-    if free:
-        folder = pathlib.Path(big.checkpoint.location) if big.checkpoint else None
-        path = named.table(free, folder, vocabulary)
+    folder = pathlib.Path(big.checkpoint.location) if big.checkpoint else None
+    path = named.table(free, folder, vocabulary) if free else None
     if small:
         _require_of_a_kind(big, small)
         if random:
@@ -246,25 +248,6 @@ def _require_of_a_kind(target: Weights, draft: Weights) -> None:
             f"{target.name} has {target.config.emb_dim}; load it with the target that it was made "
             "for."
         )
-
-
-def _require_its_target(target: Weights, draft: Weights) -> None:
-    """Raises ValueError if a draft reads the hidden states of another target; reads a tensor."""
-    made_for = draft.checkpoint and draft.checkpoint.made_for
-    if made_for and target.checkpoint and not target.checkpoint.has(made_for.fingerprint):
-        raise ValueError(
-            f"The draft {draft.name} reads hidden states of the target {made_for.name}, with which "
-            f"it was trained, and {target.name} is another; load it with that one, or train a "
-            "draft for this target (speculative distil)."
-        )
-
-
-def _require_device() -> None:
-    """Raises ValueError where JAX is asked for a platform that is not here, a TPU for example."""
-    try:
-        jax.default_backend()
-    except RuntimeError as error:
-        raise ValueError(checks.no_device(error) or str(error)) from error
 
 
 def enable_compilation_cache() -> None:
