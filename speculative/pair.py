@@ -33,27 +33,18 @@ BATCH = Settings.batch_size
 class Result:
     """A decoded text: its tokens with the end of sequence, and counts as of `Output`.
 
-    Attributes:
-        text: what the tokens say.
-        tokens: with the end of sequence.
-        target_calls: passes of the target.
-        draft_tokens: guesses proposed.
-        tested_by_position: guesses tested at positions 1 to gamma of a step: the accepted ones and
-            the first that was rejected.
-        accepted_by_position: guesses accepted there, before the text's end.
-        finish_reason: "stop" if the end of sequence or a stop string ended it, "length" if
-            `max_length` did.
-        logprobs: of the tokens, as `sampling.log_probabilities`; None if they were not asked for.
+    Guesses are counted by their positions in a step, 1 to gamma; those that were tested are the
+    accepted ones and the first that was rejected.
     """
 
     text: str
     tokens: list[int]
-    target_calls: int
-    draft_tokens: int
+    target_calls: int  # Passes of the target.
+    draft_tokens: int  # Guesses proposed.
     tested_by_position: list[int]
-    accepted_by_position: list[int]
-    finish_reason: str = "stop"
-    logprobs: list[float] | None = None
+    accepted_by_position: list[int]  # Before the text's end.
+    finish_reason: str = "stop"  # The end of sequence or a stop string; "length" is `max_length`.
+    logprobs: list[float] | None = None  # As `sampling.log_probabilities`, if asked for.
 
     @property
     def tested(self) -> int:
@@ -84,23 +75,14 @@ def lengths_accepted(target_calls: int, accepted_by_position: Sequence[int]) -> 
 
 @dataclasses.dataclass(frozen=True)
 class Pair:
-    """Target, draft, their parameters and the vocabulary they share.
+    """Target, draft, their parameters and the vocabulary they share."""
 
-    Attributes:
-        target: the model whose distribution the outputs have.
-        draft: guesses for it.
-        params: of both, laid out for decoding.
-        vocabulary: of both.
-        names: of target and draft, as the user gave them.
-        training_minutes: what it took to train the draft, if that is known.
-    """
-
-    target: FlaxModel
+    target: FlaxModel  # Whose distribution the outputs have.
     draft: Draft
-    params: Params
+    params: Params  # Of both, laid out for decoding.
     vocabulary: Vocabulary
-    names: tuple[str, str]
-    training_minutes: float | None = None
+    names: tuple[str, str]  # Of target and draft, as the user gave them.
+    training_minutes: float | None = None  # What it took to train the draft, if that is known.
 
     def encode(self, texts: Texts, truncate: bool = False) -> Array:
         """The sources or prompts [B, S] of a text or several, padded to one of `SOURCE_LENGTHS`.
@@ -121,14 +103,13 @@ class Pair:
             if not checks.text("The prompt", text).strip() and not prompts:
                 raise ValueError("The prompt is empty; give a text to decode.")
             tokens = read(text)
-            if len(tokens) > limit and not truncate:
-                raise ValueError(
-                    f"The prompt has {len(tokens)} tokens, the limit is {limit}; shorten it, or "
-                    "have it cut (--truncate, or truncate=True)."
-                )
             if len(tokens) > limit:
-                end = tokens[-1:]
-                tokens = tokens[-limit:] if prompts else np.append(tokens[: limit - 1], end)
+                if not truncate:
+                    raise ValueError(
+                        f"The prompt has {len(tokens)} tokens, the limit is {limit}; shorten it, "
+                        "or have it cut (--truncate, or truncate=True)."
+                    )
+                tokens = tokens[-limit:] if prompts else [*tokens[: limit - 1], tokens[-1]]
             rows.append(tokens)
         # jnp.asarray compiles for each shape.
         return jax.device_put(filled(rows, padded(max(map(len, rows))), self.target.pad_id))
@@ -145,11 +126,8 @@ class Pair:
     def generate(self, texts: Texts, settings: Settings) -> Result | list[Result]:
         """Decodes a text, or several, of which `batch_size` at a time share passes of the models.
 
-        Each is decoded as it would be alone: see `decoding.queue`.
-
-        Raises:
-            ValueError: as `encode`; a setting is of another type or range; target or draft has too
-                few positions; or as `results`.
+        Each is decoded as it would be alone: see `decoding.queue`. ValueError is raised if a
+        setting is of another type or range, and as by `requests` and `results`.
         """
         if isinstance(texts, list | tuple):
             return self.decode_all(self.requests(texts, settings), batch_size=settings.batch_size)
@@ -192,8 +170,7 @@ class Pair:
     def requests(self, texts: Sequence[str], settings: Settings) -> list[Request]:
         """What `serve` is asked for by texts, equal ones of which are read once.
 
-        Raises:
-            ValueError: as `encode`, or target or draft has too few positions.
+        ValueError is raised as by `encode`, or if target or draft has too few positions.
         """
         if not texts:
             raise ValueError("There is no text to decode; give one, or a list of them.")
@@ -220,10 +197,7 @@ class Pair:
         """Decodes requests in batches, and gives the place of each, and its result, as it ends.
 
         Those with sources of one width and settings of one program share batches, whatever their
-        temperatures, top-k, top-p, min-p and limits.
-
-        Raises:
-            ValueError: target or draft has too few positions, or as `results`.
+        temperatures, top-k, top-p, min-p and limits. ValueError is raised as by `run`, `results`.
         """
         batch_size = checks.whole("batch_size", batch_size, 1)
         order: dict[int, tuple[int, int, int]] = {}  # Of sources: each is read once.
@@ -233,10 +207,10 @@ class Pair:
                 # Long sources tend to have long outputs, which had better not begin last.
                 length = int((np.asarray(source) != self.target.pad_id).sum())
                 order[id(source)] = -source.shape[1], -length, place
-        places = sorted(range(len(requests)), key=lambda place: order[id(requests[place].source)])
+        places = sorted(enumerate(requests), key=lambda one: order[id(one[1].source)])
 
-        def shared(place: int) -> tuple[int, Hashable]:
-            return requests[place].source.shape[1], requests[place].config.program
+        def shared(one: tuple[int, Request]) -> tuple[int, Hashable]:
+            return one[1].source.shape[1], one[1].config.program
 
         def ends(place: int, tokens: list[int]) -> bool:
             return self._stops(tokens, requests[place].stop)
@@ -244,10 +218,9 @@ class Pair:
         def decoded() -> Iterator[tuple[int, Result]]:
             models = self.target, self.draft, self.params
             for group, rows in groups(places, shared, batch_size):
-                given = [(place, requests[place]) for place in group]
-                kinds = Kinds.of(one.config.sampling for _, one in given)
-                asked = ends if any(one.stop for _, one in given) else None
-                for place, output in queue.generate(*models, given, kinds, rows, asked):
+                kinds = Kinds.of(one.config.sampling for _, one in group)
+                asked = ends if any(one.stop for _, one in group) else None
+                for place, output in queue.generate(*models, group, kinds, rows, asked):
                     yield place, self._cut(self.results(output)[0], requests[place].stop)
 
         return decoded()  # This itself is no generator, so that it raises when it is called.
@@ -263,18 +236,13 @@ class Pair:
     def run(self, sources: Array, draws: Array, config: Decoding) -> Output:
         """`decoding.loop.generate` with this pair, for sources [B, S].
 
-        Raises:
-            ValueError: target or draft has too few positions.
+        ValueError is raised if target or draft has too few positions.
         """
         self._require_positions(sources, config)
         return loop.generate(self.target, self.draft, self.params, sources, draws, config)
 
     def results(self, output: Output) -> list[Result]:
-        """The rows of an output as texts.
-
-        Raises:
-            ValueError: the target's logits were not finite, or the draft broke its contract.
-        """
+        """The rows of an output as texts. ValueError is raised as by `sound`."""
         output = self.sound(jax.device_get(output))
         found = []
         for row, length in enumerate(output.lengths):
@@ -293,9 +261,7 @@ class Pair:
 
     def _stops(self, tokens: list[int], stop: tuple[str, ...]) -> bool:
         """Whether the text of tokens has one of the stop strings."""
-        if not stop:
-            return False
-        text = self.vocabulary.decode(tokens)
+        text = self.vocabulary.decode(tokens) if stop else ""
         return any(end in text for end in stop)
 
     def _cut(self, result: Result, stop: tuple[str, ...]) -> Result:
@@ -306,12 +272,10 @@ class Pair:
         counts = range(len(tokens) + 1)
         count = bisect.bisect_left(counts, True, key=lambda n: self._stops(tokens[:n], stop))
         text = self.vocabulary.decode(tokens[:count])
+        text = text[: min(text.find(end) for end in stop if end in text)]
+        logprobs = result.logprobs and result.logprobs[:count]
         return dataclasses.replace(
-            result,
-            text=text[: min(text.find(end) for end in stop if end in text)],
-            tokens=tokens[:count],
-            finish_reason="stop",
-            logprobs=result.logprobs and result.logprobs[:count],
+            result, text=text, tokens=tokens[:count], finish_reason="stop", logprobs=logprobs
         )
 
     def _require_positions(self, sources: Array, config: Decoding) -> None:
@@ -358,16 +322,14 @@ class Pair:
     def collect(self, steps: Iterable[Step], stop: tuple[str, ...] = ()) -> Result:
         """The result of streaming one text, which is that of `generate`."""
         tokens: list[int] = []
-        counts = np.zeros((2, 0), int)
-        calls = drafted = 0
+        drafted, by_step = 0, []  # Whether each position's guess was tested, and accepted.
         for step in steps:
             count, gamma = int(step.count[0]), step.guesses.shape[1]
             tokens += step.tokens[0, :count].tolist()
-            calls += 1
             drafted += gamma
             reached = np.minimum([step.accepted[0] + 1, step.accepted[0]], count)
-            of_step = np.arange(gamma) < reached[:, None]
-            counts = counts + of_step if counts.size else of_step.astype(int)
-        text, (tested, accepted) = self.vocabulary.decode(tokens), counts.tolist()
+            by_step.append(np.arange(gamma) < reached[:, None])
+        tested, accepted = np.sum(by_step, axis=0, dtype=int).tolist()
+        text, calls = self.vocabulary.decode(tokens), len(by_step)
         reason = "stop" if tokens[-1] in self.vocabulary.eos_ids else "length"
         return self._cut(Result(text, tokens, calls, drafted, tested, accepted, reason), stop)
