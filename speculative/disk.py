@@ -115,11 +115,10 @@ def written(path: Path) -> Iterator[pathlib.Path]:
         code = error.errno if isinstance(error, OSError) else None
         # Libraries wrap what the system said in errors of their own.
         code = code or next((code for code in FULL if os.strerror(code) in str(error)), None)
-        if code:
-            raise OSError(code, os.strerror(code), str(path)) from error
-        if isinstance(error, OSError):  # NumPy tells of a short write without a number.
-            raise OSError(errno.EIO, str(error), str(path)) from error
-        raise
+        if not code and not isinstance(error, OSError):
+            raise
+        said = os.strerror(code) if code else str(error)  # NumPy tells no number of a short write.
+        raise OSError(code or errno.EIO, said, str(path)) from error
 
 
 def write(path: Path, content: str) -> None:

@@ -76,8 +76,7 @@ class History:
     def process(self, logits: Array) -> Array:
         """What the processors make of the logits [B, V] of the next token.
 
-        Raises:
-            ValueError: a processor gives another shape.
+        ValueError is raised if one gives another shape.
         """
         logits = logits.astype(jnp.float32)
         past = jnp.arange(self.tokens.shape[1]) < self.lengths[:, None]

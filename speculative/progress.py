@@ -29,12 +29,9 @@ def bar(setting: str, console: Console | None = None) -> Iterator[OnProgress]:
     while the share that is done is 0, because then nobody knows how long it will take.
     """
     console = console or Console(stderr=True)
+    wide = Column(no_wrap=True, overflow="ellipsis", ratio=1)
     shown = Progress(
-        columns.TextColumn(
-            "{task.description}",
-            markup=False,
-            table_column=Column(no_wrap=True, overflow="ellipsis", ratio=1),
-        ),
+        columns.TextColumn("{task.description}", markup=False, table_column=wide),
         columns.BarColumn(12),
         columns.TaskProgressColumn(),
         columns.TimeElapsedColumn(),
@@ -44,15 +41,13 @@ def bar(setting: str, console: Console | None = None) -> Iterator[OnProgress]:
         expand=True,
         disable=not console.is_terminal,
     )
-    phase = ""
 
     def show(what: str, share: float) -> None:
-        nonlocal phase
-        if what != phase:
-            phase = what
+        phase = f"{what}: {setting}"
+        if [task.description for task in shown.tasks] != [phase]:
             for earlier in shown.task_ids:
                 shown.remove_task(earlier)
-            shown.add_task(f"{what}: {setting}", total=None)
+            shown.add_task(phase, total=None)
         shown.update(shown.task_ids[0], total=1 if share else None, completed=share)
 
     with shown:

@@ -100,16 +100,10 @@ class Settings:
         from speculative.decoding import Decoding, rules
         from speculative.sampling import Sampling
 
-        return Decoding(
-            vocab_size,
-            Sampling(self.temperature, self.top_k, self.top_p, self.min_p),
-            self.gamma,
-            self.max_length,
-            eos_ids,
-            self.rule if self.gamma else rules.EXACT,
-            self.logprobs,
-            tuple(self.processors),
-        )
+        sampling = Sampling(self.temperature, self.top_k, self.top_p, self.min_p)
+        rule = self.rule if self.gamma else rules.EXACT
+        more = eos_ids, rule, self.logprobs, tuple(self.processors)
+        return Decoding(vocab_size, sampling, self.gamma, self.max_length, *more)
 
 
 class _ByName(Generic[P]):

@@ -16,12 +16,9 @@ class Tree:
 
     A place is where a token stands in the chunk that the target reads: 0 is the newest token of the
     text, i the i-th guess. D is the depth of the tree, the most guesses that may be accepted.
-
-    Attributes:
-        parents: of each guess, the place of the token that it follows, which comes before it.
     """
 
-    parents: tuple[int, ...]
+    parents: tuple[int, ...]  # Of each guess, the place of the token before it, which is less.
 
     def __post_init__(self) -> None:
         for place, parent in enumerate(self.parents, 1):
