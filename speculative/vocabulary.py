@@ -39,16 +39,12 @@ class Vocabulary(abc.ABC):
         """Every piece, by id."""
 
     @abc.abstractmethod
-    def _ids(self, text: str) -> list[int]:
-        """The tokens of a text, without an end."""
+    def encode(self, text: str) -> np.ndarray:
+        """Tokens [length] of a text and the end of sequence, int32."""
 
     @abc.abstractmethod
     def _text(self, tokens: list[int]) -> str:
         """The text of tokens that do not end it; what stands for no text is left out."""
-
-    def encode(self, text: str) -> np.ndarray:
-        """Tokens [length] of a text and the end of sequence, int32."""
-        return np.array([*self._ids(text), self.eos_ids[0]], np.int32)
 
     def decode(self, tokens: np.ndarray | list[int]) -> str:
         """The text of tokens, up to the end of sequence."""
@@ -57,7 +53,7 @@ class Vocabulary(abc.ABC):
 
     def prompt(self, text: str) -> np.ndarray:
         """The tokens that a decoder-only model continues: the start token and the text's, int32."""
-        return np.array([self.start_id, *self._ids(text)], np.int32)
+        return np.append(self.start_id, self.encode(text)[:-1]).astype(np.int32)
 
     @functools.cached_property
     def fingerprint(self) -> str:
@@ -124,8 +120,9 @@ class SentencePiece(Vocabulary):
             known = self._processor.IdToPiece(list(range(self._known)))
         return (*known, *(f"<extra_id_{i}>" for i in reversed(range(self.extra_ids))))
 
-    def _ids(self, text: str) -> list[int]:
-        return self._processor.EncodeAsIds(text)
+    def encode(self, text: str) -> np.ndarray:
+        """See `Vocabulary`."""
+        return np.array([*self._processor.EncodeAsIds(text), self.eos_ids[0]], np.int32)
 
     def _text(self, tokens: list[int]) -> str:
         return self._processor.DecodeIds([i for i in tokens if 0 < i < self._known])
@@ -148,8 +145,9 @@ class Bytes(Vocabulary):
         sentinels = (f"<extra_id_{i}>" for i in range(self.extra_ids))
         return ("<pad>", "</s>", "<unk>", *known, *sentinels)
 
-    def _ids(self, text: str) -> list[int]:
-        return [self._first + byte for byte in text.encode()]
+    def encode(self, text: str) -> np.ndarray:
+        """See `Vocabulary`."""
+        return np.array([*(self._first + i for i in text.encode()), self.eos_ids[0]], np.int32)
 
     def _text(self, tokens: list[int]) -> str:
         found = [i - self._first for i in tokens if self._first <= i < self._known]
@@ -176,12 +174,14 @@ class BytePairs(Vocabulary):
         """Every piece, by id, with its bytes spelled as GPT-2 spells them."""
         return tuple(self._tokenizer.id_to_token(i) or "" for i in range(self.size))
 
-    def _ids(self, text: str) -> list[int]:
-        return self._tokenizer.encode(text, add_special_tokens=False).ids
+    def encode(self, text: str) -> np.ndarray:
+        """See `Vocabulary`."""
+        ids = self._tokenizer.encode(text, add_special_tokens=False).ids
+        return np.array([*ids, self.eos_ids[0]], np.int32)
 
     def prompt(self, text: str) -> np.ndarray:
         """The text's tokens; for an empty text the end of a text before it, int32."""
-        return np.array(self._ids(text) or self.eos_ids, np.int32)
+        return self.encode(text)[:-1] if text else self.encode(text)
 
     def _text(self, tokens: list[int]) -> str:
         return self._tokenizer.decode([i for i in tokens if 0 <= i < self.size])
@@ -258,7 +258,8 @@ class Numbers(Vocabulary):
         """Every number, by id."""
         return tuple(f"▁{number}" for number in range(self.size))
 
-    def _ids(self, text: str) -> list[int]:
+    def encode(self, text: str) -> np.ndarray:
+        """Raises ValueError, because no text can be encoded."""
         raise ValueError("There is no vocabulary to encode text with; give one (--vocabulary).")
 
     def decode(self, tokens: np.ndarray | list[int]) -> str:
