@@ -9,7 +9,7 @@ from typing import NamedTuple
 HBM = 0  # The memory space of what names none; others lie on the chip.
 
 _SIZES = {"pred": 1, "s4": 0.5, "u4": 0.5}  # Bytes of an element; other names end in their bits.
-_SHAPE = re.compile(r"\b([a-z]\w*)\[([\d,]*)\](?:\{([^{}]*)\})?")
+_SHAPE = re.compile(r"\b([a-z]\w*)\[([\d,]*)\](?:\{([\d,]*)([^{}]*)\})?")
 _HEAD = re.compile(r"^(?:ENTRY )?%(\S+) \(.*\{$")
 _LINE = re.compile(r"^ +(?:ROOT )?%(\S+) = (.*)$")
 _CALLED = re.compile(
@@ -53,7 +53,7 @@ class Instruction(NamedTuple):
     operands: tuple[str, ...]  # Names of instructions.
     given: str  # What stands in its parentheses, such as the value of a constant.
     attributes: str
-    called: tuple[str, ...]  # Names of computations; a loop's are its condition and its body.
+    called: list[str]  # Names of computations; a loop's are its condition and its body.
     cycles: int | None  # Estimated by the TPU's compiler, where it does so.
     scope: str  # The names of the functions and loops that it comes from, as in "jit(f)/while".
 
@@ -89,19 +89,12 @@ class HloModule:
 
     def trips(self, loop: Instruction) -> int | None:
         """How often the body of a loop runs; None where that depends on data."""
-        condition = self.computations[_attribute(loop, "condition")]
-        root = condition[-1]
-        by_name = {one.name: one for one in condition}
-        if root.opcode != "compare" or "direction=LT" not in root.attributes:
-            return None
-        bound = by_name.get(root.operands[-1])
-        if bound is None or bound.opcode != "constant" or bound.shapes[0].dims:
-            return None
-        return int(bound.given)
-
-    def body(self, loop: Instruction) -> str:
-        """The name of the computation that a loop repeats."""
-        return _attribute(loop, "body")
+        root = self.computations[loop.called[0]][-1]
+        if root.opcode == "compare" and "direction=LT" in root.attributes:
+            bound = self.instructions[root.operands[-1]]
+            if bound.opcode == "constant":
+                return int(bound.given)
+        return None
 
     def traffic(self, one: Instruction) -> int:
         """Bytes of HBM that an instruction reads and writes.
@@ -132,31 +125,30 @@ class HloModule:
         """Bytes that the instructions of a fusion read of one of them."""
         if one is lines[-1]:
             return whole
-        total = 0
-        for user in lines:
-            if one.name in user.operands:
-                if user.opcode == "bitcast" or self._renames(user):
-                    total += self._read_by_users(lines, user, whole)
-                else:
-                    total += self._read(user, user.operands.index(one.name), whole)
-        return total
+        return sum(
+            self._read_by_users(lines, user, whole)
+            if all(x.opcode in ("parameter", "bitcast") for x in self.inside(user))
+            else self._read(user, user.operands.index(one.name), whole)
+            for user in lines
+            if one.name in user.operands
+        )
 
-    def _renames(self, one: Instruction) -> bool:
-        """Whether a fusion gives what it reads in another shape."""
-        if one.opcode != "fusion":
-            return False
-        return {x.opcode for x in self.computations[one.called[0]]} <= {"parameter", "bitcast"}
+    def inside(self, one: Instruction) -> list[Instruction]:
+        """The instructions of a fusion; any other instruction itself."""
+        return self.computations[one.called[0]] if one.opcode == "fusion" else [one]
 
     def _written(self, one: Instruction) -> int:
         """Bytes of HBM that an instruction writes."""
-        if one.opcode != "fusion":
-            sizes = [self._size_written(one)] * len(one.shapes)
-        else:
-            root = self.computations[one.called[0]][-1]
-            parts = root.operands if root.opcode == "tuple" else (root.name,)
-            sizes = [self._size_written(self.instructions[part]) for part in parts]
-        found = zip(one.shapes, sizes, strict=False)
-        return sum(min(shape.bytes, size) for shape, size in found if shape.space == HBM)
+        parts = [one] * len(one.shapes)
+        if one.opcode == "fusion":
+            root = self.inside(one)[-1]
+            names = root.operands if root.opcode == "tuple" else (root.name,)
+            parts = [self.instructions[name] for name in names]
+        return sum(
+            min(shape.bytes, self._size_written(part))
+            for shape, part in zip(one.shapes, parts, strict=False)
+            if shape.space == HBM
+        )
 
     def _size_written(self, one: Instruction) -> int:
         while one.opcode == "bitcast":
@@ -176,7 +168,7 @@ def _instruction(name: str, rest: str) -> Instruction:
     given, attributes = rest[:end], rest[end + 1 :]
     cycles = re.search(r'"estimated_cycles":"?(\d+)', attributes)
     scope = re.search(r'op_name="([^"]*)"', attributes)
-    called = [one or several for one, several in _CALLED.findall(attributes)]
+    called = ",".join(one or several for one, several in _CALLED.findall(attributes))
     return Instruction(
         name,
         opcode,
@@ -184,7 +176,7 @@ def _instruction(name: str, rest: str) -> Instruction:
         () if opcode in ("constant", "parameter") else tuple(re.findall(r"%([\w.-]+)", given)),
         given,
         attributes,
-        tuple(part.strip(" %") for names in called for part in names.split(",")),
+        re.findall(r"[\w.-]+", called),
         int(cycles[1]) if cycles else None,
         scope[1] if scope else "",
     )
@@ -200,25 +192,12 @@ def _closing(text: str) -> int:
     raise ValueError(f"The text of a compiled program has an open parenthesis: {text[:80]}")
 
 
-def _shape(found: tuple[str, str, str]) -> Shape:
-    dtype, dims, layout = found
+def _shape(found: tuple[str, str, str, str]) -> Shape:
+    dtype, dims, order, layout = found
     space, tile = re.search(r"S\((\d+)\)", layout), re.search(r"T\(([\d,]+)\)", layout)
-    order = layout.partition(":")[0]
-    return Shape(
-        dtype,
-        _numbers(dims),
-        _numbers(order),
-        _numbers(tile[1]) if tile else (),
-        int(space[1]) if space else HBM,
-    )
+    dims, order, tile = map(_numbers, (dims, order, tile[1] if tile else ""))
+    return Shape(dtype, dims, order, tile, int(space[1]) if space else HBM)
 
 
 def _numbers(text: str) -> tuple[int, ...]:
-    return tuple(int(number) for number in text.split(",") if number)
-
-
-def _attribute(one: Instruction, name: str) -> str:
-    found = re.search(rf"\b{name}=%([\w.-]+)", one.attributes)
-    if found is None:
-        raise ValueError(f"The instruction {one.name} of a compiled program has no {name}.")
-    return found[1]
+    return tuple(map(int, re.findall(r"\d+", text)))

@@ -11,8 +11,9 @@ from typing import NamedTuple
 from speculative.measurement.chips import Chip
 from speculative.measurement.hlo import HBM, HloModule, Instruction
 
-# What only gives an array another place or layout.
-_MOVES = {"parameter", "copy", "transpose", "bitcast", "reshape", "convert", "tuple"}
+# What only gives an array another place or layout, and what may stand beside it in a fusion.
+_MOVES = {"copy", "transpose", "convert"}
+_BESIDE = {"parameter", "bitcast", "reshape", "tuple"}
 _FREE = {"parameter", "constant", "tuple", "get-tuple-element", "bitcast", "after-all"}
 
 
@@ -25,11 +26,7 @@ class Cost(NamedTuple):
 
 
 class Schedule:
-    """Prices computations of a program on a chip.
-
-    Attributes:
-        scope: a name of `jax.named_scope` whose part of the time is wanted.
-    """
+    """Prices computations of a program on a chip; `scope` is a `jax.named_scope` priced apart."""
 
     def __init__(self, program: HloModule, chip: Chip, scope: str = "") -> None:
         self.program, self.chip, self.scope = program, chip, scope
@@ -62,16 +59,6 @@ class Schedule:
                 if background[0][1] < 1:
                     background.popleft()
 
-        def wait(name: str | None) -> float:
-            """Seconds until a copy, and those before it, are done; all of them without a name."""
-            names = [copy[0] for copy in background]
-            if name is not None and name not in names:
-                return 0.0
-            last = len(names) if name is None else names.index(name) + 1
-            seconds = sum(copy[1] for copy in list(background)[:last]) / bandwidth
-            advance(seconds, bandwidth)
-            return seconds
-
         for one in lines:
             if one.opcode in _FREE:
                 continue
@@ -80,7 +67,12 @@ class Schedule:
                 total += size
                 background.append([one.name, float(size)])
             elif one.opcode.endswith("-done"):
-                waited += wait(one.operands[0])
+                names = [name for name, _ in background]
+                if one.operands[0] in names:  # The copies before it must be done too.
+                    last = names.index(one.operands[0]) + 1
+                    seconds = sum(left for _, left in list(background)[:last]) / bandwidth
+                    advance(seconds, bandwidth)
+                    waited += seconds
             else:
                 cost = self._priced(one)
                 total += cost.bytes
@@ -92,13 +84,13 @@ class Schedule:
                 # What waited for a copy is the next instruction.
                 named += seconds + waited if inside else cost.named
                 waited = 0.0
-        wait(None)
+        now += sum(left for _, left in background) / bandwidth
         return Cost(now, total, named)
 
     def _priced(self, one: Instruction) -> Cost:
         """The cost of an instruction that runs in the foreground."""
         if one.opcode == "while":
-            trips, body = self.program.trips(one) or 1, self.cost(self.program.body(one))
+            trips, body = self.program.trips(one) or 1, self.cost(one.called[1])
             return Cost(trips * body.seconds, trips * body.bytes, trips * body.named)
         if one.opcode in ("conditional", "call"):
             return max(map(self.cost, one.called))
@@ -119,15 +111,14 @@ class Schedule:
         prefetch in the background, from HBM into a memory on the chip, does not count: it is the
         read that a step cannot do without.
         """
-        bodies = [self.program.body(loop) for loop in self.program.loops()]
-        inside = set().union(*map(self._reached, bodies)) if bodies else set()
+        bodies = (self._reached(loop.called[1]) for loop in self.program.loops())
+        inside = set[str]().union(*bodies)
         found: tuple[list[str], list[str]] = [], []
         for name in sorted(self._reached(self.program.entry)):
             for one in self.program.computations[name]:
-                if one.shapes and self._moves(one):
-                    given = one.shapes[0]
-                    if (given.dtype, given.elements) in kernels:
-                        found[name not in inside].append(one.name)
+                sizes = {(shape.dtype, shape.elements) for shape in one.shapes[:1]}
+                if sizes & kernels and self._moves(one):
+                    found[name not in inside].append(one.name)
         return found
 
     def _reached(self, computation: str) -> set[str]:
@@ -143,10 +134,7 @@ class Schedule:
         read = [shape for name in one.operands for shape in self.program.instructions[name].shapes]
         if all(shape.space != HBM for shape in read):
             return False
-        if one.opcode == "fusion":
-            inside = self.program.computations[one.called[0]]
-            moved = {"copy", "transpose", "convert"} & {x.opcode for x in inside}
-            return bool(moved) and all(x.opcode in _MOVES for x in inside)
         if one.opcode == "copy-start":
             return all(shape.space == HBM for shape in one.shapes[:2])
-        return one.opcode in ("copy", "transpose", "convert")
+        opcodes = {x.opcode for x in self.program.inside(one)}
+        return bool(opcodes & _MOVES) and opcodes <= _MOVES | _BESIDE

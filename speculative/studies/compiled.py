@@ -311,7 +311,7 @@ class Compiler:
                 "release of it."
             )
         schedule = Schedule(program, self.chip, loop.PROPOSING)
-        loops = [schedule.cost(program.body(one)) for one in program.loops()]
+        loops = [schedule.cost(one.called[1]) for one in program.loops()]
         found = compiled.memory_analysis()
         own = found.temp_size_in_bytes + found.generated_code_size_in_bytes
         own += found.output_size_in_bytes - found.alias_size_in_bytes
