@@ -1,7 +1,4 @@
-"""BLEU and ROUGE of decoded text with the settings of T5; both can be a seqio task's metrics.
-
-Both raise ValueError unless there is an example, and one prediction for each target.
-"""
+"""BLEU and ROUGE of decoded text with the settings of T5; both can be a seqio task's metrics."""
 
 import functools
 import os
@@ -20,7 +17,6 @@ ROUGE_TYPES = ("rouge1", "rouge2", "rougeL", "rougeLsum")
 
 def bleu(targets: Sequence[str], predictions: Sequence[str]) -> dict[str, float]:
     """Corpus BLEU of sacreBLEU in percent, with `intl` tokenisation as in T5's WMT results."""
-    _check(targets, predictions)
     score = sacrebleu.corpus_bleu(list(predictions), [list(targets)], tokenize="intl")
     return {"bleu": score.score}
 
@@ -31,7 +27,6 @@ def rouge(targets: Sequence[str], predictions: Sequence[str]) -> dict[str, float
     T5 reports the median of bootstrap resamples, which is random; the mean is its limit. For
     `rougeLsum` T5 breaks the line after a full stop between spaces, and so do we.
     """
-    _check(targets, predictions)
     scorer = _rouge_scorer()
     lines = ([text.replace(" . ", " .\n") for text in texts] for texts in (targets, predictions))
     scores = [scorer.score(*pair) for pair in zip(*lines, strict=True)]
@@ -57,10 +52,9 @@ METRICS = {"bleu": bleu, "rouge": rouge, "rougeL": rouge, "rougeLsum": rouge}
 
 
 def measure(metric: str, targets: Sequence[str], predictions: Sequence[str]) -> float:
-    """One score of `METRICS`, in percent; raises ValueError if there is none of that name."""
-    if metric not in METRICS:
-        raise ValueError(f"There is no metric {metric!r}; the metrics are {', '.join(METRICS)}.")
-    return METRICS[metric](targets, predictions)[_kind(metric)]
+    """One score of `METRICS`, in percent."""
+    kind = "rougeLsum" if metric == "rouge" else metric
+    return METRICS[metric](targets, predictions)[kind]
 
 
 def score(
@@ -79,43 +73,36 @@ def difference(
     targets: Sequence[str],
     one: Sequence[str],
     other: Sequence[str],
-    seed: int = 0,
-    numbers: Sequence[int] | None = None,
+    seed: int,
+    numbers: Sequence[int],
 ) -> tuple[float, float, float]:
     """How much `other` scores above `one`, in percent, and the 95% interval of that.
 
-    The bootstrap draws examples, each with both of its predictions (Koehn, 2004, section 4), or
-    with all of them where several predictions have the example's number in `numbers` [N].
+    The bootstrap draws examples, by their `numbers` [N], each with all of its predictions, those of
+    `one` and of `other` (Koehn, 2004, section 4).
     """
-    statistics = np.stack([_statistics(metric, targets, texts) for texts in (one, other)])
-    if numbers is not None:
-        examples, of = np.unique(numbers, return_inverse=True)
-        sums = np.zeros((len(examples), 2, statistics.shape[-1]))
-        np.add.at(sums, of, statistics.swapaxes(0, 1))
-        statistics = sums.swapaxes(0, 1)
+    statistics = np.array([_statistics(metric, targets, texts) for texts in (one, other)])
+    examples, of = np.unique(numbers, return_inverse=True)
+    sums = np.zeros((2, len(examples), statistics.shape[-1]))
+    np.add.at(sums.swapaxes(0, 1), of, statistics.swapaxes(0, 1))
 
     def above(chosen: NDArray[np.intp]) -> float:
-        scores = [_score(metric, sums) for sums in statistics[:, chosen].sum(axis=1)]
-        return scores[1] - scores[0]
+        of_one, of_other = (_score(metric, found) for found in sums[:, chosen].sum(axis=1))
+        return of_other - of_one
 
-    count = statistics.shape[1]
-    return above(np.arange(count)), *interval(above, count, seed)
+    return above(np.arange(len(examples))), *interval(above, len(examples), seed)
 
 
 def _statistics(
     metric: str, targets: Sequence[str], predictions: Sequence[str]
 ) -> NDArray[np.float64]:
     """Numbers of each example [N, K] whose sums tell the score: a resample costs no more."""
-    _check(targets, predictions)
+    pairs = zip(targets, predictions, strict=True)
     if metric != "bleu":
-        kind = _kind(metric)
-        scores = [rouge([t], [p])[kind] for t, p in zip(targets, predictions, strict=True)]
-        return np.array([(score, 1) for score in scores])
+        return np.array([(measure(metric, [target], [said]), 1) for target, said in pairs])
     bleu_of = sacrebleu.BLEU(tokenize="intl")
-    counts = []
-    for target, prediction in zip(targets, predictions, strict=True):
-        found = bleu_of.corpus_score([prediction], [[target]])
-        counts.append([*found.counts, *found.totals, found.sys_len, found.ref_len])
+    scores = [bleu_of.corpus_score([said], [[target]]) for target, said in pairs]
+    counts = [[*of.counts, *of.totals, of.sys_len, of.ref_len] for of in scores]
     return np.array(counts, np.float64)
 
 
@@ -123,19 +110,6 @@ def _score(metric: str, sums: NDArray[np.float64]) -> float:
     """The score, in percent, that sums of `_statistics` tell."""
     if metric != "bleu":
         return float(sums[0] / sums[1])
-    *counts, predicted, there = (int(value) for value in sums)
-    matched, possible = counts[:4], counts[4:]
-    lengths = predicted, there
-    return sacrebleu.BLEU.compute_bleu(matched, possible, *lengths, smooth_method="exp").score
-
-
-def _kind(metric: str) -> str:
-    return "rougeLsum" if metric == "rouge" else metric
-
-
-def _check(targets: Sequence[str], predictions: Sequence[str]) -> None:
-    if not targets or len(targets) != len(predictions):
-        raise ValueError(
-            f"{len(predictions)} predictions for {len(targets)} targets: "
-            "quality needs at least one target, and one prediction for each"
-        )
+    counts = sums.astype(int).tolist()
+    found = sacrebleu.BLEU.compute_bleu(counts[:4], counts[4:8], *counts[8:], smooth_method="exp")
+    return found.score

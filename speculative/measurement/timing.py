@@ -8,7 +8,7 @@ target's weights drive the draft's out of the caches, which a loop over proposal
 import dataclasses
 import functools
 import itertools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -22,7 +22,6 @@ from speculative.decoding import Decoding, Params, Rule
 from speculative.decoding.loop import Models, Progress, begin, step
 from speculative.decoding.programs import Program
 from speculative.decoding.reference import start_draft, start_target
-from speculative.decoding.rules import EXACT
 from speculative.drafts import Draft, MixedDraft, Proposal, UniformDraft
 from speculative.measurement.hardware import elapsed
 from speculative.pair import Pair
@@ -30,6 +29,7 @@ from speculative.sampling import Sampling
 
 # Steps in a timed loop: enough to hide the cost of starting it, few enough for a short cache.
 ITERATIONS = 32
+Calls = Mapping[tuple[str, int], Callable[[], Any]]  # By name and gamma; each returns arrays.
 TURNS = 3  # The least number of turns for costs; a turn times every kind of step once.
 
 
@@ -82,7 +82,7 @@ class _Given(UniformDraft):
 
 
 @dataclasses.dataclass(frozen=True)
-class _Rejected(Draft):
+class _Rejected(UniformDraft):
     """A draft whose guesses are all rejected, so that it advances by one token a step."""
 
     draft: Draft
@@ -91,13 +91,8 @@ class _Rejected(Draft):
     def layers(self) -> tuple[str, ...]:
         return self.draft.layers
 
-    def start(self, params, inputs, cache_length, target) -> Any:
-        return self.draft.start(params, inputs, cache_length, target)
-
-    def propose(
-        self, params, state, last, uniforms, sampling, vocab_size, history=None
-    ) -> Proposal:
-        return self.draft.propose(params, state, last, uniforms, sampling, vocab_size, history)
+    def propose(self, *given: Any, **named: Any) -> Proposal:
+        return self.draft.propose(*given, **named)
 
     def commit(self, params, proposal, accepted, hidden) -> Any:
         return self.draft.commit(params, proposal, jnp.zeros_like(accepted), hidden)
@@ -111,47 +106,23 @@ class CostMeter:
     measurements of something else.
     """
 
-    def __init__(
-        self,
-        pair: Pair,
-        sampling: Sampling,
-        gammas: Sequence[int],
-        source_length: int,
-        cache_length: int,
-        rule: Rule = EXACT,
-        tokens: int | None = None,
-    ) -> None:
-        """Compiles every kind of step of one row, whose source has `tokens` tokens, then padding.
-
-        Without `tokens` there is no padding. A gamma below 1 or too short a cache is a ValueError.
-        """
-        if min(gammas) < 1:
-            raise ValueError(f"Costs are timed for gamma of at least 1, not {min(gammas)}.")
-        needed = ITERATIONS + max(gammas) + 2
-        if cache_length < needed:
-            raise ValueError(
-                f"Timing gamma = {max(gammas)} needs a cache of {needed} positions, not "
-                f"{cache_length}."
-            )
-        self._gammas = gammas
-        source = np.full((1, source_length), pair.target.pad_id, np.int32)
-        source[:, :tokens] = pair.vocabulary.size - 1
-        source = jax.device_put(source)
-        self._kinds = timed_calls(pair, sampling, gammas, source, cache_length, rule)
-        self._seconds: dict[tuple[str, int], list[float]] = {kind: [] for kind in self._kinds}
-        self._order = itertools.cycle(self._kinds)
+    def __init__(self, calls: Calls) -> None:
+        """Compiles the calls, which are those of `timed_calls`."""
+        self._calls = calls
+        self._seconds: dict[tuple[str, int], list[float]] = {kind: [] for kind in calls}
+        self._order = itertools.cycle(self._calls)
         with ThreadPoolExecutor() as pool:  # The programs are compiled in parallel.
-            list(pool.map(lambda run: jax.block_until_ready(run()), self._kinds.values()))
+            list(pool.map(lambda run: jax.block_until_ready(run()), self._calls.values()))
 
     def turn(self) -> None:
         """Times each kind once."""
-        for _ in self._kinds:
+        for _ in self._calls:
             self.tick()
 
     def tick(self) -> None:
         """Times the next kind once."""
         kind = next(self._order)
-        self._seconds[kind].append(elapsed(self._kinds[kind]))
+        self._seconds[kind].append(elapsed(self._calls[kind]))
 
     @property
     def turns(self) -> int:
@@ -164,15 +135,16 @@ class CostMeter:
         turns = seconds.sum(axis=1, keepdims=True)
         medians = 1e3 * np.median(turns) * np.median(seconds / turns, axis=0)
         ms = dict(zip(self._seconds, medians.tolist(), strict=True))
-        verify = {gamma: ms["verify", gamma] / ITERATIONS for gamma in self._gammas}
-        step = {gamma: ms["step", gamma] / ITERATIONS for gamma in self._gammas}
+        gammas = [gamma for name, gamma in ms if name == "step"]
+        verify = {gamma: ms["verify", gamma] / ITERATIONS for gamma in gammas}
+        step = {gamma: ms["step", gamma] / ITERATIONS for gamma in gammas}
         return Costs(
             ms_prefill_target=ms["prefill target", 0],
             ms_prefill_draft=ms["prefill draft", 0],
             ms_target_step=ms["verify", 0] / ITERATIONS,
             ms_verify=verify,
             # The measured difference may be negative for a draft that costs almost nothing.
-            ms_proposal={gamma: max(0.0, step[gamma] - verify[gamma]) for gamma in self._gammas},
+            ms_proposal={gamma: max(0.0, step[gamma] - verify[gamma]) for gamma in gammas},
         )
 
 
@@ -183,15 +155,14 @@ def timed_calls(
     source: Array,
     cache_length: int,
     rule: Rule,
-) -> dict[tuple[str, int], Callable[[], Any]]:
-    """The calls to time, by name and gamma; each returns arrays.
+) -> Calls:
+    """The calls to time. Steps are those of a row with a source [1, S] whose text begins.
 
-    Steps are those of a row with a source [1, S] whose text begins.
+    The cache has room for `ITERATIONS` tokens and, beyond them, for a step.
     """
-    params, vocab_size = pair.params, pair.vocabulary.size
-    # No token is -1, so that no row ends while it is timed.
+    params, vocab_size, draft = pair.params, pair.vocabulary.size, pair.draft
+    # No token ends the row while it is timed.
     autoregressive = Decoding(vocab_size, sampling, 0, cache_length - 2, eos_ids=())
-    draft = pair.draft
     if isinstance(draft, MixedDraft):  # Text that repeats itself would be looked up in every step.
         draft = dataclasses.replace(draft, asks=True)
     models = Models(pair.target, _Rejected(draft))
@@ -206,7 +177,7 @@ def timed_calls(
     greedy = dataclasses.replace(autoregressive, sampling=Sampling(0.0))
     alone = begin(*target, source, greedy, cache_length)
     begun = dataclasses.replace(alone, draft=prefill_draft())
-    kinds: dict[tuple[str, int], Callable[[], Any]] = {
+    calls: dict[tuple[str, int], Callable[[], Any]] = {
         ("prefill target", 0): prefill_target,
         ("prefill draft", 0): prefill_draft,
         ("verify", 0): functools.partial(_steps, *target, alone, autoregressive),
@@ -219,9 +190,9 @@ def timed_calls(
         given = Models(pair.target, _Given()), Params(params.target, (guesses, q))
         counted = {"by_position": jax.device_put(np.zeros((1, gamma, 2), np.int32))}
         without, whole = (dataclasses.replace(one, **counted) for one in (alone, begun))
-        kinds["verify", gamma] = functools.partial(_steps, *given, without, config)
-        kinds["step", gamma] = functools.partial(_steps, models, params, whole, config)
-    return kinds
+        calls["verify", gamma] = functools.partial(_steps, *given, without, config)
+        calls["step", gamma] = functools.partial(_steps, models, params, whole, config)
+    return calls
 
 
 @Program

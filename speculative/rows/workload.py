@@ -9,8 +9,7 @@ import jax
 import numpy as np
 
 from speculative.decoding import Decoding, Output
-from speculative.decoding.loop import Step
-from speculative.measurement.timing import ITERATIONS, CostMeter
+from speculative.measurement.timing import ITERATIONS, CostMeter, timed_calls
 from speculative.pair import Pair, Request
 from speculative.rows.config import RowConfig
 from speculative.tasks.prompts import Prompt
@@ -52,22 +51,20 @@ class Workload:
         output = jax.block_until_ready(self.pair.run(source, draws, one.config))
         return output, time.perf_counter() - began
 
-    def steps(self, number: int, gamma: int) -> list[Step]:
-        """What each step of decoding a source did."""
-        return [step for step in self.pair.steps(self.request(number, gamma)) if step.count[0]]
-
     def meter(self, gammas: Sequence[int], lengths: Sequence[int]) -> CostMeter:
-        """Times costs with a source of as many tokens as texts have in the mean.
+        """Times costs with a source of as many tokens as sources have in the mean.
 
         The cache is the one in which the median of outputs of such lengths ends.
         """
         config = self.decoding(max(gammas))
         needed = max(int(statistics.median_high(lengths)), ITERATIONS) + config.room
         size = next((size for size in config.cache_lengths() if size >= needed), needed)
-        sources = np.asarray(self.sources)
-        tokens = round((sources != self.pair.target.pad_id).sum(axis=1).mean())
-        given = self.pair, self.config.sampling, gammas, sources.shape[1], size, config.rule
-        return CostMeter(*given, tokens)
+        sources, pad = np.asarray(self.sources), self.pair.target.pad_id
+        tokens = round((sources != pad).sum(axis=1).mean())
+        source = np.full_like(sources[:1], pad)
+        source[:, :tokens] = self.pair.vocabulary.size - 1
+        given = self.pair, self.config.sampling, gammas, jax.device_put(source), size, config.rule
+        return CostMeter(timed_calls(*given))
 
 
 def workload(pair: Pair, config: RowConfig, prompts: Sequence[Prompt] | None) -> Workload:

@@ -78,14 +78,6 @@ def test_rouge_lsum_joins_the_sentences() -> None:
     assert scores["rougeL"] == pytest.approx(f1(3, 6, 6))
 
 
-@pytest.mark.parametrize("metric", [quality.bleu, quality.rouge])
-@pytest.mark.parametrize(("targets", "predictions"), [([], []), (["a"], []), (["a"], ["a", "b"])])
-def test_counts_must_agree(metric, targets: list[str], predictions: list[str]) -> None:
-    message = f"{len(predictions)} predictions for {len(targets)} targets"
-    with pytest.raises(ValueError, match=message):
-        metric(targets, predictions)
-
-
 def test_a_score_by_name() -> None:
     # Of six words, three are in order over the whole text, and three and two line by line.
     texts = ["one two three four . five six"], ["five six . one two four three"]
@@ -95,19 +87,14 @@ def test_a_score_by_name() -> None:
     assert quality.measure("bleu", *texts) == pytest.approx(100 * math.exp(1 - 5 / 4))
 
 
-def test_an_unknown_score_lists_the_names() -> None:
-    with pytest.raises(ValueError, match="'meteor'; the metrics are bleu, rouge, rougeL"):
-        quality.measure("meteor", ["a"], ["a"])
-
-
 @pytest.mark.parametrize("metric", ["bleu", "rouge", "rougeL"])
-@pytest.mark.parametrize("numbers", [None, [0, 0, 2, 2, 2, 7]], ids=["one each", "several"])
-def test_an_interval_is_that_of_resampled_texts(metric: str, numbers: list[int] | None) -> None:
+@pytest.mark.parametrize("numbers", [[0, 1, 2], [0, 0, 2, 2, 2, 7]], ids=["one each", "several"])
+def test_an_interval_is_that_of_resampled_texts(metric: str, numbers: list[int]) -> None:
     """Of a score, and of a difference, where an example stands for all of its predictions."""
     rng = np.random.default_rng(6)
     words = np.array(["der", "Hund", "schläft", "auf", "dem", "Sofa", ".", "ein", "Paket"])
-    lengths = (5, 8, 9) if numbers is None else (5, 5, 8, 8, 8, 9)
-    owners = np.arange(3) if numbers is None else np.array(numbers)
+    lengths = (5, 8, 9) if len(numbers) == 3 else (5, 5, 8, 8, 8, 9)
+    owners = np.array(numbers)
     examples = np.unique(owners)  # Whose numbers need not follow one another.
     targets = [" ".join(words[:n]) for n in lengths]
     one, other = (
@@ -128,14 +115,14 @@ def test_an_interval_is_that_of_resampled_texts(metric: str, numbers: list[int] 
     found = quality.difference(metric, targets, one, other, 4, numbers)
     above = np.percentile([second - first for first, second in drawn], [2.5, 97.5])
     assert found == pytest.approx((whole[1] - whole[0], *above), abs=1e-9)
-    if numbers is None:
+    if len(numbers) == 3:
         low, high = np.percentile([first for first, _ in drawn], [2.5, 97.5])
         assert quality.score(metric, targets, one, 4) == pytest.approx((whole[0], low, high))
 
 
 def test_equal_outputs_differ_by_nothing() -> None:
     texts = ["der Hund schläft", "ein Paket für alle"]
-    assert quality.difference("bleu", texts, texts, texts) == (0, 0, 0)
+    assert quality.difference("bleu", texts, texts, texts, 0, [0, 1]) == (0, 0, 0)
 
 
 def test_it_is_computed_where_there_is_no_home_folder() -> None:

@@ -24,8 +24,8 @@ CACHE = 64
 TURNS = 5
 
 
-def measure(draft_params: Any, sampling: Sampling, gammas: tuple[int, ...], turns: int) -> Costs:
-    meter = CostMeter(toy_pair(MODEL_DRAFT, draft_params), sampling, gammas, 1, CACHE)
+def costs(calls: timing.Calls, turns: int) -> Costs:
+    meter = CostMeter(calls)
     for _ in range(turns):
         meter.turn()
     assert meter.turns == turns
@@ -78,30 +78,28 @@ def test_a_timed_step_drafts_and_keeps_none_of_it(temperature: float) -> None:
     assert int(progress.lengths[0]) == 0
 
 
-Clock = Callable[[Mapping[tuple[str, int], Callable[[int], float]]], list[tuple[str, int]]]
+Seconds = Mapping[tuple[str, int], Callable[[int], float]]
+Clock = Callable[[Seconds], tuple[timing.Calls, list[tuple[str, int]]]]
 
 
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
-    """Makes each kind take the seconds of its call, and gives the order in which they ran."""
+    """Calls of each kind that take so many seconds, and the order in which they will have run."""
 
-    def made(seconds: Mapping[tuple[str, int], Callable[[int], float]]) -> list[tuple[str, int]]:
+    def made(seconds: Seconds) -> tuple[timing.Calls, list[tuple[str, int]]]:
         now, order = 0.0, []
 
-        def kind(name: tuple[str, int]) -> Callable[[], np.ndarray]:
+        def call(kind: tuple[str, int]) -> Callable[[], np.ndarray]:
             def run() -> np.ndarray:
                 nonlocal now
-                now += seconds[name](order.count(name))
-                order.append(name)
+                now += seconds[kind](order.count(kind))
+                order.append(kind)
                 return np.zeros(1)
 
             return run
 
-        monkeypatch.setattr(
-            timing, "timed_calls", lambda *a: {name: kind(name) for name in seconds}
-        )
         monkeypatch.setattr("time.perf_counter", lambda: now)
-        return order
+        return {kind: call(kind) for kind in seconds}, order
 
     return made
 
@@ -119,8 +117,9 @@ COSTS = {
 
 def test_the_costs_of_a_clock_that_is_known(clock: Clock) -> None:
     """Seconds by kind; one turn of five is slow, which a median does not see."""
-    order = clock({kind: lambda i, s=s: s * (100 if i == 3 else 1) for kind, s in COSTS.items()})
-    found = measure((), Sampling(), (3, 7), TURNS)
+    slow = {kind: lambda i, s=s: s * (100 if i == 3 else 1) for kind, s in COSTS.items()}
+    calls, order = clock(slow)
+    found = costs(calls, TURNS)
     assert found.ms_prefill_target == pytest.approx(20)
     assert found.ms_prefill_draft == pytest.approx(4)
     assert found.ms_target_step == pytest.approx(32 / ITERATIONS)
@@ -141,8 +140,8 @@ def test_a_machine_that_grows_slower_leaves_every_ratio_as_it_is(clock: Clock) -
         pause = 1 + kinds.index(kind)
         return lambda i: COSTS[kind] * 2**i + (0.001 if i == pause else 0.0)
 
-    clock({kind: seconds(kind) for kind in kinds})
-    found = measure((), Sampling(), (3, 7), len(kinds) + 1)
+    calls, _ = clock({kind: seconds(kind) for kind in kinds})
+    found = costs(calls, len(kinds) + 1)
     assert found.verify_cost(3) == pytest.approx(40 / 32, rel=1e-2)
     assert found.verify_cost(7) == pytest.approx(48 / 32, rel=1e-2)
     assert found.c(7) == pytest.approx(24 / 7 / 32, rel=3e-2)
@@ -178,43 +177,16 @@ def test_each_step_is_timed_with_the_passes_that_it_takes(
     pair = toy_pair(TransformerDraft(draft), params)
     monkeypatch.setattr("time.perf_counter", lambda: Ticking.now[0])
     pair = dataclasses.replace(pair, target=target)
-    meter = CostMeter(pair, Sampling(temperature), gammas, 1, CACHE)
-    meter.turn()
-    found = meter.costs()
+    given = pair, Sampling(temperature), gammas, SOURCE, CACHE, EXACT
+    found = costs(timing.timed_calls(*given), 1)
     assert found.ms_target_step == pytest.approx(1250)
     assert found.ms_verify == pytest.approx({gamma: 1250 + gamma * 250 for gamma in gammas})
     assert found.ms_proposal == pytest.approx({gamma: gamma * 125 for gamma in gammas})
 
 
-@pytest.mark.parametrize(("tokens", "padding"), [(None, 0), (5, 3)])
-def test_a_timed_source_has_padding_after_its_tokens(
-    monkeypatch: pytest.MonkeyPatch, tokens: int | None, padding: int
-) -> None:
-    pair = toy_pair(MODEL_DRAFT, ())
-    seen: list[list[int]] = []
-
-    def calls(pair: Any, sampling: Any, gammas: Any, source: Any, *_: Any) -> dict[Any, Any]:
-        seen.extend(np.asarray(source).tolist())
-        return {("verify", 0): lambda: 0}
-
-    monkeypatch.setattr(timing, "timed_calls", calls)
-    CostMeter(pair, Sampling(), (2,), 8, CACHE, tokens=tokens)
-    token = pair.vocabulary.size - 1
-    assert token != pair.target.pad_id
-    assert seen == [[token] * (8 - padding) + [pair.target.pad_id] * padding]
-
-
 def test_a_proposal_never_costs_less_than_nothing(clock: Clock) -> None:
     """As rounding may have it for one that is free: 3 ms to verify, 2.9 with its proposal."""
     kinds = [("prefill target", 0), ("prefill draft", 0), ("verify", 0), ("verify", 2), ("step", 2)]
-    clock({kind: lambda i, s=s: s for kind, s in zip(kinds, (1, 1, 2, 3, 2.9), strict=True)})
-    assert measure((), Sampling(0.0), (2,), 1).c(2) == 0
-
-
-@pytest.mark.parametrize(
-    ("gammas", "cache", "message"),
-    [((0, 2), CACHE, "at least 1, not 0"), ((7,), 40, "needs a cache of 41 positions, not 40")],
-)
-def test_settings_that_cannot_be_timed(gammas: tuple[int, ...], cache: int, message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        CostMeter(toy_pair(MODEL_DRAFT, ()), Sampling(), gammas, 1, cache)
+    took = zip(kinds, (1, 1, 2, 3, 2.9), strict=True)
+    calls, _ = clock({kind: lambda i, s=s: s for kind, s in took})
+    assert costs(calls, 1).c(2) == 0

@@ -4,8 +4,11 @@ import dataclasses
 from collections.abc import Sequence
 from typing import Any
 
+import pytest
+
 from speculative.measurement.exactness import Difference
 from speculative.measurement.timing import Costs
+from speculative.rows import workload
 from speculative.rows.kept import Example
 from speculative.rows.records import Record
 from speculative.studies import tune
@@ -88,15 +91,18 @@ def example(difference: Difference | None = None, number: int = 0) -> Example:
     )
 
 
-def meter(costs: Costs, asked: list[tuple[int, ...]]) -> type:
-    """A `CostMeter` that has timed already and found `costs`; it notes the gammas asked for."""
+def no_timing(monkeypatch: pytest.MonkeyPatch, costs: Costs) -> list[tuple[int, ...]]:
+    """Meters have timed already and found `costs`; gives the gammas that they are asked for."""
+    asked: list[tuple[int, ...]] = []
 
+    def calls(pair: Any, sampling: Any, gammas: Sequence[int], *_: Any) -> tuple[int, ...]:
+        asked.append(tuple(gammas))
+        return asked[-1]
+
+    @dataclasses.dataclass
     class Meter:
-        turns = tune.TURNS
-
-        def __init__(self, pair: Any, sampling: Any, gammas: Sequence[int], *_: Any) -> None:
-            self.gammas = tuple(gammas)
-            asked.append(self.gammas)
+        gammas: tuple[int, ...]
+        turns: int = tune.TURNS
 
         def turn(self) -> None:
             pass
@@ -107,4 +113,6 @@ def meter(costs: Costs, asked: list[tuple[int, ...]]) -> type:
             verify = {gamma: costs.ms_verify[gamma] for gamma in self.gammas}
             return dataclasses.replace(costs, ms_verify=verify)
 
-    return Meter
+    monkeypatch.setattr(workload, "timed_calls", calls)
+    monkeypatch.setattr(workload, "CostMeter", Meter)
+    return asked

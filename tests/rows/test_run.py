@@ -64,9 +64,7 @@ def pair(saved_pair: tuple[pathlib.Path, pathlib.Path]) -> Pair:
 @pytest.fixture
 def no_timing(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, ...]]:
     """Gives `COSTS` for the gammas asked for, which it notes; the loops have tests of their own."""
-    asked: list[tuple[int, ...]] = []
-    monkeypatch.setattr(workload, "CostMeter", made.meter(COSTS, asked))
-    return asked
+    return made.no_timing(monkeypatch, COSTS)
 
 
 class Row(NamedTuple):
@@ -301,7 +299,10 @@ def test_above_temperature_0_each_round_draws_another_sample(pair: Pair) -> None
     found = quality.difference("bleu", references, both[0], both[1], 5, numbers)
     assert (r.quality_difference, r.quality_difference_low, r.quality_difference_high) == found
     assert found[0] == pytest.approx(scores[1] - scores[0])
-    assert found[1:] != quality.difference("bleu", references, both[0], both[1], 5)[1:]
+    assert (
+        found[1:]
+        != quality.difference("bleu", references, both[0], both[1], 5, range(len(numbers)))[1:]
+    )
 
 
 def test_a_row_of_a_draft_that_is_the_target(pair: Pair, no_timing: list[tuple[int, ...]]) -> None:
@@ -329,16 +330,18 @@ def test_a_row_of_a_draft_that_is_the_target(pair: Pair, no_timing: list[tuple[i
 def test_costs_are_those_of_a_typical_text(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
     """A source of the mean length, and a cache, which grows, of the median output."""
     given: list[tuple[Any, ...]] = []
-    monkeypatch.setattr(workload, "CostMeter", lambda *settings: given.append(settings))
+    monkeypatch.setattr(workload, "timed_calls", lambda *settings: given.append(settings) or {})
     prompts = [Prompt("summarize: maps", ""), *PROMPTS]
     work = workload.workload(pair, config(max_length=200), prompts)
     work.meter((2, 5), [10, 150, 30])
     lengths = [len(pair.vocabulary.encode(prompt.source)) for prompt in prompts]
     assert len(set(lengths)) > 2
-    _, _, gammas, width, cache, _, tokens = given[0]
-    assert (gammas, width) == ((2, 5), work.sources.shape[1])
-    assert abs(tokens - sum(lengths) / 4) <= 0.5
-    assert cache == 64
+    _, _, gammas, source, cache, _ = given[0]
+    assert (gammas, cache) == ((2, 5), 64)
+    assert source.shape == (1, work.sources.shape[1])
+    padding = source[0] == pair.target.pad_id
+    assert abs((~padding).sum() - sum(lengths) / 4) <= 0.5
+    assert (jnp.diff(padding.astype(int)) >= 0).all(), "it stands after the tokens"
 
 
 def test_the_clock_measures_whole_generations(

@@ -12,7 +12,7 @@ from speculative import cli, disk, paper
 from speculative.gin_files import CONFIGS
 from speculative.measurement.timing import Costs
 from speculative.reporting import page
-from speculative.rows import records, workload
+from speculative.rows import records
 from speculative.rows.config import RowConfig, experiment
 from speculative.studies import sweep
 from tests.rows import made
@@ -32,7 +32,7 @@ RowConfig.paper_draft = "small"
 @pytest.fixture
 def row(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> pathlib.Path:
     """Its costs are given; `test_random_weights_at_true_sizes` measures them."""
-    monkeypatch.setattr(workload, "CostMeter", made.meter(Costs(8, 2, 2, {2: 2.4}, {2: 0.5}), []))
+    made.no_timing(monkeypatch, Costs(8, 2, 2, {2: 2.4}, {2: 0.5}))
     file = tmp_path / "table2" / "small.gin"
     file.parent.mkdir()
     file.write_text(ROW)
@@ -227,7 +227,7 @@ def test_tune_tells_the_best_gamma(
     """Guesses are free: where a wide pass costs what a narrow one does, the most win."""
     gammas = range(1, 11)
     costs = Costs(0.0, 0.0, 2.0, dict.fromkeys(gammas, verify), dict.fromkeys(gammas, 0.0))
-    monkeypatch.setattr(workload, "CostMeter", made.meter(costs, []))
+    made.no_timing(monkeypatch, costs)
     assert cli.main(about(arguments, "tune", "--limit=2")) == 0
     said = " ".join(capsys.readouterr().out.split())
     assert "Theorem 3.8" in said
