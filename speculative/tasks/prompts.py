@@ -44,7 +44,18 @@ def load_prompts(task: str | tasks.Task, limit: int | None = None) -> list[Promp
     if data is None and known.module is None and not tasks.in_seqio(known.name):
         raise ValueError(f"Task {known.name!r} has no texts; give a data file: {KINDS}.")
     if data is None or data.startswith(TFDS):
-        return list(itertools.islice(_of_split(known, data), limit))
+        found = _of_seqio(known) if data is None else _of_tfds(known, data.removeprefix(TFDS))
+        try:
+            return list(itertools.islice(found, limit))
+        # TFDS and TensorFlow raise errors of every kind if they cannot read a dataset.
+        except Exception as error:
+            if isinstance(error, ValueError) and repr(known.name) in str(error):
+                raise
+            raise ValueError(
+                f"The {known.split or 'test'} split of task {known.name!r} cannot be read "
+                f"({type(error).__name__}: {error}); see that TFDS finds it (TFDS_DATA_DIR), or "
+                f"give a data file: {KINDS}."
+            ) from error
     pairs = read_pairs(data, known.columns)
     for number, (source, reference) in enumerate(pairs, 1):
         # A language model, whose task has no prefix, may go on from nothing to a reference.
@@ -54,24 +65,6 @@ def load_prompts(task: str | tasks.Task, limit: int | None = None) -> list[Promp
         Prompt(known.prefix + source, reference, known.prefix)
         for source, reference in pairs[:limit]
     ]
-
-
-def _of_split(task: tasks.Task, data: str | None) -> Iterator[Prompt]:
-    """The prompts of the split that is evaluated; those not asked for are not read."""
-    try:
-        if data is None:
-            yield from _of_seqio(task)
-        else:
-            yield from _of_tfds(task, data.removeprefix(TFDS))
-    # TFDS and TensorFlow raise errors of every kind if they cannot read a dataset.
-    except Exception as error:
-        if isinstance(error, ValueError) and repr(task.name) in str(error):
-            raise
-        raise ValueError(
-            f"The {task.split or 'test'} split of task {task.name!r} cannot be read "
-            f"({type(error).__name__}: {error}); see that TFDS finds it (TFDS_DATA_DIR), or give "
-            f"a data file: {KINDS}."
-        ) from error
 
 
 def _of_seqio(task: tasks.Task) -> Iterator[Prompt]:
@@ -159,34 +152,30 @@ def read_pairs(files: str, columns: str | None = None) -> list[tuple[str, str]]:
                 f"must be parallel; {shorter} lacks line {min(len(sources), len(references)) + 1}."
             )
         return list(zip(sources, references, strict=True))
-    kind = pathlib.Path(files).suffix
     lines = [(f"Line {n} of {files}", line) for n, line in enumerate(_lines(files), 1)]
-    if kind == ".jsonl":
-        return [_fields(line, where, columns) for where, line in lines]
-    if kind == ".txt" or columns is None:
-        return [_columns(line, where, 1 + (kind == ".tsv")) for where, line in lines]
-    (where, head), *lines = lines
-    names = head.split("\t")
+    match pathlib.Path(files).suffix:
+        case ".txt":
+            return [(line, "") for _, line in lines]
+        case ".jsonl":
+            return [_fields(line, where, columns) for where, line in lines]
+    rows = [(where, line.split("\t")) for where, line in lines]
+    if columns is None:
+        for where, row in rows:
+            if len(row) != 2:
+                raise ValueError(
+                    f"{where} has {len(row)} column{'s' * (len(row) != 1)}, not 2; put one tab "
+                    "between source and reference."
+                )
+        return [(source, reference) for _, (source, reference) in rows]
+    (where, names), *rows = rows
     _pair(dict.fromkeys(names, ""), _names(columns), where)
-    if not lines:
+    if not rows:
         raise ValueError(f"{files} names columns, but has no line after them.")
-    pairs = []
-    for where, line in lines:
-        row = line.split("\t")
+    for where, row in rows:
         if len(row) != len(names):
             raise ValueError(f"{where} has {len(row)} columns, the first line {len(names)}.")
-        pairs.append(_pair(dict(zip(names, row, strict=True)), _names(columns), where))
-    return pairs
-
-
-def _columns(line: str, where: str, count: int) -> tuple[str, str]:
-    columns = line.split("\t") if count > 1 else [line]
-    if len(columns) != count:
-        raise ValueError(
-            f"{where} has {len(columns)} column{'s' * (len(columns) != 1)}, not 2; put one tab "
-            "between source and reference."
-        )
-    return columns[0], "".join(columns[1:])
+    records = [(dict(zip(names, row, strict=True)), where) for where, row in rows]
+    return [_pair(record, _names(columns), where) for record, where in records]
 
 
 def _fields(line: str, where: str, columns: str | None) -> tuple[str, str]:
