@@ -1,9 +1,10 @@
 """What a row needs of a device's memory, from shapes alone, and whether the device has it."""
 
-import dataclasses
+import contextlib
 import os
 import pathlib
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -16,11 +17,9 @@ MAPS = pathlib.Path("/proc/self/maps")  # A line for each map of this process's 
 MOST_MAPS = pathlib.Path("/proc/sys/vm/max_map_count")
 
 
-@dataclasses.dataclass(frozen=True)
-class Need:
-    """What a model needs at batch size 1, in bytes."""
+class Need(NamedTuple):
+    """What models need at batch size 1, in bytes."""
 
-    parameters: int
     weights: int
     copies: int  # On a CPU, kernels in another layout, in float32, beside those of the checkpoint.
     caches: int  # Keys and values, of self- and cross-attention.
@@ -28,41 +27,30 @@ class Need:
     # verify pass and its logits.
     activations: int
 
-    @property
-    def total(self) -> int:
-        """All bytes."""
-        return self.weights + self.copies + self.caches + self.activations
 
-
-def needs(
+def need(
     models: Sequence[Config],
     gamma: int | None,
     max_length: int,
     source_length: int = 512,
     cpu: bool = False,
-) -> list[Need]:
-    """What models need, a target and perhaps a draft, for so many guesses a step (None is 7)."""
-    return [_need(model, gamma or 7, max_length, source_length, cpu) for model in models]
-
-
-def _need(model: Config, gamma: int, max_length: int, source_length: int, cpu: bool) -> Need:
-    parameters = sum(leaf.size for leaf in jax.tree.leaves(abstract_params(model)))
-    size = jnp.dtype(model.dtype).itemsize
-    room = Decoding(model.vocab_size, gamma=gamma, max_length=max_length).cache_lengths()[-1]
-    head, width = model.num_heads * model.head_dim, gamma + 1
-    # Of the text and of the source, which is in the same caches where it is a prompt.
-    caches = 2 * model.decoder_layers * head * (room + source_length) * size
-    encoder = source_length * (2 * model.mlp_dim + 4 * model.emb_dim) * size
-    encoder += model.num_heads * source_length**2 * 4
-    # Logits and probabilities are float32, the target's and those of every guess.
-    verify = 4 * width * model.vocab_size * 4 + width * (2 * model.mlp_dim + 4 * head) * size
-    return Need(
-        parameters=parameters,
-        weights=parameters * size,
-        copies=4 * parameters * cpu,
-        caches=caches,
-        activations=max(encoder, verify),
-    )
+) -> Need:
+    """What models need together, a target and perhaps a draft, for so many guesses (None is 7)."""
+    of_each = []
+    for model in models:
+        parameters = sum(leaf.size for leaf in jax.tree.leaves(abstract_params(model)))
+        size, width = jnp.dtype(model.dtype).itemsize, (gamma or 7) + 1
+        config = Decoding(model.vocab_size, gamma=gamma or 7, max_length=max_length)
+        # Of the text and of the source, which is in the same caches where it is a prompt.
+        positions = config.cache_lengths()[-1] + source_length
+        head = model.num_heads * model.head_dim
+        encoder = source_length * (2 * model.mlp_dim + 4 * model.emb_dim) * size
+        encoder += model.num_heads * source_length**2 * 4
+        # Logits and probabilities are float32, the target's and those of every guess.
+        verify = 4 * width * model.vocab_size * 4 + width * (2 * model.mlp_dim + 4 * head) * size
+        caches = 2 * model.decoder_layers * head * positions * size
+        of_each.append((parameters * size, 4 * parameters * cpu, caches, max(encoder, verify)))
+    return Need(*map(sum, zip(*of_each, strict=True)))
 
 
 def device_bytes() -> tuple[str, int]:
@@ -79,20 +67,16 @@ def spare_maps() -> None:
     On a CPU every program takes some, and without one left the compiler ends the process. Linux
     alone has such a limit.
     """
-    try:
-        taken, most = MAPS.read_bytes().count(b"\n"), int(MOST_MAPS.read_text())
-    except (OSError, ValueError):
-        return
-    if 2 * taken > most:
-        jax.clear_caches()
+    with contextlib.suppress(OSError):
+        if 2 * MAPS.read_bytes().count(b"\n") > int(MOST_MAPS.read_text()):
+            jax.clear_caches()
 
 
 def batch(models: Sequence[Config], gamma: int | None, max_length: int, most: int) -> int:
     """How many rows, up to `most`, fit with the weights in the present device's memory."""
-    found = needs(models, gamma, max_length)
-    row = sum(need.caches + need.activations for need in found)
-    free = device_bytes()[1] - sum(need.weights for need in found)
-    return max(1, min(most, int(0.5 * free) // row))
+    found = need(models, gamma, max_length)
+    free = device_bytes()[1] - found.weights
+    return max(1, min(most, int(0.5 * free) // (found.caches + found.activations)))
 
 
 def require_batch(
@@ -110,17 +94,13 @@ def require_batch(
 def require(config: RowConfig, models: Sequence[Config], source_length: int = 512) -> None:
     """Raises ValueError unless the present device holds the models of a row."""
     cpu = jax.default_backend() == "cpu"
-    found = needs(models, config.gamma, config.max_length, source_length, cpu)
-    needed = sum(need.total for need in found)
+    found = need(models, config.gamma, config.max_length, source_length, cpu)
     name, there = device_bytes()
-    if needed > there:
-        parts = {
-            part: sum(getattr(need, part) for need in found)
-            for part in ("weights", "copies", "caches", "activations")
-        }
-        made_of = ", ".join(f"{part} {size / 2**30:.1f}" for part, size in parts.items() if size)
+    if sum(found) > there:
+        parts = found._asdict().items()
+        made_of = ", ".join(f"{part} {size / 2**30:.1f}" for part, size in parts if size)
         raise ValueError(
-            f"{config.target} with {config.draft} needs {needed / 2**30:.1f} GiB, but {name} has "
-            f"{there / 2**30:.1f} GiB ({made_of}): take a narrower dtype, smaller models or "
+            f"{config.target} with {config.draft} needs {sum(found) / 2**30:.1f} GiB, but {name} "
+            f"has {there / 2**30:.1f} GiB ({made_of}): take a narrower dtype, smaller models or "
             "another device."
         )

@@ -25,24 +25,23 @@ def t5_1_1(dim: int, mlp: int, heads: int, layers: int) -> int:
 
 
 def test_the_papers_models_in_bfloat16() -> None:
-    target, draft = memory.needs(weights.sizes(XXL), XXL.gamma, XXL.max_length)
-    assert target.parameters == t5_1_1(4096, 10240, 64, 24)
-    assert draft.parameters == t5_1_1(512, 1024, 6, 8)
-    assert (target.weights, draft.weights) == (2 * target.parameters, 2 * draft.parameters)
+    sizes = weights.sizes(XXL)
+    target, draft = (memory.need([size], XXL.gamma, XXL.max_length) for size in sizes)
+    assert target.weights == 2 * t5_1_1(4096, 10240, 64, 24)
+    assert draft.weights == 2 * t5_1_1(512, 1024, 6, 8)
     # Keys and values, 24 layers, 64 heads of 64, 512 source and 144 target positions.
     assert target.caches == 2 * 24 * 64 * 64 * (512 + 144) * 2
-    assert target.total == target.weights + target.caches + target.activations
     assert 0 < target.activations < 2**30
+    both = memory.need(sizes, XXL.gamma, XXL.max_length)
+    assert both == tuple(a + b for a, b in zip(target, draft, strict=True))
 
 
 def test_a_table_needs_nothing_and_a_checkpoint_tells_its_own_sizes() -> None:
     config = RowConfig(
         task="debian_ende", target="debian_target", draft="bigram", temperature=0.0, gamma=3
     )
-    (need,) = memory.needs(weights.resolve(config).configs, 3, 128)
-    stored = checkpoints.open("debian_target")
-    assert need.parameters == stored.parameters
-    assert need.weights == 4 * stored.parameters
+    need = memory.need(weights.resolve(config).configs, 3, 128)
+    assert need.weights == 4 * checkpoints.open("debian_target").parameters
 
 
 def test_a_run_that_does_not_fit_ends_before_it_loads(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -60,9 +59,8 @@ def test_a_run_that_does_not_fit_ends_before_it_loads(monkeypatch: pytest.Monkey
 def test_as_many_rows_as_have_room(monkeypatch: pytest.MonkeyPatch) -> None:
     models = weights.sizes(XXL)
     asked = models, XXL.gamma, XXL.max_length
-    found = memory.needs(*asked)
-    row = sum(need.caches + need.activations for need in found)
-    there = sum(need.weights for need in found) + 20 * row
+    need = memory.need(*asked)
+    there = need.weights + 20 * (need.caches + need.activations)
     monkeypatch.setattr(memory, "device_bytes", lambda: ("a device", there))
     assert memory.batch(*asked, 128) == 10
     assert memory.batch(*asked, 4) == 4
