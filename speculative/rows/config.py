@@ -7,7 +7,6 @@ import os
 import pathlib
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
 
 import gin
 
@@ -93,11 +92,8 @@ class RowConfig:
         own = {"data": self.data_file, "columns": self.columns}
         own |= {"prefix": self.prefix, "metric": self.metric}
         given = {name: value for name, value in own.items() if value is not None}
-        if self.prefix is None:
-            known = tasks.task(self.task)
-        else:
-            known = tasks.TASKS.get(self.task, Task(self.task))
-        return dataclasses.replace(known, **given)
+        new = self.prefix is not None and self.task not in tasks.TASKS
+        return dataclasses.replace(Task(self.task) if new else tasks.task(self.task), **given)
 
     @property
     def sampling(self) -> Sampling:
@@ -218,39 +214,28 @@ def read_row(
     the ValueError for a file or a row that is not there, a parameter that does not exist, and a
     value that is missing or out of range.
     """
-    if address is None:
-        with _parsed(None, bindings, fields):
-            return _bound()
-    file, row = _split(address)
-    with _parsed(address, bindings) as table:
-        rows = ", ".join(table.rows)
-        if row is None and rows:
-            raise ValueError(f"it is a table; name a row of it, {file}:ROW: {rows}.")
-        if row is not None and row not in table.rows:
-            raise ValueError(f"the file has no row {row!r}; its rows are {rows or 'none'}.")
-        if row is not None:
-            own: dict[str, Any] = {}
-            for at in table.shared:
-                own |= table.shared[at] if fnmatch.fnmatchcase(row, at) else {}
-            fields = {**own, **table.rows[row], **(fields or {})}
+    if address is not None:
+        file, row = _split(address)
+        with _parsed(address, bindings) as table:
+            rows = ", ".join(table.rows)
+            if row is None and rows:
+                raise ValueError(f"it is a table; name a row of it, {file}:ROW: {rows}.")
+            if row is not None and row not in table.rows:
+                raise ValueError(f"the file has no row {row!r}; its rows are {rows or 'none'}.")
+            if row is not None:
+                shared = [x for at, x in table.shared.items() if fnmatch.fnmatchcase(row, at)]
+                given = *shared, table.rows[row], fields or {}
+                fields = {name: value for part in given for name, value in part.items()}
     with _parsed(address, bindings, fields):
-        return _bound()
-
-
-class _NoValue(ValueError):
-    """A row's field has no default, and nothing gives its value."""
-
-
-def _bound() -> RowConfig:
-    """The row that gin holds."""
-    given = gin.get_bindings(RowConfig)
-    for field in dataclasses.fields(RowConfig):
-        if field.default is dataclasses.MISSING and field.name not in given:
-            name = f"RowConfig.{field.name}"
-            raise _NoValue(
-                f"gives no value for {name}; add a line {name} = ..., or give it with --gin."
-            )
-    return gin.get_configurable(RowConfig)()
+        known, bound = dataclasses.fields(RowConfig), gin.get_bindings(RowConfig)
+        required = [field.name for field in known if field.default is dataclasses.MISSING]
+        lacking = [f"RowConfig.{name}" for name in required if name not in bound]
+        if not lacking:
+            return gin.get_configurable(RowConfig)()
+    raise ValueError(
+        f"{address or 'The command line'} gives no value for {lacking[0]}; add a line "
+        f"{lacking[0]} = ..., or give it with --gin."
+    )
 
 
 def _split(address: str | pathlib.Path) -> tuple[pathlib.Path, str | None]:
@@ -284,9 +269,7 @@ def _parsed(
         said = re.split("In call to configurable|in config string", str(error))[0]
         if "'RowConfig' doesn't have a parameter" in said:  # Gin does not say which there are.
             said += f" (It has {', '.join(field.name for field in dataclasses.fields(RowConfig))}.)"
-        if not isinstance(error, _NoValue):
-            said = f"is no configuration of a row: {' '.join(said.split())}"
-        where = "The command line" if address is None else address
-        raise ValueError(f"{where} {said}") from error
+        where = f"{address or 'The command line'} is no configuration of a row"
+        raise ValueError(f"{where}: {' '.join(said.split())}") from error
     finally:
         gin.clear_config()
