@@ -10,9 +10,8 @@ import numpy as np
 from jax import Array, lax
 from numpy.typing import NDArray
 
-from speculative.decoding import Params, Rule
+from speculative.decoding import Decoding, Params, Rule
 from speculative.decoding.loop import Models
-from speculative.decoding.rules import EXACT
 from speculative.drafts.base import fault_of
 from speculative.grouping import batches, filled
 from speculative.measurement import teacher_forced
@@ -25,9 +24,7 @@ def alpha_on_target_text(
     pair: Pair,
     sources: Sequence[Array],
     tokens: Sequence[Sequence[int]],
-    sampling: Sampling,
-    max_length: int,
-    rule: Rule = EXACT,
+    config: Decoding,
     batch_size: int = 1,
 ) -> list[NDArray[np.float32]]:
     """Beta [length], the acceptance by `Rule.acceptance`, at every token of the target's outputs.
@@ -35,21 +32,20 @@ def alpha_on_target_text(
     Alpha is their mean over all tokens. Without random guesses and rejections its variance is
     lower than that of the share of guesses that decoding accepts.
 
-    Sources are [1, S], from `Pair.encode`. Outputs, with their end of sequence, are padded to
-    `max_length` tokens, so that one program is compiled, and up to `batch_size` are scored
-    together. Raises ValueError if the probabilities of target or draft are not finite.
+    Sources are [1, S]. Outputs, with their end of sequence, are padded to `max_length` tokens, so
+    that one program is compiled, and up to `batch_size` are scored together. Raises ValueError if
+    the probabilities of target or draft are not finite.
     """
-    models, vocab_size = Models(pair.target, pair.draft), pair.vocabulary.size
+    given = Models(pair.target, pair.draft), pair.params
     # Nothing is timed here, so that one program may serve all temperatures.
-    kinds = Kinds.of([sampling, Sampling(0.0), Sampling(1.0)])
-    sampling = Sampling.together([sampling], kinds)
+    kinds = Kinds.of([config.sampling, Sampling(0.0), Sampling(1.0)])
+    how = Sampling.together([config.sampling], kinds), config.vocab_size, config.rule
     betas = [np.zeros(0, np.float32)] * len(sources)
     for chosen, places in batches(range(len(sources)), lambda i: sources[i].shape[1], batch_size):
         source = jnp.concatenate([sources[place] for place in places])
-        rows = filled([tokens[place] for place in places], max_length)
-        given = models, pair.params, source, rows
-        found = np.asarray(acceptances(*given, sampling, vocab_size, rule))
-        for place, beta in zip(chosen, found, strict=False):
+        rows = filled([tokens[place] for place in places], config.max_length)
+        found = acceptances(*given, source, rows, *how)
+        for place, beta in zip(chosen, np.asarray(found), strict=False):
             betas[place] = beta[: len(tokens[place])]
             if not np.isfinite(betas[place]).all():
                 raise ValueError(

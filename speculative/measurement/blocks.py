@@ -16,7 +16,7 @@ import numpy as np
 from jax import Array, lax
 from numpy.typing import NDArray
 
-from speculative.decoding import Params, Rule
+from speculative.decoding import Decoding, Params, Rule
 from speculative.decoding.loop import Models
 from speculative.grouping import filled
 from speculative.measurement import teacher_forced
@@ -30,24 +30,22 @@ def tokens_on_target_text(
     pair: Pair,
     source: Array,
     tokens: Sequence[int],
-    sampling: Sampling,
-    max_length: int,
+    config: Decoding,
     gammas: Sequence[int],
     rules: Sequence[Rule],
     seed: int = 0,
 ) -> NDArray[np.float64]:
     """The expected tokens [length, gammas, rules] of a step that begins at each token of an output.
 
-    One draw of guesses, from numbers of `seed`, serves all gammas and rules.
-    The source is [1, S], from `Pair.encode`; the output, with its end of sequence, is padded to
-    `max_length` tokens, so that one program is compiled.
+    One draw of guesses, from numbers of `seed`, serves all gammas and rules. The source is [1, S];
+    the output, with its end of sequence, is padded to `max_length` tokens, so that one program is
+    compiled.
     """
-    models, vocabulary = Models(pair.target, pair.draft), pair.vocabulary
-    row = filled([tokens], max_length)
-    uniforms = jax.random.uniform(jax.random.key(seed), (max_length, 1, max(gammas)))
-    given = models, pair.params, source, row, uniforms
-    sizes = vocabulary.size, vocabulary.eos_ids
-    found = step_tokens(*given, sampling, *sizes, tuple(gammas), tuple(rules))
+    row = filled([tokens], config.max_length)
+    uniforms = jax.random.uniform(jax.random.key(seed), (config.max_length, 1, max(gammas)))
+    given = Models(pair.target, pair.draft), pair.params, source, row, uniforms
+    how = config.sampling, config.vocab_size, config.eos_ids
+    found = step_tokens(*given, *how, tuple(gammas), tuple(rules))
     # Sums of float32 may lie beyond what a step can yield.
     return np.clip(np.asarray(found, np.float64)[0, : len(tokens)], 1, np.add(gammas, 1)[:, None])
 

@@ -43,17 +43,15 @@ PRESENT = "present"  # In place of a name: the chip of this machine.
 
 def chip(name: str) -> Chip:
     """The chip of this name; `PRESENT` is the TPU of this machine. ValueError if there is none."""
-    if name != PRESENT:
-        if name not in CHIPS:
-            known = ", ".join([*CHIPS, PRESENT])
-            raise ValueError(f"There is no topology {name!r}; known are {known}.")
+    if name in CHIPS:
         return CHIPS[name]
+    if name != PRESENT:
+        raise ValueError(f"There is no topology {name!r}; known are {', '.join(CHIPS)}, {PRESENT}.")
     import jax
 
     kind = jax.devices()[0].device_kind
-    for found in CHIPS.values():
-        if found.kind == kind:
-            return found
+    if found := next((found for found in CHIPS.values() if found.kind == kind), None):
+        return found
     kinds = ", ".join(f"{one.kind} ({name})" for name, one in CHIPS.items())
     raise ValueError(
         f"There is no TPU here that this program knows, but {kind}; name a topology that it stands "
@@ -103,12 +101,9 @@ def prepare() -> None:
     Programs are compiled on the CPU's side of JAX; another process may use libtpu meanwhile; and
     nobody asks Google's metadata server, which only Cloud machines have.
     """
-    for variable, value in (
-        ("JAX_PLATFORMS", "cpu"),
-        ("ALLOW_MULTIPLE_LIBTPU_LOAD", "true"),
-        ("TPU_SKIP_MDS_QUERY", "true"),
-    ):
-        os.environ.setdefault(variable, value)
+    os.environ.setdefault("JAX_PLATFORMS", "cpu")
+    os.environ.setdefault("ALLOW_MULTIPLE_LIBTPU_LOAD", "true")
+    os.environ.setdefault("TPU_SKIP_MDS_QUERY", "true")
 
 
 @contextlib.contextmanager

@@ -36,19 +36,13 @@ def rounding(largest: ArrayLike, dtype: str, layers: int) -> NDArray[np.float64]
 
 @dataclasses.dataclass(frozen=True)
 class Difference:
-    """The first difference of two greedy outputs.
-
-    Attributes:
-        position: of the first tokens that differ; a token is None after its text's end.
-        margin: the largest logit minus the smaller logit of the two tokens.
-        tolerance: of `rounding`; 0 after a text's end.
-    """
+    """The first difference of two greedy outputs."""
 
     position: int
-    autoregressive: int | None
+    autoregressive: int | None  # The token there; None after its text's end.
     speculative: int | None
-    margin: float
-    tolerance: float = 0.0
+    margin: float  # The largest logit minus the smaller logit of the two tokens.
+    tolerance: float = 0.0  # Of `rounding`; 0 after a text's end.
 
     @property
     def near_tie(self) -> bool:

@@ -51,21 +51,15 @@ def allowing(test: GTest, divergence: float) -> GTest:
     return dataclasses.replace(test, p_value=p_value, allowed=allowed)
 
 
-def _likelihood_ratio(observed: NDArray[np.float64], expected: NDArray[np.float64]) -> float:
-    """G = 2 sum O ln(O / E) of counts against what was expected of them, all above 0."""
-    from scipy import stats
-
-    found = stats.power_divergence(observed, expected, lambda_="log-likelihood")
-    return max(0.0, float(found.statistic))  # Equal counts may come out a rounding below 0.
-
-
 def g_statistic(observed: NDArray[np.float64], expected: NDArray[np.float64]) -> tuple[float, int]:
-    """G and its degrees of freedom; cells with few expected counts are pooled.
+    """G = 2 sum O ln(O / E) and its degrees of freedom; cells with few expected counts are pooled.
 
     G is divided by Williams' correction, which takes its mean to that of the chi-square
     distribution: summed over hundreds of prompts, a small excess would look like a difference.
     G is infinite if a token of probability 0 was drawn.
     """
+    from scipy import stats
+
     if observed[expected == 0].any():
         return np.inf, 1
     order = np.argsort(-expected)
@@ -81,7 +75,8 @@ def g_statistic(observed: NDArray[np.float64], expected: NDArray[np.float64]) ->
         return 0.0, 0
     count = expected.sum()
     correction = 1 + ((count / expected).sum() - 1) / (6 * count * degrees)
-    return _likelihood_ratio(observed, expected) / correction, degrees
+    g = float(stats.power_divergence(observed, expected, lambda_="log-likelihood").statistic)
+    return max(0.0, g) / correction, degrees  # Equal counts may come out a rounding below 0.
 
 
 def of_tokens(name: str, transformed: Sequence[NDArray[np.float64]]) -> GTest:

@@ -1,5 +1,6 @@
 """The read bandwidth of the present device, measured."""
 
+import functools
 import statistics
 import time
 from collections.abc import Callable
@@ -21,18 +22,13 @@ def elapsed(run: Callable[[], Any]) -> float:
     return time.perf_counter() - began
 
 
-def seconds(run: Callable[[], Any], rounds: int = 9) -> float:
-    """The median time of a call that returns arrays, after one call that compiles."""
-    jax.block_until_ready(run())
-    return statistics.median(elapsed(run) for _ in range(rounds))
-
-
 def read_bandwidth(size: int = 2**29) -> float:
     """Bytes a second at which the device sums `size` bytes: many times a processor's caches."""
     values = jnp.ones(size // 4, jnp.float32)
-    if jax.default_backend() == "cpu" and kernels.native():
-        return size / seconds(lambda: kernels.total(values))
-    return READS * size / seconds(lambda: _totals(values))
+    native = jax.default_backend() == "cpu" and kernels.native()
+    read = functools.partial(kernels.total if native else _totals, values)
+    _, *seconds = (elapsed(read) for _ in range(10))  # The first call compiles.
+    return (1 if native else READS) * size / statistics.median(seconds)
 
 
 @jax.jit

@@ -1,9 +1,7 @@
 """Reads the text of a program that XLA compiled: instructions in the order in which they run."""
 
-import functools
 import math
 import re
-from collections.abc import Iterator
 from typing import NamedTuple
 
 HBM = 0  # The memory space of what names none; others lie on the chip.
@@ -11,7 +9,8 @@ HBM = 0  # The memory space of what names none; others lie on the chip.
 _SIZES = {"pred": 1, "s4": 0.5, "u4": 0.5}  # Bytes of an element; other names end in their bits.
 _SHAPE = re.compile(r"\b([a-z]\w*)\[([\d,]*)\](?:\{([\d,]*)([^{}]*)\})?")
 _HEAD = re.compile(r"^(?:ENTRY )?%(\S+) \(.*\{$")
-_LINE = re.compile(r"^ +(?:ROOT )?%(\S+) = (.*)$")
+# Name, shapes, opcode, what is in parentheses, attributes.
+_LINE = re.compile(r"^ +(?:ROOT )?%(\S+) = (\(.*?\)|\S+) ([\w-]+)\((.*?)\)(?:, ([a-z_]+=.*))?$")
 _CALLED = re.compile(
     r"\b(?:calls|body|condition|true_computation|false_computation|branch_computations)="
     r"(?:%([\w.-]+)|\{([^{}]*)\})"
@@ -26,11 +25,6 @@ class Shape(NamedTuple):
     order: tuple[int, ...] = ()  # Dimensions from the one that varies fastest on.
     tile: tuple[int, ...] = ()  # What the last dimensions in memory are padded to multiples of.
     space: int = HBM
-
-    @property
-    def elements(self) -> int:
-        """Numbers in it."""
-        return math.prod(self.dims)
 
     @property
     def bytes(self) -> int:
@@ -68,24 +62,19 @@ class HloModule:
         for line in text.splitlines():
             if line.startswith(" "):
                 if found := _LINE.match(line):
-                    lines.append(_instruction(*found.groups()))
+                    lines.append(_instruction(*found.groups("")))
             elif found := _HEAD.match(line):
                 lines = self.computations[found[1]] = []
                 entry = found[1] if line.startswith("ENTRY") else entry
         if not entry:
             raise ValueError("The text of a compiled program has no ENTRY computation.")
         self.entry = entry
+        self.instructions = {one.name: one for part in self.computations.values() for one in part}
 
-    @functools.cached_property
-    def instructions(self) -> dict[str, Instruction]:
-        """All instructions, by name."""
-        return {one.name: one for lines in self.computations.values() for one in lines}
-
-    def loops(self) -> Iterator[Instruction]:
+    def loops(self) -> list[Instruction]:
         """The loops whose trips depend on data, in the order of the text: those of decoding."""
-        for one in self.instructions.values():
-            if one.opcode == "while" and self.trips(one) is None:
-                yield one
+        loops = (one for one in self.instructions.values() if one.opcode == "while")
+        return [loop for loop in loops if self.trips(loop) is None]
 
     def trips(self, loop: Instruction) -> int | None:
         """How often the body of a loop runs; None where that depends on data."""
@@ -160,12 +149,7 @@ class HloModule:
         return sum(shape.bytes for shape in one.shapes)
 
 
-def _instruction(name: str, rest: str) -> Instruction:
-    end = _closing(rest) if rest.startswith("(") else rest.index(" ") - 1
-    shapes, rest = rest[: end + 1], rest[end + 2 :]
-    opcode, _, rest = rest.partition("(")
-    end = _closing("(" + rest) - 1
-    given, attributes = rest[:end], rest[end + 1 :]
+def _instruction(name: str, shapes: str, opcode: str, given: str, attributes: str) -> Instruction:
     cycles = re.search(r'"estimated_cycles":"?(\d+)', attributes)
     scope = re.search(r'op_name="([^"]*)"', attributes)
     called = ",".join(one or several for one, several in _CALLED.findall(attributes))
@@ -180,16 +164,6 @@ def _instruction(name: str, rest: str) -> Instruction:
         int(cycles[1]) if cycles else None,
         scope[1] if scope else "",
     )
-
-
-def _closing(text: str) -> int:
-    """The place of the parenthesis that closes the first one."""
-    depth = 0
-    for place in re.finditer(r"[()]", text):
-        depth += 1 if place[0] == "(" else -1
-        if depth == 0:
-            return place.start()
-    raise ValueError(f"The text of a compiled program has an open parenthesis: {text[:80]}")
 
 
 def _shape(found: tuple[str, str, str, str]) -> Shape:

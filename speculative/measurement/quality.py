@@ -58,13 +58,11 @@ def measure(metric: str, targets: Sequence[str], predictions: Sequence[str]) -> 
 
 
 def score(
-    metric: str, targets: Sequence[str], predictions: Sequence[str], seed: int = 0
+    metric: str, targets: Sequence[str], predictions: Sequence[str]
 ) -> tuple[float, float, float]:
     """`measure`, and its 95% interval over examples."""
     statistics = _statistics(metric, targets, predictions)
-    low, high = interval(
-        lambda chosen: _score(metric, statistics[chosen].sum(0)), len(targets), seed
-    )
+    low, high = interval(lambda i: _score(metric, statistics[i].sum(axis=0)), len(targets))
     return measure(metric, targets, predictions), low, high
 
 

@@ -5,7 +5,7 @@ background takes. So instructions run one after the other here, as they are sche
 background take the bandwidth that instructions leave, and may have to be awaited.
 """
 
-import collections
+import math
 from typing import NamedTuple
 
 from speculative.measurement.chips import Chip
@@ -46,18 +46,18 @@ class Schedule:
         bandwidth = self.chip.bandwidth
         now = named = waited = 0.0
         total = 0
-        background: collections.deque[list] = collections.deque()  # Names and bytes left, by age.
+        background: dict[str, float] = {}  # Bytes left of copies, by age.
 
         def advance(seconds: float, rate: float) -> None:
             nonlocal now
             now, left = now + seconds, seconds * rate
-            while background and left > 0:
-                moved = min(left, background[0][1])
-                left -= moved
-                background[0][1] -= moved
-                # Bytes that are a rounding error do not keep a copy in the queue.
-                if background[0][1] < 1:
-                    background.popleft()
+            for name, size in list(background.items()):
+                if left <= 0:
+                    break
+                background[name] -= min(left, size)
+                left -= min(left, size)
+                if background[name] < 1:  # A rounding error does not keep a copy in the queue.
+                    del background[name]
 
         for one in lines:
             if one.opcode in _FREE:
@@ -65,12 +65,11 @@ class Schedule:
             if one.opcode.endswith("-start"):
                 size = self._copied(one)
                 total += size
-                background.append([one.name, float(size)])
+                background[one.name] = size
             elif one.opcode.endswith("-done"):
-                names = [name for name, _ in background]
-                if one.operands[0] in names:  # The copies before it must be done too.
-                    last = names.index(one.operands[0]) + 1
-                    seconds = sum(left for _, left in list(background)[:last]) / bandwidth
+                if one.operands[0] in background:  # The copies before it must be done too.
+                    last = list(background).index(one.operands[0]) + 1
+                    seconds = sum(list(background.values())[:last]) / bandwidth
                     advance(seconds, bandwidth)
                     waited += seconds
             else:
@@ -84,8 +83,7 @@ class Schedule:
                 # What waited for a copy is the next instruction.
                 named += seconds + waited if inside else cost.named
                 waited = 0.0
-        now += sum(left for _, left in background) / bandwidth
-        return Cost(now, total, named)
+        return Cost(now + sum(background.values()) / bandwidth, total, named)
 
     def _priced(self, one: Instruction) -> Cost:
         """The cost of an instruction that runs in the foreground."""
@@ -116,7 +114,7 @@ class Schedule:
         found: tuple[list[str], list[str]] = [], []
         for name in sorted(self._reached(self.program.entry)):
             for one in self.program.computations[name]:
-                sizes = {(shape.dtype, shape.elements) for shape in one.shapes[:1]}
+                sizes = {(shape.dtype, math.prod(shape.dims)) for shape in one.shapes[:1]}
                 if sizes & kernels and self._moves(one):
                     found[name not in inside].append(one.name)
         return found

@@ -18,7 +18,7 @@ import numpy as np
 from jax import Array, lax
 
 from speculative import theory
-from speculative.decoding import Decoding, Params, Rule
+from speculative.decoding import Decoding, Params
 from speculative.decoding.loop import Models, Progress, begin, step
 from speculative.decoding.programs import Program
 from speculative.decoding.reference import start_draft, start_target
@@ -35,21 +35,13 @@ TURNS = 3  # The least number of turns for costs; a turn times every kind of ste
 
 @dataclasses.dataclass(frozen=True)
 class Costs:
-    """Times in milliseconds, of one row.
+    """Times in milliseconds, of one row."""
 
-    Attributes:
-        ms_prefill_target: reading the source by the target.
-        ms_prefill_draft: reading the source by the draft.
-        ms_target_step: one token by the target alone, including sampling.
-        ms_verify: by gamma, a target pass over gamma + 1 positions and the verification.
-        ms_proposal: by gamma, all guesses of a step; of a mixture its model's, which cost more than
-            what is looked up.
-    """
-
-    ms_prefill_target: float
+    ms_prefill_target: float  # Reading the source.
     ms_prefill_draft: float
-    ms_target_step: float
-    ms_verify: dict[int, float]
+    ms_target_step: float  # One token by the target alone, including sampling.
+    ms_verify: dict[int, float]  # By gamma, a pass over gamma + 1 positions and the verification.
+    # By gamma, all guesses of a step; of a mixture its model's, which cost more than a look-up.
     ms_proposal: dict[int, float]
 
     def ms_draft_step(self, gamma: int) -> float:
@@ -74,9 +66,7 @@ class Costs:
 class _Given(UniformDraft):
     """Proposes its parameters, guesses and q, so that a step is verification alone."""
 
-    def propose(
-        self, params, state, last, uniforms, sampling, vocab_size, history=None
-    ) -> Proposal:
+    def propose(self, params, state, *given: Any, **named: Any) -> Proposal:
         guesses, q = params
         return Proposal(guesses, q, state)
 
@@ -136,33 +126,29 @@ class CostMeter:
         medians = 1e3 * np.median(turns) * np.median(seconds / turns, axis=0)
         ms = dict(zip(self._seconds, medians.tolist(), strict=True))
         gammas = [gamma for name, gamma in ms if name == "step"]
-        verify = {gamma: ms["verify", gamma] / ITERATIONS for gamma in gammas}
-        step = {gamma: ms["step", gamma] / ITERATIONS for gamma in gammas}
         return Costs(
             ms_prefill_target=ms["prefill target", 0],
             ms_prefill_draft=ms["prefill draft", 0],
             ms_target_step=ms["verify", 0] / ITERATIONS,
-            ms_verify=verify,
+            ms_verify={gamma: ms["verify", gamma] / ITERATIONS for gamma in gammas},
             # The measured difference may be negative for a draft that costs almost nothing.
-            ms_proposal={gamma: max(0.0, step[gamma] - verify[gamma]) for gamma in gammas},
+            ms_proposal={
+                gamma: max(0.0, ms["step", gamma] - ms["verify", gamma]) / ITERATIONS
+                for gamma in gammas
+            },
         )
 
 
 def timed_calls(
-    pair: Pair,
-    sampling: Sampling,
-    gammas: Sequence[int],
-    source: Array,
-    cache_length: int,
-    rule: Rule,
+    pair: Pair, config: Decoding, gammas: Sequence[int], source: Array, cache_length: int
 ) -> Calls:
     """The calls to time. Steps are those of a row with a source [1, S] whose text begins.
 
     The cache has room for `ITERATIONS` tokens and, beyond them, for a step.
     """
-    params, vocab_size, draft = pair.params, pair.vocabulary.size, pair.draft
-    # No token ends the row while it is timed.
-    autoregressive = Decoding(vocab_size, sampling, 0, cache_length - 2, eos_ids=())
+    params, draft = pair.params, pair.draft
+    config = config.endless  # No token ends the row while it is timed.
+    autoregressive = dataclasses.replace(config.alone, max_length=cache_length - 2)
     if isinstance(draft, MixedDraft):  # Text that repeats itself would be looked up in every step.
         draft = dataclasses.replace(draft, asks=True)
     models = Models(pair.target, _Rejected(draft))
@@ -183,10 +169,10 @@ def timed_calls(
         ("verify", 0): functools.partial(_steps, *target, alone, autoregressive),
     }
     for gamma in gammas:
-        length = cache_length - gamma - 2
-        config = dataclasses.replace(autoregressive, gamma=gamma, max_length=length, rule=rule)
-        guesses = jax.device_put(np.full((1, gamma), vocab_size - 1, np.int32))
-        q = None if sampling.greedy else jnp.full((1, gamma, vocab_size), 1 / vocab_size)
+        config = dataclasses.replace(config, gamma=gamma, max_length=cache_length - gamma - 2)
+        size = config.vocab_size
+        guesses = jax.device_put(np.full((1, gamma), size - 1, np.int32))
+        q = None if config.sampling.greedy else jnp.full((1, gamma, size), 1 / size)
         given = Models(pair.target, _Given()), Params(params.target, (guesses, q))
         counted = {"by_position": jax.device_put(np.zeros((1, gamma, 2), np.int32))}
         without, whole = (dataclasses.replace(one, **counted) for one in (alone, begun))

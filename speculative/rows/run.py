@@ -67,9 +67,8 @@ def run_row(
         compiled: list[Future[Any]] = [pool.submit(work.decode, 0, gamma)]
         outputs = [work.decode(number, 0)[0] for number in range(min(4, count))]
         if not scored():
-            compiled.append(
-                pool.submit(_scores, work, gamma, 0, pair.results(outputs[0])[0].tokens)
-            )
+            tokens = pair.results(outputs[0])[0].tokens
+            compiled.append(pool.submit(_scores, work, gamma, 0, tokens))
         meter = work.meter((gamma,), [*lengths, *(int(output.lengths[0]) for output in outputs)])
         for one in compiled:
             one.result()
@@ -130,35 +129,29 @@ def _scores(
     work: Workload, gamma: int, number: int, tokens: list[int]
 ) -> tuple[list[float], list[list[float]]]:
     """`Example.betas` and `step_tokens` of the target's own output; simulated rows have none."""
-    pair, config, rule, source = work.pair, work.config, work.config.rule, work.source(number)
-    if config.simulated_alpha is not None:
+    pair, source, config = work.pair, work.source(number), work.decoding(gamma)
+    if work.config.simulated_alpha is not None:
         return [], []
-    how = config.sampling, config.max_length
-    (betas,) = alpha_on_target_text(pair, [source], [tokens], *how, rule)
-    if rule.by_guess:
+    (betas,) = alpha_on_target_text(pair, [source], [tokens], config)
+    if config.rule.by_guess:
         return betas.tolist(), []
-    both = (gamma,), (rule, EXACT)
-    blocks = tokens_on_target_text(pair, source, tokens, *how, *both, config.seed + number)
-    return betas.tolist(), blocks[:, 0].tolist()
+    how = config, (gamma,), (config.rule, EXACT), work.config.seed + number
+    return betas.tolist(), tokens_on_target_text(pair, source, tokens, *how)[:, 0].tolist()
 
 
 def _record(
     work: Workload, gamma: int, examples: list[Example], costs: Costs, experiment: str, began: str
 ) -> Record:
     """The record of a row, from its examples and costs."""
-    config, rule = work.config, work.config.rule
+    pair, config, rule = work.pair, work.config, work.config.rule
+
+    def counts(one: Example) -> tuple[float, ...]:
+        return *one.seconds, *one.lengths, one.accepted, one.tested, one.target_calls
+
     # A text is resampled with all samples of it.
-    numbered = itertools.groupby(examples, operator.attrgetter("number"))
-    texts = [list(samples) for _, samples in numbered]
-
-    def summed(of: Callable[[Example], Sequence[float]]) -> NDArray[Any]:
-        return np.array([np.sum([of(one) for one in samples], axis=0) for samples in texts]).T
-
-    seconds = summed(lambda example: example.seconds)
-    tokens = summed(lambda example: example.lengths)
-    accepted, tested, calls = summed(
-        lambda example: (example.accepted, example.tested, example.target_calls)
-    )
+    texts = itertools.groupby(examples, operator.attrgetter("number"))
+    summed = np.array([np.sum([*map(counts, samples)], axis=0) for _, samples in texts]).T
+    seconds, tokens, (accepted, tested, calls) = np.split(summed, (2, 4))
     betas = [np.array(example.betas) for example in examples if example.betas]
     if config.simulated_alpha is not None:
         betas = [np.array([config.simulated_alpha])]
@@ -181,7 +174,7 @@ def _record(
         return float(own / token)
 
     # By the record's fields: of how many texts each is, and its value for some of them.
-    count, scored = len(texts), len(betas)
+    count, scored = len(calls), len(betas)
     statistics: dict[str, tuple[int, Callable[[NDArray[np.intp]], float]]] = {
         "speedup": (count, speedup),
         "alpha": (scored, alpha),
@@ -199,7 +192,7 @@ def _record(
         found[name] = getattr(config, name)
     for name in ("temperature", "top_p", "min_p", "lenience"):
         found[name] = float(getattr(config, name))
-    found |= _qualities(config, examples) | _size(work.pair) | environment.here()
+    found |= _qualities(config, examples) | environment.here()
     ms = 1e3 * seconds.sum(axis=1) / tokens.sum(axis=1)
     by_position = {
         name: np.sum([getattr(example, name) for example in examples], axis=0, dtype=int).tolist()
@@ -243,6 +236,9 @@ def _record(
         tested=int(tested.sum()),
         accepted=int(accepted.sum()),
         draft_tokens=sum(example.draft_tokens for example in examples),
+        draft_parameters=_parameters(pair.draft, pair.params.draft),
+        draft_bytes=sum(leaf.nbytes for leaf in jax.tree.leaves(pair.params.draft)),
+        draft_training_minutes=pair.training_minutes,
         accepted_lengths=lengths_accepted(int(calls.sum()), by_position["accepted_by_position"]),
         **by_position,
         **found,
@@ -251,30 +247,16 @@ def _record(
 
 def _qualities(config: RowConfig, examples: list[Example]) -> dict[str, Any]:
     """The task's metric, its value for both ways and their difference; none without references."""
-    references = [example.reference for example in examples]
-    measured = all(references) and config.simulated_alpha is None
-    metric = config.texts.metric if measured else None
-    fields: dict[str, Any] = {"metric": metric}
-    alone = [example.autoregressive for example in examples]
-    guessed = [example.speculative for example in examples]
-    for way, texts in (("autoregressive", alone), ("speculative", guessed)):
-        fields[f"quality_{way}"] = metric and quality.measure(metric, references, texts)
-    if metric:
-        numbers = [example.number for example in examples]
-        found = quality.difference(metric, references, alone, guessed, config.seed, numbers)
-        ends = ("", "_low", "_high")
-        fields |= {f"quality_difference{end}": x for end, x in zip(ends, found, strict=True)}
-    return fields
-
-
-def _size(pair: Pair) -> dict[str, Any]:
-    """How large a draft is, and what it took to train it."""
-    leaves = jax.tree.leaves(pair.params.draft)
-    return {
-        "draft_parameters": _parameters(pair.draft, pair.params.draft),
-        "draft_bytes": sum(leaf.nbytes for leaf in leaves),
-        "draft_training_minutes": pair.training_minutes,
-    }
+    names = ["metric", "quality_autoregressive", "quality_speculative"]
+    names += [f"quality_difference{end}" for end in ("", "_low", "_high")]
+    references, metric = [example.reference for example in examples], config.texts.metric
+    if metric is None or not all(references) or config.simulated_alpha is not None:
+        return dict.fromkeys(names)
+    ways = [one.autoregressive for one in examples], [one.speculative for one in examples]
+    scores = [quality.measure(metric, references, texts) for texts in ways]
+    numbers = [example.number for example in examples]
+    above = quality.difference(metric, references, *ways, config.seed, numbers)
+    return dict(zip(names, (metric, *scores, *above), strict=True))
 
 
 def _parameters(draft: Draft, params: PyTree) -> int:

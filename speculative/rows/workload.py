@@ -63,8 +63,7 @@ class Workload:
         tokens = round((sources != pad).sum(axis=1).mean())
         source = np.full_like(sources[:1], pad)
         source[:, :tokens] = self.pair.vocabulary.size - 1
-        given = self.pair, self.config.sampling, gammas, jax.device_put(source), size, config.rule
-        return CostMeter(timed_calls(*given))
+        return CostMeter(timed_calls(self.pair, config, gammas, jax.device_put(source), size))
 
 
 def workload(pair: Pair, config: RowConfig, prompts: Sequence[Prompt] | None) -> Workload:

@@ -90,14 +90,13 @@ def tune(work: Workload, gammas: Sequence[int], on_progress: OnProgress, batch_s
         on_progress("decoding", number / count)
         texts.append(work.pair.results(work.decode(number, 0)[0])[0].tokens)
     on_progress("scoring", 0)
-    scored = config.sampling, config.max_length
+    decoding, blocks = work.decoding(max(gammas)), []
     sources = [work.source(number) for number in range(count)]
-    given = work.pair, sources, texts, *scored, config.rule, batch_size
-    betas, blocks = alpha_on_target_text(*given), []
+    betas = alpha_on_target_text(work.pair, sources, texts, decoding, batch_size)
     if not config.rule.by_guess:
         for number, text in enumerate(texts):
             on_progress("scoring", number / count)
-            of_text = work.pair, sources[number], text, *scored, gammas, (config.rule,)
+            of_text = work.pair, sources[number], text, decoding, gammas, (config.rule,)
             blocks.append(tokens_on_target_text(*of_text, config.seed + number)[..., 0])
     lengths = [len(text) for text in texts]
     on_progress("compiling", 0)

@@ -61,7 +61,8 @@ def test_beta_is_the_overlap_of_tables(draft: str, sampling: Sampling, lenience:
     }
     drafter, params, q = pairs[draft]
     pair = toy_pair(drafter, params)
-    found = alpha_on_target_text(pair, [SOURCE] * len(TEXTS), TEXTS, sampling, 32, Token(lenience))
+    config = Decoding(toy.VOCABULARY, sampling, max_length=32, rule=Token(lenience))
+    found = alpha_on_target_text(pair, [SOURCE] * len(TEXTS), TEXTS, config)
     p = toy.distribution(toy.target_table(), sampling)
     q = toy.certain_distribution() if q is None else q
     stands = np.minimum(p / lenience, q)
@@ -84,9 +85,7 @@ def test_beta_of_a_transformer_is_the_reference_loops() -> None:
     source = tiny.sources(1)
     draws = np.asarray(config.draws(5, np.array([0])))[0]
     trace = reference.generate(tiny.TARGET, draft, pair.params, source[0], draws, config)
-    (beta,) = alpha_on_target_text(
-        pair, [jax.device_put(source)], [trace.tokens], config.sampling, 40
-    )
+    (beta,) = alpha_on_target_text(pair, [jax.device_put(source)], [trace.tokens], config)
     position, checked = 0, 0
     for step in trace.steps:
         # The guess after a rejected one follows a text that was not generated.
@@ -106,9 +105,10 @@ def test_texts_of_any_width_are_scored_as_each_alone() -> None:
     rng = np.random.default_rng(7)
     texts = [rng.integers(2, 4, 1 + i).tolist() for i in range(7)]
     sources = [jnp.ones((1, 2 + (i == 3)), jnp.int32) for i in range(7)]
-    together = alpha_on_target_text(pair, sources, texts, Sampling(), 8, batch_size=4)
+    config = Decoding(toy.VOCABULARY, max_length=8)
+    together = alpha_on_target_text(pair, sources, texts, config, batch_size=4)
     for source, text, beta in zip(sources, texts, together, strict=True):
-        (alone,) = alpha_on_target_text(pair, [source], [text], Sampling(), 8)
+        (alone,) = alpha_on_target_text(pair, [source], [text], config)
         assert len(beta) == len(text)
         np.testing.assert_allclose(beta, alone, rtol=1e-6)
 
@@ -118,4 +118,4 @@ def test_a_damaged_draft_is_named() -> None:
     table[2, 3] = np.nan
     pair = toy_pair(MODEL_DRAFT, toy.params(table))
     with pytest.raises(ValueError, match="toy draft are not finite"):
-        alpha_on_target_text(pair, [SOURCE], [[2, 3, 2]], Sampling(), 3)
+        alpha_on_target_text(pair, [SOURCE], [[2, 3, 2]], Decoding(toy.VOCABULARY, max_length=3))

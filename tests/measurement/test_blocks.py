@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from speculative.decoding import Params, Rule, rules
+from speculative.decoding import Decoding, Params, Rule, rules
 from speculative.decoding.loop import Models
 from speculative.measurement.blocks import step_tokens, tokens_on_target_text
 from speculative.sampling import Sampling
@@ -16,6 +16,7 @@ from tests.measurement.pairs import MODEL_DRAFT, SOURCE, toy_pair
 
 ROWS = 20_000
 TEXT = [2, 3, 0, 3]
+CONFIG = Decoding(toy.VOCABULARY, max_length=8, eos_ids=toy.ENDS)
 
 
 def enumerated(p: np.ndarray, q: np.ndarray, before: int, last: int, gamma: int, block: bool):
@@ -75,7 +76,7 @@ def test_expected_tokens_are_those_of_all_blocks(rule: Rule, sampling: Sampling)
 
 def test_blocks_yield_no_fewer_tokens_from_the_same_guesses() -> None:
     pair = toy_pair(MODEL_DRAFT, toy.params(toy.near_table()))
-    given = pair, SOURCE, [2, 3, 0, 3, 3, 1], Sampling(), 8, (1, 2, 5)
+    given = pair, SOURCE, [2, 3, 0, 3, 3, 1], CONFIG, (1, 2, 5)
     both = rules.Token(), rules.Block()
     found = np.mean([tokens_on_target_text(*given, both, seed) for seed in range(200)], axis=0)
     token, block = np.moveaxis(found, -1, 0)
@@ -86,7 +87,7 @@ def test_blocks_yield_no_fewer_tokens_from_the_same_guesses() -> None:
 
 def test_a_draft_that_is_the_target_yields_all_guesses_before_the_end() -> None:
     pair = toy_pair(MODEL_DRAFT, toy.params(toy.target_table()))
-    given = pair, SOURCE, [2, 3, 0], Sampling(), 8, (2, 6)
+    given = pair, SOURCE, [2, 3, 0], CONFIG, (2, 6)
     tokens = tokens_on_target_text(*given, (rules.Token(), rules.Block()))
     assert tokens.max() <= 7 and tokens.min() >= 1
     np.testing.assert_allclose(tokens, np.round(tokens), atol=1e-4)

@@ -16,28 +16,18 @@ def test_a_read_reads_everything(count: int) -> None:
     assert float(kernels.total(jax.device_put(values))) == values.astype(np.float64).sum()
 
 
-def test_times_are_medians_without_the_first(monkeypatch: pytest.MonkeyPatch) -> None:
-    now, takes = 0.0, iter([50.0, 2.0, 9.0, 1.0])
-
-    def run() -> np.ndarray:
-        nonlocal now
-        now += next(takes)
-        return np.zeros(1)
-
-    monkeypatch.setattr(hardware.time, "perf_counter", lambda: now)
-    assert hardware.seconds(run, rounds=3) == 2.0
-
-
-def test_the_bandwidth_is_bytes_over_seconds(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(("native", "reads"), [(True, 1), (False, hardware.READS)])
+def test_the_bandwidth_is_bytes_over_the_median_of_seconds(
+    monkeypatch: pytest.MonkeyPatch, native: bool, reads: int
+) -> None:
     ran = []
 
-    def seconds(run: hardware.Callable[[], object]) -> float:
+    def elapsed(run: hardware.Callable[[], object]) -> float:
         ran.append(run())
-        return 0.5
+        return {1: 50.0, 2: 0.25, 3: 7.0}.get(len(ran), 0.5)  # The first one compiles.
 
-    monkeypatch.setattr(hardware, "seconds", seconds)
-    assert hardware.read_bandwidth(4096) == 8192
-    assert float(ran[0]) == 1024  # Ones, all of them read.
-    monkeypatch.setattr(kernels, "native", lambda: False)
-    assert hardware.read_bandwidth(4096) == hardware.READS * 8192
-    assert float(ran[1]) == 1024
+    monkeypatch.setattr(hardware, "elapsed", elapsed)
+    monkeypatch.setattr(kernels, "native", lambda: native)
+    monkeypatch.setattr(kernels, "total", lambda values: values.sum())
+    assert hardware.read_bandwidth(4096) == reads * 8192
+    assert [float(total) for total in ran] == [1024] * 10  # Ones, all of them read.

@@ -109,15 +109,15 @@ def test_an_interval_is_that_of_resampled_texts(metric: str, numbers: list[int])
 
     # There are but 27 resamples of three examples; the bootstrap draws 2,000.
     value = {chosen: scores(chosen) for chosen in itertools.product(examples, repeat=3)}
-    draws = np.random.default_rng(4)
+    draws = np.random.default_rng(0)
     drawn = [value[tuple(examples[draws.integers(0, 3, 3)])] for _ in range(2000)]
     whole = value[tuple(examples)]
-    found = quality.difference(metric, targets, one, other, 4, numbers)
+    found = quality.difference(metric, targets, one, other, 0, numbers)
     above = np.percentile([second - first for first, second in drawn], [2.5, 97.5])
     assert found == pytest.approx((whole[1] - whole[0], *above), abs=1e-9)
     if len(numbers) == 3:
         low, high = np.percentile([first for first, _ in drawn], [2.5, 97.5])
-        assert quality.score(metric, targets, one, 4) == pytest.approx((whole[0], low, high))
+        assert quality.score(metric, targets, one) == pytest.approx((whole[0], low, high))
 
 
 def test_equal_outputs_differ_by_nothing() -> None:

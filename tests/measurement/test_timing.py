@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 from jax.experimental import io_callback
 
+from speculative.decoding import Decoding
 from speculative.decoding.loop import Progress
-from speculative.decoding.rules import EXACT
 from speculative.drafts import TransformerDraft
 from speculative.measurement import timing
 from speculative.measurement.timing import ITERATIONS, CostMeter, Costs
@@ -35,8 +35,8 @@ def costs(calls: timing.Calls, turns: int) -> Costs:
 def timed(kind: str, gamma: int, sampling: Sampling, table: np.ndarray) -> Progress:
     """What the timed loop of a toy target with that table, and a draft with the same, leaves."""
     pair = toy_pair(MODEL_DRAFT, toy.params(table), table)
-    given = pair, sampling, (max(1, gamma),), SOURCE, CACHE, EXACT
-    return timing.timed_calls(*given)[kind, gamma]()
+    config = Decoding(toy.VOCABULARY, sampling)
+    return timing.timed_calls(pair, config, (max(1, gamma),), SOURCE, CACHE)[kind, gamma]()
 
 
 def test_every_target_step_runs_on_the_result_of_the_last() -> None:
@@ -177,8 +177,8 @@ def test_each_step_is_timed_with_the_passes_that_it_takes(
     pair = toy_pair(TransformerDraft(draft), params)
     monkeypatch.setattr("time.perf_counter", lambda: Ticking.now[0])
     pair = dataclasses.replace(pair, target=target)
-    given = pair, Sampling(temperature), gammas, SOURCE, CACHE, EXACT
-    found = costs(timing.timed_calls(*given), 1)
+    config = Decoding(toy.VOCABULARY, Sampling(temperature))
+    found = costs(timing.timed_calls(pair, config, gammas, SOURCE, CACHE), 1)
     assert found.ms_target_step == pytest.approx(1250)
     assert found.ms_verify == pytest.approx({gamma: 1250 + gamma * 250 for gamma in gammas})
     assert found.ms_proposal == pytest.approx({gamma: gamma * 125 for gamma in gammas})

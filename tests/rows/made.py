@@ -95,7 +95,7 @@ def no_timing(monkeypatch: pytest.MonkeyPatch, costs: Costs) -> list[tuple[int, 
     """Meters have timed already and found `costs`; gives the gammas that they are asked for."""
     asked: list[tuple[int, ...]] = []
 
-    def calls(pair: Any, sampling: Any, gammas: Sequence[int], *_: Any) -> tuple[int, ...]:
+    def calls(pair: Any, config: Any, gammas: Sequence[int], *_: Any) -> tuple[int, ...]:
         asked.append(tuple(gammas))
         return asked[-1]
 

@@ -15,7 +15,7 @@ import pytest
 
 import speculative
 from speculative import Pair
-from speculative.decoding import Output, Params, Token
+from speculative.decoding import Decoding, Output, Params, Token
 from speculative.decoding.rules import Block
 from speculative.measurement import quality
 from speculative.measurement.alpha import alpha_on_target_text
@@ -53,6 +53,12 @@ def config(temperature: float = 0.0, **changes: Any) -> RowConfig:
         "rounds": 1,
     }
     return RowConfig(**(fields | changes))
+
+
+def decoding(pair: Pair, asked: RowConfig) -> Decoding:
+    vocabulary = pair.vocabulary
+    given = {"max_length": LENGTH, "eos_ids": vocabulary.eos_ids}
+    return Decoding(vocabulary.size, asked.sampling, **given)
 
 
 @pytest.fixture(scope="module")
@@ -155,7 +161,7 @@ def test_a_row_of_blocks(pair: Pair) -> None:
         tokens_on_target_text(
             pair, pair.encode(prompt.source),
             pair.generate(prompt.source, example=number, gamma=0, **shared).tokens,
-            asked.sampling, LENGTH, (4,), (Block(), Token()), 3 + number,
+            decoding(pair, asked), (4,), (Block(), Token()), 3 + number,
         )
         for number, prompt in enumerate(PROMPTS)
     ]  # fmt: skip
@@ -245,9 +251,8 @@ def test_a_lenient_row(pair: Pair, temperature: float) -> None:
         # Alpha is of the target's own text, not of the lenient one.
         alone = pair.generate(prompt.source, gamma=0, **same).tokens
         apart += alone != result.tokens
-        (betas,) = alpha_on_target_text(
-            pair, [pair.encode(prompt.source)], [alone], asked.sampling, LENGTH, Token(0.3)
-        )
+        how = dataclasses.replace(decoding(pair, asked), rule=Token(0.3))
+        (betas,) = alpha_on_target_text(pair, [pair.encode(prompt.source)], [alone], how)
         np.testing.assert_allclose(one.betas, betas, atol=1e-5)
     assert apart
 
@@ -336,7 +341,7 @@ def test_costs_are_those_of_a_typical_text(pair: Pair, monkeypatch: pytest.Monke
     work.meter((2, 5), [10, 150, 30])
     lengths = [len(pair.vocabulary.encode(prompt.source)) for prompt in prompts]
     assert len(set(lengths)) > 2
-    _, _, gammas, source, cache, _ = given[0]
+    _, _, gammas, source, cache = given[0]
     assert (gammas, cache) == ((2, 5), 64)
     assert source.shape == (1, work.sources.shape[1])
     padding = source[0] == pair.target.pad_id
