@@ -69,6 +69,6 @@ def figures(pair: "Pair", request: "Request", fast: Timed, alone: Timed | None) 
     found += Figures(tokens_alone=len(tokens[0]), seconds_alone=alone.seconds)
     if not request.config.sampling.greedy:
         return found
-    differs = compare_greedy(pair, request.source, *tokens, pair.target.config.dtype)
+    differs = compare_greedy(pair, request.source, *tokens)
     tie = differs is not None and differs.near_tie
     return found + Figures(greedy=1, equal=int(differs is None), near_ties=int(tie))

@@ -12,12 +12,13 @@ from numpy.typing import ArrayLike, NDArray
 
 from speculative.grouping import filled
 from speculative.measurement import teacher_forced
+from speculative.models import Config
 from speculative.pair import Pair
 
 SUMMED = 1024  # Products in a sum.
 
 
-def rounding(largest: ArrayLike, dtype: str, layers: int) -> NDArray[np.float64]:
+def rounding(largest: ArrayLike, config: Config) -> NDArray[np.float64]:
     """The margins of two logits that rounding may reverse, by the largest magnitude of a logit.
 
     Passes of different widths add the same products in other orders, in float32 whatever the dtype
@@ -29,8 +30,8 @@ def rounding(largest: ArrayLike, dtype: str, layers: int) -> NDArray[np.float64]
     orders of addition, the two largest logits of random models of one to eight layers draw nearer
     to each other by a fifth of this bound in the root mean square, and by three quarters at most.
     """
-    step, of_sums = (float(jnp.finfo(kind).eps) for kind in (dtype, "float32"))
-    relative = layers**0.5 * (step + SUMMED**0.5 / 4 * of_sums)
+    step, of_sums = (float(jnp.finfo(kind).eps) for kind in (config.dtype, "float32"))
+    relative = config.decoder_layers**0.5 * (step + SUMMED**0.5 / 4 * of_sums)
     return np.asarray(largest, np.float64) * relative
 
 
@@ -55,11 +56,10 @@ def compare_greedy(
     source: Array,
     tokens_autoregressive: Sequence[int],
     tokens_speculative: Sequence[int],
-    dtype: str,
 ) -> Difference | None:
     """The first difference of two greedy outputs for source [1, S], or None.
 
-    The margin comes from a teacher-forced pass; `dtype` is that of the target's products.
+    The margin comes from a teacher-forced pass.
     """
     both = itertools.zip_longest(tokens_autoregressive, tokens_speculative)
     for position, (autoregressive, speculative) in enumerate(both):
@@ -73,6 +73,6 @@ def compare_greedy(
         there = np.asarray(logits)[0, position, : pair.vocabulary.size]
         margin = float(there.max() - min(there[autoregressive], there[speculative]))
         largest = np.abs(there[np.isfinite(there)]).max()
-        tolerance = float(rounding(largest, dtype, pair.target.config.decoder_layers))
+        tolerance = float(rounding(largest, pair.target.config))
         return Difference(position, autoregressive, speculative, margin, tolerance)
     return None

@@ -89,7 +89,6 @@ def run_row(
 def _measure(work: Workload, gamma: int, number: int, sample: int, with_alpha: bool) -> Example:
     """Decodes a sample of an example both ways and compares what came out."""
     pair, config, prompt = work.pair, work.config, work.prompts[number]
-    rule, source = config.rule, work.source(number)
     seconds: tuple[list[float], list[float]] = [], []
     results = {}
     for turn in range(config.rounds // config.samples):
@@ -101,8 +100,8 @@ def _measure(work: Workload, gamma: int, number: int, sample: int, with_alpha: b
     alone, guessed = results[0], results[1]
     betas, blocks = _scores(work, gamma, number, alone.tokens) if with_alpha else ([], [])
     difference = None
-    if config.sampling.greedy and rule.exact:
-        difference = compare_greedy(pair, source, alone.tokens, guessed.tokens, work.dtype)
+    if config.sampling.greedy and config.rule.exact:
+        difference = compare_greedy(pair, work.source(number), alone.tokens, guessed.tokens)
     return Example(
         number=number,
         sample=sample,
@@ -211,7 +210,7 @@ def _record(
         gamma=gamma,
         batch_size=1,
         num_examples=count,
-        dtype=work.dtype,
+        dtype=pair.target.config.dtype,
         num_tokens=int(tokens[1].sum()),
         num_target_calls=int(calls.sum()),
         tokens_per_call_expected=theory.expected_tokens(found["alpha"], gamma),

@@ -24,11 +24,6 @@ class Workload:
     prompts: list[Prompt]  # The texts [N]; those of random sources are empty.
     sources: jax.Array  # [N, S] of one width, so that each way of decoding is compiled once.
 
-    @property
-    def dtype(self) -> str:
-        """Of the target's products."""
-        return self.config.dtype or self.pair.target.config.dtype
-
     def decoding(self, gamma: int) -> Decoding:
         """The settings of a generation."""
         vocabulary = self.pair.vocabulary

@@ -317,7 +317,7 @@ class _Findings:
         positions = np.arange(own.shape[1])
         there = positions < np.array([[len(sample.tokens)] for sample in batch])
         inside = there & (own > 0)
-        edge = there & ~inside & (margin <= rounding(largest, config.dtype, config.decoder_layers))
+        edge = there & ~inside & (margin <= rounding(largest, config))
         self.edges += int(edge.sum())
         for row, position in np.argwhere(there & ~inside & ~edge):
             self.impossible.append((batch[row].number, int(position) + 1))

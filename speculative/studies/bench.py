@@ -134,7 +134,7 @@ def bench(
     passes = [Pass(width, statistics.median(times), size) for width, size, _, times in timed]
     return Bench(
         config,
-        work.dtype,
+        pair.target.config.dtype,
         sum(leaf.size for leaf in read_by_step(target)),
         bandwidth,
         passes[: len(widths)],

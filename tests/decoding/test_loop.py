@@ -142,7 +142,7 @@ def test_greedy_outputs_in_bfloat16_are_the_targets_own(layout: Callable[..., Py
     for row in differing:
         texts = [x.tokens[row, : x.lengths[row]].tolist() for x in (alone, found)]
         source = jnp.asarray(given["inputs"][row : row + 1])
-        difference = compare_greedy(pair, source, texts[0], texts[1], "bfloat16")
+        difference = compare_greedy(pair, source, texts[0], texts[1])
         assert difference is not None and difference.near_tie
 
 

@@ -30,10 +30,13 @@ def table(margin: float) -> np.ndarray:
         (0.033, "bfloat16", False),
     ],
 )
-def test_the_margin_is_that_of_the_logits(margin: float, dtype: str, near: bool) -> None:
+def test_the_margin_is_that_of_the_logits(
+    margin: float, dtype: str, near: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The largest logit is 4; in bfloat16 numbers from there on are 1/32 apart."""
     pair = toy_pair(MODEL_DRAFT, (), table(margin))
-    difference = compare_greedy(pair, SOURCE, [0, 3, 2, 0, 1], [0, 3, 2, 3, 1], dtype)
+    monkeypatch.setattr(pair.target.config, "dtype", dtype)
+    difference = compare_greedy(pair, SOURCE, [0, 3, 2, 0, 1], [0, 3, 2, 3, 1])
     assert difference is not None
     assert (difference.position, difference.autoregressive, difference.speculative) == (3, 0, 3)
     assert difference.margin == pytest.approx(margin, abs=1e-7)
@@ -55,7 +58,7 @@ def test_another_order_of_addition_moves_logits_within_the_tolerance(
     )
     best = np.argsort(own, axis=-1)[..., -2:]
     margins = [np.diff(np.take_along_axis(x, best, axis=-1))[..., 0] for x in (own, other)]
-    bound = rounding(np.abs(own).max(axis=-1), dtype, layers)
+    bound = rounding(np.abs(own).max(axis=-1), target.config)
     moved = np.abs(margins[0] - margins[1]) / bound
     assert least < moved.max() <= 1
 
@@ -64,21 +67,19 @@ def test_neither_token_may_trail_the_best() -> None:
     """Two tokens close to each other explain nothing if a third is far ahead of them."""
     logits = table(1.5)
     pair = toy_pair(MODEL_DRAFT, (), logits)
-    difference = compare_greedy(pair, SOURCE, [0, 3, 2, 3], [0, 3, 2, 2], "float32")
+    difference = compare_greedy(pair, SOURCE, [0, 3, 2, 3], [0, 3, 2, 2])
     assert difference is not None
     assert difference.margin == pytest.approx(1.5)
     assert not difference.near_tie
 
 
 def test_equal_outputs_differ_nowhere() -> None:
-    assert (
-        compare_greedy(toy_pair(MODEL_DRAFT, ()), SOURCE, [2, 3, 1], [2, 3, 1], "float32") is None
-    )
+    assert compare_greedy(toy_pair(MODEL_DRAFT, ()), SOURCE, [2, 3, 1], [2, 3, 1]) is None
 
 
 @pytest.mark.parametrize("shorter", [[2, 3], []])
 def test_an_output_that_just_stops_is_no_near_tie(shorter: list[int]) -> None:
-    difference = compare_greedy(toy_pair(MODEL_DRAFT, ()), SOURCE, [2, 3, 1], shorter, "float32")
+    difference = compare_greedy(toy_pair(MODEL_DRAFT, ()), SOURCE, [2, 3, 1], shorter)
     assert difference is not None
     assert difference.position == len(shorter)
     assert difference.speculative is None
@@ -89,6 +90,6 @@ def test_an_output_that_just_stops_is_no_near_tie(shorter: list[int]) -> None:
 def test_texts_longer_than_one_block_of_padding() -> None:
     text = [3, 2] * 20
     pair = toy_pair(MODEL_DRAFT, (), table(0.5))
-    difference = compare_greedy(pair, jnp.asarray(SOURCE), [*text, 0], [*text, 3], "float32")
+    difference = compare_greedy(pair, jnp.asarray(SOURCE), [*text, 0], [*text, 3])
     assert difference is not None
     assert (difference.position, difference.margin) == (40, pytest.approx(0.5))
