@@ -57,10 +57,7 @@ def compare_greedy(
     tokens_autoregressive: Sequence[int],
     tokens_speculative: Sequence[int],
 ) -> Difference | None:
-    """The first difference of two greedy outputs for source [1, S], or None.
-
-    The margin comes from a teacher-forced pass.
-    """
+    """The first difference of two greedy outputs for source [1, S], by a teacher-forced pass."""
     both = itertools.zip_longest(tokens_autoregressive, tokens_speculative)
     for position, (autoregressive, speculative) in enumerate(both):
         if autoregressive == speculative:

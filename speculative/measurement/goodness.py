@@ -62,14 +62,12 @@ def g_statistic(observed: NDArray[np.float64], expected: NDArray[np.float64]) ->
 
     if observed[expected == 0].any():
         return np.inf, 1
-    order = np.argsort(-expected)
+    order, frequent = np.argsort(-expected), int((expected >= EXPECTED).sum())
     observed, expected = observed[order], expected[order]
-    frequent = int((expected >= EXPECTED).sum())
-    observed = np.append(observed[:frequent], observed[frequent:].sum())
-    expected = np.append(expected[:frequent], expected[frequent:].sum())
-    if expected[-1] < EXPECTED and len(expected) > 1:  # Too few even pooled: into the last cell.
-        observed = np.append(observed[:-2], observed[-2:].sum())
-        expected = np.append(expected[:-2], expected[-2:].sum())
+    for cells in (frequent, frequent - 1):  # Too few even pooled: with the last frequent one.
+        if cells >= 0 and expected[-1] < EXPECTED:
+            observed = np.append(observed[:cells], observed[cells:].sum())
+            expected = np.append(expected[:cells], expected[cells:].sum())
     degrees = len(expected) - 1
     if degrees == 0:
         return 0.0, 0
@@ -102,8 +100,7 @@ def of_pairs(name: str, transformed: Sequence[NDArray[np.float64]]) -> GTest:
         np.concatenate([text[ends] for text in transformed]).clip(0, 1)
         for ends in (slice(None, -1), slice(1, None))
     )
-    limits = [[0, 1], [0, 1]]
-    counts = np.histogram2d(earlier, later, bins=PAIR_CELLS, range=limits)[0]
+    counts = np.histogram2d(earlier, later, PAIR_CELLS, [[0, 1], [0, 1]])[0]
     found = [g_statistic(row, np.full(PAIR_CELLS, row.mean())) for row in counts if row.sum()]
     statistic, degrees = (sum(values) for values in zip(*found, strict=True)) if found else (0.0, 0)
     return g_test(name, len(later), statistic, int(degrees))
