@@ -12,8 +12,7 @@ _HEAD = re.compile(r"^(?:ENTRY )?%(\S+) \(.*\{$")
 # Name, shapes, opcode, what is in parentheses, attributes.
 _LINE = re.compile(r"^ +(?:ROOT )?%(\S+) = (\(.*?\)|\S+) ([\w-]+)\((.*?)\)(?:, ([a-z_]+=.*))?$")
 _CALLED = re.compile(
-    r"\b(?:calls|body|condition|true_computation|false_computation|branch_computations)="
-    r"(?:%([\w.-]+)|\{([^{}]*)\})"
+    r"\b(?:calls|body|condition|(?:true|false)_computation|branch_computations)=(%\S+|\{[^{}]*\})"
 )
 
 
@@ -32,10 +31,9 @@ class Shape(NamedTuple):
         bits = re.search(r"\d+", self.dtype)
         size = _SIZES.get(self.dtype, int(bits[0]) / 8 if bits else 0)
         dims = [self.dims[axis] for axis in self.order] or list(self.dims[::-1])
-        for place, multiple in enumerate(self.tile[::-1]):
-            if place < len(dims):
-                dims[place] = -(-dims[place] // multiple) * multiple
-        return math.ceil(size * math.prod(dims))
+        multiples = *self.tile[::-1], *[1] * len(dims)
+        padded = [-(-dim // of) * of for dim, of in zip(dims, multiples, strict=False)]
+        return math.ceil(size * math.prod(padded))
 
 
 class Instruction(NamedTuple):
@@ -152,7 +150,6 @@ class HloModule:
 def _instruction(name: str, shapes: str, opcode: str, given: str, attributes: str) -> Instruction:
     cycles = re.search(r'"estimated_cycles":"?(\d+)', attributes)
     scope = re.search(r'op_name="([^"]*)"', attributes)
-    called = ",".join(one or several for one, several in _CALLED.findall(attributes))
     return Instruction(
         name,
         opcode,
@@ -160,7 +157,7 @@ def _instruction(name: str, shapes: str, opcode: str, given: str, attributes: st
         () if opcode in ("constant", "parameter") else tuple(re.findall(r"%([\w.-]+)", given)),
         given,
         attributes,
-        re.findall(r"[\w.-]+", called),
+        re.findall(r"[\w.-]+", " ".join(_CALLED.findall(attributes))),
         int(cycles[1]) if cycles else None,
         scope[1] if scope else "",
     )

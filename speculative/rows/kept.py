@@ -43,7 +43,7 @@ class Example:
 
 
 class KeptExamples:
-    """The examples of a row, in a folder or, without one, in memory alone."""
+    """The examples of a row, in the task's order, in a folder or, without one, in memory alone."""
 
     def __init__(self, folder: pathlib.Path | None = None, config: str = "") -> None:
         """Reads what an earlier run left; ValueError if it had another effective `config`."""
@@ -62,12 +62,10 @@ class KeptExamples:
         self._config = "" if before else config  # Which is still to be written.
         self._examples = {(example.number, example.sample): example for example in read(folder)}
 
-    def __contains__(self, place: tuple[int, int]) -> bool:
-        """Whether this sample of an example, by their numbers, is there."""
-        return place in self._examples
+    def __contains__(self, number_and_sample: tuple[int, int]) -> bool:
+        return number_and_sample in self._examples
 
     def __iter__(self) -> Iterator[Example]:
-        """In the order of the task."""
         return (example for _, example in sorted(self._examples.items()))
 
     def add(self, example: Example) -> None:

@@ -23,20 +23,14 @@ class Need(NamedTuple):
     weights: int
     copies: int  # On a CPU, kernels in another layout, in float32, beside those of the checkpoint.
     caches: int  # Keys and values, of self- and cross-attention.
-    # The most that is alive at once: in the encoder's feed-forward layer and attention, or in a
-    # verify pass and its logits.
-    activations: int
+    activations: int  # The most alive at once, in the encoder or in a verify pass and its logits.
 
 
 def need(
-    models: Sequence[Config],
-    gamma: int | None,
-    max_length: int,
-    source_length: int = 512,
-    cpu: bool = False,
+    models: Sequence[Config], gamma: int | None, max_length: int, source_length: int = 512
 ) -> Need:
     """What models need together, a target and perhaps a draft, for so many guesses (None is 7)."""
-    of_each = []
+    of_each, cpu = [], jax.default_backend() == "cpu"
     for model in models:
         parameters = sum(leaf.size for leaf in jax.tree.leaves(abstract_params(model)))
         size, width = jnp.dtype(model.dtype).itemsize, (gamma or 7) + 1
@@ -93,8 +87,7 @@ def require_batch(
 
 def require(config: RowConfig, models: Sequence[Config], source_length: int = 512) -> None:
     """Raises ValueError unless the present device holds the models of a row."""
-    cpu = jax.default_backend() == "cpu"
-    found = need(models, config.gamma, config.max_length, source_length, cpu)
+    found = need(models, config.gamma, config.max_length, source_length)
     name, there = device_bytes()
     if sum(found) > there:
         parts = found._asdict().items()

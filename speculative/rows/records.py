@@ -118,11 +118,6 @@ class Record:
         return self.speedup_low > ceiling
 
 
-def append(path: str | pathlib.Path, record: Record) -> None:
-    """Adds a record to a file as one line, on disk when this returns."""
-    disk.append(path, dataclasses.asdict(record))
-
-
 def read(path: str | pathlib.Path) -> list[Record]:
     """The records of a file, in order, none without one; ValueError names a line that is none."""
     return disk.entries(path, lambda fields: Record(**fields), "record")

@@ -1,5 +1,6 @@
 """The rows of a table, measured, tuned or verified as their gin files say."""
 
+import dataclasses
 import pathlib
 import shutil
 from collections.abc import Mapping, Sequence
@@ -113,7 +114,7 @@ def run(
                         on_progress("loading", 0)
                         given = texts[name], name, kept[name], on_progress
                         done[name] = run_row(load(config), config, *given)
-                    records.append(path, done[name])
+                    disk.append(path, dataclasses.asdict(done[name]))
         except KeyboardInterrupt:
             finished = sum(name in done for name in configs)
             raise KeyboardInterrupt(

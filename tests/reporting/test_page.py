@@ -14,10 +14,9 @@ from xml.etree import ElementTree
 
 import pytest
 
-from speculative import cli
+from speculative import cli, disk
 from speculative.measurement.exactness import Difference
 from speculative.reporting import page, plots
-from speculative.rows import records
 from speculative.rows.kept import Example, KeptExamples
 from speculative.rows.records import Record
 from tests.rows import made
@@ -77,7 +76,7 @@ def folder(
     path: pathlib.Path, rows: list[Record], examples: list[list[Example]] | None = None
 ) -> pathlib.Path:
     for number, record in enumerate(rows):
-        records.append(path / "records.jsonl", record)
+        disk.append(path / "records.jsonl", dataclasses.asdict(record))
         # A row keeps more than its record's configuration: the machine it ran on.
         kept = KeptExamples(path / "rows" / record.experiment, record.gin + "device = 'x'\n")
         for example in examples[number] if examples else []:

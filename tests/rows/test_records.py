@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from speculative import disk
 from speculative.rows import records
 from tests.rows.made import record
 
@@ -29,7 +30,7 @@ def test_records_come_back_as_they_were_written(tmp_path: pathlib.Path) -> None:
         record(outputs_identical=None, near_ties=None, paper_alpha=None, gin="a = 1\nb = 'x'"),
     ]
     for one in written:
-        records.append(path, one)
+        disk.append(path, dataclasses.asdict(one))
     assert records.read(path) == written
     lines = [json.loads(line) for line in path.read_text().splitlines()]
     assert [list(line)[: len(CONTRACT)] for line in lines] == [CONTRACT] * 2
@@ -67,7 +68,7 @@ def test_a_whole_number_will_do_where_digits_may_follow(tmp_path: pathlib.Path) 
 )
 def test_a_damaged_line_is_named(tmp_path: pathlib.Path, said: str, damaged: str) -> None:
     path = tmp_path / "records.jsonl"
-    records.append(path, record())
+    disk.append(path, dataclasses.asdict(record()))
     line = path.read_text()
     path.write_text(line + line.replace(said, damaged))
     with pytest.raises(ValueError, match=f"Line 2 of {path} is no record"):

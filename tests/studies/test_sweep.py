@@ -1,5 +1,6 @@
 """Tables rerun from their gin files: resumed, shown beside the paper, and refused where wrong."""
 
+import dataclasses
 import json
 import pathlib
 import signal
@@ -115,7 +116,7 @@ def test_a_second_run_in_a_folder_is_refused(
     """Of `demo` too, which leaves what the first one wrote."""
     record = tmp_path / "out" / "records.jsonl"
     with disk.owned(tmp_path / "out"):
-        records.append(record, made.record())
+        disk.append(record, dataclasses.asdict(made.record()))
         for command in (arguments, ["demo", "--limit=1", *arguments[-2:]]):
             assert cli.main(command) == 2
             assert "Another process is writing results to" in capsys.readouterr().err
