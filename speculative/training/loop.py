@@ -15,7 +15,6 @@ import optax
 import orbax.checkpoint as ocp
 from flax import struct
 from jax import Array
-from jax.typing import ArrayLike
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TimeRemainingColumn
 
 from speculative import checks, disk
@@ -54,20 +53,16 @@ class TrainConfig:
 
     def __post_init__(self) -> None:
         checks.fields(self)
-        for field in dataclasses.fields(self):
-            value = getattr(self, field.name)
+        for name, value in vars(self).items():
             if value < 0:
-                raise ValueError(f"TrainConfig.{field.name} cannot be {value!r}.")
-            if value == 0 and field.name not in ("seed", "warmup_steps", "final_share"):
-                raise ValueError(f"TrainConfig.{field.name} must be positive.")
+                raise ValueError(f"TrainConfig.{name} cannot be {value!r}.")
+            if value == 0 and name not in ("seed", "warmup_steps", "final_share"):
+                raise ValueError(f"TrainConfig.{name} must be positive.")
         warmup, steps = self.warmup_steps, self.steps
         if warmup >= steps:
             raise ValueError(f"TrainConfig.warmup_steps ({warmup}) must be below steps ({steps}).")
-        for name, of in (
-            ("batch_size", "microbatches"),
-            ("evaluate_every", "log_every"),
-            ("checkpoint_every", "log_every"),
-        ):
+        of_log_every = dict.fromkeys(("evaluate_every", "checkpoint_every"), "log_every")
+        for name, of in {"batch_size": "microbatches", **of_log_every}.items():
             value, divisor = getattr(self, name), getattr(self, of)
             if value % divisor:
                 raise ValueError(
@@ -130,11 +125,6 @@ def _first(config: TrainConfig, params: PyTree) -> TrainState:
     return TrainState(jnp.zeros((), jnp.int32), params, config.optimizer().init(params))
 
 
-@functools.partial(jax.jit, static_argnums=0)
-def _rate(config: TrainConfig, step: ArrayLike) -> Array:
-    return jnp.asarray(config.schedule()(step))
-
-
 @functools.partial(jax.jit, static_argnums=(0, 1), donate_argnums=2)
 def _step(
     objective: Objective,
@@ -178,11 +168,8 @@ def fit(
     batches and dropout masks as one that never stopped. After `deadline`, a `time.monotonic()` in
     seconds, the run saves and stops.
 
-    Returns:
-        The parameters, and whether the run is finished (False: stopped at the deadline).
-
-    Raises:
-        ValueError: the loss stopped being finite, or another process trains in the folder.
+    Returns the parameters, and whether the run is finished. Raises ValueError if the loss stops
+    being finite, or another process trains in the folder.
     """
     folder = pathlib.Path(folder).absolute()
     # Committed to a device, as a restored checkpoint is: a resumed run compiles the same step.
@@ -196,16 +183,17 @@ def fit(
     ):
         if (newest := manager.latest_step()) is not None:
             state = manager.restore(newest, args=ocp.args.StandardRestore(state))
-        done = int(state.step)
-        log = folder / "log.jsonl"
-        _drop_lines_after(done, log)
-        bar = progress.add_task("", total=config.steps, completed=done)
-        batches = train.batches(config.seed, done)
+        begun, log = int(state.step), folder / "log.jsonl"
+        # Lines after the last checkpoint are of steps that are done again.
+        lines = disk.entries(log, lambda line: (line["step"], json.dumps(line)), "line of a log")
+        disk.write(log, "".join(f"{line}\n" for step, line in lines if step <= begun))
+        bar = progress.add_task("", total=config.steps, completed=begun)
+        batches = train.batches(config.seed, begun)
+        learning_rate = jax.jit(config.schedule())
         window, since = list[Metrics](), time.monotonic()
-        while done < config.steps:
+        for done in range(begun + 1, config.steps + 1):
             state, metrics = _step(objective, config, state, frozen, next(batches))
             window.append(metrics)
-            done += 1
             last = done == config.steps
             if done % config.log_every and not last:
                 continue
@@ -215,7 +203,7 @@ def fit(
                     f"The loss is {line['loss']} at step {done} of {folder}; lower "
                     "TrainConfig.learning_rate and start again from the last checkpoint."
                 )
-            line["learning_rate"] = float(_rate(config, done - 1))
+            line["learning_rate"] = float(learning_rate(done - 1))
             seconds = time.monotonic() - since
             line["tokens_per_second"] = round(line.pop("tokens") / seconds)
             line["seconds"] = round(seconds, 3)
@@ -234,7 +222,7 @@ def fit(
             if stop:
                 break
             window, since = [], time.monotonic()
-    return state.params, done >= config.steps
+    return state.params, int(state.step) >= config.steps
 
 
 def minutes(folder: str | pathlib.Path) -> float:
@@ -248,12 +236,6 @@ def deadline_after(minutes: float | None) -> float:
     return math.inf if minutes is None else time.monotonic() + 60 * minutes
 
 
-def _drop_lines_after(step: int, log: pathlib.Path) -> None:
-    """Drops the lines that a run wrote after its last checkpoint, at `step`."""
-    lines = disk.entries(log, lambda line: (line["step"], json.dumps(line)), "line of a log")
-    disk.write(log, "".join(f"{line}\n" for at, line in lines if at <= step))
-
-
 def _means(window: Sequence[Metrics]) -> dict[str, float]:
     """The metrics of several steps as means over target tokens; `tokens` stays a sum."""
     window = jax.device_get(window)
@@ -263,8 +245,5 @@ def _means(window: Sequence[Metrics]) -> dict[str, float]:
 
 
 def _with_counts(metrics: Metrics, batch: Mapping[str, Array]) -> Metrics:
-    target_tokens = batch["decoder_loss_weights"].sum()
-    return metrics | {
-        "weight": target_tokens,
-        "tokens": target_tokens + (batch["encoder_segment_ids"] > 0).sum(),
-    }
+    targets, sources = batch["decoder_loss_weights"].sum(), batch["encoder_segment_ids"] > 0
+    return metrics | {"weight": targets, "tokens": targets + sources.sum()}
