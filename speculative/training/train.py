@@ -3,22 +3,23 @@
 import dataclasses
 import pathlib
 from collections.abc import Mapping, Sequence
-from typing import Any, get_args
+from typing import get_args
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from flax import traverse_util
 from jax import Array
 
 from speculative import checkpoints
 from speculative.checkpoints import native
-from speculative.checkpoints.checkpoint import narrowed
+from speculative.checkpoints.checkpoint import by_name, narrowed
 from speculative.models import Config, FlaxModel, model_of
 from speculative.models.reads import unpacked
 from speculative.training import data
 from speculative.training.examples import Examples, load_all
 from speculative.training.loop import Metrics, TrainConfig, deadline_after, fit
-from speculative.types import PAD_ID, Logits, PyTree
+from speculative.types import Logits, PyTree
 from speculative.vocabulary import Vocabulary, from_elsewhere
 
 # Weight of the squared logarithm of the softmax's normaliser, which keeps the logits from drifting.
@@ -34,19 +35,14 @@ def teacher_forced(
     layers: tuple[str, ...] = (),
 ) -> tuple[Logits, dict[str, Array]]:
     """Teacher-forced logits [B, L, V] and hidden states of a packed batch; see `FlaxModel`."""
-    source, target = batch["encoder_input_tokens"], batch["decoder_input_tokens"]
-    segments = (batch["encoder_segment_ids"], batch["decoder_segment_ids"])
-    given = source, target, segments, dropout_key, encoded, layers
-    return model.forward_with_hidden(params, *given)
+    tokens = batch["encoder_input_tokens"], batch["decoder_input_tokens"]
+    segments = batch["encoder_segment_ids"], batch["decoder_segment_ids"]
+    return model.forward_with_hidden(params, *tokens, segments, dropout_key, encoded, layers)
 
 
 @dataclasses.dataclass(frozen=True)
 class CrossEntropy:
-    """Negative log likelihood, in nats.
-
-    Attributes:
-        model: the model to train.
-    """
+    """Negative log likelihood of the model to train, in nats."""
 
     model: FlaxModel
 
@@ -90,27 +86,20 @@ def initial(model: FlaxModel, seed: int, init_from: str | pathlib.Path | None) -
         or any(getattr(sizes, depth) > free[depth] for depth in wanted.depths)
     ):
         raise ValueError(f"{init_from} holds {sizes}, but the run is of {wanted}.")
-    params = checkpoint.numpy()
-    if sizes.replace(dtype=wanted.dtype, dropout_rate=wanted.dropout_rate) == wanted:
-        return params
+    params = by_name(checkpoint.numpy())
 
-    def identity(path: tuple[Any, ...], leaf: Array) -> Array:
-        names = {key.key for key in path}
-        if "dense" in names:  # It adds little to an embedding; from 0 Adafactor's steps are tiny.
-            return 0.1 * np.std(params["token_embedder"]["embedding"]) * leaf
-        return jnp.zeros_like(leaf) if {"out", "wo"} & names else leaf
+    def identity(name: str, value: Array) -> Array:
+        parts = name.split("/")
+        if "dense" in parts:  # It adds little to an embedding; from 0 Adafactor's steps are tiny.
+            return 0.1 * np.std(params["token_embedder/embedding"]) * value
+        return jnp.zeros_like(value) if {"out", "wo"} & {*parts} else value
 
     @jax.jit  # Of the other parameters, nothing is made or compiled.
-    def added(key: Array) -> PyTree:
-        lacking = {}
-        for name, stack in model.init(key).items():
-            layers = {layer: stack[layer] for layer in stack.keys() - params.get(name, {}).keys()}
-            lacking[name] = jax.tree_util.tree_map_with_path(identity, layers)
-        return lacking
+    def added(key: Array) -> dict[str, Array]:
+        made = by_name(model.init(key)).items()
+        return {name: identity(name, value) for name, value in made if name not in params}
 
-    for name, layers in added(jax.random.key(seed)).items():
-        params[name] = params.get(name, {}) | layers
-    return params
+    return traverse_util.unflatten_dict(params | added(jax.random.key(seed)), sep="/")
 
 
 def vocabulary_of(
@@ -120,10 +109,8 @@ def vocabulary_of(
 
     Raises ValueError if there is none, or if it has more pieces than the embedding.
     """
-    if file:
-        pieces = from_elsewhere(file, model.vocab_size)
-    else:
-        pieces = checkpoints.open(init_from).open_vocabulary() if init_from else None
+    brought = checkpoints.open(init_from).open_vocabulary() if init_from and not file else None
+    pieces = from_elsewhere(file, model.vocab_size) if file else brought
     if pieces is None:
         raise ValueError(
             f"{init_from or 'A run from random weights'} brings no vocabulary; give the "
@@ -145,7 +132,7 @@ class Files:
     held_out: Sequence[str]  # File names, which also name the held-out columns of the log.
 
     def read(
-        self, examples: Mapping[str, Examples], config: TrainConfig, start_id: int = PAD_ID
+        self, examples: Mapping[str, Examples], config: TrainConfig, start_id: int
     ) -> tuple[data.Mixture, dict[str, list[data.Batch]]]:
         """Training batches, and each held-out file's examples once in batches of a microbatch.
 
@@ -183,11 +170,8 @@ def train(
     sizes or with fewer layers; None starts from random weights. After `max_minutes`, if given, the
     run saves and stops.
 
-    Returns:
-        Whether the model is finished and saved.
-
-    Raises:
-        ValueError: a setting is unknown, a file is missing or damaged, or the loss is not finite.
+    Returns whether the model is finished and saved. Raises ValueError if a setting is unknown, a
+    file is missing or damaged, or the loss is not finite.
     """
     if storage not in (known := get_args(native.Storage)):
         raise ValueError(f"train.storage must be one of {', '.join(known)}, not {storage!r}.")
