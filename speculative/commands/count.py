@@ -54,10 +54,8 @@ def _count(options: argparse.Namespace) -> None:
             counting.tokens(options.files, vocabulary, columns, sources, on_progress),
             options.tokens or counting.MOST[options.kind],
         )
-        if options.kind == OUTPUTS:
-            said = counting.keep(options.output, texts, vocabulary)
-        else:
-            said = counting.count(options.output, texts, vocabulary, on_progress, **asked)
+        given = options.output, texts, vocabulary, options.kind, on_progress
+        said = counting.write(*given, **asked)
     print(f"Written: {options.output} ({said}).")
 
 

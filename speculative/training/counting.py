@@ -35,17 +35,10 @@ def tokens(
 ) -> Iterator[np.ndarray]:
     """The tokens [length] of each text that is not empty, with the end of sequence.
 
-    Args:
-        files: .txt, a text a line, which is read as it is needed; or what `read_pairs` takes; or
-            tokenised `examples` (.npz) of this vocabulary.
-        vocabulary: the target's.
-        columns: as of `read_pairs`.
-        sources: whether to take sources, as where there are no references, or references.
-        on_progress: called with what is being done and the share of it that is done.
-        prefix: words to put before each text that is not tokenised yet.
-
-    Raises:
-        ValueError: a file is missing, empty or malformed.
+    A file is .txt, a text a line, which is read as it is needed; or what `read_pairs` takes, with
+    `columns`; or tokenised `examples` (.npz) of this vocabulary. References are taken, or else
+    `sources`, as where there are no references. The `prefix` is put before what is not tokenised
+    yet. Raises ValueError if a file is missing, empty or malformed.
     """
     small = np.uint16 if vocabulary.size <= 2**16 else np.int32
     for file in files:
@@ -54,10 +47,8 @@ def tokens(
             continue
         shown = 0.0
         on_progress(f"reading {file}", shown)
-        if file.endswith(".txt") and os.path.isfile(file):
-            texts = _lines(file)
-        else:
-            texts = _column(read_pairs(file, columns), sources)
+        of_lines = file.endswith(".txt") and os.path.isfile(file)
+        texts = _lines(file) if of_lines else _column(read_pairs(file, columns), sources)
         empty = True
         for text, share in texts:
             if share >= shown + 0.01:
@@ -113,32 +104,30 @@ def sample(texts: Iterable[np.ndarray], most: int) -> list[np.ndarray]:
     return kept
 
 
-def count(
+def write(
     output: str | pathlib.Path,
     texts: Sequence[np.ndarray],
     vocabulary: Vocabulary,
-    on_progress: OnProgress = lambda what, share: None,
-    order: int = ngram.LONGEST,
-    width: int = ngram.WIDTH,
-    min_count: int = 1,
+    kind: str,
+    on_progress: OnProgress,
+    **limits: int,
 ) -> str:
-    """Writes the n-grams of texts as of `count_ngrams`; returns what was written, in words."""
-    size, start = vocabulary.size, vocabulary.start_id
-    table = count_ngrams(texts, order, size, width, min_count, start, on_progress)
-    ngram.TABLE.save(output, vocabulary, table)
-    made = f"{len(table['count']):,} n-grams of {len(table['total']):,} contexts"
-    return f"{made}, from {_size(output, texts)}"
+    """Writes a file of a kind of `MOST`; returns what was written, in words.
 
-
-def keep(output: str | pathlib.Path, texts: Sequence[np.ndarray], vocabulary: Vocabulary) -> str:
-    """Writes texts as past outputs of a `SuffixDraft`; returns what was written, in words."""
-    suffix.save(output, texts, vocabulary)
-    return f"past outputs: {_size(output, texts)}"
-
-
-def _size(output: str | pathlib.Path, texts: Sequence[np.ndarray]) -> str:
-    size = os.path.getsize(output) / 1e6
-    return f"{sum(map(len, texts)):,} tokens of {len(texts):,} texts; {size:.2f} MB"
+    It holds the n-grams of the texts, with `limits` as of `count_ngrams`, or the texts themselves
+    as past outputs of a `SuffixDraft`.
+    """
+    if kind == "outputs":
+        suffix.save(output, texts, vocabulary)
+        made = "past outputs: "
+    else:
+        order = limits.pop("order", ngram.LONGEST)
+        size, start = vocabulary.size, vocabulary.start_id
+        table = count_ngrams(texts, order, size, start=start, on_progress=on_progress, **limits)
+        ngram.TABLE.save(output, vocabulary, table)
+        made = f"{len(table['count']):,} n-grams of {len(table['total']):,} contexts, from "
+    megabytes = os.path.getsize(output) / 1e6
+    return f"{made}{sum(map(len, texts)):,} tokens of {len(texts):,} texts; {megabytes:.2f} MB"
 
 
 def _column(pairs: Sequence[tuple[str, str]], sources: bool) -> Iterator[tuple[str, float]]:
