@@ -47,14 +47,10 @@ class Distillation:
     A draft which reads the target's decoder makes `GUESSES` guesses a step, each after those before
     it (`FlaxModel.unroll`). Guess k counts as `GUESS_WEIGHT`^k, for it matters only where all
     before it are accepted.
-
-    Attributes:
-        draft: the model to train.
-        target: the model to imitate, whose parameters are frozen.
     """
 
-    draft: FlaxModel
-    target: FlaxModel
+    draft: FlaxModel  # To train.
+    target: FlaxModel  # To imitate; its parameters are frozen.
 
     def __call__(
         self, params: PyTree, frozen: PyTree, batch: Mapping[str, Array], dropout_key: Array | None
@@ -64,15 +60,12 @@ class Distillation:
         The last two are acceptance at temperature 1 (sum min(p, q)) and 0 (equal argmax), of a
         step's first guess; `alpha_2`, `agreement_2` and so on those of the others.
         """
-        weights = batch["decoder_loss_weights"]
-        encoded = self.target.encode(
-            frozen, batch["encoder_input_tokens"], batch["encoder_segment_ids"]
-        )
+        segments = of_source, of_text = batch["encoder_segment_ids"], batch["decoder_segment_ids"]
+        encoded = self.target.encode(frozen, batch["encoder_input_tokens"], of_source)
         layers = self.draft.config.reads.target_layers
         target, hidden = teacher_forced(self.target, frozen, batch, None, encoded, layers)
         log_p = jax.lax.stop_gradient(jax.nn.log_softmax(target))
         if layers:
-            segments = batch["encoder_segment_ids"], batch["decoder_segment_ids"]
             of_target = jnp.concatenate([hidden[name] for name in layers], axis=-1)
             given = batch["decoder_input_tokens"], segments, encoded, of_target, GUESSES
             drafts = self.draft.unroll(params, *given)
@@ -80,6 +73,7 @@ class Distillation:
             shared = encoded if self.draft.config.reads.source_dim else None
             drafts = [teacher_forced(self.draft, params, batch, dropout_key, shared)[0]]
         loss, metrics = jnp.zeros(()), dict[str, Array]()
+        weights = batch["decoder_loss_weights"]
         for k, draft in enumerate(drafts):
             distance, alpha, agreement = self._compared(log_p, draft, weights)
             loss += GUESS_WEIGHT**k * distance
@@ -88,7 +82,7 @@ class Distillation:
             share = batch["decoder_loss_weights"].sum() / jnp.maximum(weights.sum(), 1)
             guess = f"_{k + 1}" if k else ""
             metrics |= {f"alpha{guess}": share * alpha, f"agreement{guess}": share * agreement}
-            weights = weights * (shifted(weights, batch["decoder_segment_ids"]) > 0)
+            weights = weights * (shifted(weights, of_text) > 0)
         return loss, {"loss": loss} | metrics
 
     def _compared(self, log_p: Array, draft: Logits, weights: Array) -> tuple[Array, Array, Array]:
@@ -131,11 +125,9 @@ def distil(
     are of so many tokens alone, the most frequent ones of what the target wrote for training.
     `work_dir` notes target, texts and `settings`, by the names that their user knows, and a second
     call must have the same. In place of the folder `data_dir` there may be what its files hold, by
-    name. The other arguments and the result are as in `train.train`.
-
-    Raises:
-        ValueError: target and draft do not fit each other, a file is missing or damaged, or
-            `work_dir` holds a run of another target, texts or settings.
+    name. The other arguments and the result are as in `train.train`. Raises ValueError if target
+    and draft do not fit each other, a file is missing or damaged, or `work_dir` holds a run of
+    another target, texts or settings.
     """
     deadline = deadline_after(max_minutes)
     work_dir, references = pathlib.Path(work_dir), references or {}
@@ -146,7 +138,7 @@ def distil(
     names = *files.train, *files.held_out, *references
     inputs = data_dir if isinstance(data_dir, Mapping) else load_all(data_dir, names)
     _require_same(work_dir, target_dir, inputs, settings or {})
-    target_params, text_dir = checkpoint.load("float32"), work_dir / "texts"
+    frozen, text_dir = for_decoding(checkpoint.load("float32")), work_dir / "texts"
     for name in (*files.train, *files.held_out):
         given = prompts(inputs[name], pieces.start_id) if target.decoder_only else inputs[name]
         for kind, temperature in WRITTEN.items():
@@ -157,7 +149,7 @@ def distil(
                 return False
             ends = max_length, pieces.eos_ids
             decoding = Decoding(target.vocab_size, Sampling(temperature), 0, *ends)
-            texts = answered(target, target_params, given, decoding, generation_batch)
+            texts = answered(target, frozen, given, decoding, generation_batch)
             (whole_texts(texts) if target.decoder_only else texts).save(path)
             took = time.monotonic() - began
             print(f"{path}: {len(texts)} outputs, {took:.0f} s", flush=True)
@@ -172,8 +164,7 @@ def distil(
     batches = Files({**learned, **references}, held_out).read(
         {**inputs, **written}, config, pieces.start_id
     )
-    start, frozen = initial(draft, config.seed, init_from), for_decoding(target_params)
-    objective = Distillation(draft, target)
+    objective, start = Distillation(draft, target), initial(draft, config.seed, init_from)
     params, finished = fit(objective, start, config, *batches, work_dir, frozen, deadline)
     if finished:
         made_for = None
@@ -191,9 +182,9 @@ def answered(
 ) -> Examples:
     """The same inputs with the model's own outputs as targets, in the same order.
 
-    `batch_size` examples are decoded at a time, each as alone (`decoding.queue`), with the random
-    numbers of its place and seed 0. Raises ValueError if an input is too long, or if the model's
-    logits are not finite.
+    The parameters are laid out for decoding. `batch_size` examples are decoded at a time, each as
+    alone (`decoding.queue`), with the random numbers of its place and seed 0. Raises ValueError if
+    an input is too long, or if the model's logits are not finite.
     """
     sizes = np.diff(examples.inputs_offsets)
     if sizes.max() > SOURCE_LENGTHS[-1]:
@@ -201,8 +192,7 @@ def answered(
             f"Example {sizes.argmax()} has {sizes.max()} source tokens; at most "
             f"{SOURCE_LENGTHS[-1]} can be decoded."
         )
-    used = Params(for_decoding(jax.device_put(params)), ())
-    targets: list[np.ndarray] = [np.zeros(0, np.int32)] * len(examples)
+    used, targets = Params(params, ()), [np.zeros(0, np.int32)] * len(examples)
 
     def request(i: int) -> tuple[int, Request]:
         source = filled([examples.input(i)], padded(int(sizes[i])), model.pad_id)
