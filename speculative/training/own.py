@@ -20,25 +20,15 @@ HELD_OUT, FEWEST = 256, 40
 
 @dataclasses.dataclass(frozen=True)
 class DraftSettings:
-    """What options may choose; a gin file in place of the texts (`--config`) chooses all else too.
+    """What options may choose; a gin file in place of the texts (`--config`) chooses more."""
 
-    Attributes:
-        dim: features of the draft, a multiple of 64; None is half of the target's, at most 1,024.
-        layers: its decoder layers.
-        keep: tokens of its draft vocabulary at most, the most frequent ones.
-        steps: of training.
-        max_length: tokens of a text that the target writes.
-        batch_size: texts that it writes at a time.
-        seed: of the first parameters and of the texts' order.
-    """
-
-    dim: int | None = None
-    layers: int = 1
-    keep: int = 8192
-    steps: int = 3000
-    max_length: int = 128
-    batch_size: int = 64
-    seed: int = 0
+    dim: int | None = None  # Features, a multiple of 64; None: half of the target's, to 1,024.
+    layers: int = 1  # Of its decoder.
+    keep: int = 8192  # Tokens of its draft vocabulary at most, the most frequent ones.
+    steps: int = 3000  # Of training.
+    max_length: int = 128  # Tokens of a text that the target writes.
+    batch_size: int = 64  # Texts that it writes at a time.
+    seed: int = 0  # Of the first parameters and of the texts' order.
 
     def model(self, target: Config) -> Config:
         """The draft's sizes: thin layers that read the target's encoder, if any, and its decoder.
@@ -64,21 +54,6 @@ class DraftSettings:
             dtype="float32",
         )
 
-    def training(self, source: int, text: int) -> TrainConfig:
-        """For sources and texts of so many tokens at most; a row holds several short ones."""
-        return TrainConfig(
-            steps=self.steps,
-            batch_size=4,
-            source_length=max(256, source) if source else 1,
-            target_length=max(160, text),
-            learning_rate=0.02,
-            warmup_steps=min(200, self.steps // 10),
-            seed=self.seed,
-            log_every=25,
-            evaluate_every=500,
-            checkpoint_every=250,
-        )
-
 
 def divided(texts: Iterable[np.ndarray], target: Config) -> dict[str, Examples]:
     """The texts to learn from and those held out, as examples by the names of their files.
@@ -102,10 +77,8 @@ def recipe(target: Config, texts: Iterable[np.ndarray], settings: DraftSettings)
     """Parameters of `distil.distil` for a target of these sizes and texts.
 
     The `texts` are the sources of an encoder-decoder, or texts of which a decoder-only target
-    continues the beginnings: tokens with the end of sequence.
-
-    Raises:
-        ValueError: a setting is wrong, or there are too few texts.
+    continues the beginnings: tokens with the end of sequence. Raises ValueError if a setting is
+    wrong, or there are too few texts.
     """
     model, goes_on = settings.model(target), model_of(target).decoder_only
     examples = divided(texts, target)
@@ -114,9 +87,21 @@ def recipe(target: Config, texts: Iterable[np.ndarray], settings: DraftSettings)
         for offsets in ("inputs_offsets", "targets_offsets")
     )
     text = max(text, settings.max_length + (MOST_PROMPT if goes_on else 0))
+    config = TrainConfig(
+        steps=settings.steps,
+        batch_size=4,
+        source_length=max(256, source) if source else 1,  # Of a row, which holds several.
+        target_length=max(160, text),
+        learning_rate=0.02,
+        warmup_steps=min(200, settings.steps // 10),
+        seed=settings.seed,
+        log_every=25,
+        evaluate_every=500,
+        checkpoint_every=250,
+    )
     return {
         "model": model,
-        "config": settings.training(source, text),
+        "config": config,
         "files": Files({"train": 1.0}, ["held_out"]),
         "data_dir": examples,
         # The texts themselves cost no writing; those of an encoder-decoder are sources.
