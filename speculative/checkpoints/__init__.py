@@ -41,12 +41,10 @@ def open(name: str | os.PathLike[str]) -> Checkpoint:
     """
     location = _located(str(name))
     with reading(location):
-        if location.startswith("gs://"):
-            return t5x.open(location)
         settings = read_settings(location)
         if "format" in settings:
             return native.open(location)
-        if (pathlib.Path(location) / t5x.INDEX).is_file():
+        if location.startswith("gs://") or (pathlib.Path(location) / t5x.INDEX).is_file():
             return t5x.open(location)
         if "model_type" in settings:
             return huggingface.open(location)
@@ -92,8 +90,7 @@ def describe(checkpoint: Checkpoint) -> dict[str, str]:
 def known(name: str) -> bool:
     """Whether `open` may find a checkpoint of this name; a Hugging Face id is not looked up."""
     hub = re.fullmatch(r"[\w.-]+/[\w.-]+", name) is not None
-    folder = name != "" and os.path.isdir(name)
-    return name in SHIPPED or name.startswith("gs://") or hub or folder
+    return name in SHIPPED or name.startswith("gs://") or hub or os.path.isdir(name)
 
 
 def convert(
@@ -111,10 +108,8 @@ def convert(
     pieces if the embedding has enough rows. T5X's format holds no vocabulary. With `tokens` the
     copy is a draft that guesses these alone, see `narrowed`.
 
-    Raises:
-        ValueError: a format is unknown, the source cannot be read, the destination exists, or the
-            vocabulary has more pieces than the embedding.
-        OSError: the destination cannot be written, as on a full disk.
+    Raises ValueError if a format is unknown, the source cannot be read, the destination exists, or
+    the vocabulary has more pieces than the embedding; OSError as on a full disk.
     """
     kinds = get_args(native.Storage) if to == "native" else tuple(DTYPES)
     for name, said, known in (("format", to, FORMATS), ("dtype", dtype or kinds[0], kinds)):
@@ -153,10 +148,8 @@ def _located(name: str) -> str:
             or f"There is no checkpoint {name!r}: it is neither a folder, nor one of "
             f"{', '.join(SHIPPED)}, nor a Hugging Face id like google/t5-v1_1-small."
         )
-    if name in SHIPPED:
-        return str(SHIPPED[name])
-    if name.startswith("gs://") or pathlib.Path(name).is_dir():
-        return name
+    if name in SHIPPED or name.startswith("gs://") or os.path.isdir(name):
+        return str(SHIPPED.get(name, name))
     try:
         from huggingface_hub import errors, snapshot_download  # pyright: ignore
     except ModuleNotFoundError as error:

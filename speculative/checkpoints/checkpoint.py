@@ -17,7 +17,6 @@ from flax import traverse_util
 from safetensors.numpy import save_file
 
 from speculative import disk
-from speculative.disk import read_json, reading
 from speculative.models import Config, abstract_params
 from speculative.models.reads import packed, unpacked
 from speculative.types import PyTree
@@ -27,7 +26,7 @@ CONFIG = "config.json"  # It describes a model, in our folders and in Hugging Fa
 DTYPES = {"float32": np.dtype(np.float32), "bfloat16": np.dtype(ml_dtypes.bfloat16)}
 """The number formats in which checkpoints are written."""
 LOGITS = "decoder/logits_dense/kernel"
-FINGERPRINT = 16  # Numbers that tell one model from another.
+
 FLOATS = ("float32", "bfloat16", "float16", "float64")  # Those in which others write them.
 
 
@@ -42,7 +41,7 @@ class Tensor(NamedTuple):
 def read_settings(folder: str | pathlib.Path) -> dict[str, Any]:
     """The contents of a folder's `config.json`, empty without one; ValueError if it is damaged."""
     path = pathlib.Path(folder) / CONFIG
-    return read_json(path) if path.is_file() else {}
+    return disk.read_json(path) if path.is_file() else {}
 
 
 def plain(name: Any, where: object) -> str:
@@ -57,7 +56,7 @@ def plain(name: Any, where: object) -> str:
 
 def sha256(path: pathlib.Path) -> str:
     """A file's SHA-256, in hexadecimal."""
-    with reading(path), path.open("rb") as file:
+    with disk.reading(path), path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
@@ -68,20 +67,17 @@ class MadeFor(NamedTuple):
     fingerprint: tuple[float, ...]  # See `Checkpoint.fingerprint`.
 
 
+@dataclasses.dataclass(frozen=True)
 class Checksums:
-    """The SHA-256 of files, each computed once, when it is first needed."""
+    """SHA-256 of files, each computed once, when needed; some are `recorded`, and must be so."""
 
-    def __init__(
-        self,
-        recorded: Mapping[pathlib.Path, str] = {},
-        extent: str = "none: this format has none, so shapes and ranges alone are checked",
-    ) -> None:
-        """`recorded` holds the checksums that files must have; `extent` says which, for people."""
-        self._recorded, self.extent, self.sha256 = recorded, extent, functools.cache(sha256)
+    recorded: Mapping[pathlib.Path, str] = dataclasses.field(default_factory=dict)
+    extent: str = "none: this format has none, so shapes and ranges alone are checked"
+    sha256: Callable[..., str] = dataclasses.field(default_factory=lambda: functools.cache(sha256))
 
     def verify(self, path: pathlib.Path) -> None:
         """Raises ValueError if a file's checksum differs from the recorded one."""
-        if path in self._recorded and self.sha256(path) != self._recorded[path]:
+        if path in self.recorded and self.sha256(path) != self.recorded[path]:
             raise ValueError(
                 f"{path} was altered or cut off: its checksum is not that in {CONFIG}; fetch "
                 "the checkpoint again."
@@ -117,12 +113,12 @@ class Checkpoint:
                 raise ValueError(f"{where} lacks the tensor {name}.")
             if name not in expected:
                 raise ValueError(f"{where} has a tensor {name}, unknown to its configuration.")
-            if self.tensors[name].shape != expected[name].shape:
+            (shape, kind, _), wanted = self.tensors[name], expected[name].shape
+            if shape != wanted:
                 raise ValueError(
-                    f"Tensor {name} of {where} is {self.tensors[name].shape}; its "
-                    f"configuration asks for {expected[name].shape}."
+                    f"Tensor {name} of {where} is {shape}; its configuration asks for {wanted}."
                 )
-            if (kind := self.tensors[name].dtype) not in FLOATS and self.format != "native":
+            if kind not in FLOATS and self.format != "native":
                 raise ValueError(
                     f"Tensor {name} of {where} is of type {kind}; read are {', '.join(FLOATS)}."
                 )
@@ -140,7 +136,7 @@ class Checkpoint:
 
     def fingerprint(self) -> tuple[float, ...]:
         """Numbers by which the model is known in any format: of its last norm, never quantized."""
-        return tuple(self.read("decoder/decoder_norm/scale")[:FINGERPRINT].tolist())
+        return tuple(self.read("decoder/decoder_norm/scale")[:16].tolist())
 
     def has(self, fingerprint: Sequence[float]) -> bool:
         """Whether this is the model's, but for rounding to bfloat16."""
@@ -150,7 +146,7 @@ class Checkpoint:
     def read(self, name: str) -> np.ndarray:
         """A tensor's values; raises ValueError if they cannot be read or are not finite."""
         fault = f"has a tensor {name} that cannot be read"
-        with reading(self.location, fault), np.errstate(invalid="ignore"):
+        with disk.reading(self.location, fault), np.errstate(invalid="ignore"):
             value = self.tensors[name].read()
             # The sum of finite values hardly ever overflows, and needs no array of flags.
             if not np.isfinite(np.sum(value, dtype=np.float64)):
@@ -196,8 +192,7 @@ class Checkpoint:
 def narrowed(checkpoint: Checkpoint, tokens: Sequence[int] | np.ndarray) -> Checkpoint:
     """A draft whose logits are of these tokens alone: it guesses no other, and costs less.
 
-    Raises ValueError if there are none, if the draft does not guess one already, or if its logits
-    are tied to the embedding.
+    Raises ValueError without tokens, for one not guessed already, or of a draft with tied logits.
     """
     if not len(tokens):
         raise ValueError("A draft must guess some tokens; keep at least one.")
@@ -216,22 +211,13 @@ def narrowed(checkpoint: Checkpoint, tokens: Sequence[int] | np.ndarray) -> Chec
     return dataclasses.replace(checkpoint, config=config, tensors=tensors)
 
 
-def in_memory(
-    location: str,
-    config: Config,
-    params: PyTree,
-    vocabulary: pathlib.Path | None = None,
-    extra_ids: int = 0,
-    made_for: MadeFor | None = None,
-    training_minutes: float | None = None,
-) -> Checkpoint:
-    """A checkpoint of parameters that are in memory already."""
+def in_memory(location: str, config: Config, params: PyTree, **fields: Any) -> Checkpoint:
+    """A checkpoint of parameters that are in memory already, with other `fields` as they are."""
     tensors = {
         name: Tensor(x.shape, str(x.dtype), functools.partial(np.asarray, x))
         for name, x in by_name(params).items()
     }
-    kept = location, "native", config, tensors, vocabulary, extra_ids
-    return Checkpoint(*kept, made_for=made_for, training_minutes=training_minutes)
+    return Checkpoint(location, "native", config, tensors, **fields)
 
 
 def by_name(tree: PyTree) -> dict[str, Any]:
@@ -240,10 +226,7 @@ def by_name(tree: PyTree) -> dict[str, Any]:
 
 
 def require_layers(config: Config, tensors: int, where: object) -> None:
-    """Raises ValueError if a configuration has more layers than there are tensors.
-
-    To name the tensors of a billion layers would take for ever.
-    """
+    """ValueError if there are more layers than tensors: to name a billion would take for ever."""
     if (layers := sum(getattr(config, depth) for depth in config.depths)) > tensors:
         raise ValueError(
             f"{where} holds {tensors} tensors, too few for the {layers} layers of its {CONFIG}; "
@@ -265,11 +248,7 @@ def vacant(folder: str | os.PathLike[str]) -> pathlib.Path:
 
 @contextlib.contextmanager
 def written(folder: str | os.PathLike[str]) -> Iterator[pathlib.Path]:
-    """A folder to fill, which becomes `folder` when the block ends, or is removed if it fails.
-
-    Raises ValueError if the folder exists, be it since the block began; OSError if it cannot be
-    written.
-    """
+    """A folder to fill, which becomes `folder` as the block ends; ValueError if that exists."""
     with disk.written(vacant(folder)) as unfinished:
         unfinished.mkdir()
         yield unfinished

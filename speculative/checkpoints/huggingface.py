@@ -35,11 +35,7 @@ SHARD_BYTES = 2**30  # The largest file that is written.
 
 
 def open(folder: str | pathlib.Path) -> Checkpoint:
-    """Opens a folder.
-
-    Raises ValueError if it holds another kind of model, a setting that is not supported, or no
-    weights, or if a tensor is missing, unknown or of the wrong shape.
-    """
+    """Opens a folder; ValueError if a setting or a tensor is missing, unknown or not supported."""
     folder = pathlib.Path(folder)
     settings, path = read_settings(folder), str(folder / CONFIG)
     model = settings.get("model_type")
@@ -64,9 +60,8 @@ def open(folder: str | pathlib.Path) -> Checkpoint:
     for name, tensor in stored.items():
         if name in table or not kind.passed_over.fullmatch(name.removeprefix(kind.prefix)):
             tensors |= _parts(f"{name} of {folder}", tensor, table.get(name, Stored((name,))))
-    for name in table:
-        if name not in stored:
-            raise ValueError(f"{folder} lacks the tensor {name}.")
+    if lacking := [name for name in table if name not in stored]:
+        raise ValueError(f"{folder} lacks the tensor {lacking[0]}.")
     tokenizer = read_json(file) if (file := folder / TOKENIZER).is_file() else {}
     if (settings | tokenizer).get("tokenizer_class") == BYTES_CLASS:
         # Its own count of sentinels becomes 0 when transformers saves it again.
@@ -80,10 +75,7 @@ def open(folder: str | pathlib.Path) -> Checkpoint:
 
 
 def write(folder: str | pathlib.Path, checkpoint: Checkpoint, dtype: str | None = None) -> None:
-    """Writes a new folder that transformers loads, whole or not at all; see `native.write`.
-
-    Raises ValueError also if transformers has no such model.
-    """
+    """Writes as `native.write` what transformers loads; ValueError if it has no such model."""
     config, dtype = checkpoint.config, dtype or checkpoint.dtype
     kind = names_of(config)
     settings = kind.settings(config, checkpoint.location) | {"torch_dtype": dtype}
@@ -143,18 +135,16 @@ def _stored(folder: pathlib.Path) -> dict[str, Tensor]:
     for single, read in ((SAFETENSORS, read_safetensors), (BIN, _read_bin)):
         if (folder / single).is_file():
             return read(folder / single)
-        index = folder / f"{single}.index.json"
-        if not index.is_file():
-            continue
-        with reading(index, "is no index of shards"):
-            listed = read_json(index)["weight_map"].values()
-            shards = {plain(shard, index) for shard in listed}
-        tensors: dict[str, Tensor] = {}
-        for shard in sorted(shards):
-            if not (folder / shard).is_file():
-                raise ValueError(f"{folder / shard} is missing; {index} names it.")
-            tensors |= read(folder / shard)
-        return tensors
+        if (index := folder / f"{single}.index.json").is_file():
+            with reading(index, "is no index of shards"):
+                listed = read_json(index)["weight_map"].values()
+                shards = {plain(shard, index) for shard in listed}
+            tensors: dict[str, Tensor] = {}
+            for shard in sorted(shards):
+                if not (folder / shard).is_file():
+                    raise ValueError(f"{folder / shard} is missing; {index} names it.")
+                tensors |= read(folder / shard)
+            return tensors
     raise ValueError(
         f"{folder} has no weights: neither {SAFETENSORS} nor {BIN}, nor an index of shards."
     )

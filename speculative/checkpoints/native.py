@@ -33,15 +33,14 @@ from speculative.models import FAMILIES, Config, format_of
 from speculative.types import Fields, PyTree
 from speculative.vocabulary import BYTES
 
-Storage = Literal["float32", "bfloat16", "int8"]
-"""The number formats in which parameters are saved."""
+Storage = Literal["float32", "bfloat16", "int8"]  # The number formats in which models are saved.
 VERSION = 1
 CHECKSUM = "checksum"  # The description's entry with its own; the first ones have none.
 SCALE = ".scale"  # The end of the name of an int8 tensor's scales.
-FILE_BYTES = 14 * 2**20
-"""The largest file of a small model; some hosts refuse larger files in a repository."""
-BIG = 2**30
-"""The largest file of a model of more bytes than this."""
+AXES = {"kernel": 0, "embedding": 1}  # That int8 values share a scale along, by a name's end.
+# The largest file of a small model, as some hosts of repositories refuse larger ones; and that of
+# a model of more bytes than this.
+FILE_BYTES, BIG = 14 * 2**20, 2**30
 # The number formats that are read, by their names in safetensors.
 KINDS = {"F32": "float32", "BF16": "bfloat16", "F16": "float16", "I8": "int8"}
 
@@ -51,10 +50,8 @@ def quantize(name: str, value: np.ndarray) -> dict[str, np.ndarray]:
 
     A kernel [in, out] has a scale for each output, an embedding [V, D] one for each row.
     """
-    kind = name.rpartition("/")[2]
-    if kind not in ("kernel", "embedding"):
+    if (axis := AXES.get(name.rpartition("/")[2])) is None:
         return {name: value}
-    axis = 0 if kind == "kernel" else 1
     scale = np.abs(value).max(axis=axis, keepdims=True) / 127
     scale = np.where(scale > 0, scale, 1).astype(np.float32)
     return {name: np.rint(value / scale).astype(np.int8), name + SCALE: scale}
@@ -80,8 +77,9 @@ def save(
     path = pathlib.Path(vocabulary) if vocabulary else None
     if path and path.name != BYTES and not path.is_file():
         raise ValueError(f"There is no vocabulary at {path}.")
-    told = path, extra_ids, made_for, training_minutes
-    write(folder, in_memory(str(folder), config, params, *told), storage)
+    told = {"vocabulary": path, "extra_ids": extra_ids, "made_for": made_for}
+    made = in_memory(str(folder), config, params, **told, training_minutes=training_minutes)
+    write(folder, made, storage)
 
 
 def write(folder: str | pathlib.Path, checkpoint: Checkpoint, storage: str | None = None) -> None:
@@ -144,9 +142,8 @@ def open(folder: str | pathlib.Path) -> Checkpoint:
             f"{where} was altered: its checksum is not that of its contents; fetch the checkpoint "
             "again."
         )
-    for key in ("model", "sha256", "vocabulary"):
-        if key not in description:
-            raise ValueError(f"{where} lacks {key!r}; fetch the checkpoint again.")
+    if lacking := [key for key in ("model", "sha256", "vocabulary") if key not in description]:
+        raise ValueError(f"{where} lacks {lacking[0]!r}; fetch the checkpoint again.")
     with reading(where, "describes no model"):
         config = FAMILIES[kind].config.from_json(description["model"])
     with reading(where, "lists no files and checksums"):
@@ -158,9 +155,8 @@ def open(folder: str | pathlib.Path) -> Checkpoint:
         shared = folder.parent / vocabulary.name  # By checkpoints that lie side by side.
         if shared.is_file():
             recorded[shared], vocabulary = recorded.pop(vocabulary), shared
-    for path in recorded:
-        if not path.is_file():
-            raise ValueError(f"{path} is missing; restore it or fetch the checkpoint again.")
+    if lost := [path for path in recorded if not path.is_file()]:
+        raise ValueError(f"{lost[0]} is missing; restore it or fetch the checkpoint again.")
     vocabulary = pathlib.Path(BYTES) if name == BYTES else vocabulary
     missing = "" if CHECKSUM in description else f" but {CONFIG}, as older versions wrote it"
     checksums = Checksums(recorded, f"of every file{missing}")
@@ -195,7 +191,7 @@ def _tensors(
             return tensor
         if scale is None:
             raise ValueError(f"{folder} lacks the tensor {name + SCALE}.")
-        axis = 0 if name.endswith("kernel") else 1
+        axis = AXES.get(name.rpartition("/")[2], 1)
         if scale.shape != tuple(1 if i == axis else n for i, n in enumerate(tensor.shape)):
             raise ValueError(
                 f"Tensor {name + SCALE} of {folder} is {scale.shape}, which are no scales for "

@@ -1,7 +1,6 @@
 """T5X's checkpoints of version 3: a msgpack index, and one zarr array for each parameter.
 
-Scanned layers are read too: those of t5x/examples/scalable_t5, and Flaxformer's, as umT5's are
-published. The t5x package is not needed.
+Scanned layers, as of scalable_t5 and of Flaxformer's umT5, are read; t5x itself is not needed.
 """
 
 import functools
@@ -37,13 +36,22 @@ def open(folder: str | pathlib.Path) -> Checkpoint:
     """Opens a checkpoint folder (``.../checkpoint_1000``); the optimizer's state is not read.
 
     The configuration follows from the tensors' shapes; `T5Names.infer` says what they do not show.
-    Raises ValueError if the folder is no T5X checkpoint of a T5, or if a tensor does not fit the
-    others.
+    Raises ValueError if the folder is no T5X checkpoint of a T5, or a tensor does not fit.
     """
-    tensors = {}
-    leaves = _index(folder)
-    with reading(f"{folder}/{INDEX}"):
-        for path, leaf in leaves.items():
+    tensors, index = {}, f"{folder}/{INDEX}"
+    with reading(index):
+        store = _answer(tensorstore.KvStore.open(kvstore(folder)), folder, WAIT)
+        read = _answer(store.read(INDEX), folder, WAIT)
+    if read.state != "value":
+        raise ValueError(f"{folder} is no T5X checkpoint: it has no file named '{INDEX}'.")
+    with reading(index, "is not a T5X index"):
+        contents = serialization.msgpack_restore(read.value)
+        version, tree = contents["version"], contents["optimizer"]["target"]
+        leaves = traverse_util.flatten_dict(tree, is_leaf=lambda _, node: "driver" in node)
+    if version != VERSION:
+        raise ValueError(f"{index} is of version {version}; version {VERSION} is read.")
+    with reading(index):
+        for path, leaf in leaves.items():  # TensorStore's specifications, or arrays.
             tensors |= _tensors(folder, path, leaf)
     shapes = {name: tensor.shape for name, tensor in tensors.items()}
     # T5 comes last: it always finds a configuration, or raises what such a checkpoint lacks.
@@ -52,11 +60,9 @@ def open(folder: str | pathlib.Path) -> Checkpoint:
 
 
 def write(folder: str | pathlib.Path, checkpoint: Checkpoint, dtype: str | None = None) -> None:
-    """Writes a new folder, whole or not at all, one tensor in memory at a time.
+    """Writes as `native.write`; ValueError also if the model is no encoder-decoder.
 
-    T5X expects a folder's name like ``checkpoint_1000``. The index says training step 0. Raises
-    ValueError if the folder exists or the model is no encoder-decoder, and OSError if the disk is
-    full.
+    T5X expects a folder's name like ``checkpoint_1000``. The index says training step 0.
     """
     names_of(checkpoint.config).require_t5x(checkpoint.config, checkpoint.location)
     kind = dtype or checkpoint.dtype
@@ -81,22 +87,6 @@ def write(folder: str | pathlib.Path, checkpoint: Checkpoint, dtype: str | None 
         (unfinished / INDEX).write_bytes(serialization.msgpack_serialize(index))
 
 
-def _index(folder: str | pathlib.Path) -> dict[tuple[str, ...], Any]:
-    """The index's parameters by path: TensorStore's specifications, or arrays."""
-    with reading(f"{folder}/{INDEX}"):
-        store = _answer(tensorstore.KvStore.open(kvstore(folder)), folder, WAIT)
-        read = _answer(store.read(INDEX), folder, WAIT)
-    if read.state != "value":
-        raise ValueError(f"{folder} is no T5X checkpoint: it has no file named '{INDEX}'.")
-    with reading(f"{folder}/{INDEX}", "is not a T5X index"):
-        contents = serialization.msgpack_restore(read.value)
-        version, tree = contents["version"], contents["optimizer"]["target"]
-        leaves = traverse_util.flatten_dict(tree, is_leaf=lambda _, node: "driver" in node)
-    if version != VERSION:
-        raise ValueError(f"{folder}/{INDEX} is of version {version}; version {VERSION} is read.")
-    return leaves
-
-
 def _tensors(folder: str | pathlib.Path, path: tuple[str, ...], leaf: Any) -> dict[str, Tensor]:
     """A leaf's tensor by name, or one for each layer if layers are scanned (along axis 1)."""
     name = "/".join(path)
@@ -117,13 +107,9 @@ def _tensors(folder: str | pathlib.Path, path: tuple[str, ...], leaf: Any) -> di
     if len(layer) == 3:  # Flaxformer keeps heads apart: [D, N, H], and [N, H, D] of `out`.
         a, b, c = layer
         layer = (a * b, c) if "out" in parts else (a, b * c)
-
-    def values(i: int) -> np.ndarray:
-        return read(np.s_[:, i]).reshape(layer)
-
     return {
         "/".join((path[0], f"layers_{i}", *parts)): Tensor(
-            layer, dtype, functools.partial(values, i)
+            layer, dtype, lambda i=i: read(np.s_[:, i]).reshape(layer)
         )
         for i in range(shape[1])
     }
@@ -147,8 +133,6 @@ def _read_zarr(
         if any((chunk or 0) > size for chunk, size in zip(chunks, shape, strict=True)):
             raise ValueError(f"its chunks of {chunks} are larger than itself, {shape}")
         chosen = array[index]
-        if not chosen.shape:
-            return np.asarray(_answer(chosen.read(), folder, WAIT_FOR_VALUES))
         # A quarter at a time: decompressing takes several times the memory of its result.
         chunk = chunks[0] or shape[0]
         rows = -(-shape[0] // (4 * chunk)) * chunk
