@@ -10,14 +10,14 @@ import pathlib
 import numpy as np
 
 from speculative.tasks import get_task
-from speculative.training.examples import ragged
+from speculative.training.data import ragged
 
 MAX_LENGTHS = {"inputs": 512, "targets": 128}  # tokens, EOS included
 T5_LENGTHS = {"inputs": 512, "targets": 512}
 
 
 def export(task: str, split: str, path: pathlib.Path) -> tuple[int, int]:
-    """Writes a split's token ids, prefix and EOS included, as `speculative.training.examples`.
+    """Writes a split's token ids, prefix and EOS included, as `speculative.training.data`.
 
     Training examples beyond `MAX_LENGTHS` are left out, because half a translation would teach the
     model to stop early; held-out ones are cut, so that every system is measured on the same

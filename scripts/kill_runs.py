@@ -26,7 +26,7 @@ import time
 
 import numpy as np
 
-from speculative.training import examples
+from speculative.training import data
 
 ROOT = pathlib.Path(__file__).parents[1]
 SPECULATIVE = [sys.executable, "-m", "speculative.cli"]
@@ -74,7 +74,7 @@ def write_text(folder: pathlib.Path) -> None:
     for task in ("debian_ende", "debian_synopsis"):
         for split, count in (("train", 60), ("validation", 9), ("test", 5)):
             rows = [rng.integers(3, 8000, rng.integers(4, 20)) for _ in range(2 * count)]
-            examples.ragged(rows[:count], rows[count:]).save(folder / f"{task}_{split}.npz")
+            data.ragged(rows[:count], rows[count:]).save(folder / f"{task}_{split}.npz")
 
 
 def listing(folder: pathlib.Path) -> dict[str, int]:

@@ -68,29 +68,33 @@ def _of_files(options: argparse.Namespace, said: dict[str, Any]) -> dict[str, An
     """The parameters of `distil.distil` for texts of one's own."""
     from speculative import checkpoints, loading, progress
     from speculative.models import model_of
-    from speculative.training import counting, own
+    from speculative.training import counting, recipes
 
     if of_config := [f"--{name}" for name in chosen(options, ("data_dir", "gin", "init_from"))]:
         raise ValueError(f"{', '.join(of_config)}: only together with a gin file (--config).")
     if not options.files:
         raise ValueError("There are no texts; give a FILE of them, or a gin file (--config).")
     counting.require(options.files)
-    names = [field.name for field in dataclasses.fields(own.DraftSettings)]
-    settings = own.DraftSettings(**chosen(options, names))
+    names = [field.name for field in dataclasses.fields(recipes.DraftSettings)]
+    settings = recipes.DraftSettings(**chosen(options, names))
     vocabulary = loading.vocabulary(options.target, options.vocabulary)
     target = checkpoints.open(options.target).config
     with progress.bar("distil") as on_progress:
         sources = not model_of(target).decoder_only
         how = options.files, vocabulary, options.columns, sources, on_progress
         texts = list(counting.tokens(*how, options.prefix or ""))
-    return said | own.recipe(target, texts, settings)
+    return said | recipes.of_texts(target, texts, settings)
 
 
 def _of_config(options: argparse.Namespace, said: dict[str, Any]) -> dict[str, Any]:
     """The parameters of `distil.distil` as a gin file says."""
-    from speculative.training import distil, own, recipes
+    from speculative.training import distil, recipes
 
-    names = ["columns", "prefix", *(field.name for field in dataclasses.fields(own.DraftSettings))]
+    names = [
+        "columns",
+        "prefix",
+        *(field.name for field in dataclasses.fields(recipes.DraftSettings)),
+    ]
     if of_files := options.files + [f"--{name}" for name in chosen(options, names)]:
         raise ValueError(
             f"{', '.join(of_files)}: not together with --config; the gin file, or --gin, says it."

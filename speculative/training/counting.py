@@ -1,7 +1,6 @@
 """Drafts that need no training: text like a model's own, counted or kept in one file."""
 
 import os
-import pathlib
 from collections.abc import Iterable, Iterator, Sequence
 
 import numpy as np
@@ -11,12 +10,11 @@ from speculative.drafts import count_ngrams, ngram, suffix
 from speculative.drafts.tables import SUFFIX
 from speculative.progress import OnProgress
 from speculative.tasks.prompts import named_files, read_pairs
-from speculative.training import examples
+from speculative.training import data
 from speculative.vocabulary import Vocabulary
 
 ROOM = 50_000_000  # Tokens that are held at a time.
-MOST = {"ngrams": ROOM, "outputs": 300_000}
-"""Tokens from which each kind of file is made at most, unless told."""
+MOST = {"ngrams": ROOM, "outputs": 300_000}  # Of which each kind of file is made, unless told.
 
 
 def require(files: Sequence[str]) -> None:
@@ -36,21 +34,19 @@ def tokens(
     """The tokens [length] of each text that is not empty, with the end of sequence.
 
     A file is .txt, a text a line, which is read as it is needed; or what `read_pairs` takes, with
-    `columns`; or tokenised `examples` (.npz) of this vocabulary. References are taken, or else
+    `columns`; or tokenised `Examples` (.npz) of this vocabulary. References are taken, or else
     `sources`, as where there are no references. The `prefix` is put before what is not tokenised
     yet. Raises ValueError if a file is missing, empty or malformed.
     """
     small = np.uint16 if vocabulary.size <= 2**16 else np.int32
     for file in files:
         if file.endswith(SUFFIX):
-            yield from (source if sources else target for source, target in examples.load(file))
+            yield from (source if sources else target for source, target in data.load(file))
             continue
         shown = 0.0
         on_progress(f"reading {file}", shown)
-        of_lines = file.endswith(".txt") and os.path.isfile(file)
-        texts = _lines(file) if of_lines else _column(read_pairs(file, columns), sources)
         empty = True
-        for text, share in texts:
+        for text, share in _texts(file, columns, sources):
             if share >= shown + 0.01:
                 on_progress(f"reading {file}", shown := share)
             if text.strip():
@@ -61,10 +57,7 @@ def tokens(
 
 
 def most_frequent(texts: Iterable[np.ndarray], most: int, vocab_size: int) -> np.ndarray:
-    """So many of the tokens of texts at most, the most frequent ones, ascending.
-
-    Raises ValueError if a text has a token outside the vocabulary.
-    """
+    """The most frequent tokens, ascending; ValueError if one is outside the vocabulary."""
     counts = np.zeros(vocab_size, np.int64)
     for text in texts:
         if text.max(initial=0) >= vocab_size:
@@ -105,18 +98,14 @@ def sample(texts: Iterable[np.ndarray], most: int) -> list[np.ndarray]:
 
 
 def write(
-    output: str | pathlib.Path,
+    output: disk.Path,
     texts: Sequence[np.ndarray],
     vocabulary: Vocabulary,
     kind: str,
     on_progress: OnProgress,
     **limits: int,
 ) -> str:
-    """Writes a file of a kind of `MOST`; returns what was written, in words.
-
-    It holds the n-grams of the texts, with `limits` as of `count_ngrams`, or the texts themselves
-    as past outputs of a `SuffixDraft`.
-    """
+    """Writes a kind of `MOST` from texts, within `limits` of `count_ngrams`; says in words what."""
     if kind == "outputs":
         suffix.save(output, texts, vocabulary)
         made = "past outputs: "
@@ -130,16 +119,16 @@ def write(
     return f"{made}{sum(map(len, texts)):,} tokens of {len(texts):,} texts; {megabytes:.2f} MB"
 
 
-def _column(pairs: Sequence[tuple[str, str]], sources: bool) -> Iterator[tuple[str, float]]:
-    """The sources or references, each with the share that is read."""
-    column = int(not sources and any(reference for _, reference in pairs))
-    return ((pair[column], number / len(pairs)) for number, pair in enumerate(pairs, 1))
-
-
-def _lines(file: str) -> Iterator[tuple[str, float]]:
-    """The lines of a file, one in memory at a time, each with the share that is read."""
-    size, done = os.path.getsize(file), 0
-    with open(file, "rb") as opened:
-        for number, line in enumerate(opened, 1):
-            done += len(line)
-            yield disk.text(file, line, number).rstrip("\r\n"), done / max(size, 1)
+def _texts(file: str, columns: str | None, sources: bool) -> Iterator[tuple[str, float]]:
+    """Texts as of `tokens`, each with the share that is read; of lines one is in memory."""
+    if file.endswith(".txt") and os.path.isfile(file):
+        size, done = os.path.getsize(file), 0
+        with open(file, "rb") as opened:
+            for number, line in enumerate(opened, 1):
+                done += len(line)
+                yield disk.text(file, line, number).rstrip("\r\n"), done / max(size, 1)
+    else:
+        pairs = read_pairs(file, columns)
+        column = int(not sources and any(reference for _, reference in pairs))
+        for number, pair in enumerate(pairs, 1):
+            yield pair[column], number / len(pairs)

@@ -1,16 +1,18 @@
-"""Tokenised examples, mixed and packed into rows of fixed lengths.
+"""Tokenised examples: their .npz files, and rows of fixed lengths into which they are packed.
 
 Packing depends on (seed, epoch) alone, so a resumed run sees the batches of an unbroken one.
 """
 
 import concurrent.futures
+import dataclasses
 import functools
 import itertools
-from collections.abc import Iterator, Sequence
+import pathlib
+from collections.abc import Iterable, Iterator, Sequence
 
 import numpy as np
 
-from speculative.training.examples import Examples
+from speculative import disk
 from speculative.types import PAD_ID
 
 Batch = dict[str, np.ndarray]
@@ -19,6 +21,85 @@ Batch = dict[str, np.ndarray]
 `decoder_target_tokens`, `decoder_segment_ids`, `decoder_loss_weights` [B, L]."""
 
 OPEN_ROWS = 24  # Rows that may still take an example; more leave less padding but are slower.
+MOST_PROMPT = 23  # Tokens of a text that `prompts` takes at most, without the start token.
+
+
+@dataclasses.dataclass(frozen=True)
+class Examples:
+    """Ragged token ids: example i is the slice between offsets [n + 1] i and i + 1.
+
+    The tokens include the end of sequence. An item is an example's source and target.
+    """
+
+    inputs: np.ndarray
+    inputs_offsets: np.ndarray
+    targets: np.ndarray
+    targets_offsets: np.ndarray
+
+    def __len__(self) -> int:
+        return len(self.inputs_offsets) - 1
+
+    def __getitem__(self, i: int) -> tuple[np.ndarray, np.ndarray]:
+        source = self.inputs[self.inputs_offsets[i] : self.inputs_offsets[i + 1]]
+        return source, self.targets[self.targets_offsets[i] : self.targets_offsets[i + 1]]
+
+    def __iter__(self) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+        return map(self.__getitem__, range(len(self)))
+
+    def save(self, path: disk.Path) -> None:
+        """Writes a .npz file for `load`, whole or not at all."""
+        with disk.written(path) as part, part.open("wb") as file:
+            np.savez_compressed(file, **vars(self))
+
+
+def ragged(inputs: Sequence[np.ndarray], targets: Sequence[np.ndarray]) -> Examples:
+    """Examples from the token ids of each source and each target."""
+    columns: list[np.ndarray] = []
+    for rows in (inputs, targets):
+        flat = np.concatenate(rows) if rows else np.zeros(0)
+        columns.append(flat.astype(np.int16 if flat.max(initial=0) < 2**15 else np.int32))
+        columns.append(np.cumsum([0, *map(len, rows)], dtype=np.int64))
+    return Examples(*columns)
+
+
+def load(path: disk.Path) -> Examples:
+    """Reads tokenised examples; raises ValueError if the file is missing, damaged or empty."""
+    if not pathlib.Path(path).is_file():
+        raise ValueError(f"{path} does not exist; make it with scripts/export_tokenized.py.")
+    try:
+        with np.load(path) as arrays:
+            examples = Examples(*(arrays[f.name] for f in dataclasses.fields(Examples)))
+    except Exception as error:  # NumPy raises many kinds for a damaged archive.
+        raise ValueError(f"{path} is no .npz of tokenised examples: {error}.") from error
+    for name in ("inputs", "targets"):
+        flat, offsets = getattr(examples, name), getattr(examples, f"{name}_offsets")
+        ends_fit = len(offsets) > 1 and offsets[0] == 0 and offsets[-1] == len(flat)
+        if not ends_fit or len(offsets) != len(examples) + 1:
+            raise ValueError(f"{path} has no examples, or offsets that do not fit its {name}.")
+    return examples
+
+
+def load_all(folder: disk.Path, names: Iterable[str]) -> dict[str, Examples]:
+    """The examples of files of a folder, which are named without `.npz`; see `load`."""
+    return {name: load(pathlib.Path(folder, f"{name}.npz")) for name in names}
+
+
+def prompts(texts: Examples, start_id: int = PAD_ID) -> Examples:
+    """Prompts for a decoder-only model: the start token and the beginning of each target.
+
+    Beginnings of 4 to `MOST_PROMPT` tokens take turns, but none is longer than half of its text.
+    """
+    beginnings = [
+        np.append(start_id, target[: min(4 + i % (MOST_PROMPT - 3), len(target) // 2)])
+        for i, (_, target) in enumerate(texts)
+    ]
+    return ragged(beginnings, [np.zeros(0, np.int32)] * len(beginnings))
+
+
+def whole_texts(written: Examples) -> Examples:
+    """Examples without inputs, whose targets are each prompt and its continuation joined."""
+    texts = [np.concatenate([prompt[1:], target]) for prompt, target in written]
+    return ragged([np.zeros(0, np.int32)] * len(texts), texts)
 
 
 class Mixture:
@@ -85,16 +166,12 @@ class Mixture:
     def once(self) -> list[Batch]:
         """Batches with every example once; the last batch is filled up with empty rows."""
         rows = self._packed(0, None)
-        count = -(-len(rows[0]) // self.batch_size)
-        padding = ((0, count * self.batch_size - len(rows[0])), (0, 0))
-        columns = [np.split(np.pad(column, padding), count) for column in rows]
+        padding = (0, -len(rows[0]) % self.batch_size), (0, 0)
+        columns = [np.pad(x, padding).reshape(-1, self.batch_size, x.shape[1]) for x in rows]
         return [self._batch(*parts) for parts in zip(*columns, strict=True)]
 
     def _packed(self, seed: int, epoch: int | None) -> list[np.ndarray]:
-        """An epoch's rows: source tokens and segments [R, S], then those of the target [R, L].
-
-        The epoch None holds every example once, in order.
-        """
+        """Source tokens and segments [R, S] and the target's [R, L] of an epoch; None: all once."""
         if epoch is None:
             chosen = np.concatenate([members for members, _ in self._parts])
         else:
@@ -120,13 +197,8 @@ class Mixture:
             packed += [values.reshape(-1, length), numbers.reshape(-1, length)]
         return packed
 
-    def _batch(
-        self,
-        source: np.ndarray,
-        source_segments: np.ndarray,
-        target: np.ndarray,
-        segments: np.ndarray,
-    ) -> Batch:
+    def _batch(self, *rows: np.ndarray) -> Batch:
+        source, source_segments, target, segments = rows
         shifted = np.full_like(target, self._start_id)
         same = segments[:, 1:] == segments[:, :-1]
         shifted[:, 1:] = np.where(same, target[:, :-1], self._start_id)
@@ -145,16 +217,14 @@ def first_fit(
 ) -> np.ndarray:
     """Packs examples, in their order, each into the first open row that both sides fit into.
 
-    Returns:
-        [4, n], for each example: its row, its number within the row from 1, and the indices in the
-        row at which its source and its target begin.
+    The result [4, n] has each example's row, its number within the row from 1, and the indices in
+    the row at which its source and its target begin.
     """
     # Each is [row, examples, source tokens, target tokens]; lists are fastest in this loop, where
     # almost all the time of packing is spent.
     open_rows: list[list[int]] = []
     placed: list[list[int]] = []
-    made = 0
-    source_room, target_room = lengths
+    made, (source_room, target_room) = 0, lengths
     for source, target in zip(input_sizes.tolist(), target_sizes.tolist(), strict=True):
         for row in open_rows:
             if row[2] + source <= source_room and row[3] + target <= target_room:

@@ -6,7 +6,6 @@ import json
 import pathlib
 import time
 from collections.abc import Mapping
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -15,25 +14,21 @@ from jax import Array
 
 from speculative import checkpoints, disk
 from speculative.backends import for_decoding
-from speculative.checkpoints import native
 from speculative.checkpoints.checkpoint import MadeFor
 from speculative.decoding import Decoding, Params, queue
-from speculative.decoding.queue import Request
 from speculative.grouping import SOURCE_LENGTHS, filled, groups, padded
 from speculative.models import Config, FlaxModel, model_of
 from speculative.models.positions import shifted
 from speculative.models.reads import packed
 from speculative.sampling import Sampling
 from speculative.training.counting import most_frequent
-from speculative.training.examples import Examples, load_all, prompts, ragged, whole_texts
-from speculative.training.loop import Metrics, TrainConfig, deadline_after, fit, minutes
+from speculative.training.data import Examples, load_all, prompts, ragged, whole_texts
+from speculative.training.loop import Metrics, TrainConfig, deadline_after, fit
 from speculative.training.train import Files, initial, teacher_forced, vocabulary_of
-from speculative.types import Logits, PyTree
+from speculative.types import Fields, Logits, PyTree
 
 GUESSES, GUESS_WEIGHT = 3, 0.8
-
-# The temperature of each kind of text; a draft in use reads prefixes of both kinds.
-WRITTEN = {"greedy": 0.0, "sampled": 1.0}
+WRITTEN = {"greedy": 0.0, "sampled": 1.0}  # Temperatures; a draft in use reads texts of both.
 
 
 @dataclasses.dataclass(frozen=True)
@@ -103,18 +98,18 @@ def distil(
     model: Config,
     config: TrainConfig,
     files: Files,
-    target_dir: str | pathlib.Path,
-    data_dir: str | pathlib.Path | Mapping[str, Examples],
-    work_dir: str | pathlib.Path,
-    out_dir: str | pathlib.Path,
-    vocabulary: str | pathlib.Path | None = None,
-    init_from: str | pathlib.Path | None = None,
+    target_dir: disk.Path,
+    data_dir: disk.Path | Mapping[str, Examples],
+    work_dir: disk.Path,
+    out_dir: disk.Path,
+    vocabulary: disk.Path | None = None,
+    init_from: disk.Path | None = None,
     max_minutes: float | None = None,
     references: Mapping[str, float] | None = None,
     max_length: int = 128,
     generation_batch: int = 1024,
     keep: int = 0,
-    settings: Mapping[str, Any] | None = None,
+    settings: Fields | None = None,
 ) -> bool:
     """Trains a draft on text that its target writes, and saves it; a second call resumes.
 
@@ -125,15 +120,13 @@ def distil(
     are of so many tokens alone, the most frequent ones of what the target wrote for training.
     `work_dir` notes target, texts and `settings`, by the names that their user knows, and a second
     call must have the same. In place of the folder `data_dir` there may be what its files hold, by
-    name. The other arguments and the result are as in `train.train`. Raises ValueError if target
-    and draft do not fit each other, a file is missing or damaged, or `work_dir` holds a run of
-    another target, texts or settings.
+    name. The rest is as in `train.train`; ValueError also if target and draft do not fit.
     """
     deadline = deadline_after(max_minutes)
     work_dir, references = pathlib.Path(work_dir), references or {}
     checkpoint = checkpoints.open(target_dir)
-    target, draft = model_of(checkpoint.config.replace(dtype=model.dtype)), model_of(model)
-    _require_fit(target, draft, target_dir)
+    target = model_of(checkpoint.config.replace(dtype=model.dtype))
+    _require_fit(target, model_of(model), target_dir)
     pieces = vocabulary_of(model, vocabulary, target_dir)
     names = *files.train, *files.held_out, *references
     inputs = data_dir if isinstance(data_dir, Mapping) else load_all(data_dir, names)
@@ -151,8 +144,7 @@ def distil(
             decoding = Decoding(target.vocab_size, Sampling(temperature), 0, *ends)
             texts = answered(target, frozen, given, decoding, generation_batch)
             (whole_texts(texts) if target.decoder_only else texts).save(path)
-            took = time.monotonic() - began
-            print(f"{path}: {len(texts)} outputs, {took:.0f} s", flush=True)
+            print(f"{path}: {len(texts)} outputs, {time.monotonic() - began:.0f} s", flush=True)
     learned = {f"{n}_{kind}": passes for n, passes in files.train.items() for kind in WRITTEN}
     held_out = [f"{name}_{kind}" for name in files.held_out for kind in WRITTEN]
     written = load_all(text_dir, [*learned, *held_out])
@@ -160,20 +152,21 @@ def distil(
         texts = (text for name in learned for _, text in written[name])
         guessed = packed(most_frequent(texts, keep, model.vocab_size))
         model = model.replace(reads=dataclasses.replace(model.reads, draft_vocabulary=guessed))
-        draft = model_of(model)
-    batches = Files({**learned, **references}, held_out).read(
-        {**inputs, **written}, config, pieces.start_id
-    )
+    draft = model_of(model)
+    all_files = Files({**learned, **references}, held_out)
+    batches = all_files.read({**inputs, **written}, config, pieces.start_id)
     objective, start = Distillation(draft, target), initial(draft, config.seed, init_from)
     params, finished = fit(objective, start, config, *batches, work_dir, frozen, deadline)
     if finished:
         made_for = None
         if model.reads.target_layers:
             made_for = MadeFor(pathlib.Path(target_dir).name, checkpoint.fingerprint())
-        stored = model.replace(dtype="float32")
         before = checkpoints.open(init_from).training_minutes if init_from else None
-        kept = pieces.path, "int8", pieces.extra_ids, made_for, minutes(work_dir) + (before or 0.0)
-        native.save(out_dir, stored, params, *kept)
+        # Of the steps alone, without what was evaluated and saved between them.
+        log = disk.entries(work_dir / "log.jsonl", dict, "line of a log")
+        minutes = sum(line.get("seconds", 0.0) for line in log) / 60 + (before or 0.0)
+        kept = pieces.path, "int8", pieces.extra_ids, made_for, minutes
+        checkpoints.native.save(out_dir, model.replace(dtype="float32"), params, *kept)
     return finished
 
 
@@ -194,9 +187,9 @@ def answered(
         )
     used, targets = Params(params, ()), [np.zeros(0, np.int32)] * len(examples)
 
-    def request(i: int) -> tuple[int, Request]:
-        source = filled([examples.input(i)], padded(int(sizes[i])), model.pad_id)
-        return i, Request(jax.device_put(source), decoding, example=i)
+    def request(i: int) -> tuple[int, queue.Request]:
+        source = filled([examples[i][0]], padded(int(sizes[i])), model.pad_id)
+        return i, queue.Request(jax.device_put(source), decoding, example=i)
 
     kinds = decoding.sampling.kinds
     # Long inputs tend to have long outputs, which had better not begin last.
@@ -210,10 +203,7 @@ def answered(
 
 
 def acceptance(work_dir: pathlib.Path) -> dict[tuple[str, float], list[float]]:
-    """What share of guess 1, 2, ... was accepted of each held-out file's texts, as a run ended.
-
-    The keys are the file's name and the temperature at which the target wrote.
-    """
+    """The shares of guess 1, 2, ... accepted as a run ended, by held-out file and temperature."""
     *_, last = disk.entries(work_dir / "log.jsonl", dict, "line of a log")
     found = dict[tuple[str, float], list[float]]()
     for column in sorted(last):
@@ -225,10 +215,7 @@ def acceptance(work_dir: pathlib.Path) -> dict[tuple[str, float], list[float]]:
 
 
 def _require_same(
-    work_dir: pathlib.Path,
-    target: str | pathlib.Path,
-    texts: Mapping[str, Examples],
-    settings: Mapping[str, Any],
+    work_dir: pathlib.Path, target: disk.Path, texts: Mapping[str, Examples], settings: Fields
 ) -> None:
     """Notes what a run is of; raises ValueError if its folder is of something else."""
     whole = hashlib.sha256()
@@ -249,7 +236,7 @@ def _require_same(
         disk.write(file, json.dumps(now, indent=1) + "\n")
 
 
-def _require_fit(target: FlaxModel, draft: FlaxModel, where: str | pathlib.Path) -> None:
+def _require_fit(target: FlaxModel, draft: FlaxModel, where: disk.Path) -> None:
     """Raises ValueError unless a draft of these sizes can learn from the target in `where`."""
     big, small = target.config, draft.config
     big.reads.require_none(str(where))

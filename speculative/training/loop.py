@@ -27,8 +27,7 @@ Objective = Callable[[PyTree, PyTree, Mapping[str, Array], Array | None], tuple[
 batch's target tokens. The frozen parameters, such as a teacher's, are used but not trained.
 It is hashable: runs of equal objectives and settings share their compiled steps."""
 
-UNFINISHED = 75
-"""Exit code of a command that stopped at its deadline; the same command goes on."""
+UNFINISHED = 75  # Exit code of a command that stopped at its deadline; the same command goes on.
 
 
 @dataclasses.dataclass(frozen=True)
@@ -97,10 +96,7 @@ def mean_gradient(
     dropout_key: Array,
     microbatches: int,
 ) -> tuple[PyTree, Metrics]:
-    """The gradient of the batch's mean loss per target token, and the metrics' sums.
-
-    Each of the microbatches (see `TrainConfig`) has its own dropout key, split from `dropout_key`.
-    """
+    """The gradient of the batch's mean loss per target token, and the metrics' sums."""
     tokens = jnp.maximum(batch["decoder_loss_weights"].sum(), 1)
 
     def mean(params: PyTree, part: dict[str, Array], key: Array) -> tuple[Array, Metrics]:
@@ -112,17 +108,9 @@ def mean_gradient(
         return jax.tree.map(jnp.add, total, gradient), metrics
 
     parts = {name: x.reshape(microbatches, -1, *x.shape[1:]) for name, x in batch.items()}
-    keys = jax.random.split(dropout_key, microbatches)
-    zeros = jax.tree.map(jnp.zeros_like, params)
-    gradient, metrics = jax.lax.scan(add, zeros, (parts, keys))
+    keys = jax.random.split(dropout_key, microbatches)  # Parts drop out differently.
+    gradient, metrics = jax.lax.scan(add, jax.tree.map(jnp.zeros_like, params), (parts, keys))
     return gradient, {name: x.sum(0) for name, x in metrics.items()}
-
-
-@functools.partial(jax.jit, static_argnums=0)
-def _first(config: TrainConfig, params: PyTree) -> TrainState:
-    """Step 0; a step donates its state, so the caller's parameters are copied."""
-    params = jax.tree.map(lambda x: jnp.array(x, jnp.float32), params)
-    return TrainState(jnp.zeros((), jnp.int32), params, config.optimizer().init(params))
 
 
 @functools.partial(jax.jit, static_argnums=(0, 1), donate_argnums=2)
@@ -135,9 +123,8 @@ def _step(
 ) -> tuple[TrainState, Metrics]:
     # Dropout masks from "rbg" keys are made several times faster than by default.
     key = jax.random.fold_in(jax.random.key(config.seed, impl="rbg"), state.step)
-    gradient, metrics = mean_gradient(
-        objective, state.params, frozen, batch, key, config.microbatches
-    )
+    given = objective, state.params, frozen, batch, key, config.microbatches
+    gradient, metrics = mean_gradient(*given)
     updates, moments = config.optimizer().update(gradient, state.optimizer, state.params)
     params = optax.apply_updates(state.params, updates)
     return TrainState(state.step + 1, params, moments), _with_counts(metrics, batch)
@@ -156,7 +143,7 @@ def fit(
     config: TrainConfig,
     train: Mixture,
     held_out: Mapping[str, Sequence[Batch]],
-    folder: str | pathlib.Path,
+    folder: disk.Path,
     frozen: PyTree = (),
     deadline: float = math.inf,
 ) -> tuple[PyTree, bool]:
@@ -166,14 +153,15 @@ def fit(
     metrics since the line before, the learning rate, seconds and tokens a second, and the means
     over the `held_out` batches of each name, evaluated without dropout. A resumed run uses the same
     batches and dropout masks as one that never stopped. After `deadline`, a `time.monotonic()` in
-    seconds, the run saves and stops.
-
-    Returns the parameters, and whether the run is finished. Raises ValueError if the loss stops
-    being finite, or another process trains in the folder.
+    seconds, the run saves and stops. Returns the parameters, and whether the run is finished.
+    Raises ValueError if the loss stops being finite, or another process trains in the folder.
     """
     folder = pathlib.Path(folder).absolute()
+    params = jax.tree.map(lambda x: jnp.array(x, jnp.float32), params)
+    state = TrainState(jnp.zeros((), jnp.int32), params, config.optimizer().init(params))
+    del params  # These are copies, which the first step donates.
     # Committed to a device, as a restored checkpoint is: a resumed run compiles the same step.
-    state = jax.device_put(_first(config, params), jax.local_devices()[0])
+    state = jax.device_put(state, jax.local_devices()[0])
     options = ocp.CheckpointManagerOptions(max_to_keep=1)
     columns = (BarColumn(), MofNCompleteColumn(), TimeRemainingColumn(), "{task.description}")
     with (
@@ -211,9 +199,8 @@ def fit(
                 for name, batches_of in held_out.items():
                     of = _means([_evaluate(objective, state.params, frozen, b) for b in batches_of])
                     line |= {f"{name}/{key}": of[key] for key in of if key != "tokens"}
-                rounded = {k: f"{v:.4g}" if isinstance(v, float) else v for k, v in line.items()}
-                text = "  ".join(f"{name} {value}" for name, value in rounded.items())
-                progress.console.print(text, highlight=False)
+                said = (f"{k} {f'{v:.4g}' if isinstance(v, float) else v}" for k, v in line.items())
+                progress.console.print("  ".join(said), highlight=False)
             disk.append(log, line)
             progress.update(bar, completed=done, description=f"loss {line['loss']:.3f}")
             stop = time.monotonic() > deadline
@@ -223,12 +210,6 @@ def fit(
                 break
             window, since = [], time.monotonic()
     return state.params, int(state.step) >= config.steps
-
-
-def minutes(folder: str | pathlib.Path) -> float:
-    """The minutes of a run's steps, without what it evaluated and saved between them."""
-    kept = disk.entries(pathlib.Path(folder) / "log.jsonl", dict, "line of a log")
-    return sum(line.get("seconds", 0.0) for line in kept) / 60
 
 
 def deadline_after(minutes: float | None) -> float:

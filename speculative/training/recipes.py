@@ -1,22 +1,28 @@
-"""What gin files of training and distillation say."""
+"""Recipes of training and distillation: what gin files say, and a draft for texts of one's own."""
 
 import dataclasses
 import inspect
-from collections.abc import Callable, Mapping, Sequence
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import gin
+import numpy as np
 
 from speculative import gin_files
-from speculative.models import Config, DecoderOnlyConfig, T5Config, named
+from speculative.grouping import SOURCE_LENGTHS
+from speculative.models import Config, DecoderOnlyConfig, T5Config, model_of, named
 from speculative.models.reads import Reads
 from speculative.training import distil, loop, train
+from speculative.training.data import MOST_PROMPT, Examples, ragged
 
 MODELS = (T5Config, DecoderOnlyConfig, Reads, named)
 KNOWN = (*MODELS, loop.TrainConfig, train.Files, train.train, distil.distil)
 """What gin files of training configure; they may import the modules of these, and no others."""
 for configurable in KNOWN:
     gin.register(configurable)
+
+HELD_OUT, FEWEST = 256, 40  # Texts that are held out at most, and the fewest that are enough.
 
 
 def configured(
@@ -50,3 +56,91 @@ def settings(parameters: Mapping[str, Any]) -> dict[str, Any]:
         elif name not in elsewhere:
             found[f"distil.{name}"] = value
     return found
+
+
+@dataclasses.dataclass(frozen=True)
+class DraftSettings:
+    """What options may choose; a gin file in place of the texts (`--config`) chooses more."""
+
+    dim: int | None = None  # Features, a multiple of 64; None: half of the target's, to 1,024.
+    layers: int = 1  # Of its decoder.
+    keep: int = 8192  # Tokens of its draft vocabulary at most, the most frequent ones.
+    steps: int = 3000  # Of training.
+    max_length: int = 128  # Tokens of a text that the target writes.
+    batch_size: int = 64  # Texts that it writes at a time.
+    seed: int = 0  # Of the first parameters and of the texts' order.
+
+    def model(self, target: Config) -> Config:
+        """The draft's sizes: thin layers that read the target's encoder, if any, and its decoder.
+
+        They read the decoder's hidden states after each third; ValueError unless 64 divides `dim`.
+        """
+        dim = self.dim or min(1024, max(64, 64 * round(target.emb_dim / 128)))
+        if dim % 64:
+            raise ValueError(f"--dim must be a multiple of 64, the size of a head, not {dim}.")
+        read = sorted({math.ceil(target.decoder_layers * k / 3) - 1 for k in (1, 2, 3)})
+        return target.replace(
+            emb_dim=dim,
+            num_heads=dim // 64,
+            num_kv_heads=0,
+            head_dim=64,
+            mlp_dim=4 * dim,
+            **dict.fromkeys(target.depths, 0) | {target.depths[-1]: self.layers},
+            reads=Reads(target.emb_dim, tuple(f"decoder/layers_{i}" for i in read)),
+            logits_via_embedding=False,
+            dropout_rate=0.0,
+            dtype="float32",
+        )
+
+
+def divided(texts: Iterable[np.ndarray], target: Config) -> dict[str, Examples]:
+    """Texts to learn from and texts held out, cut to what the target reads, as examples by file."""
+    most = min(SOURCE_LENGTHS[-1], target.max_positions or SOURCE_LENGTHS[-1])
+    cut = [x if len(x) <= most else np.append(x[: most - 1], x[-1:]) for x in texts]
+    if len(cut) < FEWEST:
+        raise ValueError(
+            f"There are {len(cut)} texts to learn from; give at least {FEWEST}, better thousands."
+        )
+    every = -(-len(cut) // min(HELD_OUT, len(cut) // 10))
+    chosen = {"train": [x for i, x in enumerate(cut) if i % every], "held_out": cut[::every]}
+    order = 1 if model_of(target).decoder_only else -1  # Texts are targets, or sources.
+    nothing = np.zeros(0, np.int32)
+    return {name: ragged(*([nothing] * len(part), part)[::order]) for name, part in chosen.items()}
+
+
+def of_texts(
+    target: Config, texts: Iterable[np.ndarray], settings: DraftSettings
+) -> dict[str, Any]:
+    """Parameters of `distil.distil`; ValueError if a setting is wrong, or there are too few texts.
+
+    The `texts` are the sources of an encoder-decoder, or texts of which a decoder-only target
+    continues the beginnings: tokens with the end of sequence.
+    """
+    model, goes_on = settings.model(target), model_of(target).decoder_only
+    examples = divided(texts, target)
+    longest = max(len(text) for part in examples.values() for pair in part for text in pair)
+    source, text = (0, longest) if goes_on else (longest, 0)
+    text = max(text, settings.max_length + (MOST_PROMPT if goes_on else 0))
+    return {
+        "model": model,
+        "config": loop.TrainConfig(
+            steps=settings.steps,
+            batch_size=4,
+            source_length=max(256, source) if source else 1,  # Of a row, which holds several.
+            target_length=max(160, text),
+            learning_rate=0.02,
+            warmup_steps=min(200, settings.steps // 10),
+            seed=settings.seed,
+            log_every=25,
+            evaluate_every=500,
+            checkpoint_every=250,
+        ),
+        "files": train.Files({"train": 1.0}, ["held_out"]),
+        "data_dir": examples,
+        # The texts themselves cost no writing; those of an encoder-decoder are sources.
+        "references": {"train": 1.0} if goes_on else {},
+        "max_length": settings.max_length,
+        "generation_batch": settings.batch_size,
+        "keep": settings.keep if settings.keep < model.vocab_size else 0,
+        "settings": dataclasses.asdict(settings),
+    }

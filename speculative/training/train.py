@@ -3,7 +3,7 @@
 import dataclasses
 import pathlib
 from collections.abc import Mapping, Sequence
-from typing import get_args
+from typing import Any, get_args
 
 import jax
 import jax.numpy as jnp
@@ -11,33 +11,25 @@ import numpy as np
 from flax import traverse_util
 from jax import Array
 
-from speculative import checkpoints
-from speculative.checkpoints import native
+from speculative import checkpoints, disk
 from speculative.checkpoints.checkpoint import by_name, narrowed
 from speculative.models import Config, FlaxModel, model_of
 from speculative.models.reads import unpacked
-from speculative.training import data
-from speculative.training.examples import Examples, load_all
+from speculative.training.data import Batch, Examples, Mixture, load_all
 from speculative.training.loop import Metrics, TrainConfig, deadline_after, fit
 from speculative.types import Logits, PyTree
 from speculative.vocabulary import Vocabulary, from_elsewhere
 
-# Weight of the squared logarithm of the softmax's normaliser, which keeps the logits from drifting.
-Z_LOSS = 1e-4
+Z_LOSS = 1e-4  # Weight of the squared logarithm of the softmax's normaliser; logits drift less.
 
 
 def teacher_forced(
-    model: FlaxModel,
-    params: PyTree,
-    batch: Mapping[str, Array],
-    dropout_key: Array | None,
-    encoded: Array | None = None,
-    layers: tuple[str, ...] = (),
+    model: FlaxModel, params: PyTree, batch: Mapping[str, Array], *given: Any
 ) -> tuple[Logits, dict[str, Array]]:
-    """Teacher-forced logits [B, L, V] and hidden states of a packed batch; see `FlaxModel`."""
+    """Of a packed batch what `FlaxModel.forward_with_hidden` makes, `given` the rest it takes."""
     tokens = batch["encoder_input_tokens"], batch["decoder_input_tokens"]
     segments = batch["encoder_segment_ids"], batch["decoder_segment_ids"]
-    return model.forward_with_hidden(params, *tokens, segments, dropout_key, encoded, layers)
+    return model.forward_with_hidden(params, *tokens, segments, *given)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -60,7 +52,7 @@ class CrossEntropy:
         return loss + penalty, {"loss": loss, "accuracy": right}
 
 
-def initial(model: FlaxModel, seed: int, init_from: str | pathlib.Path | None) -> PyTree:
+def initial(model: FlaxModel, seed: int, init_from: disk.Path | None) -> PyTree:
     """A run's first parameters: random, or a checkpoint's, with layers on top that it lacks.
 
     An added layer has output kernels of zero, so that the residual connection passes its input on
@@ -71,8 +63,7 @@ def initial(model: FlaxModel, seed: int, init_from: str | pathlib.Path | None) -
     if init_from is None:
         return model.init(jax.random.key(seed))
     checkpoint, wanted = checkpoints.open(init_from), model.config
-    guessed, before = wanted.reads.draft_vocabulary, checkpoint.config.reads.draft_vocabulary
-    if guessed and guessed != before:
+    if guessed := wanted.reads.draft_vocabulary:
         checkpoint = narrowed(checkpoint, unpacked(guessed))
     sizes = checkpoint.config
     free = {name: getattr(wanted, name) for name in ("dropout_rate", "dtype", *wanted.depths)}
@@ -102,13 +93,8 @@ def initial(model: FlaxModel, seed: int, init_from: str | pathlib.Path | None) -
     return traverse_util.unflatten_dict(params | added(jax.random.key(seed)), sep="/")
 
 
-def vocabulary_of(
-    model: Config, file: str | pathlib.Path | None, init_from: str | pathlib.Path | None
-) -> Vocabulary:
-    """The vocabulary of a run: that of a file, or of the checkpoint from which it starts.
-
-    Raises ValueError if there is none, or if it has more pieces than the embedding.
-    """
+def vocabulary_of(model: Config, file: disk.Path | None, init_from: disk.Path | None) -> Vocabulary:
+    """That of a file, or of the checkpoint a run starts from; ValueError without one that fits."""
     brought = checkpoints.open(init_from).open_vocabulary() if init_from and not file else None
     pieces = from_elsewhere(file, model.vocab_size) if file else brought
     if pieces is None:
@@ -133,34 +119,26 @@ class Files:
 
     def read(
         self, examples: Mapping[str, Examples], config: TrainConfig, start_id: int
-    ) -> tuple[data.Mixture, dict[str, list[data.Batch]]]:
-        """Training batches, and each held-out file's examples once in batches of a microbatch.
-
-        `examples` are those of the files, `start_id` is the vocabulary's token before a text.
-        Raises ValueError if none fits a row.
-        """
-
-        def mixture(weights: Mapping[str, float], rows: int) -> data.Mixture:
-            sources = [(examples[name], weight) for name, weight in weights.items()]
-            lengths = config.source_length, config.target_length
-            return data.Mixture(sources, rows, *lengths, start_id)
-
+    ) -> tuple[Mixture, dict[str, list[Batch]]]:
+        """Training batches, and each held-out file's examples once in batches of a microbatch."""
+        rest = config.source_length, config.target_length, start_id
         rows = config.batch_size // config.microbatches
-        held_out = {name: mixture({name: 1.0}, rows).once() for name in self.held_out}
-        return mixture(self.train, config.batch_size), held_out
+        held_out = {n: Mixture([(examples[n], 1.0)], rows, *rest).once() for n in self.held_out}
+        sources = [(examples[name], passes) for name, passes in self.train.items()]
+        return Mixture(sources, config.batch_size, *rest), held_out
 
 
 def train(
     model: Config,
     config: TrainConfig,
     files: Files,
-    data_dir: str | pathlib.Path,
-    work_dir: str | pathlib.Path,
-    out_dir: str | pathlib.Path,
-    vocabulary: str | pathlib.Path | None = None,
-    init_from: str | pathlib.Path | None = None,
+    data_dir: disk.Path,
+    work_dir: disk.Path,
+    out_dir: disk.Path,
+    vocabulary: disk.Path | None = None,
+    init_from: disk.Path | None = None,
     max_minutes: float | None = None,
-    storage: native.Storage = "int8",
+    storage: checkpoints.native.Storage = "int8",
 ) -> bool:
     """Trains a model and saves it; a second call resumes.
 
@@ -168,12 +146,10 @@ def train(
     model goes into `out_dir` in the number format `storage`, with the file `vocabulary`, by
     default that of `init_from`. This is a checkpoint of any format to start from, of the same
     sizes or with fewer layers; None starts from random weights. After `max_minutes`, if given, the
-    run saves and stops.
-
-    Returns whether the model is finished and saved. Raises ValueError if a setting is unknown, a
-    file is missing or damaged, or the loss is not finite.
+    run saves and stops. Returns whether the model is finished and saved. Raises ValueError if a
+    setting is unknown, a file is missing or damaged, or the loss is not finite.
     """
-    if storage not in (known := get_args(native.Storage)):
+    if storage not in (known := get_args(checkpoints.native.Storage)):
         raise ValueError(f"train.storage must be one of {', '.join(known)}, not {storage!r}.")
     deadline = deadline_after(max_minutes)
     pieces = vocabulary_of(model, vocabulary, init_from)
@@ -186,5 +162,5 @@ def train(
     params, finished = fit(objective, start, config, *batches, work_dir, deadline=deadline)
     if finished:
         stored = model.replace(dtype="float32", dropout_rate=0.0)  # Decoding needs neither.
-        native.save(out_dir, stored, params, pieces.path, storage, pieces.extra_ids)
+        checkpoints.native.save(out_dir, stored, params, pieces.path, storage, pieces.extra_ids)
     return finished

@@ -10,9 +10,9 @@ from speculative import checkpoints, cli
 from speculative.checkpoints import native
 from speculative.models import Config, DecoderOnlyConfig, T5Config
 from speculative.models.reads import Reads
-from speculative.training.examples import ragged
+from speculative.training.data import ragged
 from speculative.training.loop import UNFINISHED
-from speculative.training.own import FEWEST, DraftSettings, divided
+from speculative.training.recipes import FEWEST, DraftSettings, divided
 from tests import saved
 
 LESS = ["--steps", "25", "--max_length", "8", "--batch_size", "8", "--keep", "500"]

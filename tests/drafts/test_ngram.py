@@ -14,7 +14,7 @@ import pytest
 from speculative import checkpoints, cli
 from speculative.drafts import NgramDraft, NgramParams, Proposal, count_ngrams, ngram, ngram_params
 from speculative.sampling import Sampling
-from speculative.training import examples
+from speculative.training import data
 from speculative.vocabulary import Numbers, SentencePiece
 from tests import ngrams, toy
 from tests.drafts.test_copying import check_exact, check_reference
@@ -250,7 +250,7 @@ def test_counts_of_token_files(
     columns = (texts, others) if which == "sources" else (others, texts)
     files = [tmp_path / "a.npz", tmp_path / "b.npz"]
     for path, half in zip(files, (slice(25), slice(25, None)), strict=True):
-        examples.ragged(*(column[half] for column in columns)).save(path)
+        data.ragged(*(column[half] for column in columns)).save(path)
     output = tmp_path / "counts.npz"
     command = ["count", *map(str, files), "--order=2", "--width=5", f"--output={output}"]
     command += ["--sources"] * (which == "sources")

@@ -12,7 +12,7 @@ import pytest
 from speculative import checkpoints, cli
 from speculative.drafts import SuffixDraft, suffix
 from speculative.sampling import Sampling
-from speculative.training import examples
+from speculative.training import data
 from speculative.types import PyTree
 from speculative.vocabulary import Numbers, SentencePiece
 from tests.drafts.test_copying import (
@@ -196,7 +196,7 @@ def test_files_that_are_no_past_outputs(tmp_path: pathlib.Path) -> None:
 def test_an_even_sample_is_kept(tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]) -> None:
     rows = [np.full(1 + i % 7, 100 + i) for i in range(400)]
     for name, part in (("a.npz", rows[:150]), ("b.npz", rows[150:])):
-        examples.ragged(part, part).save(tmp_path / name)
+        data.ragged(part, part).save(tmp_path / name)
     files = [str(tmp_path / name) for name in ("a.npz", "b.npz")]
     command = ["count", *files, "--kind=outputs", f"--output={tmp_path / 'kept.npz'}"]
 
@@ -212,7 +212,7 @@ def test_an_even_sample_is_kept(tmp_path: pathlib.Path, capsys: pytest.CaptureFi
     some = keep("--tokens=400")
     assert 380 <= sum(len(rows[i]) for i in some) <= 400
     assert max(np.diff(some)) <= 12
-    examples.ragged(rows[6:7], rows[6:7]).save(tmp_path / "a.npz")
+    data.ragged(rows[6:7], rows[6:7]).save(tmp_path / "a.npz")
     assert cli.main([*command[:2], *command[3:], "--tokens=1"]) == 2
     assert "No text has at most 1 tokens; raise --tokens" in capsys.readouterr().err
 

@@ -10,7 +10,7 @@ import sentencepiece
 from scripts import export_tokenized
 from speculative import checkpoints, tasks
 from speculative.measurement import quality
-from speculative.training import examples
+from speculative.training import data
 from speculative.vocabulary import SentencePiece
 
 # TensorFlow and its companions warn of their own affairs.
@@ -68,11 +68,9 @@ def test_t5s_own_tasks_are_exported_cut(
     monkeypatch.setattr(export_tokenized, "T5_LENGTHS", {"inputs": 8, "targets": 500})
     path = tmp_path / "articles.npz"
     assert export_tokenized.export("cnn_dailymail_v002", split, path) == (2, 0)
-    exported = examples.load(path)
+    exported = data.load(path)
     vocabulary = SentencePiece(checkpoints.ASSETS / "debian.model")
-    found = {
-        (tuple(exported.input(i).tolist()), tuple(exported.target(i).tolist())) for i in range(2)
-    }
+    found = {(tuple(exported[i][0].tolist()), tuple(exported[i][1].tolist())) for i in range(2)}
     expected = set()
     for source, target in TEXTS["cnn_dailymail_v002"]:
         tokens = vocabulary.encode(source).tolist()

@@ -7,15 +7,14 @@ import numpy as np
 import pytest
 
 from speculative.training import data
-from speculative.training import examples as examples_lib
 
 SOURCE, TARGET = 24, 20
 
 
-def some_examples(count: int, seed: int = 0) -> examples_lib.Examples:
+def some_examples(count: int, seed: int = 0) -> data.Examples:
     random = np.random.default_rng(seed)
     # Every example opens with its own number, so that its copies can be counted.
-    return examples_lib.ragged(
+    return data.ragged(
         [np.r_[100 * seed + i + 2, random.integers(2, 99, random.integers(1, 12)), 1]
          for i in range(count)],
         [np.r_[random.integers(2, 99, random.integers(1, 9)), 1] for i in range(count)],
@@ -40,11 +39,8 @@ def unpacked(batches: list[data.Batch]) -> list[tuple[tuple[int, ...], tuple[int
     return pairs
 
 
-def pairs_of(examples: examples_lib.Examples) -> list[tuple[tuple[int, ...], tuple[int, ...]]]:
-    return [
-        (tuple(examples.input(i).tolist()), tuple(examples.target(i).tolist()))
-        for i in range(len(examples))
-    ]
+def pairs_of(examples: data.Examples) -> list[tuple[tuple[int, ...], tuple[int, ...]]]:
+    return [(tuple(source.tolist()), tuple(target.tolist())) for source, target in examples]
 
 
 def test_once_holds_every_example_once() -> None:
@@ -108,7 +104,7 @@ def test_batches_depend_on_seed_and_step_alone() -> None:
 def test_examples_that_do_not_fit_are_left_out_whole() -> None:
     """Those that fill a row to its end are kept; those without a target are not."""
     full, over = np.full(SOURCE, 5), np.full(SOURCE + 1, 7)
-    examples = examples_lib.ragged(
+    examples = data.ragged(
         [full, np.full(2, 6), over, np.full(2, 8), np.full(2, 8)],
         [np.full(2, 9), np.full(TARGET, 10), np.full(2, 11), np.full(TARGET + 1, 12), np.zeros(0)],
     )
@@ -119,8 +115,8 @@ def test_examples_that_do_not_fit_are_left_out_whole() -> None:
 def test_prompts_and_their_continuations_make_whole_texts() -> None:
     """As a decoder-only target writes them: prompts of 4 to 23 tokens, at most half a text."""
     texts = [np.arange(2, 2 + size) for size in (3, 9, *[60] * 30)]
-    examples = examples_lib.ragged([np.zeros(0, np.int32)] * len(texts), texts)
-    prompts = examples_lib.prompts(examples)
+    examples = data.ragged([np.zeros(0, np.int32)] * len(texts), texts)
+    prompts = data.prompts(examples)
     sizes = []
     for (prompt, target), text in zip(prompts, texts, strict=True):
         assert prompt.tolist() == [0, *text[: len(prompt) - 1]]
@@ -129,30 +125,30 @@ def test_prompts_and_their_continuations_make_whole_texts() -> None:
     assert sizes[:2] == [1, 4]
     assert set(sizes[2:]) == set(range(4, 24))
     rest = [text[size:] for text, size in zip(texts, sizes, strict=True)]
-    written = examples_lib.ragged([prompt for prompt, _ in prompts], rest)
-    assert pairs_of(examples_lib.whole_texts(written)) == pairs_of(examples)
+    written = data.ragged([prompt for prompt, _ in prompts], rest)
+    assert pairs_of(data.whole_texts(written)) == pairs_of(examples)
 
 
 def test_saved_examples_are_loaded(tmp_path: pathlib.Path) -> None:
     examples = some_examples(9)
     examples.save(tmp_path / "deep" / "some.npz")
-    assert pairs_of(examples_lib.load(tmp_path / "deep" / "some.npz")) == pairs_of(examples)
+    assert pairs_of(data.load(tmp_path / "deep" / "some.npz")) == pairs_of(examples)
     assert [path.name for path in (tmp_path / "deep").iterdir()] == ["some.npz"]
 
 
 def test_bad_files_and_mixtures_are_named(tmp_path: pathlib.Path) -> None:
     with pytest.raises(ValueError, match=r"missing\.npz does not exist"):
-        examples_lib.load(tmp_path / "missing.npz")
+        data.load(tmp_path / "missing.npz")
     (tmp_path / "text.npz").write_text("no archive")
     with pytest.raises(ValueError, match=r"text\.npz is no \.npz of tokenised examples"):
-        examples_lib.load(tmp_path / "text.npz")
-    examples_lib.ragged([], []).save(tmp_path / "empty.npz")
+        data.load(tmp_path / "text.npz")
+    data.ragged([], []).save(tmp_path / "empty.npz")
     with pytest.raises(ValueError, match=r"empty\.npz has no examples"):
-        examples_lib.load(tmp_path / "empty.npz")
+        data.load(tmp_path / "empty.npz")
     shifted = dataclasses.replace(some_examples(3), targets_offsets=np.arange(1, 5))
     shifted.save(tmp_path / "shifted.npz")
     with pytest.raises(ValueError, match=r"shifted\.npz has .*do not fit its targets"):
-        examples_lib.load(tmp_path / "shifted.npz")
+        data.load(tmp_path / "shifted.npz")
     with pytest.raises(ValueError, match="positive weight"):
         data.Mixture([(some_examples(3), 0.0)], 2, SOURCE, TARGET)
     with pytest.raises(ValueError, match="ask for longer rows"):

@@ -76,15 +76,15 @@ def test_packing_changes_no_example(params: dict) -> None:
         for batch in tiny.on_device(batches)
     )
     alone = 0.0
-    for i in range(len(examples)):
+    for source, target in examples:
         # One example, no segments: padding in the source is masked, in the target it is later.
         inputs = np.zeros((1, 8), np.int32)
-        inputs[0, : len(examples.input(i))] = examples.input(i)
+        inputs[0, : len(source)] = source
         targets = np.zeros((1, 8), np.int32)
-        targets[0, : len(examples.target(i))] = examples.target(i)
+        targets[0, : len(target)] = target
         shifted = np.pad(targets, ((0, 0), (1, 0)))[:, :-1]
         log_p = log_softmax(saved.forward(tiny.MODEL, params, inputs, shifted))
-        alone -= sum(log_p[0, t, token] for t, token in enumerate(examples.target(i)))
+        alone -= sum(log_p[0, t, token] for t, token in enumerate(target))
     assert packed == pytest.approx(alone, rel=1e-5)
 
 
@@ -122,11 +122,11 @@ def test_every_guess_of_a_draft_that_reads_the_decoder_counts(params: dict) -> N
         return logits, draft.unroll(hidden_params, fed, segments, encoded, of_target, 3)
 
     expected, alphas, counts = 0.0, np.zeros(3), np.zeros(3)
-    for i in range(len(examples)):
+    for source, target in examples:
         # Padding in the source is masked, in the text it is later.
-        source = np.pad(examples.input(i), (0, tiny.SOURCE - len(examples.input(i))))
-        length = len(examples.target(i))
-        fed = np.pad(examples.target(i)[:-1], (1, tiny.TARGET - length))
+        source = np.pad(source, (0, tiny.SOURCE - len(source)))
+        length = len(target)
+        fed = np.pad(target[:-1], (1, tiny.TARGET - length))
         logits, drafts = alone(source[None], fed[None])
         log_p = log_softmax(logits)[0, :length]
         for k, own in enumerate(drafts):

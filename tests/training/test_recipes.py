@@ -24,7 +24,6 @@ from speculative.rows.config import experiment, read_row
 from speculative.sampling import Sampling
 from speculative.studies import sweep
 from speculative.training import data, distil, loop, recipes
-from speculative.training import examples as examples_lib
 from speculative.training import train as train_lib
 from tests import saved
 from tests.training import tiny
@@ -40,10 +39,10 @@ def test_the_greedy_outputs_are_the_argmax_of_the_model_on_them() -> None:
     examples = tiny.examples(7, 3)
     decoding = Decoding(tiny.VOCABULARY, Sampling(0.0), max_length=9)
     written = distil.answered(tiny.MODEL, params, examples, decoding, batch_size=4)
-    for i in range(len(examples)):
-        np.testing.assert_array_equal(written.input(i), examples.input(i))
-        target, source = written.target(i), np.zeros((1, 8), np.int32)
-        source[0, : len(examples.input(i))] = examples.input(i)
+    for (given, target), (wanted, _) in zip(written, examples, strict=True):
+        np.testing.assert_array_equal(given, wanted)
+        source = np.zeros((1, 8), np.int32)
+        source[0, : len(given)] = given
         before = np.zeros((1, 9), np.int32)
         before[0, 1 : len(target)] = target[:-1]
         logits = saved.forward(tiny.MODEL, params, source, before)[0, : len(target)]
@@ -58,11 +57,11 @@ def test_sampled_outputs_do_not_depend_on_the_batch() -> None:
     decoding = Decoding(tiny.VOCABULARY, Sampling(1.0), max_length=9)
     one, other = (distil.answered(tiny.MODEL, params, examples, decoding, size) for size in (3, 7))
     np.testing.assert_array_equal(one.targets, other.targets)
-    assert len({tuple(one.target(i)) for i in range(7)}) == 7
+    assert len({tuple(one[i][1]) for i in range(7)}) == 7
 
 
 def test_inputs_too_long_to_decode_are_named() -> None:
-    examples = examples_lib.ragged([np.full(700, 5)], [np.array([1])])
+    examples = data.ragged([np.full(700, 5)], [np.array([1])])
     with pytest.raises(ValueError, match="Example 0 has 700 source tokens; at most 512"):
         distil.answered(tiny.MODEL, {}, examples, Decoding(tiny.VOCABULARY), 4)
 
@@ -73,7 +72,7 @@ def test_logits_that_are_not_finite_are_named() -> None:
     params["token_embedder"]["embedding"][tiny.VOCABULARY - 1] = np.nan
     sources = [np.array([5 + i, 1]) for i in range(6)]
     sources[3] = np.array([tiny.VOCABULARY - 1, 1])
-    examples = examples_lib.ragged(sources, sources)
+    examples = data.ragged(sources, sources)
     decoding = Decoding(tiny.VOCABULARY, Sampling(0.0), max_length=9)
     with pytest.raises(ValueError, match=r"Logits are not finite for example 3\."):
         distil.answered(tiny.MODEL, params, examples, decoding, 4)
@@ -119,7 +118,7 @@ def test_a_draft_learns_from_a_target(
         assert last[f"held_{kind}"] > first[f"held_{kind}"]
     # The log's last alpha is that of float32 weights; the saved ones are within int8 of it.
     draft, target = (native.open(tmp_path / name) for name in ("draft", "target"))
-    held = examples_lib.load(tmp_path / "work" / "texts" / "held_sampled.npz")
+    held = data.load(tmp_path / "work" / "texts" / "held_sampled.npz")
     alpha = tokens = 0.0
     objective = jax.jit(distil.Distillation(model_of(draft.config), model_of(target.config)))
     params = draft.numpy(), target.numpy()

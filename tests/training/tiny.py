@@ -6,7 +6,6 @@ import numpy as np
 
 from speculative.models import T5, T5Config
 from speculative.training import data
-from speculative.training import examples as examples_lib
 from speculative.training.loop import TrainConfig
 
 Batch = dict[str, jax.Array]
@@ -26,10 +25,10 @@ CONFIG = TrainConfig(
 )
 
 
-def examples(count: int, seed: int) -> examples_lib.Examples:
+def examples(count: int, seed: int) -> data.Examples:
     random = np.random.default_rng(seed)
     words = [random.integers(2, VOCABULARY, random.integers(2, 6)) for _ in range(count)]
-    return examples_lib.ragged([np.r_[w, 1] for w in words], [np.r_[w[::-1], 1] for w in words])
+    return data.ragged([np.r_[w, 1] for w in words], [np.r_[w[::-1], 1] for w in words])
 
 
 def mixture(count: int = 300, seed: int = 0) -> data.Mixture:
