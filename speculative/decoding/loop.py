@@ -18,8 +18,8 @@ from jax import Array, lax
 from speculative.decoding.programs import Program
 from speculative.decoding.rules import DRAFT
 from speculative.decoding.settings import Decoding, Output
-from speculative.drafts.base import Draft, fault_of, require_shapes
-from speculative.models.interface import Chunk, Model
+from speculative.drafts.base import Draft, Proposal, fault_of, require_shapes
+from speculative.models.interface import Model
 from speculative.ragged import grow, write_rows
 from speculative.sampling import first, greatest, log_probabilities
 from speculative.types import PAD_ID, Flags, Inputs, PyTree, Rows, State
@@ -88,56 +88,24 @@ def start(
     )
 
 
-def put_row(progress: Progress, row: int | Array, one: Progress) -> Progress:
-    """Replaces a row of a batch's progress by that of a batch of 1 with the same settings.
-
-    The caller replaces the row of `draws` too.
-
-    Raises:
-        ValueError: inputs have other widths or caches other sizes.
-    """
-    batch = progress.lengths.shape[0]
-
-    def put(whole: Array, entry: Array) -> Array:
-        if entry.shape != (1, *whole.shape[1:]):
-            raise ValueError(
-                f"A row's state is {entry.shape}, that of a batch of {batch} is {whole.shape}; "
-                "start it with inputs as wide and a cache as long as the batch's."
-            )
-        return lax.dynamic_update_slice_in_dim(whole, entry.astype(whole.dtype), row, axis=0)
-
-    return jax.tree.map(put, progress, one)
-
-
 def step(
     models: Models, params: Params, progress: Progress, draws: Array, config: Decoding
 ) -> tuple[Progress, Step]:
     """One step of Algorithm 1 for every row."""
-    gamma, vocab_size, batch = config.gamma, config.vocab_size, progress.last.shape[0]
+    gamma, vocab_size, draft = config.gamma, config.vocab_size, models.draft
     uniforms = config.step_draws(draws, progress.lengths)
     history = config.history(progress.tokens, progress.lengths)
-    chunk = Chunk(progress.last[:, None])
-    guesses, q, proposal, tree, fault = chunk.tokens[:, :0], None, None, None, progress.fault
-    if gamma:
-        assert models.draft is not None, "gamma > 0 needs a draft"
+    proposal, fault = Proposal(progress.tokens[:, :0], None, ()), progress.fault
+    if draft:
         numbers = uniforms[:, :gamma, DRAFT]
+        given = progress.last, numbers, config.sampling, vocab_size, history
         with jax.named_scope(PROPOSING):
-            proposal = models.draft.propose(
-                params.draft,
-                progress.draft,
-                progress.last,
-                numbers,
-                config.sampling,
-                vocab_size,
-                history,
-            )
-        require_shapes(proposal, batch, gamma, vocab_size)
-        guesses, q, tree = proposal.guesses, proposal.q, proposal.tree
-        chunk = proposal.chunk(progress.last)
+            proposal = draft.propose(params.draft, progress.draft, *given)
+        require_shapes(proposal, len(progress.last), gamma, vocab_size)
         of_step = jnp.where(progress.finished, 0, fault_of(proposal, numbers, vocab_size))
         fault = jnp.where(fault > 0, fault, of_step)
-
-    layers = models.draft.layers if models.draft else ()
+    guesses, tree, layers = proposal.guesses, proposal.tree, draft.layers if draft else ()
+    chunk = proposal.chunk(progress.last)
     logits, target, hidden = models.target.extend(
         params.target, progress.target, chunk, layers=layers
     )
@@ -147,12 +115,11 @@ def step(
         )
     logits = logits[..., :vocab_size]
     logits = history.process_block(logits, guesses, tree) if history else logits
-    verified = guesses, logits, q, config.sampling, uniforms
-    path = None
-    if proposal is None or tree is None:
-        accepted, next_token = config.rule.verify(*verified)
+    given, path = (guesses, logits, proposal.q, config.sampling, uniforms), None
+    if tree is None:
+        accepted, next_token = config.rule.verify(*given)
     else:  # From here on the guesses are a chain, those along the path.
-        path, accepted, next_token = config.rule.verify_tree(*verified, tree)
+        path, accepted, next_token = config.rule.verify_tree(*given, tree)
         proposal = proposal.along(path)
         guesses, at = proposal.guesses, path[..., None]
         logits, hidden = jax.tree.map(
@@ -171,18 +138,12 @@ def step(
     # Of a text that is not to be, as after a rejected guess, a processor may forbid every token.
     said = jnp.arange(depth + 1) < count[:, None]
     finite = (jnp.isfinite(greatest(logits, config.sampling)) | ~said).all(axis=1)
-    finite = progress.finite & finite
-    tested = jnp.minimum(jnp.minimum(accepted + 1, depth), count)
-    emitted_guesses = jnp.minimum(accepted, count)
-    positions = jnp.arange(config.gamma)[:, None]
-    by_position = positions < jnp.stack([tested, emitted_guesses], axis=1)[:, None]
+    tested = jnp.stack([jnp.minimum(accepted + 1, depth), accepted], axis=1)
+    by_position = jnp.arange(gamma)[:, None] < jnp.minimum(tested, count[:, None])[:, None]
     logprobs = progress.logprobs
     if config.logprobs:
         own = log_probabilities(logits, block, config.sampling)
         logprobs = write_rows(logprobs, own, progress.lengths, axis=1)
-    draft = ()
-    if models.draft and proposal:
-        draft = models.draft.commit(params.draft, proposal, accepted, hidden)
     if path is None:
         target = models.target.rewind(target, lengths)
     else:
@@ -190,7 +151,7 @@ def step(
     progress = dataclasses.replace(
         progress,
         target=target,
-        draft=draft,
+        draft=draft.commit(params.draft, proposal, accepted, hidden) if draft else (),
         last=next_token,
         tokens=write_rows(progress.tokens, block, progress.lengths, axis=1),
         lengths=lengths,
@@ -198,11 +159,11 @@ def step(
         target_calls=progress.target_calls + live,
         drafted=progress.drafted + live * gamma,
         by_position=progress.by_position + by_position,
-        finite=finite,
+        finite=progress.finite & finite,
         fault=fault,
         logprobs=logprobs,
     )
-    return progress, Step(block, count, guesses, accepted, finished, finite, fault)
+    return progress, Step(block, count, guesses, accepted, finished, progress.finite, fault)
 
 
 def _grown(
@@ -227,10 +188,9 @@ def decode(models: Models, params: Params, inputs: Array, draws: Array, config: 
             progress = _grown(models, params, inputs, progress, config, larger[0])
             return finish(progress, *larger)
 
-        def advance(progress: Progress) -> Progress:
-            return step(models, params, progress, draws, config)[0]
-
-        progress = lax.while_loop(runs, advance, progress)
+        progress = lax.while_loop(
+            runs, lambda progress: step(models, params, progress, draws, config)[0], progress
+        )
         if not larger:
             return output(progress, config)
         # Both branches return the output alone: caches that left them would be copied.
@@ -299,23 +259,19 @@ def stream(
     config.check_draws(draws, len(inputs))
     models, params = used(target, draft, params, config.gamma)
     inputs = jax.device_put(inputs)
-
-    def steps() -> Iterator[Step]:
-        size, *larger = config.cache_lengths()
-        progress = begin(models, params, inputs, config, size)
-        longest, running = 0, None
-        while True:
-            # The running step may add a whole block that has not been read yet.
-            if longest + config.room + (config.gamma + 1) > size and larger:
-                size, *larger = larger
-                progress = _grow(models, params, inputs, progress, config, size)
-            progress, dispatched = one_step(models, params, progress, draws, config)
-            if running is not None:
-                done: Step = jax.tree.map(np.asarray, running)
-                longest += int(done.count.max())
-                yield done
-                if done.finished.all():
-                    return
-            running = dispatched
-
-    return steps()  # `stream` itself is no generator, so that it raises when it is called.
+    size, *larger = config.cache_lengths()
+    progress = begin(models, params, inputs, config, size)
+    longest, running = 0, None
+    while True:
+        # The running step may add a whole block that has not been read yet.
+        if longest + config.room + (config.gamma + 1) > size and larger:
+            size, *larger = larger
+            progress = _grow(models, params, inputs, progress, config, size)
+        progress, dispatched = one_step(models, params, progress, draws, config)
+        if running is not None:
+            done: Step = jax.tree.map(np.asarray, running)
+            longest += int(done.count.max())
+            yield done
+            if done.finished.all():
+                return
+        running = dispatched

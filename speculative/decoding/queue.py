@@ -72,23 +72,19 @@ def run(
         more = (progress.target_calls - before).max() < most
         return (progress.finished.sum() < enough) & more
 
-    def advance(progress: Progress) -> Progress:
-        return loop.step(models, params, progress, draws, config)[0]
-
-    progress = jax.lax.while_loop(runs, advance, progress)
+    progress = jax.lax.while_loop(
+        runs, lambda progress: loop.step(models, params, progress, draws, config)[0], progress
+    )
     return progress, draws, loop.output(progress, config)
 
 
 @functools.partial(jax.jit, donate_argnums=(0, 1))
-def _put(
+def put_row(
     progress: Progress, draws: Array, row: int, one: Progress, own: Array
 ) -> tuple[Progress, Array]:
-    return loop.put_row(progress, row, one), draws.at[row].set(own[0])
-
-
-@functools.partial(jax.jit, donate_argnums=0)
-def _end(progress: Progress, row: int) -> Progress:
-    return dataclasses.replace(progress, finished=progress.finished.at[row].set(True))
+    """Replaces a row of a batch by that of a batch of 1 with as wide inputs and as large caches."""
+    update = functools.partial(jax.lax.dynamic_update_slice_in_dim, start_index=row, axis=0)
+    return jax.tree.map(update, (progress, draws), (one, own))
 
 
 def generate(
@@ -111,63 +107,54 @@ def generate(
     sampling of no other `kinds`; the texts are taken as rows become free.
     """
     waiting = iter(requests)
-    number, upcoming = next(waiting, (0, None))
-    if upcoming is None:
+    if (upcoming := next(waiting, None)) is None:
         return
-    models, params = loop.used(target, draft, params, upcoming.config.gamma)
-    configs = [upcoming.config] * batch_size
+    _, request = upcoming
+    read, configs = request.source, [request.config] * batch_size
+    models, params = loop.used(target, draft, params, configs[0].gamma)
     config = Decoding.together(configs, kinds)
     (size,) = config.cache_lengths()
-    progress, draws = _empty(models, params, upcoming, config, size, batch_size)
-    most = NO_LIMIT if ends is None else 1
+    progress, draws = _empty(models, params, read, config, size, batch_size)
+    one = loop.begin(models, params, read, config, size)
     numbers: list[int | None] = [None] * batch_size
-    read, one = None, None
     while True:
         for row in range(batch_size):
-            if numbers[row] is None and upcoming is not None:
-                if upcoming.source is not read:
-                    read = upcoming.source
+            if numbers[row] is None and upcoming:
+                numbers[row], request = upcoming
+                upcoming = next(waiting, None)
+                if request.source is not read:
+                    read = request.source
                     one = loop.begin(models, params, read, config, size)
-                progress, draws = _put(progress, draws, row, one, upcoming.draws)
-                if upcoming.config != configs[row]:
-                    configs[row] = upcoming.config
-                    config = Decoding.together(configs, kinds)
-                numbers[row] = number
-                number, upcoming = next(waiting, (0, None))
+                progress, draws = put_row(progress, draws, row, one, request.draws)
+                configs[row] = request.config
+                config = Decoding.together(configs, kinds)
         idle = numbers.count(None)
         if idle == batch_size:
             return
-        enough = batch_size if upcoming is None else idle + 1
+        enough = idle + 1 if upcoming else batch_size
+        most = NO_LIMIT if ends is None else 1
         progress, draws, output = run(models, params, progress, draws, config, enough, most)
         finished, output = jax.device_get((progress.finished, output))
         leaves, tree = jax.tree.flatten(output)
-        for row, ended in enumerate(numbers):
-            if ended is None:
+        for row, number in enumerate(numbers):
+            if number is None:
                 continue
             if not finished[row]:
-                if ends is None:
+                tokens = output.tokens[row, : output.lengths[row]].tolist()
+                if ends is None or not ends(number, tokens):
                     continue
-                if not ends(ended, output.tokens[row, : output.lengths[row]].tolist()):
-                    continue
-                progress = _end(progress, row)
-            yield ended, jax.tree.unflatten(tree, [rows[row : row + 1] for rows in leaves])
+                ended = progress.finished.at[row].set(True)
+                progress = dataclasses.replace(progress, finished=ended)
+            yield number, jax.tree.unflatten(tree, [rows[row : row + 1] for rows in leaves])
             numbers[row] = None
 
 
+@functools.partial(jax.jit, static_argnames=("models", "size", "batch_size"))
 def _empty(
-    models: Models, params: Params, one: Request, config: Decoding, size: int, batch_size: int
+    models: Models, params: Params, source: Array, config: Decoding, size: int, batch_size: int
 ) -> tuple[Progress, Array]:
     """The progress and the random numbers of rows that have no text yet."""
-    inputs = jax.ShapeDtypeStruct((batch_size, *one.source.shape[1:]), one.source.dtype)
-    start = functools.partial(loop.start, models, config=config, cache_length=size)
-    progress = jax.eval_shape(start, params, inputs)
-    draws = jax.ShapeDtypeStruct(config.draws_shape(batch_size), np.float32)
-    leaves, tree = jax.tree.flatten((progress, draws))
-    progress, draws = jax.tree.unflatten(tree, _zeros(tuple(leaves)))
-    return dataclasses.replace(progress, finished=np.ones(batch_size, bool)), draws
-
-
-@functools.partial(jax.jit, static_argnums=0)
-def _zeros(shapes: tuple[jax.ShapeDtypeStruct, ...]) -> list[Array]:
-    """Zeros of these shapes, by one program for all."""
-    return [jnp.zeros(x.shape, x.dtype) for x in shapes]
+    inputs = jnp.zeros((batch_size, *source.shape[1:]), source.dtype)
+    rows = jax.tree.map(jnp.zeros_like, loop.start(models, params, inputs, config, size))
+    draws = jnp.zeros(config.draws_shape(batch_size), jnp.float32)
+    return dataclasses.replace(rows, finished=jnp.ones(batch_size, bool)), draws

@@ -53,8 +53,7 @@ class Rule(abc.ABC):
                 f"{cls.__name__} verifies trees, in which several guesses are for one position, "
                 'each with random numbers of its own; give it keyed_by = "step".'
             )
-        join = functools.partial(_joined, cls)
-        jax.tree_util.register_pytree_node(cls, _parted, join)
+        jax.tree_util.register_pytree_node(cls, _parted, functools.partial(_joined, cls))
 
     @property
     def data(self) -> tuple[str, ...]:
@@ -120,9 +119,9 @@ class Rule(abc.ABC):
         A rule without a twin in float64 is asked for `verify`: the reference loop then tells
         nothing of the rule's own arithmetic.
         """
-        given = _batch_of_one(guesses, logits, q, sampling, uniforms)
-        accepted, next_token = _verify(self, *given)
-        return int(accepted[0]), int(next_token[0])
+        given = guesses, logits, q, sampling, uniforms
+        accepted, next_token = _of_one_row(type(self).verify, self, *given)
+        return int(accepted), int(next_token)
 
     def verify_tree_reference(
         self,
@@ -134,9 +133,9 @@ class Rule(abc.ABC):
         tree: Tree,
     ) -> tuple[list[int], int]:
         """Likewise `verify_tree`, for one row: path, [0] if nothing is accepted, and token."""
-        given = _batch_of_one(guesses, logits, q, sampling, uniforms)
-        path, accepted, next_token = _verify_tree(self, *given, tree)
-        return np.asarray(path)[0, : int(accepted[0]) + 1].tolist(), int(next_token[0])
+        given = guesses, logits, q, sampling, uniforms, tree
+        path, accepted, next_token = _of_one_row(type(self).verify_tree, self, *given)
+        return path[: int(accepted) + 1].tolist(), int(next_token)
 
     @abc.abstractmethod
     def acceptance(self, logits: Array, q: Array, sampling: Sampling) -> Array:
@@ -151,36 +150,26 @@ class Rule(abc.ABC):
         raise NotImplementedError(f"{type(self).__name__} does not tell the chances of guesses.")
 
 
-_verify = jax.jit(lambda rule, *given: rule.verify(*given))
-_verify_tree = jax.jit(lambda rule, *given: rule.verify_tree(*given))
+def _of_one_row(verify, rule, guesses, logits, q, sampling, uniforms, *tree) -> list[np.ndarray]:
+    """What `Rule.verify` or `verify_tree` gives for a single row, in JAX's float32."""
+    rows = [None if x is None else np.asarray(x)[None] for x in (guesses, logits, q, uniforms)]
+    guesses, logits, q, uniforms = rows
+    found = jax.jit(verify)(rule, guesses, logits, q, sampling, uniforms, *tree)
+    return [np.asarray(x)[0] for x in found]
 
 
-def _batch_of_one(
-    guesses: list[int],
-    logits: np.ndarray,
-    q: np.ndarray | None,
-    sampling: Sampling,
-    uniforms: np.ndarray,
-) -> tuple[np.ndarray, np.ndarray, np.ndarray | None, Sampling, np.ndarray]:
-    """The arguments of `Rule.verify` for a single row."""
-    wide = None if q is None else q[None].astype(np.float32)
-    logits, uniforms = (x[None].astype(np.float32) for x in (logits, uniforms))
-    return np.array([guesses], np.int32), logits, wide, sampling, uniforms
-
-
-def _parted(rule: Rule) -> tuple[list[Any], tuple[tuple[str, ...], tuple[tuple[str, Any], ...]]]:
+def _parted(rule: Rule) -> tuple[list[Any], tuple[tuple[str, ...], tuple[Any, ...]]]:
     """The fields of a rule that are data, their names, and the other fields."""
-    names = [field.name for field in dataclasses.fields(rule)]
-    others = ((name, getattr(rule, name)) for name in names if name not in rule.data)
-    return [getattr(rule, name) for name in rule.data], (rule.data, tuple(others))
+    fields = {field.name: getattr(rule, field.name) for field in dataclasses.fields(rule)}
+    data = [fields.pop(name) for name in rule.data]
+    return data, (rule.data, tuple(fields.items()))
 
 
 def _joined(kind: type[Rule], fields: Any, values: Iterable[Any]) -> Rule:
     """The inverse of `_parted`; values may be of any type."""
     names, others = fields
     made = object.__new__(kind)
-    for name, value in (*others, *zip(names, values, strict=True)):
-        object.__setattr__(made, name, value)
+    vars(made).update((*others, *zip(names, values, strict=True)))
     return made
 
 
@@ -321,7 +310,7 @@ class Simulated(Rule):
     """
 
     alpha: float
-    other: Rule = dataclasses.field(default_factory=Token)
+    other: Rule = Token()
 
     def __post_init__(self) -> None:
         must = "lie in [0, 1]"

@@ -12,7 +12,8 @@ import pytest
 from speculative.backends import for_decoding
 from speculative.backends.tpu import ROWS, Tpu, lay_out
 from speculative.decoding import Decoding, Params
-from speculative.decoding.loop import Models, begin, generate, put_row, stream
+from speculative.decoding.loop import Models, begin, generate, stream
+from speculative.decoding.queue import put_row
 from speculative.drafts import TransformerDraft
 from speculative.models.interface import Chunk
 from speculative.sampling import Sampling
@@ -64,9 +65,10 @@ def test_a_row_of_a_batch_is_replaced() -> None:
     models, sources = Models(tiny.TARGET, draft), jax.device_put(tiny.sources(3))
     whole = begin(models, params, sources, config, config.capacity)
     one = begin(models, params, sources[1:2], config, config.capacity)
-    for left, right in zip(
-        jax.tree.leaves(put_row(whole, 1, one)), jax.tree.leaves(whole), strict=True
-    ):
+    want = jax.tree.map(np.asarray, jax.tree.leaves(whole))
+    draws = config.draws(0, np.arange(3))
+    put, _ = put_row(whole, draws, 1, one, draws[1:2])
+    for left, right in zip(jax.tree.leaves(put), want, strict=True):
         np.testing.assert_allclose(left, right, atol=1e-5)
 
 

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from speculative.backends import prepack
-from speculative.decoding import Decoding, Output, Params, Token
+from speculative.decoding import Decoding, Output, Params, Token, queue
 from speculative.decoding import loop as fast
 from speculative.decoding.loop import Step
 from speculative.drafts import (
@@ -317,9 +317,11 @@ def test_a_row_may_begin_another_text_at_any_time(
     for _ in range(3):
         progress = step(progress, draws[:ROWS])
     rows = np.array([0, ROWS, 2, 3])  # A fifth text takes the place of the second.
-    progress = jax.jit(fast.put_row, static_argnums=1)(progress, 1, begin(sources[ROWS:]))
+    put = progress, draws[:ROWS], 1, begin(sources[ROWS:]), draws[ROWS:]
+    progress, of_rows = queue.put_row(*put)
+    np.testing.assert_array_equal(of_rows, draws[rows])
     for _ in range(config.max_length):
-        progress = step(progress, draws[rows])
+        progress = step(progress, of_rows)
     alone = jax.device_get(fast.generate(tiny.TARGET, draft, both, sources, draws, config))
     progress = jax.device_get(progress)
     for name in ("lengths", "target_calls", "tested", "accepted"):
@@ -400,16 +402,6 @@ def test_numbers_keyed_otherwise_are_refused() -> None:
             fast.generate(
                 TOY, UniformDraft(), Params(()), source, other.draws(0, np.zeros(1, int)), config
             )
-
-
-def test_a_row_of_another_width_is_refused() -> None:
-    models, both = fast.Models(tiny.TARGET, None), Params(tiny.target_params())
-    config = dataclasses.replace(SAMPLED, gamma=0)
-    sources = jax.device_put(tiny.sources(3))
-    batch = fast.begin(models, both, sources, config, 64)
-    for source, size in ((sources[:1, :-1], 64), (sources[:1], 48)):
-        with pytest.raises(ValueError, match="inputs as wide and a cache as long"):
-            fast.put_row(batch, 1, fast.begin(models, both, source, config, size))
 
 
 @pytest.mark.parametrize("shape", [(4, 79, 3), (1, 80, 3), (4, 80, 2), (4, 64, 4, 3)])
