@@ -86,17 +86,16 @@ def pair_options(saved_pair: tuple[pathlib.Path, pathlib.Path]) -> list[str]:
 
 
 OPTIMIZED = {"xla_backend_optimization_level": 1} if os.environ.get("XLA_FLAGS") == FLAGS else {}
-DRAWS = jax.jit(
-    inspect.unwrap(settings._draws), static_argnums=(2, 3, 4), compiler_options=OPTIMIZED
-)
+DRAWS = jax.jit(inspect.unwrap(settings._draws), static_argnums=2, compiler_options=OPTIMIZED)
 DRAWN = settings._draws
 
 
-def drawn(seed: np.uint32, examples: Any, length: int, *sizes: int | None) -> jax.Array:
+def drawn(seed: np.uint32, examples: Any, shape: tuple[int, ...]) -> jax.Array:
     """A few texts' are cut from more, which changes none (`test_settings`): fewer programs."""
     if (rows := len(examples)) > 16 or not isinstance(examples, np.ndarray):
-        return DRAWN(seed, examples, length, *sizes)
-    found = DRAWN(seed, np.resize(examples, 16), length + -length % 64, *sizes)
+        return DRAWN(seed, examples, shape)
+    length, *sizes = shape
+    found = DRAWN(seed, np.resize(examples, 16), (length + -length % 64, *sizes))
     cut = found if isinstance(found, jax.core.Tracer) else np.asarray(found)
     return jax.device_put(cut[:rows, :length])
 

@@ -29,8 +29,8 @@ class Ours:
     def decode(self, way: str, source: list[int]) -> list[int]:
         gamma, max_length = self._gammas[way], self._setting.max_length
         vocabulary = self._pair.vocabulary
-        config = Decoding(vocabulary.size, Sampling(0.0), gamma, max_length, vocabulary.eos_ids)
-        config = config.endless if self._setting.random else config
+        ends = () if self._setting.random else vocabulary.eos_ids
+        config = Decoding(vocabulary.size, Sampling(0.0), gamma, max_length, ends)
         draws = config.draws(0, np.array([0]))
         return self._pair.results(self._pair.run(padded(source), draws, config))[0].tokens
 

@@ -1,9 +1,9 @@
 """A generation's settings, random numbers and output."""
 
+import contextlib
 import dataclasses
 import functools
 from collections.abc import Hashable, Sequence
-from types import NoneType
 from typing import Any
 
 import jax
@@ -25,9 +25,9 @@ from speculative.types import EOS_ID, Flags, Rows, Tokens
 class Decoding:
     """How to decode.
 
-    It is a pytree of the values of `sampling`, of `max_length` and of what of the rule is data, so
-    that a program serves all such values, of `max_length` up to the next power of two. Inside of
-    programs they may be arrays [B], one for each row, as `together` makes them.
+    It is a pytree of `sampling`, of `max_length` and of what of the rule is data: a program serves
+    all their values, of `max_length` up to the next power of two. Inside of programs they may be
+    arrays [B], one for each row, as `together` makes them.
 
     Attributes:
         vocab_size: tokens V of the vocabulary; a model's tokens beyond them are never chosen.
@@ -53,30 +53,19 @@ class Decoding:
     growing: bool | None = None
 
     def __post_init__(self) -> None:
-        for name, low, high in (
-            ("vocab_size", 1, None),
-            ("gamma", 0, None),
-            ("max_length", 1, checks.MAX_TOKENS),
-        ):
+        for name, low, high in (("gamma", 0, None), ("max_length", 1, checks.MAX_TOKENS)):
             object.__setattr__(self, name, checks.whole(name, getattr(self, name), low, high))
         checks.instance("sampling", self.sampling, Sampling)
         checks.instance("rule", self.rule, Rule)
         checks.instance("logprobs", self.logprobs, bool)
-        checks.instance("growing", self.growing, bool, NoneType)
-        checks.instance("eos_ids", self.eos_ids, tuple)
-        for token in self.eos_ids:
-            checks.whole("A token of eos_ids", token, 0)
-        checks.instance("processors", self.processors, tuple)
         for processor in self.processors:
-            try:
-                fits = callable(processor) and isinstance(hash(processor), int)
-            except TypeError:
-                fits = False
-            if not fits:
-                raise ValueError(
-                    "A processor must be a function, or a frozen dataclass with __call__ whose "
-                    f"fields can be hashed (a tuple, not a list), not {processor!r}."
-                )
+            with contextlib.suppress(TypeError):
+                if callable(processor) and isinstance(hash(processor), int):
+                    continue
+            raise ValueError(
+                "A processor must be a function, or a frozen dataclass with __call__ whose fields "
+                f"can be hashed (a tuple, not a list), not {processor!r}."
+            )
 
     @classmethod
     def together(cls, rows: Sequence["Decoding"], kinds: Kinds) -> "Decoding":
@@ -84,13 +73,11 @@ class Decoding:
 
         One size of caches serves all rows, long and short.
         """
-        values = (
-            Sampling.together([row.sampling for row in rows], kinds),
-            jax.tree.map(lambda *values: np.array(values), *(row.rule for row in rows)),
-            np.array([row.max_length for row in rows]),
-        )
+        sampling = Sampling.together([row.sampling for row in rows], kinds)
+        others = [(row.rule, row.max_length) for row in rows]
+        rule, max_length = jax.tree.map(lambda *values: np.array(values), *others)
         fixed = dataclasses.replace(rows[0], growing=False).tree_flatten()[1]
-        return cls.tree_unflatten(fixed, values)
+        return cls.tree_unflatten(fixed, (sampling, rule, max_length))
 
     @property
     def program(self) -> Hashable:
@@ -99,15 +86,14 @@ class Decoding:
 
     def tree_flatten(self) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
         """What is data, and what shapes programs."""
-        fixed = tuple(getattr(self, name) for name in _FIXED)
-        return (self.sampling, self.rule, self.max_length), (*fixed, self.longest)
+        values, fixed = ([getattr(self, name) for name in names] for names in (_DATA, _FIXED))
+        return tuple(values), tuple(fixed)
 
     @classmethod
     def tree_unflatten(cls, fixed: tuple[Any, ...], values: tuple[Any, ...]) -> "Decoding":
         """The inverse; values may be of any type."""
         made = object.__new__(cls)
-        made.__dict__.update(zip((*_FIXED, "longest"), fixed, strict=True))
-        made.__dict__.update(zip(("sampling", "rule", "max_length"), values, strict=True))
+        made.__dict__.update(zip((*_DATA, *_FIXED), (*values, *fixed), strict=True))
         return made
 
     @functools.cached_property
@@ -117,19 +103,12 @@ class Decoding:
 
     def ends(self, tokens: Array) -> Array:
         """Whether each of some tokens is one that ends a row."""
-        return functools.reduce(
-            jnp.logical_or, (tokens == end for end in self.eos_ids), jnp.zeros(tokens.shape, bool)
-        )
+        return (tokens[..., None] == np.array(self.eos_ids, np.int32)).any(axis=-1)
 
     @property
     def alone(self) -> "Decoding":
         """The same settings without a draft."""
         return dataclasses.replace(self, gamma=0, rule=EXACT)
-
-    @property
-    def endless(self) -> "Decoding":
-        """The same settings without an end token: every output has `max_length` tokens."""
-        return dataclasses.replace(self, eos_ids=())
 
     @property
     def room(self) -> int:
@@ -145,10 +124,9 @@ class Decoding:
         """Cache sizes, ascending: a generation starts with the first and grows to the next."""
         last = -(-self.capacity // 16) * 16
         grows = jax.default_backend() != "tpu" if self.growing is None else self.growing
-        if not grows:
-            return [last]
         # A size is a program of its own, and few positions more cost a step nothing.
-        return [size for size in (64, 256, 1024) if self.room <= size <= last // 4] + [last]
+        smaller = (64, 256, 1024) if grows else ()
+        return [size for size in smaller if self.room <= size <= last // 4] + [last]
 
     def history(self, tokens: Tokens, lengths: Rows) -> History | None:
         """The text of rows so far, [B, L] and [B], for the processors, if there are any."""
@@ -158,38 +136,26 @@ class Decoding:
         """Every random number of a generation, uniform on [0, 1): float32 [B, positions, numbers].
 
         Folded from (seed, example, position), so that they depend neither on other rows nor on
-        earlier steps. A position that is drafted twice, because an earlier guess was rejected, uses
-        the same numbers again; decoding is still exact if no emitted token depends on their first
-        use. Other rules (`Rule.keyed_by`) have numbers for each offset from the position where a
-        step began: [B, positions, gamma + 1, numbers]. `examples` [B] are numbers of examples in a
-        task.
+        earlier steps; of rules that are keyed by the step (`Rule.keyed_by`) also from the offset,
+        [B, positions, gamma + 1, numbers]. `examples` [B] are numbers of examples in a task.
         """
         seed = checks.whole("seed", seed, 0, 2**32 - 1)  # Others would wrap around.
-        offsets = self.gamma + 1 if self.rule.keyed_by == "step" else None
         # One dispatch: each costs as much as the numbers of a text.
-        return _draws(np.uint32(seed), examples, self._drawn, offsets, self.rule.numbers)
-
-    @property
-    def _drawn(self) -> int:
-        """Positions that have random numbers: those at which a step may begin, or a token stand.
-
-        A few more than are needed, so that few gammas need a program of their own to draw them.
-        """
-        return self.longest + (0 if self.rule.keyed_by == "step" else -(-self.room // 16) * 16)
+        return _draws(np.uint32(seed), examples, self.draws_shape(0)[1:])
 
     def draws_shape(self, batch: int) -> tuple[int, ...]:
         """The shape of the random numbers of so many rows."""
-        offsets = (self.gamma + 1,) if self.rule.keyed_by == "step" else ()
-        return batch, self._drawn, *offsets, self.rule.numbers
+        if self.rule.keyed_by == "step":  # Of the positions at which a step may begin.
+            return batch, self.longest, self.gamma + 1, self.rule.numbers
+        # A few more than are needed, so that few gammas need a program of their own to draw them.
+        return batch, self.longest + -(-self.room // 16) * 16, self.rule.numbers
 
     def check_draws(self, draws: Array, batch: int) -> None:
         """Raises ValueError unless there are numbers for every row and position that may be read.
 
         A read beyond the last position would be shifted back silently and use numbers twice.
         """
-        needed = self.draws_shape(batch)
-        fits = draws.ndim == len(needed) and np.greater_equal(draws.shape, needed).all()
-        if not fits or (draws.shape[0], draws.shape[-1]) != (batch, self.rule.numbers):
+        if draws.shape != (needed := self.draws_shape(batch)):
             raise ValueError(
                 f"Random numbers of shape {draws.shape} do not fit {batch} rows with max_length = "
                 f"{self.max_length} and gamma = {self.gamma}, which need {needed}, keyed by the "
@@ -199,27 +165,23 @@ class Decoding:
     def step_draws(self, draws: Array, lengths: Rows) -> Array:
         """The numbers [B, gamma + 1, numbers] of a step that begins after `lengths` [B] tokens."""
         if self.rule.keyed_by == "step":  # A row of `max_length` tokens has finished.
-            return read_rows(draws, lengths, 1)[:, 0, : self.gamma + 1]
+            return read_rows(draws, lengths, 1)[:, 0]
         return read_rows(draws, lengths, self.gamma + 1)
 
 
-# The fields of `Decoding` that shape programs.
-_FIXED = "vocab_size", "gamma", "eos_ids", "logprobs", "processors", "growing"
+_DATA = "sampling", "rule", "max_length"
+_FIXED = "vocab_size", "gamma", "eos_ids", "logprobs", "processors", "growing", "longest"
 
 
-@functools.partial(jax.jit, static_argnums=(2, 3, 4))
-def _draws(seed: Array, examples: Array, length: int, offsets: int | None, numbers: int) -> Array:
-    key, examples = jax.random.key(seed), examples.astype(jnp.int32)
-
-    def at(example: Array, position: Array) -> Array:
-        folded = jax.random.fold_in(jax.random.fold_in(key, example), position)
-        if offsets is None:
-            return jax.random.uniform(folded, (numbers,))
-        of_offsets = jax.vmap(jax.random.fold_in, in_axes=(None, 0))(folded, jnp.arange(offsets))
-        return jax.vmap(lambda key: jax.random.uniform(key, (numbers,)))(of_offsets)
-
-    row = jax.vmap(at, in_axes=(None, 0))
-    return jax.vmap(row, in_axes=(0, None))(examples, jnp.arange(length))
+@functools.partial(jax.jit, static_argnums=2)
+def _draws(seed: Array, examples: Array, shape: tuple[int, ...]) -> Array:
+    """Numbers [B, *shape], the key of which is folded from seed, example and place."""
+    *places, numbers = shape
+    keys = jax.random.key(seed)
+    for fold in (examples.astype(jnp.int32), *map(jnp.arange, places)):
+        keys = jnp.vectorize(jax.random.fold_in)(keys[..., None], fold)
+    draw = functools.partial(jax.random.uniform, shape=(numbers,))
+    return jnp.vectorize(draw, signature="()->(n)")(keys)
 
 
 @struct.dataclass

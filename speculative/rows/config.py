@@ -115,9 +115,9 @@ class RowConfig:
     ) -> Decoding:
         """The settings of a generation with so many guesses a step; 0 is autoregressive."""
         rule = self.rule if gamma else rules.EXACT
-        config = Decoding(vocab_size, self.sampling, gamma, self.max_length, eos_ids, rule)
         # No token ends a text of random words.
-        return config if self.simulated_alpha is None else config.endless
+        ends = eos_ids if self.simulated_alpha is None else ()
+        return Decoding(vocab_size, self.sampling, gamma, self.max_length, ends, rule)
 
     def gin(self) -> str:
         """The effective configuration, as a gin file says it."""

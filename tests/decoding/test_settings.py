@@ -25,7 +25,6 @@ COMPILED = "/jax/core/compile/backend_compile_duration"
         ("max_length", -3),
         ("max_length", 4.0),
         ("gamma", True),
-        ("eos_ids", (-2,)),
     ],
 )
 def test_values_out_of_range_are_named(field: str, value: Any) -> None:
