@@ -63,14 +63,3 @@ def verify(
         n += 1
     residual = np.maximum(p[n] - q[n], 0.0) if n < len(guesses) else p[n]
     return n, draw(residual if residual.sum() > 0 else p[n], correct[n])
-
-
-def verify_lenient_argmax(guesses: list[int], p: np.ndarray, lenience: float) -> tuple[int, int]:
-    """`verify` at temperature 0: a guess is accepted if p(x) >= l max p (A.5).
-
-    Here p [gamma + 1, V] is the softmax of the target's logits.
-    """
-    n = 0
-    while n < len(guesses) and p[n, guesses[n]] >= lenience * p[n].max():
-        n += 1
-    return n, int(p[n].argmax())

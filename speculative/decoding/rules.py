@@ -1,8 +1,7 @@
 """Verification rules: which guesses of a step are accepted, and which token follows them.
 
 Leviathan et al., arXiv 2211.17192, section 2.3; appendix A.5 for lenience l in (0, 1], where l q
-takes the place of q: more guesses are accepted, and no token is more probable than p / l. Block
-verification is by Sun et al., arXiv 2403.10444.
+takes the place of q: more guesses are accepted, and no token is more probable than p / l.
 """
 
 import abc
@@ -184,9 +183,8 @@ class Token(Rule):
     lenience: float = 1.0
 
     def __post_init__(self) -> None:
-        must = "be a number in (0, 1]"
-        lenience = checks.real("lenience", self.lenience, must, lambda x: 0 < x <= 1)
-        object.__setattr__(self, "lenience", lenience)
+        must, fits = "be a number in (0, 1]", lambda x: 0 < x <= 1
+        object.__setattr__(self, "lenience", checks.real("lenience", self.lenience, must, fits))
 
     @property
     def data(self) -> tuple[str, ...]:
@@ -216,13 +214,15 @@ class Token(Rule):
         if not sampling.mixed:
             return found
         greedy, cold = self.verify(guesses, logits, q, Sampling(0.0), uniforms), sampling.cold(1)
-        return jnp.where(cold, greedy[0], found[0]), jnp.where(cold, greedy[1], found[1])
+        return jax.tree.map(functools.partial(jnp.where, cold), greedy, found)
 
     def verify_reference(self, guesses, logits, q, sampling, uniforms) -> tuple[int, int]:
         """See `Rule.verify_reference`."""
         if sampling.greedy and not self.exact:
-            own = algorithm_1.standardise(logits, Sampling())
-            return algorithm_1.verify_lenient_argmax(guesses, own, self.lenience)
+            p = algorithm_1.standardise(logits, Sampling())
+            near = p >= self.lenience * p.max(axis=-1, keepdims=True)
+            accepted = [*near[np.arange(len(guesses)), guesses], False].index(False)
+            return accepted, int(p[accepted].argmax())
         p = algorithm_1.standardise(logits, sampling)
         q = algorithm_1.one_hot(np.array(guesses, int), p.shape[-1]) if q is None else q
         r, correct = uniforms[:-1, ACCEPT], uniforms[:, CORRECT]
@@ -313,9 +313,8 @@ class Simulated(Rule):
     other: Rule = Token()
 
     def __post_init__(self) -> None:
-        must = "lie in [0, 1]"
-        alpha = checks.real("simulated_alpha", self.alpha, must, lambda x: 0 <= x <= 1)
-        object.__setattr__(self, "alpha", alpha)
+        must, fits = "lie in [0, 1]", lambda x: 0 <= x <= 1
+        object.__setattr__(self, "alpha", checks.real("simulated_alpha", self.alpha, must, fits))
 
     @property
     def data(self) -> tuple[str, ...]:
@@ -331,12 +330,6 @@ class Simulated(Rule):
         """The other rule's next token, after a random number of accepted guesses."""
         _, next_token = self.other.verify(guesses, logits, q, sampling, uniforms)
         return leading(uniforms[:, :-1, ACCEPT] < self.alpha), next_token
-
-    def verify_reference(self, guesses, logits, q, sampling, uniforms) -> tuple[int, int]:
-        """See `verify`."""
-        _, next_token = self.other.verify_reference(guesses, logits, q, sampling, uniforms)
-        passed = [*(uniforms[:-1, ACCEPT] < self.alpha), False]
-        return passed.index(False), next_token
 
     def acceptance(self, logits, q, sampling) -> Array:
         """Alpha, everywhere."""
