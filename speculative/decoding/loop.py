@@ -105,14 +105,9 @@ def step(
         of_step = jnp.where(progress.finished, 0, fault_of(proposal, numbers, vocab_size))
         fault = jnp.where(fault > 0, fault, of_step)
     guesses, tree, layers = proposal.guesses, proposal.tree, draft.layers if draft else ()
-    chunk = proposal.chunk(progress.last)
     logits, target, hidden = models.target.extend(
-        params.target, progress.target, chunk, layers=layers
+        params.target, progress.target, proposal.chunk(progress.last), layers=layers
     )
-    if logits.shape[-1] < vocab_size:
-        raise ValueError(
-            f"Decoding.vocab_size is {vocab_size}, but the target has {logits.shape[-1]} tokens."
-        )
     logits = logits[..., :vocab_size]
     logits = history.process_block(logits, guesses, tree) if history else logits
     given, path = (guesses, logits, proposal.q, config.sampling, uniforms), None
@@ -121,10 +116,9 @@ def step(
     else:  # From here on the guesses are a chain, those along the path.
         path, accepted, next_token = config.rule.verify_tree(*given, tree)
         proposal = proposal.along(path)
-        guesses, at = proposal.guesses, path[..., None]
-        logits, hidden = jax.tree.map(
-            lambda x: jnp.take_along_axis(x, at, axis=1), (logits, hidden)
-        )
+        guesses = proposal.guesses
+        take = functools.partial(jnp.take_along_axis, indices=path[..., None], axis=1)
+        logits, hidden = jax.tree.map(take, (logits, hidden))
 
     depth = guesses.shape[1]
     proposed = jnp.arange(depth + 1) < accepted[:, None]
@@ -203,18 +197,17 @@ def decode(models: Models, params: Params, inputs: Array, draws: Array, config: 
 
 def output(progress: Progress, config: Decoding) -> Output:
     """What a generation's rows have so far, without the room for a step beyond the longest."""
-    fields = {field.name: getattr(progress, field.name) for field in dataclasses.fields(Output)}
     kept = jnp.arange(config.longest) < progress.lengths[:, None]
-    fields["tokens"] = jnp.where(kept, progress.tokens[:, : config.longest], PAD_ID)
-    fields["logprobs"] = progress.logprobs[:, : config.longest]
-    return Output(**fields)
+    tokens = jnp.where(kept, progress.tokens[:, : config.longest], PAD_ID)
+    logprobs = progress.logprobs[:, : config.longest]
+    fields = {field.name: getattr(progress, field.name) for field in dataclasses.fields(Output)}
+    return Output(**fields | {"tokens": tokens, "logprobs": logprobs})
 
 
 def used(target: Model, draft: Draft | None, params: Params, gamma: int) -> tuple[Models, Params]:
     """Models and parameters of a generation; without guesses, the target's alone."""
-    if gamma:
-        return Models(target, draft), params
-    return Models(target, None), Params(params.target)
+    models = Models(target, draft if gamma else None)
+    return models, params if gamma else Params(params.target)
 
 
 def generate(

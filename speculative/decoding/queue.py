@@ -1,8 +1,4 @@
-"""Many texts in the rows of one batch: a row whose text has ended begins the next one.
-
-What a text yields depends neither on its neighbours nor on when it begins: it is read alone, rows
-do not meet, and its random numbers are its own.
-"""
+"""Many texts in the rows of one batch: a row whose text has ended begins the next one."""
 
 import dataclasses
 import functools
@@ -23,8 +19,6 @@ from speculative.drafts.base import Draft
 from speculative.models.interface import Model
 from speculative.sampling import Kinds
 from speculative.types import Inputs
-
-NO_LIMIT = 2**31 - 1  # Of steps.
 
 
 class Request(NamedTuple):
@@ -69,8 +63,7 @@ def run(
     before = progress.target_calls
 
     def runs(progress: Progress) -> Array:
-        more = (progress.target_calls - before).max() < most
-        return (progress.finished.sum() < enough) & more
+        return (progress.finished.sum() < enough) & ((progress.target_calls - before).max() < most)
 
     progress = jax.lax.while_loop(
         runs, lambda progress: loop.step(models, params, progress, draws, config)[0], progress
@@ -101,23 +94,23 @@ def generate(
     It comes as the text ends, which may be before its end of sequence: `ends` is asked after every
     step, with the text's number and its tokens so far.
 
-    The outputs are those of `loop.generate` for each text alone: bit for bit where a position's
-    result does not depend on the positions computed beside it, as with the kernels for CPU, and but
-    for rounding elsewhere. Sources are of one width, and settings of one `Decoding.program` with
-    sampling of no other `kinds`; the texts are taken as rows become free.
+    Texts are read alone, rows do not meet, and random numbers are a text's own: the outputs are
+    those of `loop.generate` for each text, bit for bit where a position's result does not depend on
+    the positions computed beside it, as with the kernels for CPU, and but for rounding elsewhere.
+    Sources are of one width, and settings of one `Decoding.program` with sampling of no other
+    `kinds`; the texts are taken as rows become free.
     """
     waiting = iter(requests)
     if (upcoming := next(waiting, None)) is None:
         return
-    _, request = upcoming
-    read, configs = request.source, [request.config] * batch_size
+    read, configs = upcoming[1].source, [upcoming[1].config] * batch_size
     models, params = loop.used(target, draft, params, configs[0].gamma)
     config = Decoding.together(configs, kinds)
     (size,) = config.cache_lengths()
     progress, draws = _empty(models, params, read, config, size, batch_size)
     one = loop.begin(models, params, read, config, size)
     numbers: list[int | None] = [None] * batch_size
-    while True:
+    while upcoming or numbers.count(None) < batch_size:
         for row in range(batch_size):
             if numbers[row] is None and upcoming:
                 numbers[row], request = upcoming
@@ -128,11 +121,8 @@ def generate(
                 progress, draws = put_row(progress, draws, row, one, request.draws)
                 configs[row] = request.config
                 config = Decoding.together(configs, kinds)
-        idle = numbers.count(None)
-        if idle == batch_size:
-            return
-        enough = idle + 1 if upcoming else batch_size
-        most = NO_LIMIT if ends is None else 1
+        enough = numbers.count(None) + 1 if upcoming else batch_size
+        most = 2**31 - 1 if ends is None else 1
         progress, draws, output = run(models, params, progress, draws, config, enough, most)
         finished, output = jax.device_get((progress.finished, output))
         leaves, tree = jax.tree.flatten(output)

@@ -4,7 +4,6 @@ From the same random numbers it emits the same tokens as `loop.generate`; traces
 """
 
 import dataclasses
-import functools
 
 import jax
 import numpy as np
@@ -13,16 +12,9 @@ from speculative.decoding.algorithm_1 import one_hot, standardise
 from speculative.decoding.loop import Params
 from speculative.decoding.rules import DRAFT
 from speculative.decoding.settings import Decoding
-from speculative.drafts.base import (
-    DRAWN_TOLERANCE,
-    TOLERANCE,
-    Draft,
-    Proposal,
-    require_shapes,
-)
-from speculative.models.interface import Model, Started
+from speculative.drafts.base import DRAWN_TOLERANCE, TOLERANCE, Draft, Proposal, require_shapes
+from speculative.models.interface import Model
 from speculative.processors import NO_TOKEN, History
-from speculative.types import State
 
 
 @dataclasses.dataclass(frozen=True)
@@ -49,33 +41,13 @@ class Trace:
         return [token for step in self.steps for token in step.emitted]
 
 
-@functools.partial(jax.jit, static_argnums=(0, 3, 4))
-def start_target(target: Model, params, inputs, cache_length, layers) -> Started:
-    """Compiled `Model.start`."""
-    return target.start(params, inputs, cache_length, layers=layers)
-
-
-@functools.partial(jax.jit, static_argnums=(0, 3))
-def start_draft(draft: Draft, params, inputs, cache_length, target) -> State:
-    """Compiled `Draft.start`."""
-    return draft.start(params, inputs, cache_length, target)
-
-
-_first = jax.jit(lambda target, source: target.first(source), static_argnums=0)
+start_target = jax.jit(lambda target, *given: target.start(*given), static_argnums=(0, 3, 5))
+start_draft = jax.jit(lambda draft, *given: draft.start(*given), static_argnums=(0, 3))
 _extend = jax.jit(
-    lambda target, layers, params, state, proposal, last: target.extend(
-        params, state, proposal.chunk(last), layers=layers
-    ),
-    static_argnums=(0, 1),
+    lambda target, layers, *given: target.extend(*given, layers=layers), static_argnums=(0, 1)
 )
 _propose = jax.jit(lambda draft, *given: draft.propose(*given), static_argnums=(0, 6))
 _commit = jax.jit(lambda draft, *given: draft.commit(*given), static_argnums=0)
-_along = jax.jit(
-    lambda proposal, path, hidden: (
-        proposal.along(path),
-        {name: x[:, path[0]] for name, x in hidden.items()},
-    )
-)
 _processed = jax.jit(History.process_block)
 _keep = jax.jit(lambda target, *given: target.keep(*given), static_argnums=(0, 2))
 
@@ -132,14 +104,11 @@ def generate(
     if config.gamma < 1:
         raise ValueError(f"The reference loop needs gamma of at least 1, not {config.gamma}.")
     gamma, vocab_size = config.gamma, config.vocab_size
-    draws = np.asarray(draws, np.float64)
-    source = np.asarray(inputs)[None]
-    size = config.cache_lengths()[-1]
-    layers = draft.layers
-    begun = start_target(target, params.target, source, size, layers)
-    draft_state = start_draft(draft, params.draft, source, size, begun)
-    target_state = begun.state
-    output, last, steps = [], int(np.asarray(_first(target, source))[0]), []
+    draws, source = np.asarray(draws, np.float64), np.asarray(inputs)[None]
+    size, layers = config.cache_lengths()[-1], draft.layers
+    begun = start_target(target, params.target, source, size, None, layers)
+    target_state, draft_state = begun.state, start_draft(draft, params.draft, source, size, begun)
+    output, last, steps = [], int(target.first(jax.device_put(source))[0]), []
     while len(output) < config.max_length and not {*config.eos_ids} & {*output[-1:]}:
         at = len(output)
         here = draws[at] if config.rule.keyed_by == "step" else draws[at : at + gamma + 1]
@@ -150,11 +119,10 @@ def generate(
         given = newest, uniforms, config.sampling, vocab_size, history
         proposal = _propose(draft, params.draft, draft_state, *given)
         require_shapes(proposal, 1, gamma, vocab_size)
-        guesses = [int(token) for token in np.asarray(proposal.guesses)[0]]
         _require_proper(proposal, uniforms, vocab_size, len(steps) + 1)
-        tree = proposal.tree
+        guesses, tree = np.asarray(proposal.guesses)[0].tolist(), proposal.tree
         logits, target_state, hidden = _extend(
-            target, layers, params.target, target_state, proposal, newest
+            target, layers, params.target, target_state, proposal.chunk(newest)
         )
         if history:
             logits = _processed(history, logits[..., :vocab_size], proposal.guesses, tree)
@@ -170,17 +138,16 @@ def generate(
             guesses, rows = [guesses[i] for i in on_path], rows[places]
             q = None if q is None else q[on_path]
             path = np.array([places + [0] * (tree.depth - n)])
-            proposal, hidden = _along(proposal, path, hidden)
-        block = [*guesses[:n], next_token][: config.max_length - len(output)]
-        if ends := [place for place, token in enumerate(block, 1) if token in config.eos_ids]:
-            block = block[: ends[0]]
-        output += block
-        last = next_token
-        kept = np.array([len(block)], np.int32)
+            proposal = proposal.along(path)
+            hidden = {name: x[:, path[0]] for name, x in hidden.items()}
+        block = [*guesses[:n], next_token][: config.max_length - at]
+        end = next((i for i, token in enumerate(block, 1) if token in config.eos_ids), None)
+        block = block[:end]
+        output, last = output + block, next_token
+        kept, accepted = np.array([[len(block)], [n]], np.int32)
         target_state = _keep(target, target_state, gamma + 1, path, kept)
-        accepted = np.array([n], np.int32)
         draft_state = _commit(draft, params.draft, proposal, accepted, hidden)
-        p = standardise(rows, config.sampling)
         q = one_hot(np.array(guesses), vocab_size) if q is None else q
+        p = standardise(rows, config.sampling)
         steps.append(TraceStep(guesses, p, q, n, next_token, block))
     return Trace(steps)

@@ -153,7 +153,7 @@ def timed_calls(
         draft = dataclasses.replace(draft, asks=True)
     models = Models(pair.target, _Rejected(draft))
     prefill_target = functools.partial(
-        start_target, pair.target, params.target, source, cache_length, pair.draft.layers
+        start_target, pair.target, params.target, source, cache_length, None, pair.draft.layers
     )
     prefill_draft = functools.partial(
         start_draft, pair.draft, params.draft, source, cache_length, prefill_target()

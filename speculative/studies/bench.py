@@ -119,7 +119,7 @@ def bench(
     on_progress("compiling", 0)
     meter = work.meter(sorted({*GAMMAS, config.gamma or 5}), [cache])
     target, source = pair.params.target, work.source(0)
-    started = start_target(pair.target, target, source, cache, pair.draft.layers)
+    started = start_target(pair.target, target, source, cache, None, pair.draft.layers)
     timed = _passes(pair.target, target, started.state, cache, widths)
     if isinstance(pair.draft, TransformerDraft | HiddenDraft):
         state = pair.draft.start(pair.params.draft, source, cache, started).model
