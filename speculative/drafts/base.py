@@ -85,10 +85,9 @@ def fault_of(proposal: Proposal, uniforms: Array, vocab_size: int) -> Rows:
     exists = (guesses >= 0) & (guesses < vocab_size)
     faults = jnp.where(exists, 0, 1)
     if q is not None:
-        tokens = jnp.arange(vocab_size)
         # A probability below 0 makes the sum -inf, so that one pass over q tells all.
         total = jnp.where(q < 0, -jnp.inf, q).sum(axis=-1)
-        before = jnp.where(tokens < guesses[..., None], q, 0.0).sum(axis=-1)
+        before = jnp.where(jnp.arange(vocab_size) < guesses[..., None], q, 0.0).sum(axis=-1)
         own = jnp.take_along_axis(q, guesses[..., None], axis=-1)[..., 0]
         low, high, at = before - DRAWN_TOLERANCE, before + own + DRAWN_TOLERANCE, uniforms * total
         drawn = (low < at) & (at < high) & (own > 0)

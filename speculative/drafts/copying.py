@@ -55,13 +55,10 @@ class CopyDraft(Draft):
     def start(self, params, inputs, cache_length, target) -> TextSoFar:
         """The text without the first `last`."""
         present = inputs >= 0 if self.decoder_only else inputs != PAD_ID
-        tokens = jnp.pad(
-            jnp.where(present, inputs, -1).astype(jnp.int32),
-            ((0, 0), (self.longest, cache_length)),
-            constant_values=-1,
-        )
+        tokens = jnp.where(present, inputs, -1).astype(jnp.int32)
+        room = (0, 0), (self.longest, cache_length)
         ends = self.longest + present.sum(axis=1, dtype=jnp.int32) - self.decoder_only
-        return TextSoFar(tokens, ends)
+        return TextSoFar(jnp.pad(tokens, room, constant_values=-1), ends)
 
     def following(self, text: TextSoFar, vocab_size: int) -> tuple[Rows, Rows]:
         """The next tokens [B] that the text suggests, and the lengths [B] of their matches.

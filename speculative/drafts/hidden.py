@@ -14,10 +14,7 @@ from speculative.types import Logits, Rows, State
 
 @struct.dataclass
 class HiddenDraftState:
-    """The state of a draft's model, which has read all of the text but the newest token.
-
-    Every token was read with the target's hidden states of the position before it.
-    """
+    """A draft's model has read all but the newest token, each with the hidden states before it."""
 
     model: State
     hidden: Array  # [B, 1, F] the target's, of the newest token's predecessor; 0 before the first.
@@ -76,10 +73,7 @@ class HiddenDraft(Draft):
         return Proposal(guesses, q, (HiddenDraftState(model, state.hidden), last))
 
     def follow(self, params, state, last, guesses) -> tuple[HiddenDraftState, Rows]:
-        """The state before a proposal of these guesses, whoever made them, and the newest token.
-
-        That is the state of a proposal, whose guesses `commit` reads.
-        """
+        """The state of a proposal of these guesses, which `commit` reads."""
         return state, last
 
     def commit(self, params, proposal, accepted, hidden) -> HiddenDraftState:

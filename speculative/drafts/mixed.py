@@ -4,7 +4,6 @@ import dataclasses
 
 import jax
 import jax.numpy as jnp
-from flax import struct
 from jax import Array, lax
 
 from speculative.drafts.base import Draft, Proposal
@@ -15,21 +14,13 @@ from speculative.drafts.transformer import TransformerDraft
 from speculative.types import State
 
 
-@struct.dataclass
-class MixedState:
-    """The states of both drafts, which have read the same text."""
-
-    model: State
-    lookup: State
-
-
 @dataclasses.dataclass(frozen=True)
 class MixedDraft(Draft):
     """Looks up what followed where a row's end occurred before, or else guesses with a model.
 
     A row's choice depends on its text alone, not on random numbers, so that q is that of the draft
     which is taken. Where every row looks up, the model guesses nothing.
-    Its parameters are a tuple, those of the model and those of the lookup.
+    Its parameters and its state are pairs, of the model and of the lookup.
     """
 
     model: TransformerDraft | HiddenDraft
@@ -46,44 +37,41 @@ class MixedDraft(Draft):
         """Of the model."""
         return self.model.max_positions
 
-    def start(self, params, inputs, cache_length, target) -> MixedState:
+    def start(self, params, inputs, cache_length, target) -> State:
         """Starts both."""
         given = inputs, cache_length, target
-        return MixedState(self.model.start(params[0], *given), self.lookup.start(params[1], *given))
+        return self.model.start(params[0], *given), self.lookup.start(params[1], *given)
 
     def propose(
         self, params, state, last, uniforms, sampling, vocab_size, history=None
     ) -> Proposal:
         """Asks the model unless every row knows how its text goes on."""
-        of_model, of_lookup = params
+        (of_model, of_lookup), (model, lookup) = params, state
         given = last, uniforms, sampling, vocab_size
-        known = self.lookup.sure(of_lookup, state.lookup, last, vocab_size, sampling)
-        known = known & (not self.asks)
+        known = self.lookup.sure(of_lookup, lookup, last, vocab_size, sampling) & (not self.asks)
 
-        def look_up() -> tuple[Array, Array | None, MixedState]:
-            found = self.lookup.propose(of_lookup, state.lookup, *given)
+        def look_up() -> tuple[Array, Array | None, State]:
+            found = self.lookup.propose(of_lookup, lookup, *given)
             q = None if sampling.greedy else jax.nn.one_hot(found.guesses, vocab_size)
-            model = self.model.follow(of_model, state.model, last, found.guesses)
-            return found.guesses, q, MixedState(model, found.state)
+            read = self.model.follow(of_model, model, last, found.guesses)
+            return found.guesses, q, (read, found.state)
 
-        def ask() -> tuple[Array, Array | None, MixedState]:
-            guesses, q, model, *_ = self.model.propose(of_model, state.model, *given, history)
+        def ask() -> tuple[Array, Array | None, State]:
+            guesses, q, read, *_ = self.model.propose(of_model, model, *given, history)
             if len(last) > 1:  # Beside rows that ask there may be rows that look up.
                 found, certain, _ = look_up()
                 guesses = jnp.where(known[:, None], found, guesses)
                 if q is not None and certain is not None:
                     q = jnp.where(known[:, None, None], certain, q)
-                model = self.model.follow(of_model, state.model, last, guesses)
-            lookup = self.lookup.follow(of_lookup, state.lookup, last, guesses)
-            return guesses, q, MixedState(model, lookup)
+                read = self.model.follow(of_model, model, last, guesses)
+            return guesses, q, (read, self.lookup.follow(of_lookup, lookup, last, guesses))
 
         return Proposal(*lax.cond(known.all(), look_up, ask))
 
-    def commit(self, params, proposal, accepted, hidden) -> MixedState:
+    def commit(self, params, proposal, accepted, hidden) -> State:
         """Commits both, which have read the same guesses."""
-        (of_model, of_lookup), both = params, proposal.state
-        model, lookup = (proposal._replace(state=state) for state in (both.model, both.lookup))
-        return MixedState(
-            self.model.commit(of_model, model, accepted, hidden),
-            self.lookup.commit(of_lookup, lookup, accepted, hidden),
+        (of_model, of_lookup), (model, lookup) = params, proposal.state
+        return (
+            self.model.commit(of_model, proposal._replace(state=model), accepted, hidden),
+            self.lookup.commit(of_lookup, proposal._replace(state=lookup), accepted, hidden),
         )

@@ -45,7 +45,6 @@ MODEL_FREE = {
     "suffix": ModelFree(SuffixDraft, suffix.TABLE, suffix.load),
 }
 
-
 # What a model may be mixed with.
 LOOKUPS = ("copy", "suffix")
 

@@ -177,8 +177,7 @@ def count_ngrams(
             )
     unigram = np.bincount(tokens, minlength=vocab_size)
     # Each sequence follows the start token, which is not counted.
-    lengths = np.fromiter(map(len, rows), np.int64) + 1
-    before = np.arange(lengths.sum()) - np.repeat(np.cumsum(lengths) - lengths, lengths)
+    before = np.concatenate([np.arange(len(row) + 1) for row in rows])
     text = np.full(len(before), start, np.int32)
     text[before > 0] = tokens
 
@@ -221,39 +220,38 @@ def ngram_params(table: dict[str, np.ndarray], order: int) -> NgramParams:
             each other.
     """
     _require_order(order)
-    if not _consistent(table):
-        raise ValueError(f"The counts contradict each other; count again with {COMMAND}.")
+    unigram, children, token, total, distinct, kept, follower, count = _columns(table)
     if order > (largest := int(table["order"])):
         raise ValueError(
             f"The table holds n-grams of up to {largest} tokens, not {order}: ask for order "
             f"{largest}, or count again with --order={order}."
         )
-    unigram, children, token, total, distinct, kept, follower, count = _columns(table)
-    contexts = _level_ends(children)[:order][-1]
+    contexts = 1  # Of at most 0, 1, 2 ... tokens.
+    for _ in range(order - 1):
+        contexts = 1 + int(children[:contexts].sum())
     kept = kept[: contexts - 1]
     owner = np.repeat(np.arange(1, contexts), kept)
     share = count[: len(owner)] / (total + distinct)[owner - 1]
-    backoff = 1 - np.bincount(owner, share, minlength=contexts + 1)
-    return NgramParams(
-        unigram=_put((unigram + 1) / (unigram + 1).sum(), np.float32),
-        token=_put(np.pad(token[: contexts - 1], 1), np.int32),
-        child=_starts([1], children[:contexts], contexts),
-        backoff=_put(backoff, np.float32),
-        first=_starts([0, 0], kept, len(owner)),
-        follower=_put(follower[: len(owner)], np.int32),
-        share=_put(share, np.float32),
-        width=int(kept.max(initial=0)),
-    )
+    arrays = {
+        "unigram": (unigram + 1) / (unigram + 1).sum(),
+        "token": np.pad(token[: contexts - 1], 1),
+        "child": np.r_[1, children[:contexts], 0].cumsum().clip(max=contexts),
+        "backoff": 1.0 - np.bincount(owner, share, minlength=contexts + 1),
+        "first": np.r_[0, 0, kept, 0].cumsum(),
+        "follower": follower[: len(owner)],
+        "share": share,
+    }
+    # `jnp.asarray` would compile a program for each shape.
+    return NgramParams(**jax.device_put(arrays), width=int(kept.max(initial=0)))
 
 
 def load(path: str | pathlib.Path, vocabulary: Vocabulary, order: int) -> NgramParams:
     """Parameters of an `NgramDraft` of this order from counts that `TABLE.save` wrote.
 
     Raises:
-        ValueError: as `FileKind.load` and `ngram_params`, or counts of another number of pieces.
+        ValueError: as `FileKind.loaded` and `ngram_params`, or counts of another number of pieces.
     """
-
-    def make(table: dict[str, np.ndarray]) -> NgramParams:
+    with TABLE.loaded(path, vocabulary) as table:
         params = ngram_params(table, order)
         if (size := len(table["unigram"])) != vocabulary.size:
             raise ValueError(
@@ -262,46 +260,24 @@ def load(path: str | pathlib.Path, vocabulary: Vocabulary, order: int) -> NgramP
             )
         return params
 
-    return TABLE.load(path, vocabulary, make)
 
+def _columns(table: dict[str, np.ndarray]) -> list[np.ndarray]:
+    """The counts; ValueError unless types, sizes and ranges fit each other.
 
-def _columns(table: dict[str, np.ndarray]) -> tuple[np.ndarray, ...]:
-    return tuple(table[name].astype(np.int64) for name in COLUMNS)
-
-
-def _starts(before: list[int], sizes: np.ndarray, end: int) -> Array:
-    """The first indices of neighbours of these sizes, at most `end`, and of an empty one."""
-    starts = np.concatenate([before, sizes, [0]]).cumsum()
-    return _put(np.minimum(starts, end), np.int32)
-
-
-def _put(values: np.ndarray, dtype: type) -> Array:
-    """On the device; `jnp.asarray` would compile a program for each shape."""
-    return jax.device_put(values.astype(dtype))
-
-
-def _level_ends(children: np.ndarray) -> list[int]:
-    """The numbers of contexts of at most 0, 1, 2 ... tokens."""
-    ends = [1]
-    while (end := 1 + int(children[: ends[-1]].sum())) > ends[-1]:
-        ends.append(end)
-    return ends
-
-
-def _consistent(table: dict[str, np.ndarray]) -> bool:
-    """Whether sizes and ranges fit each other; that q sums to 1 is tested wherever it is used."""
-    shapes = [("order", 0), *((name, 1) for name in COLUMNS)]
-    if any(table[name].dtype.kind not in "iu" or table[name].ndim != n for name, n in shapes):
-        return False
-    columns = unigram, children, token, total, distinct, kept, follower, count = _columns(table)
-    sizes = {len(children) - 1, children.sum(), *map(len, (token, total, distinct, kept))}
-    tokens = max(token.max(initial=0), follower.max(initial=0))
-    return (
-        len(sizes) == 1
-        and kept.sum() == len(follower) == len(count)
-        and min(column.min(initial=0) for column in columns) >= 0
-        and tokens < len(unigram)
-    )
+    That q sums to 1 is tested wherever it is used.
+    """
+    columns = [table[name] for name in COLUMNS]
+    fits = all(x.dtype.kind in "iu" and x.ndim == 1 for x in (table["order"][None], *columns))
+    if fits:
+        columns = [x.astype(np.int64) for x in columns]
+        unigram, children, token, total, distinct, kept, follower, count = columns
+        sizes = {len(children) - 1, children.sum(), *map(len, (token, total, distinct, kept))}
+        fits = len(sizes) == 1 and kept.sum() == len(follower) == len(count)
+        fits &= min(x.min(initial=0) for x in columns) >= 0
+        fits &= max(token.max(initial=0), follower.max(initial=0)) < len(unigram)
+    if not fits:
+        raise ValueError(f"The counts contradict each other; count again with {COMMAND}.")
+    return columns
 
 
 def _require_order(order: int) -> None:

@@ -45,16 +45,13 @@ class SuffixDraft(Draft):
     def start(self, params, inputs, cache_length, target) -> SuffixState:
         """Follows a prompt up to its last token; a source is no output."""
         text = CopyDraft(self.decoder_only).start(params, inputs, cache_length, target)
-        states = jnp.full(inputs.shape[0], ROOT, jnp.int32)
+        root = jnp.full(inputs.shape[0], ROOT, jnp.int32)
         if not self.decoder_only:
-            return text, states
-        ended = jnp.cumsum(inputs[:, ::-1] >= 0, axis=1)[:, ::-1] <= 1
-
-        def read(states: Rows, now: tuple[Rows, Array]) -> tuple[Rows, None]:
-            tokens, ended = now
-            return jnp.where(ended, states, follow(params, states, tokens)), None
-
-        return text, lax.scan(read, states, (inputs.T, ended.T))[0]
+            return text, root
+        _, states = self.follow(params, (text, root), inputs[:, 0], inputs[:, 1:])
+        read = (inputs >= 0).sum(axis=1) - 1
+        states = jnp.concatenate([root[None], states])
+        return text, jnp.take_along_axis(states, read[None], axis=0)[0]
 
     def propose(
         self, params, state, last, uniforms, sampling, vocab_size, history=None
@@ -77,9 +74,8 @@ class SuffixDraft(Draft):
             return (text.extended(token[:, None]), states), (token, states)
 
         first = follow(params, state[1], last)
-        (text, _), (guesses, states) = lax.scan(
-            follow_guess, (state[0].extended(last[:, None]), first), length=uniforms.shape[1]
-        )
+        begun = state[0].extended(last[:, None]), first
+        (text, _), (guesses, states) = lax.scan(follow_guess, begun, length=uniforms.shape[1])
         return Proposal(guesses.T, None, (text, jnp.concatenate([first[None], states])))
 
     def sure(
@@ -144,7 +140,7 @@ def automaton(sequences: Sequence[np.ndarray], vocab_size: int, start: int = PAD
         offsets [M + 1]: a state's transitions are those from offsets[i] to offsets[i + 1].
         tokens, next [E]: their tokens, ascending, and the states to which they lead.
         links [M]: the state of the longest suffix that also occurs elsewhere.
-        first [V]: the state to which each token leads from the root, in place of transitions.
+        first [V]: the state to which each token leads from the root.
         guesses [M]: the token that followed most often; the smallest of several.
         sure [M] bool: whether it followed at least twice more than all others together.
 
@@ -179,20 +175,18 @@ def automaton(sequences: Sequence[np.ndarray], vocab_size: int, start: int = PAD
     best = np.lexsort((tokens, -counts[leads], states))
     best = best[(np.cumsum(degrees) - degrees)[continues]]
     total = np.bincount(states, counts[leads], minlength=len(degrees))[continues]
-    first = np.zeros(vocab_size, np.int64)
-    first[tokens[: degrees[ROOT]]] = renamed[leads[: degrees[ROOT]]]
-    rest = slice(degrees[ROOT], None)
-    degrees[ROOT] = 0  # The root's transitions are in `first`.
+    first, starts = np.zeros(vocab_size, np.int64), slice(degrees[ROOT])
+    first[tokens[starts]] = renamed[leads[starts]]
     params = {
         "offsets": np.append(0, np.cumsum(degrees[continues])),
-        "tokens": tokens[rest],
-        "next": renamed[leads[rest]],
+        "tokens": tokens,
+        "next": renamed[leads],
         "links": renamed[links[continues]],
         "first": first,
         "guesses": tokens[best],
+        "sure": 2 * counts[leads[best]] - total >= 2,
     }
-    arrays = {name: x.astype(np.int32) for name, x in params.items()}
-    return jax.device_put(arrays | {"sure": 2 * counts[leads[best]] - total >= 2})
+    return jax.device_put(params)
 
 
 def build(rows: list[list[int]]) -> tuple[list[dict[int, int]], np.ndarray, np.ndarray]:
@@ -204,29 +198,28 @@ def build(rows: list[list[int]]) -> tuple[list[dict[int, int]], np.ndarray, np.n
     transitions: list[dict[int, int]] = [{}]
     links, lengths, counts = [-1], [0], [0]
 
-    def add(length: int, link: int, leads: dict[int, int]) -> int:
-        transitions.append(leads)
-        links.append(link)
-        lengths.append(length)
-        counts.append(0)
-        return len(links) - 1
+    def add(state: int, token: int, old: int | None = None) -> tuple[int, int]:
+        """A new state, of the longest text of `state` and a token, in the place of `old`.
 
-    def redirect(state: int, token: int, old: int | None, new: int) -> int:
-        """Along the links, until the transition is no longer `old`; returns the state there."""
+        Transitions lead there along the links of `state`, up to the second result.
+        """
+        new = len(links)
+        transitions.append({} if old is None else transitions[old].copy())
+        links.append(ROOT if old is None else links[old])
+        lengths.append(lengths[state] + 1)
+        counts.append(0)
         while state >= 0 and transitions[state].get(token) == old:
             transitions[state][token] = new
             state = links[state]
-        return state
+        return new, state
 
     def split(state: int, token: int) -> int:
         """Gives the longest text of `state`, extended by `token`, a state of its own."""
         whole = transitions[state][token]
-        if lengths[whole] == lengths[state] + 1:
-            return whole
-        part = add(lengths[state] + 1, links[whole], transitions[whole].copy())
-        links[whole] = part
-        redirect(state, token, whole, part)
-        return part
+        if lengths[whole] > lengths[state] + 1:
+            links[whole], _ = add(state, token, whole)
+            return links[whole]
+        return whole
 
     for row in rows:
         last = ROOT
@@ -234,11 +227,9 @@ def build(rows: list[list[int]]) -> tuple[list[dict[int, int]], np.ndarray, np.n
             if token in transitions[last]:
                 last = split(last, token)
             else:
-                new = add(lengths[last] + 1, ROOT, {})
-                state = redirect(last, token, None, new)
+                last, state = add(last, token)
                 if state >= 0:
-                    links[new] = split(state, token)
-                last = new
+                    links[last] = split(state, token)
             counts[last] += 1
     # An occurrence of a text is one of its suffixes too.
     for state in sorted(range(1, len(links)), key=lengths.__getitem__, reverse=True):
@@ -254,9 +245,8 @@ def save(path: str | pathlib.Path, sequences: Sequence[np.ndarray], vocabulary: 
 
 
 def load(path: str | pathlib.Path, vocabulary: Vocabulary) -> PyTree:
-    """The `automaton` of past outputs that `save` wrote; errors as of `FileKind.load` and it."""
-
-    def make(arrays: dict[str, np.ndarray]) -> PyTree:
+    """The `automaton` of past outputs that `save` wrote; errors as of `FileKind.loaded` and it."""
+    with TABLE.loaded(path, vocabulary) as arrays:
         tokens, offsets = arrays["tokens"].astype(np.int64), arrays["offsets"].astype(np.int64)
         steps = np.diff(offsets, prepend=0, append=len(tokens))
         if steps[0] or steps[-1] or (steps < 0).any():
@@ -264,5 +254,3 @@ def load(path: str | pathlib.Path, vocabulary: Vocabulary) -> PyTree:
                 f"The offsets do not fit the tokens; make it again with {TABLE.command}."
             )
         return automaton(np.split(tokens, offsets[1:-1]), vocabulary.size, vocabulary.start_id)
-
-    return TABLE.load(path, vocabulary, make)

@@ -5,15 +5,14 @@ import dataclasses
 import io
 import pathlib
 import zipfile
-from collections.abc import Callable, Iterator, Mapping
-from typing import TypeVar
+from collections.abc import Iterator
 
 import numpy as np
 
 from speculative import disk
 from speculative.vocabulary import Vocabulary
 
-T = TypeVar("T")
+Arrays = dict[str, np.ndarray]
 SUFFIX = ".npz"
 COMMAND = "speculative count"
 
@@ -57,9 +56,7 @@ class FileKind:
     command: str  # The command that makes it.
     arrays: tuple[str, ...]  # The names of its arrays.
 
-    def save(
-        self, path: str | pathlib.Path, vocabulary: Vocabulary, arrays: Mapping[str, np.ndarray]
-    ) -> None:
+    def save(self, path: str | pathlib.Path, vocabulary: Vocabulary, arrays: Arrays) -> None:
         """Writes arrays of numbers from 0 on and the vocabulary's fingerprint, all or nothing."""
         small = {
             name: values.astype(np.min_scalar_type(values.max(initial=0)))
@@ -85,21 +82,17 @@ class FileKind:
                 f"this vocabulary with {self.command}."
             )
 
-    def load(
-        self,
-        path: str | pathlib.Path,
-        vocabulary: Vocabulary,
-        make: Callable[[dict[str, np.ndarray]], T],
-    ) -> T:
-        """What `make` builds from the arrays of a file that `save` wrote.
+    @contextlib.contextmanager
+    def loaded(self, path: str | pathlib.Path, vocabulary: Vocabulary) -> Iterator[Arrays]:
+        """The arrays of a file that `save` wrote; a ValueError while they are in use names it.
 
         Raises:
-            ValueError: the file is missing, damaged or of another vocabulary, or `make` raises one.
+            ValueError: the file is missing, damaged or of another vocabulary.
         """
         with opened(path, self.content, self.command) as file:
             arrays = {name: read(file, name) for name in self.arrays}
         self.require(path, vocabulary)
         try:
-            return make(arrays)
+            yield arrays
         except ValueError as error:
             raise ValueError(f"{path}: {error}") from error
