@@ -64,8 +64,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
         own = dataclasses.replace(config, sampling=sampling)
         samples = decoded(pair, sources, own, options.seeds)
         passed = audit(pair, samples, sampling, FALSE_ALARM)
-        given = options.max_length, options.gamma, POWER_TEXTS
-        stated = powers(pair, samples, sampling, passed, *given, on_progress, options.seeds + 1)
+        seed = options.seeds + 1
+        stated = powers(pair, samples, passed, own, POWER_TEXTS, on_progress, seed)
         found = {one.fault: dataclasses.asdict(one) | {"failed": 0} for one in stated}
         found[NONE] = {"fault": NONE, "power": None, "failed": 0}
         contents["exact_passed"], contents["faults"] = passed.passed, list(found.values())

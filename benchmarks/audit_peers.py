@@ -24,6 +24,7 @@ from benchmarks.peers.system import PROGRAMS, Process
 from speculative import loading, progress
 from speculative.checks import MAX_GAMMA
 from speculative.commands import MAX_LENGTH, whole
+from speculative.decoding import Decoding
 from speculative.progress import OnProgress
 from speculative.reporting.tables import show_power
 from speculative.sampling import Sampling
@@ -95,7 +96,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     output.mkdir(parents=True, exist_ok=True)
     pair, audits, missing = loading.load(), {}, {}
     contents: dict[str, Any] = machine() | {"settings": settings(options), "audits": {}}
-    encode, size, eos = pair.vocabulary.encode, pair.vocabulary.size, pair.vocabulary.eos_ids
+    own = options.gamma, options.max_length, pair.vocabulary.eos_ids
+    config = Decoding(pair.vocabulary.size, sampling, *own)
     power = []
     for name in options.programs:
         if lacks := PROGRAMS[name].missing():
@@ -109,15 +111,14 @@ def main(arguments: Sequence[str] | None = None) -> None:
             for way in process.sampled:
                 file = output / f"{name}_{way.replace(', ', '_').replace(' ', '_')}.jsonl"
                 draw(process, way, sources, sampling, options.samples, file, on_progress)
-                samples = read(file, encode, size, eos, setting.max_length, sampling)
+                samples = read(file, pair.vocabulary.encode, config)
                 found = audit(pair, samples, sampling, FALSE_ALARM, on_progress)
                 audits[f"{name}, {way}"] = found
                 few = {"impossible": found.impossible[:SHOWN]}
                 fields = found.fields() | few | {"impossible_count": len(found.impossible)}
                 contents["audits"][f"{name}, {way}"] = fields
                 if options.power and found.passed and not power:
-                    given = setting.max_length, options.gamma
-                    power = powers(pair, samples, sampling, found, *given, on_progress=on_progress)
+                    power = powers(pair, samples, found, config, on_progress=on_progress)
                     contents["power"] = [dataclasses.asdict(one) for one in power]
                 (output / "audits.json").write_text(json.dumps(contents, indent=1) + "\n")
             process.close()

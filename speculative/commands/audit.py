@@ -58,6 +58,7 @@ def _add_audit(parser: argparse.ArgumentParser) -> None:
 
 def _audit(options: argparse.Namespace) -> int:
     from speculative import loading, progress
+    from speculative.decoding import Decoding
     from speculative.reporting import tables
     from speculative.sampling import Sampling
     from speculative.studies import audit
@@ -68,14 +69,10 @@ def _audit(options: argparse.Namespace) -> int:
     draft = own if options.draft is None else options.draft
     found = loading.resolve(options.target, draft, options.dtype, options.vocabulary)
     vocabulary, decoder_only = found.vocabulary, loading.model_of(found.target.config).decoder_only
-    samples = audit.read(
-        pathlib.Path(options.samples),
-        vocabulary.prompt if decoder_only else vocabulary.encode,
-        vocabulary.size,
-        vocabulary.eos_ids,
-        options.max_length,
-        sampling,
-    )
+    asked = options.gamma, options.max_length, vocabulary.eos_ids
+    config = Decoding(vocabulary.size, sampling, *asked)
+    encode = vocabulary.prompt if decoder_only else vocabulary.encode
+    samples = audit.read(pathlib.Path(options.samples), encode, config)
     audit.require_enough(samples, sampling)
     seed = options.seed or 0
     with progress.bar(options.target) as on_progress:
@@ -84,8 +81,7 @@ def _audit(options: argparse.Namespace) -> int:
         result = audit.audit(pair, samples, sampling, options.false_alarm, on_progress, seed)
         told, power = result.passed and not sampling.greedy, []
         if told and options.power:
-            given = result, options.max_length, options.gamma
-            power = powers(pair, samples, sampling, *given, on_progress=on_progress, seed=seed)
+            power = powers(pair, samples, result, config, on_progress=on_progress, seed=seed)
     if options.json:
         print(json.dumps(result.fields() | {"power": [dataclasses.asdict(one) for one in power]}))
     else:

@@ -21,6 +21,7 @@ import numpy as np
 from jax import Array
 from numpy.typing import NDArray
 
+from speculative.decoding import Decoding
 from speculative.grouping import SOURCE_LENGTHS, batches, filled, padded
 from speculative.measurement import goodness, teacher_forced
 from speculative.measurement.exactness import rounding
@@ -31,7 +32,7 @@ from speculative.pair import Pair
 from speculative.progress import OnProgress
 from speculative.ragged import power_of_two
 from speculative.sampling import Sampling, standardise
-from speculative.types import Inputs, PyTree, Rows, Tokens
+from speculative.types import Fields, Inputs, PyTree, Rows, Tokens
 
 FEWEST = goodness.EXPECTED * goodness.PAIR_CELLS**2 * 2
 """Tokens with which a pair of neighbours is expected in each cell often enough."""
@@ -91,46 +92,39 @@ class Audit:
 
     def verdict(self) -> str:
         """What was found, in a sentence or two that begin with PASSED or FAILED."""
-        said = (
-            f"{'PASSED' if self.passed else 'FAILED'}: {self.texts} texts of {self.prompts} prompt"
-        )
-        said += f"{'s' * (self.prompts > 1)}, {self.tokens} tokens; "
+        plural, greedy = "s" * (self.prompts > 1), self.near_ties is not None
+        said = f"{self.texts} texts of {self.prompts} prompt{plural}, {self.tokens} tokens; "
         if self.impossible:
             text, position = self.impossible[0]
-            what = "have probability 0" if self.near_ties is None else "are not the argmax"
+            what = "are not the argmax" if greedy else "have probability 0"
             said += f"{len(self.impossible)} of them {what}, first token {position} of text {text}"
-            said += "; " if self.near_ties is not None else "."
-        if self.near_ties is not None:
-            return said + f"{self.near_ties} of them differ from the argmax by a near tie."
-        if self.impossible:
-            return said
-        tests = ", ".join(f"{test.name} p = {test.p_value:.3g}" for test in self.tests)
-        said += f"{tests}. The target's own samples fail with probability {self.false_alarm:g}."
-        if self.largest_difference is not None:
-            said += (
-                " The program's log-probabilities differ from the target's by up to "
-                f"{self.largest_difference:.2g}, which the tests allow for."
-            )
-        if self.edges:
-            said += f" {self.edges} tokens at the edge of top-k or top-p were left out."
-        return said
+            said += "; " if greedy else "."
+        if greedy:
+            said += f"{self.near_ties} of them differ from the argmax by a near tie."
+        elif not self.impossible:
+            said += ", ".join(f"{test.name} p = {test.p_value:.3g}" for test in self.tests)
+            said += f". The target's own samples fail with probability {self.false_alarm:g}."
+            if self.largest_difference is not None:
+                said += (
+                    " The program's log-probabilities differ from the target's by up to "
+                    f"{self.largest_difference:.2g}, which the tests allow for."
+                )
+            if self.edges:
+                said += f" {self.edges} tokens at the edge of top-k or top-p were left out."
+        return f"{'PASSED' if self.passed else 'FAILED'}: {said}"
 
     def fields(self) -> dict[str, Any]:
         """As `--json` prints it."""
         return dataclasses.asdict(self) | {"passed": self.passed, "verdict": self.verdict()}
 
 
-def read(
-    path: pathlib.Path,
-    encode: Callable[[str], NDArray[np.int_]],
-    vocab_size: int,
-    eos_ids: tuple[int, ...],
-    max_length: int,
-    sampling: Sampling,
-) -> list[Sample]:
+Encode = Callable[[str], NDArray[np.int_]]
+
+
+def read(path: pathlib.Path, encode: Encode, config: Decoding) -> list[Sample]:
     """The samples of a file of JSON lines with `prompt` or `prompt_tokens`, and `tokens`.
 
-    Where a line has settings of sampling, they must be those of the audit.
+    Where a line has settings of sampling, they must be those of the audit, which `config` has.
 
     Raises:
         ValueError: a line is no sample; the message has its number. Or there are none.
@@ -139,56 +133,43 @@ def read(
         raise ValueError(f"There is no file {path}; give one of samples, a JSON object a line.")
     found = []
     for number, line in enumerate(path.read_bytes().splitlines(), 1):
-        if not line.strip():
-            continue
-        try:
-            fields = json.loads(line)
-            found.append(_sample(number, fields, encode, vocab_size, eos_ids, max_length, sampling))
-        except (ValueError, TypeError, RecursionError) as error:
-            raise ValueError(f"Line {number} of {path} is no sample: {error}") from error
+        if line.strip():
+            try:
+                found.append(_sample(number, json.loads(line), encode, config))
+            except (ValueError, TypeError, RecursionError) as error:
+                raise ValueError(f"Line {number} of {path} is no sample: {error}") from error
     if not found:
         raise ValueError(f"{path} holds no samples; give one a line, as generate --json does.")
     return found
 
 
-def _sample(
-    number: int,
-    fields: Any,
-    encode: Callable[[str], NDArray[np.int_]],
-    vocab_size: int,
-    eos_ids: tuple[int, ...],
-    max_length: int,
-    sampling: Sampling,
-) -> Sample:
+def _sample(number: int, fields: Any, encode: Encode, config: Decoding) -> Sample:
     if not isinstance(fields, dict):
         raise ValueError("it is no JSON object.")
     if "prompt_tokens" in fields:
-        source = _whole_numbers("prompt_tokens", fields["prompt_tokens"], vocab_size)
+        source = _whole_numbers(fields, "prompt_tokens", config.vocab_size)
     elif isinstance(fields.get("prompt"), str):
-        source = [int(token) for token in encode(fields["prompt"])]
+        source = encode(fields["prompt"]).tolist()
     else:
         raise ValueError("it has neither a prompt, a text, nor prompt_tokens.")
     if len(source) > SOURCE_LENGTHS[-1]:
         raise ValueError(f"its prompt has {len(source)} tokens, the limit is {SOURCE_LENGTHS[-1]}.")
-    for name, told in dataclasses.asdict(sampling).items():
+    for name, told in dataclasses.asdict(config.sampling).items():
         if fields.get(name, told) != told:
             raise ValueError(
                 f"its {name} is {fields[name]!r}, but the audit is of {told} (--{name})."
             )
-    tokens = _whole_numbers("tokens", fields.get("tokens"), vocab_size)
-    ends = [at for at, token in enumerate(tokens, 1) if token in eos_ids]
-    if not tokens or len(tokens) > max_length:
-        raise ValueError(
-            f"it has {len(tokens)} tokens; there must be 1 to {max_length} (--max_length)."
-        )
+    tokens, most = _whole_numbers(fields, "tokens", config.vocab_size), config.max_length
+    if not 1 <= len(tokens) <= most:
+        raise ValueError(f"it has {len(tokens)} tokens; there must be 1 to {most} (--max_length).")
+    ends = [at for at, token in enumerate(tokens, 1) if token in config.eos_ids]
     if ends and ends[0] < len(tokens):
         end = tokens[ends[0] - 1]
         raise ValueError(f"{len(tokens) - ends[0]} tokens follow the end of sequence, {end}.")
-    if not ends and len(tokens) < max_length:
+    if not ends and len(tokens) < most:
         raise ValueError(
             f"it stops after {len(tokens)} tokens without the end of sequence, "
-            f"{' or '.join(map(str, eos_ids))}, although "
-            f"{max_length} were allowed (--max_length)."
+            f"{' or '.join(map(str, config.eos_ids))}, although {most} were allowed (--max_length)."
         )
     logprobs = fields.get("logprobs")
     if logprobs is not None:
@@ -198,7 +179,8 @@ def _sample(
     return Sample(number, tuple(source), tokens, logprobs)
 
 
-def _whole_numbers(name: str, given: Any, vocab_size: int) -> list[int]:
+def _whole_numbers(fields: Fields, name: str, vocab_size: int) -> list[int]:
+    given = fields.get(name)
     if not isinstance(given, list) or not all(type(token) is int for token in given):
         raise ValueError(f"{name} must be a list of whole numbers.")
     if wrong := [token for token in given if not 0 <= token < vocab_size]:
@@ -268,9 +250,7 @@ def audit(
     from the target's by them: rounding in another dtype is no fault of its sampler. `seed` is of
     the randomised transform.
     """
-    rng = np.random.default_rng(seed)
-    found = _Findings()
-    done = 0
+    rng, found, done = np.random.default_rng(seed), _Findings(), 0
 
     def most(shape: tuple[int, int]) -> int:
         return max(1, min(ROWS, NUMBERS // (shape[1] * pair.vocabulary.size)))
@@ -280,14 +260,18 @@ def audit(
         on_progress("scoring", done / len(samples))
         done += len(batch)
         found.add(batch, _scores(pair, rows, sampling), pair.target.config, rng)
-    found.impossible.sort()
-    count = sum(len(sample.tokens) for sample in samples)
-    common = len(samples), len({sample.source for sample in samples}), count
-    if sampling.greedy:
-        return Audit(*common, 0, found.impossible, found.edges, [], None, false_alarm)
-    tests = [] if found.impossible else found.tests()
-    largest = found.largest_difference
-    return Audit(*common, found.edges, found.impossible, None, tests, largest, false_alarm)
+    greedy = sampling.greedy
+    return Audit(
+        texts=len(samples),
+        prompts=len({sample.source for sample in samples}),
+        tokens=sum(len(sample.tokens) for sample in samples),
+        edges=0 if greedy else found.edges,
+        impossible=sorted(found.impossible),
+        near_ties=found.edges if greedy else None,
+        tests=[] if greedy or found.impossible else found.tests(),
+        largest_difference=None if greedy else max(found.differences, default=None),
+        false_alarm=false_alarm,
+    )
 
 
 class _Findings:
@@ -296,7 +280,7 @@ class _Findings:
     def __init__(self) -> None:
         self.impossible: list[tuple[int, int]] = []
         self.edges = 0
-        self.largest_difference: float | None = None
+        self.differences: list[float] = []  # The largest of each text with log-probabilities.
         self._transformed: list[NDArray[np.float64]] = []
         # Of first tokens, beginnings and all tokens: how much likelier they are to the program than
         # to the target, in nats, and the sum of squares.
@@ -310,26 +294,24 @@ class _Findings:
         self, batch: Sequence[Sample], scores: _Scores, config: Config, rng: np.random.Generator
     ) -> None:
         """Adds a batch of texts, whose rows come first in `scores`."""
-        rows = len(batch)
         below, own, entropy, variance, margin, largest = (
-            np.asarray(x[:rows], np.float64) for x in scores[:-1]
+            np.asarray(x[: len(batch)], np.float64) for x in scores[:-1]
         )
-        positions = np.arange(own.shape[1])
-        there = positions < np.array([[len(sample.tokens)] for sample in batch])
+        there = np.arange(own.shape[1]) < np.array([[len(sample.tokens)] for sample in batch])
         inside = there & (own > 0)
         edge = there & ~inside & (margin <= rounding(largest, config))
         self.edges += int(edge.sum())
         for row, position in np.argwhere(there & ~inside & ~edge):
             self.impossible.append((batch[row].number, int(position) + 1))
-        surprise = -np.log(np.where(inside, own, 1))
-        self._compare(batch, inside, -surprise)
+        p = np.where(inside, own, 1)
+        surprise, differences = -np.log(p), np.zeros_like(p)
         self._likelihood += [
             (surprise - entropy)[inside].sum(), variance[inside].sum(), inside.sum(),
         ]  # fmt: skip
         transformed = below + rng.random(own.shape) * own
         self._transformed += [x[kept] for x, kept in zip(transformed, inside, strict=True)]
         begun = (inside | ~there)[:, :BEGINNING].all(axis=1)
-        chances = np.where(inside, own, 1)[:, :BEGINNING].prod(axis=1)
+        chances = p[:, :BEGINNING].prod(axis=1)
         for row, sample in enumerate(batch):
             if inside[row, 0]:
                 if sample.source not in self._first:  # Not all of its batch is kept.
@@ -339,22 +321,10 @@ class _Findings:
                 seen, beginning = self._begins[sample.source], tuple(sample.tokens[:BEGINNING])
                 chance, count = seen.get(beginning, (float(chances[row]), 0))
                 seen[beginning] = chance, count + 1
-
-    def _compare(
-        self, batch: Sequence[Sample], inside: NDArray[np.bool_], log_p: NDArray[np.float64]
-    ) -> None:
-        """Adds how far log-probabilities that a program gave are from those of tokens [B, L]."""
-        given = [row for row, sample in enumerate(batch) if sample.logprobs is not None]
-        if not given:
-            return
-        said = np.zeros_like(log_p)
-        for row in given:
-            logprobs = batch[row].logprobs
-            assert logprobs is not None
-            said[row, : len(logprobs)] = logprobs
-        differences = np.where(inside, said - log_p, 0.0)[given]
-        largest = float(np.abs(differences).max())
-        self.largest_difference = max(self.largest_difference or 0.0, largest)
+            if sample.logprobs is not None:
+                at = row, slice(len(sample.tokens))
+                differences[at] = np.where(inside[at], sample.logprobs + surprise[at], 0.0)
+                self.differences.append(float(np.abs(differences[at]).max()))
         for part, at in zip(self._divergences, (1, BEGINNING, None), strict=True):
             part += differences[:, :at].sum(), (differences[:, :at] ** 2).sum()
 

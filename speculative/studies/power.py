@@ -114,32 +114,27 @@ def faults(sampling: Sampling) -> dict[str, tuple[rules.Rule, Sampling]]:
 def powers(
     pair: Pair,
     samples: Sequence[Sample],
-    sampling: Sampling,
     passed: Audit,
-    max_length: int,
-    gamma: int,
+    config: Decoding,
     texts: int = TEXTS,
     on_progress: OnProgress = lambda what, share: None,
     seed: int = 0,
 ) -> list[Power]:
     """The power of an audit that samples `passed`, against each of `faults`.
 
-    The faulty decoder takes `gamma` guesses of the pair's draft a step, and makes about `texts`
-    texts: of all the prompts, several times if they are fewer, or of a part of them.
+    The faulty decoder, otherwise as `config` says, makes about `texts` texts: of all the prompts,
+    several times if they are fewer, or of a part of them.
     """
     count = min(len(samples), texts)
     ordered = sorted(samples, key=lambda sample: sample.source)
     chosen = [ordered[i].source for i in np.linspace(0, len(ordered) - 1, count).astype(int)]
-    rounds = max(1, texts // count)
-    found = []
-    wrong = faults(sampling)
+    found, wrong = [], faults(config.sampling)
     for number, (name, (rule, own)) in enumerate(wrong.items()):
         on_progress("simulating", number / len(wrong))
-        vocabulary = pair.vocabulary
-        config = Decoding(vocabulary.size, own, gamma, max_length, vocabulary.eos_ids, rule)
-        made = decoded(pair, chosen * rounds, config, seed)
+        faulty = dataclasses.replace(config, rule=rule, sampling=own)
+        made = decoded(pair, chosen * max(1, texts // count), faulty, seed)
         audits = [
-            audit(pair, made[at : at + count], sampling, passed.false_alarm, seed=seed)
+            audit(pair, made[at : at + count], config.sampling, passed.false_alarm, seed=seed)
             for at in range(0, len(made), count)
         ]
         found.append(_power(name, audits, passed))

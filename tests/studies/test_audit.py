@@ -171,7 +171,7 @@ def test_log_probabilities_excuse_rounding_alone() -> None:
 def lines(tmp_path: pathlib.Path, *found: Any) -> list[Sample]:
     file = tmp_path / "samples.jsonl"
     file.write_text("\n".join(x if isinstance(x, str) else json.dumps(x) for x in found))
-    return read(file, lambda text: np.array([7, 1]), 100, (1,), 4, OWN)
+    return read(file, lambda text: np.array([7, 1]), Decoding(100, OWN, max_length=4))
 
 
 def test_a_file_of_samples(tmp_path: pathlib.Path) -> None:
@@ -229,9 +229,8 @@ def test_the_stated_power_is_a_bound_on_what_is_caught() -> None:
     right = samples(rules.Token(), 1, count=count)
     audited = audit(pair, right, OWN, 0.001)
     assert audited.passed
-    stated = {
-        one.fault: one for one in power.powers(pair, right, OWN, audited, 16, gamma=4, texts=640)
-    }
+    config = Decoding(toy.VOCABULARY, OWN, 4, 16, toy.ENDS)
+    stated = {one.fault: one for one in power.powers(pair, right, audited, config, texts=640)}
     wrong = power.faults(OWN)
     assert list(stated) == list(wrong)
     for name, (rule, own) in wrong.items():
