@@ -27,7 +27,7 @@ def _compile(options: argparse.Namespace) -> int:
 
     from speculative import loading, progress
     from speculative.reporting import compiled as reporting
-    from speculative.studies import compiled as study
+    from speculative.studies.compiled import Compiler
 
     if options.topology == chips.PRESENT:
         loading.enable_compilation_cache()
@@ -36,12 +36,13 @@ def _compile(options: argparse.Namespace) -> int:
     configs = dict([rows.row(options)]) if options.table is None else rows.of_table(options)
     if length := options.source_length:
         configs = {k: dataclasses.replace(one, source_length=length) for k, one in configs.items()}
-    found = []
-    with progress.bar(options.topology) as on_progress:
-        for one in study.estimates(configs, options.topology, on_progress):
-            found.append(one)
-            if options.json:
-                print(json.dumps(dataclasses.asdict(one)), flush=True)
+    found, compiler = [], Compiler(options.topology)
+    for number, (name, config) in enumerate(configs.items(), 1):
+        row = f"{number} of {len(configs)}, {name.rpartition('/')[2]}"
+        with progress.bar(f"{row}, {options.topology}") as on_progress:
+            found.append(compiler.estimate(name, config, on_progress))
+        if options.json:
+            print(json.dumps(dataclasses.asdict(found[-1])), flush=True)
     if not options.json:
         reporting.show(found)
     faults = [one.fault for one in found if one.fault]

@@ -8,7 +8,6 @@ import dataclasses
 import math
 import re
 import time
-from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -48,14 +47,13 @@ class Compiled:
     """One program.
 
     Attributes:
-        seconds: to compile it.
         hbm: bytes that it needs beside the weights.
         step: the cost of a trip of its decoding loop, with the longest caches; None without one.
         once: the cost of all of it, one trip of each decoding loop included.
-        copies: instructions that copy an array as large as a kernel, in decoding loops and outside.
+        copies: instructions that copy an array as large as a kernel, in decoding loops or streamed
+            steps, and elsewhere.
     """
 
-    seconds: float
     hbm: int
     step: Cost | None
     once: Cost
@@ -181,7 +179,7 @@ class Compiler:
         self, experiment: str, config: RowConfig, on_progress: OnProgress = lambda what, share: None
     ) -> Estimate:
         """A row's programs, compiled; `fits` is False where they need too much memory."""
-        gamma = gamma_of(config, experiment)
+        gamma, what = gamma_of(config, experiment), f"{config.target} with {config.draft}"
         setting = self._setting(config, gamma)
         size = _bytes(setting.params)
         paper_alpha, paper_speedup = paper_numbers(config, experiment)
@@ -201,22 +199,23 @@ class Compiler:
         }
         try:
             if size > self.chip.hbm:
-                raise DoesNotFit(size, self.chip, _named(config))
+                raise DoesNotFit(size, self.chip, what)
             began = time.perf_counter()
-            found = self._programs(setting, config, on_progress)
+            found = self._programs(setting, what, config.simulated_alpha is None, on_progress)
         except DoesNotFit as error:
             return Estimate(**known, fits=False, hbm_bytes=error.need, fault=str(error))
         seconds = time.perf_counter() - began
         need = size + max(one.hbm for one in found.values())
-        fault = str(DoesNotFit(need, self.chip, _named(config))) if need > self.chip.hbm else None
-        inside = [len(found[name].copies[0]) for name in (LOOP, SPECULATIVE_LOOP)]
-        inside += [sum(map(len, found[name].copies)) for name in (STEP, SPECULATIVE_STEP)]
-        elsewhere = [len(found[name].copies[1]) for name in (LOOP, SPECULATIVE_LOOP)]
-        others = [name for name in (PREFILL, SCORING) if name in found]
-        elsewhere += [sum(map(len, found[name].copies)) for name in others]
+        fault = str(DoesNotFit(need, self.chip, what)) if need > self.chip.hbm else None
+        inside, elsewhere = (sum(len(one.copies[i]) for one in found.values()) for i in (0, 1))
         alone, both = (found[name].step for name in (LOOP, SPECULATIVE_LOOP))
         assert alone is not None and both is not None
-        floors = self._floors(setting)
+        begun = setting.begun()
+        read_once = [  # Bytes.
+            _bytes([read_by_step(params), state.keys, state.values, state.cross])
+            for params, state in zip(setting.params, (begun.target, begun.draft.model), strict=True)
+        ]
+        floor, draft_floor = (1e3 * size / self.chip.bandwidth for size in read_once)
         step, draft = 1e3 * alone.seconds, 1e3 * both.named / gamma
         verify = 1e3 * both.seconds - gamma * draft
         c, v = draft / step, verify / step
@@ -227,14 +226,14 @@ class Compiler:
             **known,
             fits=fault is None,
             hbm_bytes=need,
-            weight_copies=sum(inside),
-            weight_copies_elsewhere=sum(elsewhere),
+            weight_copies=inside,
+            weight_copies_elsewhere=elsewhere,
             ms_target_step=step,
-            ms_target_step_floor=floors[0],
+            ms_target_step_floor=floor,
             ms_verify=verify,
-            ms_verify_floor=floors[0],
+            ms_verify_floor=floor,
             ms_draft_step=draft,
-            ms_draft_step_floor=floors[1],
+            ms_draft_step_floor=draft_floor,
             ms_streamed_target_step=1e3 * found[STEP].once.seconds,
             ms_streamed_step=1e3 * found[SPECULATIVE_STEP].once.seconds,
             ms_step=1e3 * both.seconds,
@@ -269,79 +268,47 @@ class Compiler:
         return _Setting(models, params, decoding, source, self._device)
 
     def _programs(
-        self, setting: _Setting, config: RowConfig, on_progress: OnProgress
+        self, setting: _Setting, what: str, scored: bool, on_progress: OnProgress
     ) -> dict[str, Compiled]:
-        names = [SPECULATIVE_LOOP, LOOP, SPECULATIVE_STEP, STEP, PREFILL]
-        if config.simulated_alpha is None:  # Otherwise there is nothing to score.
-            names.append(SCORING)
+        """A row's programs by name, with scoring if there is something to score."""
+        names = [SPECULATIVE_LOOP, LOOP, SPECULATIVE_STEP, STEP, PREFILL, *[SCORING] * scored]
         found = {}
         with ThreadPoolExecutor(WORKERS) as pool:
-            futures = {
-                name: pool.submit(self._program, setting, name, _named(config)) for name in names
-            }
-            for number, (name, future) in enumerate(futures.items()):
+            compiled = pool.map(lambda name: self._program(setting, name, what), names)
+            for number, name in enumerate(names):
                 on_progress("compiling", number / len(names))
-                found[name] = future.result()
+                found[name] = next(compiled)
         return found
 
     def _program(self, setting: _Setting, name: str, what: str) -> Compiled:
+        """One of a row's programs; `what` names the row in errors."""
         if name in (LOOP, STEP):
             setting = setting.alone
         key = name, setting.models, jax.tree.structure(setting.config), setting.source.shape
         if key not in self._done:
-            began = time.perf_counter()
             lowered = setting.lowered(name)
             try:
                 compiled = lowered.compile()
             except jax.errors.JaxRuntimeError as error:
                 raise _explained(error, self.chip, f"{what} ({name})") from error
-            seconds = time.perf_counter() - began
-            others = _bytes(lowered.args_info) - _bytes(setting.params)
-            self._done[key] = self._read(compiled, setting, name, seconds, others)
+            program = HloModule(compiled.as_text())
+            if not any(one.cycles for one in program.instructions.values()):
+                raise ValueError(
+                    f"libtpu {chips.compiler_version()} gives no estimate of cycles; take another "
+                    "release of it."
+                )
+            schedule = Schedule(program, self.chip, loop.PROPOSING)
+            loops = [schedule.cost(one.called[1]) for one in program.loops()]
+            inside, elsewhere = schedule.copies(_kernels(setting.params))
+            if name in (STEP, SPECULATIVE_STEP):
+                inside, elsewhere = inside + elsewhere, []
+            memory = compiled.memory_analysis()
+            hbm = _bytes(lowered.args_info) - _bytes(setting.params)
+            hbm += memory.temp_size_in_bytes + memory.generated_code_size_in_bytes
+            hbm += memory.output_size_in_bytes - memory.alias_size_in_bytes
+            step, once = max(loops, default=None), schedule.cost(program.entry)
+            self._done[key] = Compiled(hbm, step, once, (inside, elsewhere))
         return self._done[key]
-
-    def _read(
-        self, compiled: Any, setting: _Setting, name: str, seconds: float, given: int
-    ) -> Compiled:
-        """What a compiled program tells; it was given so many bytes beside the weights."""
-        program = HloModule(compiled.as_text())
-        if not any(one.cycles for one in program.instructions.values()):
-            raise ValueError(
-                f"libtpu {chips.compiler_version()} gives no estimate of cycles; take another "
-                "release of it."
-            )
-        schedule = Schedule(program, self.chip, loop.PROPOSING)
-        loops = [schedule.cost(one.called[1]) for one in program.loops()]
-        found = compiled.memory_analysis()
-        own = found.temp_size_in_bytes + found.generated_code_size_in_bytes
-        own += found.output_size_in_bytes - found.alias_size_in_bytes
-        copies = schedule.copies(_kernels(setting.params))
-        step = max(loops) if name in (LOOP, SPECULATIVE_LOOP) else None
-        once = schedule.cost(program.entry)
-        return Compiled(seconds, given + own, step, once, copies)
-
-    def _floors(self, setting: _Setting) -> tuple[float, float]:
-        """Milliseconds of reading the target's weights and caches once, and the draft's."""
-        begun = setting.begun()
-        states = begun.target, begun.draft.model
-        found = []
-        for weights_of, state in zip(setting.params, states, strict=True):
-            caches = state.keys, state.values, state.cross
-            found.append(_bytes(read_by_step(weights_of)) + _bytes(caches))
-        target, draft = (1e3 * size / self.chip.bandwidth for size in found)
-        return target, draft
-
-
-def estimates(
-    configs: Mapping[str, RowConfig], topology: str, on_progress: OnProgress
-) -> Iterator[Estimate]:
-    """Rows by name, one after the other."""
-    compiler = Compiler(topology)
-    for number, (name, config) in enumerate(configs.items()):
-        row = f"{name.rpartition('/')[2]}, {number + 1} of {len(configs)}"
-        yield compiler.estimate(
-            name, config, lambda what, share, row=row: on_progress(f"{what} {row}", share)
-        )
 
 
 def _laid_out(size: Config, draft: bool) -> PyTree:
@@ -372,10 +339,6 @@ def _kernels(params: Params) -> set[tuple[str, int]]:
     names = {"bfloat16": "bf16", "float32": "f32"}
     # Relative positions have 32 buckets; a copy of them costs nothing.
     return {(names[str(leaf.dtype)], leaf.size) for leaf in leaves if min(leaf.shape) > 32}
-
-
-def _named(config: RowConfig) -> str:
-    return f"{config.target} with {config.draft}"
 
 
 def _explained(error: Exception, chip: Chip, what: str) -> Exception:
