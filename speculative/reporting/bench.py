@@ -1,9 +1,7 @@
 """The bench of a pair, printed and drawn."""
 
 import pathlib
-from collections.abc import Sequence
 
-from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from rich.console import Console
 
@@ -18,8 +16,7 @@ def write(found: Bench | Batches, record: pathlib.Path, image: pathlib.Path) -> 
     """Prints what was measured, and writes it beside its plot."""
     disk.write(record, found.to_json() + "\n")
     with disk.written(image) as part:
-        drawn = plot(found) if isinstance(found, Bench) else plot_batches(found)
-        drawn.savefig(part, dpi=150)
+        plot(found).savefig(part, dpi=150)
     show(found) if isinstance(found, Bench) else show_batches(found)
     print(f"Written: {record} and {image}.")
 
@@ -41,20 +38,6 @@ def show_batches(found: Batches, console: Console = CONSOLE) -> None:
         Column("speed-up", lambda batch: f"{found.speedup(batch):.2f}"),
     )
     console.print(table(columns, found.batches))
-
-
-def plot_batches(found: Batches) -> Figure:
-    """Tokens a second over batch size, both ways."""
-    figure = Figure(figsize=(6.5, 4), layout="constrained")
-    axes = figure.subplots()
-    sizes = [batch.batch_size for batch in found.batches]
-    for way, (name, color) in enumerate((("target alone", "#d55e00"), ("with draft", "#0072b2"))):
-        rates = [found.rate(batch, way) for batch in found.batches]
-        axes.plot(sizes, rates, "o-", color=color, label=name)
-    title = f"{found.config.target} with {found.config.draft}, {environment.device()}"
-    axes.set(xlabel="batch size", ylabel="tokens a second", title=title)
-    _finish(axes, sizes)
-    return figure
 
 
 def show(found: Bench, console: Console = CONSOLE) -> None:
@@ -98,24 +81,32 @@ def show(found: Bench, console: Console = CONSOLE) -> None:
     )
 
 
-def plot(found: Bench) -> Figure:
-    """Time over positions of a target pass, above the floor that reading sets."""
+def plot(found: Bench | Batches) -> Figure:
+    """Time over positions of a target pass, above the floor that reading sets.
+
+    Of batches, tokens a second over their sizes, both ways.
+    """
     figure = Figure(figsize=(6.5, 4), layout="constrained")
-    axes = figure.subplots()
-    widths = [one.width for one in found.passes]
-    floor = [1e3 * one.bytes / found.bandwidth for one in found.passes]
-    axes.fill_between(widths, floor, color="0.88", label="reading parameters and caches")
-    axes.plot(widths, [one.ms for one in found.passes], "o-", color="#0072b2", label="a pass")
-    title = f"{found.config.target}, {found.dtype}, {environment.device()}"
-    axes.set(xlabel="positions", ylabel="ms", title=title)
-    _finish(axes, widths)
-    return figure
-
-
-def _finish(axes: Axes, sizes: Sequence[int]) -> None:
-    """Sizes on a logarithmic axis, values from 0 on, and a legend."""
+    axes, config, device = figure.subplots(), found.config, environment.device()
+    if isinstance(found, Bench):
+        sizes = [one.width for one in found.passes]
+        floor = [1e3 * one.bytes / found.bandwidth for one in found.passes]
+        axes.fill_between(sizes, floor, color="0.88", label="reading parameters and caches")
+        axes.plot(sizes, [one.ms for one in found.passes], "o-", color="#0072b2", label="a pass")
+        title = f"{config.target}, {found.dtype}, {device}"
+        axes.set(xlabel="positions", ylabel="ms", title=title)
+    else:
+        sizes = [batch.batch_size for batch in found.batches]
+        for way, (name, color) in enumerate(
+            (("target alone", "#d55e00"), ("with draft", "#0072b2"))
+        ):
+            rates = [found.rate(batch, way) for batch in found.batches]
+            axes.plot(sizes, rates, "o-", color=color, label=name)
+        title = f"{config.target} with {config.draft}, {device}"
+        axes.set(xlabel="batch size", ylabel="tokens a second", title=title)
     axes.set_xscale("log", base=2)
     axes.set_xticks(sizes, [str(size) for size in sizes], minor=False)
     axes.set_ylim(0)
     axes.legend(loc="upper left", frameon=False)
     axes.spines[["top", "right"]].set_visible(False)
+    return figure

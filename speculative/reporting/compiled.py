@@ -5,13 +5,11 @@ from collections.abc import Callable, Sequence
 from rich.console import Console
 
 from speculative.measurement.chips import GIB
-from speculative.reporting.tables import CONSOLE, Column, field, meanings, table
+from speculative.reporting.tables import CONSOLE, ROW, Column, field, show_parts
 from speculative.studies.compiled import Estimate
 
-_Cell = Callable[[Estimate], str]
 
-
-def _ratio(name: str, over: str) -> _Cell:
+def _ratio(name: str, over: str) -> Callable[[Estimate], str]:
     """A time, and how many times another it is."""
 
     def cell(one: Estimate) -> str:
@@ -21,10 +19,6 @@ def _ratio(name: str, over: str) -> _Cell:
     return cell
 
 
-def _name(one: Estimate) -> str:
-    return one.experiment.rpartition("/")[2]
-
-
 def _best(one: Estimate) -> str:
     if one.best_speedup_predicted is None:
         return "–"
@@ -32,7 +26,7 @@ def _best(one: Estimate) -> str:
 
 
 MEMORY = (
-    Column("row", _name),
+    ROW,
     Column("needs", lambda one: f"{one.hbm_bytes / GIB:.1f} GiB", "of the chip's memory"),
     Column(
         "beside weights",
@@ -46,7 +40,7 @@ MEMORY = (
     Column("compiled", field("seconds_to_compile", ".0f"), "seconds of all programs"),
 )
 STEPS = (
-    Column("row", _name),
+    ROW,
     Column("γ", field("gamma"), "guesses a step"),
     Column(
         "step",
@@ -70,7 +64,7 @@ STEPS = (
     Column("prefill", field("ms_prefill", ".1f"), "ms of reading the source, by both models"),
 )
 SPEED = (
-    Column("row", _name),
+    ROW,
     Column("α", field("alpha", ".2f"), "assumed: the paper's, or the one given"),
     Column("predicted", field("speedup_predicted", ".2f"), "speed-up from these costs, at γ"),
     Column("best", _best, "speed-up at the γ in parentheses, the best"),
@@ -86,12 +80,5 @@ def show(found: Sequence[Estimate], console: Console = CONSOLE) -> None:
         f"{first.jax_version}) for one chip of {first.topology}, a {first.device_kind}, "
         f"{first.dtype}, batch size 1:"
     )
-    parts: list[Sequence[Column]] = [MEMORY, STEPS]
-    if any(one.alpha is not None for one in found):
-        parts.append(SPEED)
-    for columns in parts:
-        console.print(table(columns, found))
-        console.print()
-    for columns in parts:
-        if said := meanings([column for column in columns if column.meaning]):
-            console.print(said, style="dim")
+    assumed = any(one.alpha is not None for one in found)
+    show_parts([(columns, found) for columns in (MEMORY, STEPS, *[SPEED] * assumed)], console)

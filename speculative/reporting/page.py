@@ -7,7 +7,7 @@ import io
 import itertools
 import pathlib
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from html import escape
 from typing import NamedTuple
 
@@ -26,29 +26,25 @@ SHELL = """<!DOCTYPE html>
 <head>
 <meta charset="utf-8"/>
 <meta name="viewport" content="width=device-width, initial-scale=1"/>
-<title>{title}</title>
+<title>Speculative decoding, measured</title>
 <style>{style}</style>
 </head>
 <body>
+<h1>Speculative decoding, measured</h1>
 {body}
 </body>
 </html>
 """
 
-STYLE = pathlib.Path(__file__).with_name("page.css")
-
-FIGURES: dict[Callable[[Sequence[Record]], Figure], str] = {
-    plots.figure_2: "Figure 2: tokens per target pass over the acceptance rate α. Lines are Eq. 1, "
+CAPTIONS = {
+    "figure_2": "Figure 2: tokens per target pass over the acceptance rate α. Lines are Eq. 1, "
     "markers what was measured.",
-    plots.figure_4: "Figure 4: the speed-up (Theorem 3.8) and the growth of operations (Theorem "
+    "figure_4": "Figure 4: the speed-up (Theorem 3.8) and the growth of operations (Theorem "
     "3.11) over α, for a free draft. Markers are measured speed-ups, which bear their own c and v.",
+    "acceptance": "Acceptance by position in a step, beside αⁱ, what it would be with one rate for "
+    "all guesses; and by place in the text.",
 }
-"""Those of the paper, with their captions."""
-
-ACCEPTANCE = (
-    "Acceptance by position in a step, beside αⁱ, what it would be with one rate for all guesses; "
-    "and by place in the text."
-)
+"""Of the figures, the paper's first."""
 
 SAMPLES = 3  # Outputs that are shown of a row.
 
@@ -76,18 +72,18 @@ def write(folders: Sequence[pathlib.Path], output: pathlib.Path) -> None:
         ValueError: there is no such folder, it has no records, or a file in it is damaged.
     """
     rows = [row for folder in folders for row in _rows(folder, len(folders) > 1)]
-    title = "Speculative decoding, measured"
     sections = {
         **_tables(rows),
         "Figures": _figures(rows),
         "Samples": _samples(rows),
         "Environment": _environment(rows),
     }
-    body = [f"<h1>{title}</h1>"]
+    body = []
     for name, parts in sections.items():
         if parts:
             body += ["<section>", f"<h2>{name}</h2>", *parts, "</section>"]
-    disk.write(output, SHELL.format(title=title, style=disk.text(STYLE), body="\n".join(body)))
+    style = disk.text(pathlib.Path(__file__).with_name("page.css"))
+    disk.write(output, SHELL.format(style=style, body="\n".join(body)))
 
 
 def _rows(folder: pathlib.Path, several: bool) -> list[_Row]:
@@ -121,31 +117,32 @@ def _tables(rows: Sequence[_Row]) -> dict[str, list[str]]:
     note = f'<p class="simulated">Rows that say so have {tables.SIMULATED}.</p>'
     speed = [note] * any(row.record.simulated for row in rows)
     speed.append(_table("Batch size 1, beside the paper", columns, rows))
-    outputs = [
-        drawn.pop(name) for name in ("Quality", "Exactness at temperature 0") if name in drawn
-    ]
+    texts = ("Quality", "Exactness at temperature 0")
+    outputs = [drawn.pop(name) for name in texts if name in drawn]
     return {"Speed": [*speed, *drawn.values()], "Outputs": outputs}
 
 
 def _figures(rows: Sequence[_Row]) -> list[str]:
     """Figures 2 and 4, with all rows laid over, and where guesses were accepted."""
-    parts = ['<div class="figures">']
-    for draw, caption in FIGURES.items():
-        drawn = _svg(draw([row.record for row in rows]), draw.__name__, caption)
-        parts.append(f"<figure>{drawn}<figcaption>{_text(caption)}</figcaption></figure>")
+    shown = [row.record for row in rows]
+    figures = {"figure_2": plots.figure_2(shown), "figure_4": plots.figure_4(shown)}
     seen = {
         row.title: (row.record, [example.betas for example in row.examples])
         for row in rows
         if row.record.accepted_by_position and not row.record.simulated
     }
     if seen:
-        drawn = _svg(plots.acceptance(seen), "acceptance", ACCEPTANCE)
-        parts.append(f"<figure>{drawn}<figcaption>{_text(ACCEPTANCE)}</figcaption></figure>")
+        figures["acceptance"] = plots.acceptance(seen)
+    parts = ['<div class="figures">']
+    for name, figure in figures.items():
+        caption = _text(CAPTIONS[name])
+        drawn = _svg(figure, name, caption)
+        parts.append(f"<figure>{drawn}<figcaption>{caption}</figcaption></figure>")
     return [*parts, "</div>"]
 
 
 def _svg(figure: Figure, name: str, caption: str) -> str:
-    """A figure as an element; its ids begin with its name."""
+    """A figure as an element, its caption HTML; its ids begin with its name."""
     file = io.StringIO()
     nothing = dict.fromkeys(("Creator", "Date", "Format", "Type"))
     # Without the salt, ids would be others each time.
@@ -153,7 +150,7 @@ def _svg(figure: Figure, name: str, caption: str) -> str:
         figure.savefig(file, format="svg", bbox_inches="tight", transparent=True, metadata=nothing)
     text = file.getvalue()
     text = re.sub(r'(\bid="|href="#|url\(#)', rf"\1{name}-", text[text.index("<svg") :])
-    return text.replace("<svg", f'<svg role="img" aria-label="{_text(caption)}"', 1)
+    return text.replace("<svg", f'<svg role="img" aria-label="{caption}"', 1)
 
 
 def _samples(rows: Sequence[_Row]) -> list[str]:
@@ -208,13 +205,20 @@ def _environment(rows: Sequence[_Row]) -> list[str]:
         table = _table("Where it was measured", own, rows)
         # On paper, numbers stay whole; names, which may be whole paths, break where they must.
         parts.append(f'<div class="words">{table}</div>')
-    return parts + [_details(f"Configuration of {row.title}", row.record.gin) for row in rows]
+    for row in rows:
+        head = f"<details><summary>Configuration of {_text(row.title)}</summary>"
+        parts.append(f"{head}<pre>{_text(row.record.gin)}</pre></details>")
+    return parts
 
 
 def _table(caption: str, columns: Sequence[Column], rows: Sequence[_Row]) -> str:
-    """A table whose rows stand under the names of their groups, and what its columns mean."""
-    heads = ["row", *(column.head for column in columns)]
-    lines = [f"<table><caption>{_text(caption)}</caption>", "<thead><tr>"]
+    """A table whose rows stand under the names of their groups, and what its columns mean.
+
+    It may be wider than the page and scrolls by itself, with the keyboard too.
+    """
+    heads, caption = ["row", *(column.head for column in columns)], _text(caption)
+    box = f'<div class="box" role="region" tabindex="0" aria-label="{caption}">'
+    lines = [f"{box}<table><caption>{caption}</caption>", "<thead><tr>"]
     lines += [f'<th scope="col">{_text(head)}</th>' for head in heads]
     lines.append("</tr></thead><tbody>")
     for group, members in itertools.groupby(rows, key=lambda row: row.group):
@@ -225,9 +229,9 @@ def _table(caption: str, columns: Sequence[Column], rows: Sequence[_Row]) -> str
             mark = '<strong class="simulated">simulated acceptance</strong>' * row.record.simulated
             cells = (f"<td>{_text(column.cell(row.record))}</td>" for column in columns)
             lines.append(f'<tr><th scope="row">{_name(row.name)}{mark}</th>{"".join(cells)}</tr>')
-    table = _box(caption, "\n".join([*lines, "</tbody></table>"]))
+    lines.append("</tbody></table></div>")
     meanings = [(column.head, column.meaning) for column in columns if column.meaning]
-    return table + _pairs(meanings) * bool(meanings)
+    return "\n".join(lines) + _pairs(meanings) * bool(meanings)
 
 
 def _pairs(pairs: Iterable[tuple[str, str]]) -> str:
@@ -239,15 +243,6 @@ def _pairs(pairs: Iterable[tuple[str, str]]) -> str:
 def _name(name: str) -> str:
     """A name as HTML, which may go on in another line after a slash or an underscore."""
     return re.sub("([/_])", r"\1<wbr/>", _text(name))
-
-
-def _box(name: str, content: str) -> str:
-    """A part that may be wider than the page and scrolls by itself, with the keyboard too."""
-    return f'<div class="box" role="region" tabindex="0" aria-label="{_text(name)}">{content}</div>'
-
-
-def _details(summary: str, text: str) -> str:
-    return f"<details><summary>{_text(summary)}</summary><pre>{_text(text)}</pre></details>"
 
 
 def _text(text: str) -> str:

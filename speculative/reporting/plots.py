@@ -28,7 +28,7 @@ LINE = 0.21  # Of its legend, in inches.
 
 def figure_2(records: Sequence[Record]) -> Figure:
     """Tokens per target pass over alpha (Eq. 1), for several gamma, the oracle's, and records."""
-    figure, (axes,) = _panels(1)
+    figure, (axes,) = _panels(1, 1)
     _lines(axes, records, theory.expected_tokens)
     _name_lines(axes)
     oracle = [theory.oracle_tokens(alpha) for alpha in ALPHAS]
@@ -36,7 +36,7 @@ def figure_2(records: Sequence[Record]) -> Figure:
     top = axes.get_ylim()[1]
     _write(axes, "γ = ∞", (1 - 1 / top, top), (0, 7), ha="center")
     axes.set_ylabel("tokens per target pass")
-    _points_by_gamma(axes, records, "tokens_per_call")
+    _points(axes, records, "tokens_per_call")
     return figure
 
 
@@ -46,7 +46,7 @@ def figure_4(records: Sequence[Record]) -> Figure:
     Both are factors over autoregressive decoding with a free draft, as in Table 1, and v = 1. The
     `speedup` of a measured row has its own c and v: it should lie below the line of its gamma.
     """
-    figure, (upper, lower) = _panels(2, stacked=True)
+    figure, (upper, lower) = _panels(2, 1)
     _lines(upper, records, lambda alpha, gamma: theory.speedup(alpha, gamma, 0.0))
     _lines(lower, records, lambda alpha, gamma: theory.operations(alpha, gamma, 0.0))
     upper.set_ylabel("speed-up (factor, c = 0)")
@@ -58,7 +58,7 @@ def figure_4(records: Sequence[Record]) -> Figure:
     lower.spines[["left", "right"]].set_visible([False, True])
     for axes in (upper, lower):
         axes.axhline(1, color="black", linewidth=0.8, zorder=1)
-    _points_by_gamma(upper, records, "speedup")
+    _points(upper, records, "speedup")
     return figure
 
 
@@ -70,7 +70,7 @@ def acceptance(rows: Mapping[str, tuple[Record, Sequence[Sequence[float]]]]) -> 
     [length] of the examples over the number of the token, `PLACES` tokens a point, as far as there
     are `FEWEST_TOKENS` to a point.
     """
-    figure, (steps, places) = _panels(2)
+    figure, (steps, places) = _panels(1, 2)
     for (name, (record, betas)), color in zip(rows.items(), _colors(len(rows)), strict=True):
         positions = np.arange(1, record.gamma + 1)
         shares = np.array(record.accepted_by_position) / record.num_target_calls
@@ -95,9 +95,8 @@ def acceptance(rows: Mapping[str, tuple[Record, Sequence[Sequence[float]]]]) -> 
     return figure
 
 
-def _panels(number: int, stacked: bool = False) -> tuple[Figure, list[Axes]]:
-    """A figure of panels over alpha, side by side or stacked."""
-    rows, columns = (number, 1) if stacked else (1, number)
+def _panels(rows: int, columns: int) -> tuple[Figure, list[Axes]]:
+    """A figure of panels over alpha."""
     figure = Figure(figsize=(5.5 * columns, 4 * rows), layout="constrained")
     panels = list(figure.subplots(rows, columns, squeeze=False).flat)
     for axes in panels:
@@ -129,26 +128,21 @@ def _name_lines(axes: Axes, at: int = 1) -> None:
         _write(axes, str(line.get_label()), (at, end), (5 if at else -5, 0), **look)
 
 
-def _points_by_gamma(axes: Axes, records: Sequence[Record], name: str) -> None:
-    """What was measured, a marker and a line of the legend for each gamma."""
+def _points(axes: Axes, records: Sequence[Record], name: str) -> None:
+    """A field of records over their alpha, with both intervals; a marker for each gamma."""
     kinds = sorted({(record.gamma, record.simulated) for record in records})
+    thin = {"color": "black", "linewidth": 0.8, "zorder": 3}
     for kind, marker in zip(kinds, itertools.cycle(MARKERS), strict=False):
         rows = [record for record in records if (record.gamma, record.simulated) == kind]
+        x, y = [row.alpha for row in rows], [getattr(row, name) for row in rows]
+        axes.hlines(y, [row.alpha_low for row in rows], [row.alpha_high for row in rows], **thin)
+        for row in rows:
+            if (low := getattr(row, f"{name}_low")) is not None:
+                axes.vlines(row.alpha, low, getattr(row, f"{name}_high"), **thin)
         label = f"{'simulated α' if kind[1] else 'measured'}, γ = {kind[0]}"
-        _points(axes, rows, name, marker, label)
+        axes.plot(x, y, marker, color="black", markerfacecolor="white", label=label)
     if kinds:
         axes.legend(handles=axes.lines[-len(kinds) :], loc="upper left")
-
-
-def _points(axes: Axes, records: Sequence[Record], name: str, marker: str, label: str) -> None:
-    """A field of records over their alpha, with the interval of alpha and, if any, its own."""
-    x, y = [record.alpha for record in records], [getattr(record, name) for record in records]
-    thin = {"color": "black", "linewidth": 0.8, "zorder": 3}
-    axes.hlines(y, [r.alpha_low for r in records], [r.alpha_high for r in records], **thin)
-    for at, record in zip(x, records, strict=True):
-        if (low := getattr(record, f"{name}_low", None)) is not None:
-            axes.vlines(at, low, getattr(record, f"{name}_high"), **thin)
-    axes.plot(x, y, marker, color="black", markerfacecolor="white", label=label)
 
 
 def _write(

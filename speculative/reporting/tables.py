@@ -77,7 +77,7 @@ THEORY = (  # Table 1, computed and as printed.
     Column("paper", field("speedup", ".2f"), "the same, as printed"),
 )
 
-ROW = Column("row", _row_name, "its name in its table")
+ROW = Column("row", _row_name)
 
 ACCEPTANCE = (
     Column("l", field("lenience", "g"), "lenience; below 1 outputs are not the target's own"),
@@ -91,6 +91,8 @@ ACCEPTANCE = (
     Column("v", field("verify_cost", ".2f"), "time of verifying over that of a target step"),
     Column("per call", field("tokens_per_call", ".2f"), "tokens that a target pass yielded"),
 )
+
+OF_LENIENCE = ("l", "α 95%", "accepted 95%")  # Columns of lenient rows and those beside them.
 
 VERIFICATION = (  # Of rows above temperature 0, where a rule verifies guesses together.
     Column("rule", field("verification"), "how guesses are verified"),
@@ -170,21 +172,17 @@ ENVIRONMENT = ("target", "draft", "device", "dtype", "jax_version", "commit", "s
 SIMULATED = "simulated acceptance: only the times are real, outputs mean nothing"
 
 
-def acceptance(records: Sequence[Record]) -> list[Column]:
-    """The columns of acceptance that these rows need: more where one is lenient (A.5)."""
-    lenient = any(record.lenience < 1 for record in records)
-    more = ("l", "α 95%", "accepted 95%")
-    return [column for column in ACCEPTANCE if lenient or column.head not in more]
-
-
 def parts(records: Sequence[Record]) -> dict[str, tuple[Sequence[Column], Sequence[Record]]]:
     """The tables of rows by their captions: columns, and those of the rows that have them."""
+    # Intervals of acceptance are for rows of which one is lenient (A.5).
+    lenient = any(record.lenience < 1 for record in records)
+    acceptance = [x for x in ACCEPTANCE if lenient or x.head not in OF_LENIENCE]
     sampled = [record for record in records if record.temperature > 0]
     rules = any(record.verification != "token" for record in sampled)
     several = len({record.draft for record in records}) > 1
     compared = [record for record in records if record.outputs_identical is not None]
     found = {
-        "Acceptance": (acceptance(records), records),
+        "Acceptance": (acceptance, records),
         "Rules of verification": (VERIFICATION, sampled if rules else []),
         "Speed": (SPEED, records),
         "Drafts": (DRAFTS, records if several else []),
@@ -215,19 +213,23 @@ def grid(heads: Iterable[str], rows: Iterable[Iterable[str]]) -> Table:
 
 def meanings(columns: Sequence[Column]) -> str:
     """A list of what columns mean, in Markdown."""
-    return "\n".join(f"- {column.head}: {column.meaning}" for column in columns)
+    return "\n".join(f"- {x.head}: {x.meaning}" for x in columns if x.meaning)
+
+
+def show_parts(parts: Sequence[tuple[Sequence[Column], Iterable[Any]]], console: Console) -> None:
+    """Prints tables, columns and rows of each, and then what the columns mean."""
+    for columns, rows in parts:
+        console.print(table(columns, rows))
+        console.print()
+    for columns, _ in parts:
+        console.print(meanings(columns), style="dim")
 
 
 def show_records(records: Sequence[Record], console: Console = CONSOLE) -> None:
     """Prints rows beside the paper's, and how many greedy outputs are equal."""
     if any(record.simulated for record in records):
         console.print(f"This is {SIMULATED}.", style="bold", soft_wrap=True)
-    shown = parts(records).values()
-    for columns, rows in shown:
-        console.print(table((ROW, *columns), rows))
-        console.print()
-    for columns, _ in shown:
-        console.print(meanings(columns), style="dim")
+    show_parts([((ROW, *columns), rows) for columns, rows in parts(records).values()], console)
 
 
 def show_tuning(tuning: Tuning, console: Console = CONSOLE) -> None:

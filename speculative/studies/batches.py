@@ -78,33 +78,30 @@ class Batches:
 def measure(work: Workload, sizes: Sequence[int], gamma: int, on_progress: OnProgress) -> Batches:
     """Decodes a workload's texts at each batch size, both ways in turn."""
     count = len(work.sources)
-    passes = {size: -(-TEXTS * size // count) for size in sizes}
-    gammas = 0, gamma
+    batches = [Batch(size, -(-TEXTS * size // count), []) for size in sizes]
     found: list[list[Result]] = []
-    for i, size in enumerate(sizes):
-        on_progress(f"batch {size}, compiling", i / len(sizes))
-        found = [_decode(work, gamma, size, passes[size])[0] for gamma in gammas]
-    seconds: list[list[tuple[float, float]]] = [[] for _ in sizes]
+    for i, batch in enumerate(batches):
+        on_progress(f"batch {batch.batch_size}, compiling", i / len(batches))
+        found = [_decode(work, way, batch)[0] for way in (0, gamma)]
     gc.freeze()  # A collection looks at all that compiling left, which takes a third of a second.
     for turn in range(ROUNDS):
-        for i, size in enumerate(sizes):
-            on_progress(f"batch {size}, texts", (turn + i / len(sizes)) / ROUNDS)
+        for i, batch in enumerate(batches):
+            on_progress(f"batch {batch.batch_size}, texts", (turn + i / len(batches)) / ROUNDS)
             # All that is compared is timed in turn, for machines change speed.
-            alone, fast = (_decode(work, gamma, size, passes[size])[1] for gamma in gammas)
-            seconds[i].append((alone, fast))
+            alone, fast = (_decode(work, way, batch)[1] for way in (0, gamma))
+            batch.seconds.append((alone, fast))
     gc.unfreeze()
     alone, fast = (sum(len(result.tokens) for result in results) for results in found)
     calls = sum(result.target_calls for result in found[1])
-    batches = [Batch(size, passes[size], times) for size, times in zip(sizes, seconds, strict=True)]
     return Batches(work.config, count, (alone, fast), fast / calls, batches)
 
 
-def _decode(work: Workload, gamma: int, size: int, passes: int) -> tuple[list[Result], float]:
-    """The results of all texts, and the seconds of decoding them so many times."""
+def _decode(work: Workload, gamma: int, batch: Batch) -> tuple[list[Result], float]:
+    """The results of all texts, and the seconds of decoding them as often as a batch size asks."""
     count = len(work.sources)
     # Each source is read anew; those that share an array would be read once.
-    asked = [work.request(i % count, gamma) for i in range(count * passes)]
+    asked = [work.request(i % count, gamma) for i in range(count * batch.passes)]
     jax.block_until_ready(asked[-1].source)
     began = time.perf_counter()
-    found = dict(work.pair.serve(asked, batch_size=size))
+    found = dict(work.pair.serve(asked, batch_size=batch.batch_size))
     return [found[i] for i in range(count)], time.perf_counter() - began

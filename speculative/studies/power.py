@@ -11,6 +11,8 @@ import math
 from collections.abc import Sequence
 from typing import Any, ClassVar, Literal
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 
 from speculative.decoding import Decoding, rules
@@ -25,58 +27,41 @@ TEXTS = 256  # Simulated of each fault.
 ENOUGH = 0.9  # The power for which a number of texts is told.
 SURE = 1.645  # Standard errors by which estimates are lowered: one-sided, 95%.
 
-
-class CorrectionFromTarget(rules.Token):
-    """Draws the token after a rejected guess from p, not from what is left of it."""
-
-    def verify(self, guesses, logits, q, sampling, uniforms):
-        """See `Rule.verify`."""
-        accepted, _ = super().verify(guesses, logits, q, sampling, uniforms)
-        p, uniform = standardise(logits, sampling), uniforms[..., rules.CORRECT]
-        return accepted, categorical(*(rules.following(x, accepted) for x in (p, uniform)))
+FROM_TARGET = "correction drawn from p"  # Not from what is left of it.
+DROPPED = "draft probability dropped where a guess is tested"  # It is taken for 1 there.
+IGNORED = "every possible guess accepted"
+UNTRUNCATED = "guesses tested without top-k, top-p and min-p"
 
 
-class DraftDropped(rules.Token):
-    """Takes q of a guess for 1 when it is tested, and for what it is when it is replaced."""
+@dataclasses.dataclass(frozen=True)
+class Faulty(rules.Token):
+    """Token verification with one of the faults above."""
+
+    fault: str = IGNORED
 
     def verify(self, guesses, logits, q, sampling, uniforms):
         """See `Rule.verify`."""
-        accepted, _ = super().verify(guesses, logits, None, sampling, uniforms)
-        return _corrected(accepted, logits, q, sampling, uniforms)
-
-
-class DraftIgnored(rules.Token):
-    """Accepts every guess that the target may say at all."""
-
-    def verify(self, guesses, logits, q, sampling, uniforms):
-        """See `Rule.verify`."""
-        passing = uniforms.at[..., rules.ACCEPT].set(0.0)
-        return super().verify(guesses, logits, q, sampling, passing)
-
-
-class Untruncated(rules.Token):
-    """Leaves top-k and top-p out when a guess is tested: one of probability 0 is accepted too."""
-
-    def verify(self, guesses, logits, q, sampling, uniforms):
-        """See `Rule.verify`."""
-        only = sampling.kinds._replace(top_k=False, top_p=False, min_p=False)
-        whole = Sampling.tree_unflatten(only, [sampling.temperature])
-        accepted, _ = super().verify(guesses, logits, q, whole, uniforms)
-        return _corrected(accepted, logits, q, sampling, uniforms)
+        q = jax.nn.one_hot(guesses, logits.shape[-1]) if q is None else q
+        of_test, tested, left = sampling, q, rules.with_bonus(q)
+        if self.fault == FROM_TARGET:
+            left = jnp.zeros_like(left)
+        elif self.fault == DROPPED:
+            tested = None
+        elif self.fault == IGNORED:
+            uniforms = uniforms.at[..., rules.ACCEPT].set(0.0)
+        elif self.fault == UNTRUNCATED:
+            only = sampling.kinds._replace(top_k=False, top_p=False, min_p=False)
+            of_test = Sampling.tree_unflatten(only, [sampling.temperature])
+        accepted, _ = super().verify(guesses, logits, tested, of_test, uniforms)
+        given = standardise(logits, sampling), left, uniforms[..., rules.CORRECT]
+        p, left, uniform = (rules.following(x, accepted) for x in given)
+        return accepted, categorical(rules.residual(p, left), uniform)
 
 
 class CoinsByPosition(rules.Block):
     """Block verification whose coins belong to a token's position: later steps see them again."""
 
     keyed_by: ClassVar[Literal["position", "step"]] = "position"
-
-
-def _corrected(accepted, logits, q, sampling, uniforms):
-    """Token verification's next token after so many accepted guesses."""
-    p = standardise(logits, sampling)
-    given = p, rules.with_bonus(q), uniforms[..., rules.CORRECT]
-    p, q, uniform = (rules.following(x, accepted) for x in given)
-    return accepted, categorical(rules.residual(p, q), uniform)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -98,14 +83,11 @@ class Power:
 
 def faults(sampling: Sampling) -> dict[str, tuple[rules.Rule, Sampling]]:
     """The rule and the settings of each faulty sampler, by what is wrong with it."""
-    found: dict[str, rules.Rule] = {
-        "correction drawn from p": CorrectionFromTarget(),
-        "draft probability dropped where a guess is tested": DraftDropped(),
-        "every possible guess accepted": DraftIgnored(),
-        "coins of block verification keyed by position": CoinsByPosition(),
-    }
+    names = (FROM_TARGET, DROPPED, IGNORED)
+    found: dict[str, rules.Rule] = {name: Faulty(fault=name) for name in names}
+    found["coins of block verification keyed by position"] = CoinsByPosition()
     if sampling.truncated:
-        found["guesses tested without top-k, top-p and min-p"] = Untruncated()
+        found[UNTRUNCATED] = Faulty(fault=UNTRUNCATED)
     wrong = {name: (rule, sampling) for name, rule in found.items()}
     cooler = dataclasses.replace(sampling, temperature=0.9 * sampling.temperature)
     return wrong | {f"temperature {cooler.temperature:.3g}": (rules.EXACT, cooler)}

@@ -92,28 +92,28 @@ def run(
             shutil.rmtree(old) if old.is_dir() else old.unlink(missing_ok=True)
         path, folder = output_dir / "records.jsonl", output_dir / "rows"
         done = {record.experiment: record for record in records.read(path)}
-        kept, texts, load = {}, {}, load or weights.Loader()
+        todo: dict[str, tuple[list[Prompt] | None, str, KeptExamples]] = {}
+        load = load or weights.Loader()
         here = "".join(f"{name} = {value!r}\n" for name, value in environment.here().items())
         for name, config in configs.items():
-            if name in done and changed(done[name].gin, config.gin()):
+            if name not in done:
+                gamma_of(config, name)
+                memory.require(config, load.resolve(config).configs)
+                kept = KeptExamples(folder / name, config.gin() + here)
+                todo[name] = _prompts(config), name, kept
+            elif changed(done[name].gin, config.gin()):
                 raise ValueError(
                     f"{path} has a record of {name} with other settings; give another "
                     "--output_dir, or delete that record's line to measure anew."
                 )
-            if name not in done:
-                gamma_of(config, name)
-                memory.require(config, load.resolve(config).configs)
-                texts[name] = _prompts(config)
-                kept[name] = KeptExamples(folder / name, config.gin() + here)
         try:
             for number, (name, config) in enumerate(configs.items(), 1):
-                if name not in done:
+                if name in todo:
                     memory.spare_maps()
                     row = f"{number} of {len(configs)}, {name.rpartition('/')[2]}"
                     with progress.bar(row) as on_progress:
                         on_progress("loading", 0)
-                        given = texts[name], name, kept[name], on_progress
-                        done[name] = run_row(load(config), config, *given)
+                        done[name] = run_row(load(config), config, *todo[name], on_progress)
                     disk.append(path, dataclasses.asdict(done[name]))
         except KeyboardInterrupt:
             finished = sum(name in done for name in configs)
@@ -130,10 +130,8 @@ def tuning(config: RowConfig) -> Tuning:
         raise ValueError("A simulated alpha is nothing to tune by; give real models.")
     with progress.bar(config.task) as on_progress:
         work, models = _work(config, on_progress)
-        found = tune(
-            work, TUNED, on_progress, memory.batch(models, config.gamma, config.max_length, BATCH)
-        )
-    return found
+        batch = memory.batch(models, config.gamma, config.max_length, BATCH)
+        return tune(work, TUNED, on_progress, batch)
 
 
 def verify(config: RowConfig, samples: int, false_alarm: float) -> Audit:

@@ -429,5 +429,5 @@ def test_rules_are_compared_and_acceptance_is_drawn(tmp_path: pathlib.Path) -> N
     assert table.index("token") < table.index("block") < table.index("1.081")
     for shown in ("3.97", "1.04–1.11"):
         assert shown in table
-    assert page.ACCEPTANCE[:40] in found
+    assert page.CAPTIONS["acceptance"][:40] in found
     assert written(folder(tmp_path / "token", [by_token])).count("Rules of verification") == 0

@@ -82,10 +82,10 @@ def test_exact_samples_pass(rule: rules.Rule, sampling: Sampling) -> None:
     ("rule", "own"),
     [
         (rules.Token(), Sampling(0.85)),
-        (power.CorrectionFromTarget(), OWN),
-        (power.DraftDropped(), OWN),
-        (power.DraftIgnored(), OWN),
-        (power.Untruncated(), Sampling(1.0, top_p=0.9)),
+        (power.Faulty(fault=power.FROM_TARGET), OWN),
+        (power.Faulty(fault=power.DROPPED), OWN),
+        (power.Faulty(fault=power.IGNORED), OWN),
+        (power.Faulty(fault=power.UNTRUNCATED), Sampling(1.0, top_p=0.9)),
     ],
     ids=str,
 )
@@ -160,7 +160,10 @@ def test_log_probabilities_excuse_rounding_alone() -> None:
     right = [samples(rules.Token(), seed, target=rounded, count=4000) for seed in range(2)]
     assert caught(right) == 1
     assert caught([said(one) for one in right]) == 0
-    wrong = [samples(power.DraftIgnored(), seed, target=rounded, count=4000) for seed in range(2)]
+    wrong = [
+        samples(power.Faulty(fault=power.IGNORED), seed, target=rounded, count=4000)
+        for seed in range(2)
+    ]
     assert caught([said(one) for one in wrong]) == 1
     found = audit(PAIR, said(right[0]), OWN, 0.001)
     assert found.largest_difference is not None

@@ -38,7 +38,7 @@ def test_the_table_the_plot_and_the_record() -> None:
     assert "4 400 4.00 200 1.00 0.50" in said
     written = json.loads(FOUND.to_json())
     assert [one["speedup"] for one in written["batches"]] == [2, 0.5]
-    figure = report.plot_batches(FOUND)
+    figure = report.plot(FOUND)
     drawn = [np.asarray(line.get_ydata()).tolist() for line in figure.axes[0].lines[:2]]
     assert drawn == [[100, 400], [200, 200]]
 
