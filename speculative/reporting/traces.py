@@ -1,6 +1,7 @@
 """Figure 1 of the paper for a prompt: what each step of Algorithm 1 accepted and corrected."""
 
 import dataclasses
+from typing import NamedTuple
 
 import numpy as np
 from rich.console import Console
@@ -12,18 +13,13 @@ from speculative.pair import Pair, Request, Result
 from speculative.vocabulary import Vocabulary
 
 
-@dataclasses.dataclass(frozen=True)
-class Line:
-    """One step as text: its accepted guesses, the first rejected one, the target's own token.
+class Line(NamedTuple):
+    """One step as text, whose parts are empty where there is none."""
 
-    The last two are empty where there is none: all guesses were accepted, or the output ended
-    before. `count` is the number of accepted guesses for which the output had room.
-    """
-
-    accepted: str
-    rejected: str
-    corrected: str
-    count: int
+    accepted: str  # Guesses.
+    rejected: str  # The first guess that was not.
+    corrected: str  # The target's own token, unless the output ended before.
+    kept: int  # Accepted guesses for which the output had room.
 
 
 @dataclasses.dataclass(frozen=True)
@@ -57,32 +53,30 @@ def line(step: TraceStep, vocabulary: Vocabulary) -> Line:
     return Line(text(accepted), text(rejected), text(corrected), len(accepted))
 
 
-# The parts of a `Line`, in order: what each means, its style, and marks where there is no colour.
-LOOKS = {
-    "accepted": ("accepted guess", "green", "", ""),
-    "rejected": ("rejected guess", "red strike", "[-", "-]"),
-    "corrected": ("the target's own token", "bold blue", "{+", "+}"),
-}
+LEGEND = Line("accepted guess", "rejected guess", "the target's own token", 0)
+# Of the texts of a `Line`: their styles, and marks where there is no colour.
+LOOKS = (("green", "", ""), ("red strike", "[-", "-]"), ("bold blue", "{+", "+}"))
 
 
-def _shown(part: str, text: str, coloured: bool) -> Text:
-    _, style, before, after = LOOKS[part]
-    return Text(text, style) if coloured or not text else Text(f"{before}{text}{after}")
+def _shown(line: Line, coloured: bool) -> list[Text]:
+    return [
+        Text(part, style) if coloured or not part else Text(f"{before}{part}{after}")
+        for part, (style, before, after) in zip(line[:3], LOOKS, strict=True)
+    ]
 
 
 def show(trace: PromptTrace, gamma: int, console: Console) -> None:
     """Prints the prompt, the legend and a line a step."""
     coloured = console.color_system is not None and not console.no_color
     console.print(trace.source, style="dim", highlight=False, markup=False)
-    legend = (_shown(part, meaning, coloured) for part, (meaning, *_) in LOOKS.items())
-    console.print(Text(", ").join(legend))
+    console.print(Text(", ").join(_shown(LEGEND, coloured)))
     console.print(render(trace.lines, gamma, coloured))
 
 
 def render(lines: list[Line], gamma: int, coloured: bool) -> Text:
     """A line a step: its number, how many of its guesses were accepted, and its tokens."""
-    shown = []
-    for number, step in enumerate(lines, 1):
-        parts = (_shown(part, getattr(step, part), coloured) for part in LOOKS)
-        shown.append(Text.assemble(f"{number:3}  {step.count}/{gamma} │", *parts))
+    shown = [
+        Text.assemble(f"{number:3}  {step.kept}/{gamma} │", *_shown(step, coloured))
+        for number, step in enumerate(lines, 1)
+    ]
     return Text("\n").join(shown)

@@ -77,7 +77,7 @@ def test_a_trace_spells_the_fast_paths_output(pair: Pair) -> None:
     expected = pair.generate(TEXT, **GIVEN)
     spelled = "".join(pair.vocabulary.pieces[token] for token in expected.tokens)
     assert "".join(x.accepted + x.corrected for x in found.lines) == spelled.replace("▁", " ")
-    assert sum(x.count for x in found.lines) == expected.accepted > 0
+    assert sum(x.kept for x in found.lines) == expected.accepted > 0
     assert len(found.lines) == expected.target_calls
 
 
