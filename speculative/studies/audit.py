@@ -44,45 +44,29 @@ NUMBERS = 2**24  # or as many as have so many probabilities: 64 MiB of float32.
 
 @dataclasses.dataclass(frozen=True)
 class Sample:
-    """A text that a program made.
+    """A text that a program made."""
 
-    Attributes:
-        number: of the text, from 1; of a file's texts, its line.
-        source: the tokens of the source or prompt.
-        tokens: of the text, with the end of sequence unless it was cut.
-        logprobs: of the tokens, natural logarithms, as the program computed them; if it said so.
-    """
-
-    number: int
-    source: tuple[int, ...]
-    tokens: list[int]
-    logprobs: list[float] | None = None
+    number: int  # From 1; of a file's texts, the line.
+    source: tuple[int, ...]  # The tokens of the source or prompt.
+    tokens: list[int]  # With the end of sequence unless it was cut.
+    logprobs: list[float] | None = None  # Natural logarithms, as the program computed them.
 
 
 @dataclasses.dataclass(frozen=True)
 class Audit:
-    """What was found in the samples of a program.
-
-    Attributes:
-        texts: samples, of `prompts` prompts, and `tokens` in all.
-        edges: tokens at the edge of top-k or top-p, where rounding decides; they are not tested.
-        impossible: texts by their numbers and positions, from 1, of tokens that the target never
-            says; at temperature 0, of those that are not the argmax.
-        near_ties: at temperature 0, tokens that are not the argmax by rounding alone.
-        tests: of what was sampled; none at temperature 0.
-        largest_difference: of the program's log-probabilities from the target's, if it gave any.
-        false_alarm: the probability that `passed` is false for samples of the target.
-    """
+    """What was found in the samples of a program."""
 
     texts: int
     prompts: int
     tokens: int
-    edges: int
+    edges: int  # Tokens at the edge of top-k or top-p, where rounding decides; they are not tested.
+    # Texts by their numbers and positions, from 1, of tokens that the target never says; at
+    # temperature 0, of those that are not the argmax.
     impossible: list[tuple[int, int]]
-    near_ties: int | None
-    tests: list[GTest]
-    largest_difference: float | None
-    false_alarm: float
+    near_ties: int | None  # At temperature 0, tokens that are not the argmax by rounding alone.
+    tests: list[GTest]  # Of what was sampled; none at temperature 0.
+    largest_difference: float | None  # Of the program's log-probabilities from the target's.
+    false_alarm: float  # The probability that `passed` is false for samples of the target.
 
     @property
     def passed(self) -> bool:

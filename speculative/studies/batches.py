@@ -26,31 +26,22 @@ TEXTS = 8  # That each row of a batch decodes at least, so that its last ones ma
 
 @dataclasses.dataclass(frozen=True)
 class Batch:
-    """What was measured at a batch size.
-
-    Attributes:
-        passes: times that the texts are decoded in a round.
-        seconds: of each round, autoregressive and speculative, which took turns.
-    """
+    """What was measured at a batch size."""
 
     batch_size: int
-    passes: int
+    passes: int  # Times that the texts are decoded in a round.
+    # Of each round, autoregressive and speculative, which took turns.
     seconds: list[tuple[float, float]]
 
 
 @dataclasses.dataclass(frozen=True)
 class Batches:
-    """What was measured at all batch sizes, ascending from 1.
-
-    Attributes:
-        texts: that were decoded, with so many `tokens` in all, both ways.
-        tokens_per_call: of speculative decoding.
-    """
+    """What was measured at all batch sizes, ascending from 1."""
 
     config: RowConfig
     texts: int
-    tokens: tuple[int, int]
-    tokens_per_call: float
+    tokens: tuple[int, int]  # Of the texts, autoregressive and speculative.
+    tokens_per_call: float  # Of speculative decoding.
     batches: list[Batch]
 
     def rate(self, batch: Batch, way: int) -> float:

@@ -45,24 +45,15 @@ class Pass:
 
 @dataclasses.dataclass(frozen=True)
 class Bench:
-    """What was measured of a pair.
-
-    Attributes:
-        dtype: of the target's products.
-        parameters: numbers that a target step reads.
-        bandwidth: bytes a second of a streaming read.
-        passes: of the target, over several widths.
-        draft_passes: of the draft over one position and over two, if it is a model.
-        costs: of the steps of decoding, from an empty cache.
-    """
+    """What was measured of a pair."""
 
     config: RowConfig
-    dtype: str
-    parameters: int
-    bandwidth: float
-    passes: list[Pass]
-    draft_passes: list[Pass]
-    costs: Costs
+    dtype: str  # Of the target's products.
+    parameters: int  # Numbers that a target step reads.
+    bandwidth: float  # Bytes a second of a streaming read.
+    passes: list[Pass]  # Of the target, over several widths.
+    draft_passes: list[Pass]  # Of the draft, if it is a model, over one position and over two.
+    costs: Costs  # Of the steps of decoding, from an empty cache.
 
     def percent(self, one: Pass) -> float:
         """Of the streaming read's bandwidth."""

@@ -44,19 +44,13 @@ SPECULATIVE_LOOP, SPECULATIVE_STEP, SCORING = "speculative loop", "speculative s
 
 @dataclasses.dataclass(frozen=True)
 class Compiled:
-    """One program.
+    """One program."""
 
-    Attributes:
-        hbm: bytes that it needs beside the weights.
-        step: the cost of a trip of its decoding loop, with the longest caches; None without one.
-        once: the cost of all of it, one trip of each decoding loop included.
-        copies: instructions that copy an array as large as a kernel, in decoding loops or streamed
-            steps, and elsewhere.
-    """
-
-    hbm: int
-    step: Cost | None
-    once: Cost
+    hbm: int  # Bytes that it needs beside the weights.
+    step: Cost | None  # Of a trip of its decoding loop, with the longest caches; None without one.
+    once: Cost  # Of all of it, one trip of each decoding loop included.
+    # Instructions that copy an array as large as a kernel, in decoding loops or streamed steps, and
+    # elsewhere.
     copies: tuple[list[str], list[str]]
 
 

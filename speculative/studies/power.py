@@ -66,19 +66,12 @@ class CoinsByPosition(rules.Block):
 
 @dataclasses.dataclass(frozen=True)
 class Power:
-    """How surely an audit of such samples finds a fault.
+    """How surely an audit of such samples finds a fault."""
 
-    Attributes:
-        fault: what is wrong with the sampler.
-        power: the probability that the audit fails, at least, with confidence 95%.
-        test: the one that finds it most surely.
-        texts: samples with which the power would be `ENOUGH`, at most; None if it cannot be told.
-    """
-
-    fault: str
-    power: float
-    test: str
-    texts: int | None
+    fault: str  # What is wrong with the sampler.
+    power: float  # The probability that the audit fails, at least, with confidence 95%.
+    test: str  # The one that finds it most surely.
+    texts: int | None  # With which the power would be `ENOUGH`, at most; None if none can be told.
 
 
 def faults(sampling: Sampling) -> dict[str, tuple[rules.Rule, Sampling]]:

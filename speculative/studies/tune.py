@@ -15,18 +15,12 @@ from speculative.rows.workload import Workload
 
 @dataclasses.dataclass(frozen=True)
 class Tuning:
-    """The measurements that decide which gamma is best, and the speed-ups that follow.
+    """The measurements that decide which gamma is best, and the speed-ups that follow."""
 
-    Attributes:
-        alpha: acceptance rate on the target's own text.
-        lengths: tokens of the outputs.
-        costs: of every kind of step, for the gammas that were timed.
-        tokens: those that a target call is expected to yield, by gamma; by default Eq. 1's.
-    """
-
-    alpha: float
-    lengths: list[int]
-    costs: Costs
+    alpha: float  # Acceptance rate on the target's own text.
+    lengths: list[int]  # Tokens of the outputs.
+    costs: Costs  # Of every kind of step, for the gammas that were timed.
+    # Those that a target call is expected to yield, by gamma; by default Eq. 1's.
     tokens: dict[int, float] | None = None
 
     def tokens_per_call(self, gamma: int) -> float:
