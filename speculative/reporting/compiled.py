@@ -19,12 +19,6 @@ def _ratio(name: str, over: str) -> Callable[[Estimate], str]:
     return cell
 
 
-def _best(one: Estimate) -> str:
-    if one.best_speedup_predicted is None:
-        return "–"
-    return f"{one.best_speedup_predicted:.2f} ({one.best_gamma})"
-
-
 MEMORY = (
     ROW,
     Column("needs", lambda one: f"{one.hbm_bytes / GIB:.1f} GiB", "of the chip's memory"),
@@ -67,7 +61,11 @@ SPEED = (
     ROW,
     Column("α", field("alpha", ".2f"), "assumed: the paper's, or the one given"),
     Column("predicted", field("speedup_predicted", ".2f"), "speed-up from these costs, at γ"),
-    Column("best", _best, "speed-up at the γ in parentheses, the best"),
+    Column(
+        "best",
+        lambda x: f"{x.best_speedup_predicted:.2f} ({x.best_gamma})" if x.best_gamma else "–",
+        "speed-up at the γ in parentheses, the best",
+    ),
     Column("paper", field("paper_speedup", ".1f"), "measured by the paper"),
 )
 

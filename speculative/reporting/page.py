@@ -54,13 +54,9 @@ class _Row(NamedTuple):
 
     group: str
     name: str
+    title: str  # What tells it from all other rows.
     record: Record
     examples: list[Example]
-
-    @property
-    def title(self) -> str:
-        """What tells it from all other rows."""
-        return ": ".join(filter(None, (self.group, self.name)))
 
 
 def write(folders: Sequence[pathlib.Path], output: pathlib.Path) -> None:
@@ -96,9 +92,10 @@ def _rows(folder: pathlib.Path, several: bool) -> list[_Row]:
         if not group:  # The row is of no gin file, and may share its name with others.
             name = f"{record.task}, T\N{NO-BREAK SPACE}=\N{NO-BREAK SPACE}{record.temperature:g}"
         if several:
-            group = ": ".join(filter(None, (str(folder), group)))
+            group = f"{folder}: {group}" if group else str(folder)
+        title = f"{group}: {name}" if group else name
         examples = kept.read(folder / "rows" / record.experiment)
-        rows.append(_Row(group, name, record, examples))
+        rows.append(_Row(group, name, title, record, examples))
     if not rows:
         raise ValueError(
             f"{folder} holds no records; give a folder that speculative demo, run or table wrote."
@@ -133,24 +130,20 @@ def _figures(rows: Sequence[_Row]) -> list[str]:
     }
     if seen:
         figures["acceptance"] = plots.acceptance(seen)
-    parts = ['<div class="figures">']
-    for name, figure in figures.items():
-        caption = _text(CAPTIONS[name])
-        drawn = _svg(figure, name, caption)
-        parts.append(f"<figure>{drawn}<figcaption>{caption}</figcaption></figure>")
-    return [*parts, "</div>"]
+    return ['<div class="figures">', *map(_figure, figures, figures.values()), "</div>"]
 
 
-def _svg(figure: Figure, name: str, caption: str) -> str:
-    """A figure as an element, its caption HTML; its ids begin with its name."""
-    file = io.StringIO()
+def _figure(name: str, figure: Figure) -> str:
+    """A figure and its caption; ids in it begin with its name."""
+    file, caption = io.StringIO(), _text(CAPTIONS[name])
     nothing = dict.fromkeys(("Creator", "Date", "Format", "Type"))
     # Without the salt, ids would be others each time.
     with matplotlib.rc_context({"svg.hashsalt": name, "svg.fonttype": "none"}):
         figure.savefig(file, format="svg", bbox_inches="tight", transparent=True, metadata=nothing)
-    text = file.getvalue()
-    text = re.sub(r'(\bid="|href="#|url\(#)', rf"\1{name}-", text[text.index("<svg") :])
-    return text.replace("<svg", f'<svg role="img" aria-label="{caption}"', 1)
+    drawn = file.getvalue().partition("<svg")[2]
+    drawn = re.sub(r'(\bid="|href="#|url\(#)', rf"\1{name}-", drawn)
+    drawn = f'<svg role="img" aria-label="{caption}"{drawn}'
+    return f"<figure>{drawn}<figcaption>{caption}</figcaption></figure>"
 
 
 def _samples(rows: Sequence[_Row]) -> list[str]:
@@ -174,24 +167,20 @@ def _samples(rows: Sequence[_Row]) -> list[str]:
 
 def _sample(example: Example, record: Record) -> str:
     """An example, its texts side by side where there is room."""
-    texts = {
-        "prefix": example.prefix,
+    texts = {"prefix": example.prefix} if example.prefix else {}
+    texts |= {
         "source": example.source.removeprefix(example.prefix),
         "reference": example.reference,
         f"autoregressive, {example.lengths[0]} tokens": example.autoregressive,
         f"speculative, {example.lengths[1]} tokens": example.speculative,
     }
-    shown = {head: text for head, text in texts.items() if text or head != "prefix"}
-    parts = [f"<div><dt>{head}</dt><dd>{_text(text)}</dd></div>" for head, text in shown.items()]
-    verdict = ""
-    if record.outputs_identical is not None:
-        verdict = ": identical"
-        if example.difference is not None:
-            tie = example.difference.near_tie
-            verdict = f": the outputs part, {'a near tie' if tie else 'NOT explained by rounding'}"
-    return (
-        f'<h4>Example {example.number + 1}{verdict}</h4>\n<dl class="sample">{"".join(parts)}</dl>'
-    )
+    parts = [f"<div><dt>{head}</dt><dd>{_text(text)}</dd></div>" for head, text in texts.items()]
+    verdict = "" if record.outputs_identical is None else ": identical"
+    if verdict and example.difference:
+        tie = example.difference.near_tie
+        verdict = f": the outputs part, {'a near tie' if tie else 'NOT explained by rounding'}"
+    head = f"<h4>Example {example.number + 1}{verdict}</h4>"
+    return f'{head}\n<dl class="sample">{"".join(parts)}</dl>'
 
 
 def _environment(rows: Sequence[_Row]) -> list[str]:
