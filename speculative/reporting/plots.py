@@ -5,6 +5,7 @@ is black, with its 95% intervals. Figures do without pyplot, so that none is sho
 display is needed: `figure_2([]).savefig("figure_2.png")`.
 """
 
+import functools
 import itertools
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -29,13 +30,11 @@ LINE = 0.21  # Of its legend, in inches.
 def figure_2(records: Sequence[Record]) -> Figure:
     """Tokens per target pass over alpha (Eq. 1), for several gamma, the oracle's, and records."""
     figure, (axes,) = _panels(1, 1)
-    _lines(axes, records, theory.expected_tokens)
-    _name_lines(axes)
+    _lines(axes, records, "tokens per target pass", theory.expected_tokens, 1)
     oracle = [theory.oracle_tokens(alpha) for alpha in ALPHAS]
     axes.plot(ALPHAS, oracle, color="dimgrey", linestyle="--", label="γ = ∞")
     top = axes.get_ylim()[1]
     _write(axes, "γ = ∞", (1 - 1 / top, top), (0, 7), ha="center")
-    axes.set_ylabel("tokens per target pass")
     _points(axes, records, "tokens_per_call")
     return figure
 
@@ -47,12 +46,10 @@ def figure_4(records: Sequence[Record]) -> Figure:
     `speedup` of a measured row has its own c and v: it should lie below the line of its gamma.
     """
     figure, (upper, lower) = _panels(2, 1)
-    _lines(upper, records, lambda alpha, gamma: theory.speedup(alpha, gamma, 0.0))
-    _lines(lower, records, lambda alpha, gamma: theory.operations(alpha, gamma, 0.0))
-    upper.set_ylabel("speed-up (factor, c = 0)")
-    lower.set_ylabel("arithmetic operations (factor, ĉ = 0)")
-    _name_lines(upper)
-    _name_lines(lower, at=0)
+    speedup = functools.partial(theory.speedup, c=0.0)
+    operations = functools.partial(theory.operations, c_hat=0.0)
+    _lines(upper, records, "speed-up (factor, c = 0)", speedup, 1)
+    _lines(lower, records, "arithmetic operations (factor, ĉ = 0)", operations, 0)
     lower.yaxis.tick_right()
     lower.yaxis.set_label_position("right")
     lower.spines[["left", "right"]].set_visible([False, True])
@@ -111,21 +108,18 @@ def _colors(number: int) -> list[ColorType]:
     return list(matplotlib.colormaps["viridis"](np.linspace(0, 0.8, number)))
 
 
-def _lines(axes: Axes, records: Sequence[Record], factor: Callable[[float, int], float]) -> None:
-    """A factor over alpha, a line for each gamma, of the paper's and of those measured."""
+def _lines(axes: Axes, records: Sequence[Record], label: str, factor: Callable, at: int) -> None:
+    """A factor over alpha, a line for each gamma, of the paper's and of those measured.
+
+    Lines are named where alpha is `at`, 0 or 1.
+    """
     gammas = sorted({*GAMMAS, *(record.gamma for record in records)})
+    offset, side = (5, "left") if at else (-5, "right")
     for gamma, color in zip(gammas, _colors(len(gammas)), strict=True):
         values = [factor(alpha, gamma) for alpha in ALPHAS]
         axes.plot(ALPHAS, values, color=color, label=f"γ = {gamma}")
-    axes.set_ylim(0, gammas[-1] + 2)
-
-
-def _name_lines(axes: Axes, at: int = 1) -> None:
-    """Writes each line's label at its end, or where alpha is 0."""
-    for line in axes.lines:
-        end = float(np.asarray(line.get_ydata())[-at])
-        look = {"ha": "left"} if at else {"ha": "right"}
-        _write(axes, str(line.get_label()), (at, end), (5 if at else -5, 0), **look)
+        _write(axes, f"γ = {gamma}", (at, values[-at]), (offset, 0), ha=side)
+    axes.set(ylabel=label, ylim=(0, gammas[-1] + 2))
 
 
 def _points(axes: Axes, records: Sequence[Record], name: str) -> None:

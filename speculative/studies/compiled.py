@@ -251,15 +251,14 @@ class Compiler:
                 f"of models; give {name or 'a checkpoint'} as the draft."
             )
         sizes = [size.replace(dtype=config.dtype or DTYPE) for size in weights.sizes(config)]
-        target, small = map(model_of, sizes)
-        models = Models(target, model_draft(small))
+        target, draft = map(model_of, sizes)
         rows = target.config.vocab_size
         decoding = config.decoding(PIECES.get(rows, rows), gamma)
         decoding = dataclasses.replace(decoding, growing=False)
         source = jax.ShapeDtypeStruct((1, config.source_length), jnp.int32)
-        params = Params(*map(_laid_out, sizes, (False, True)))
-        params, source = _placed((params, source), self._device)
-        return _Setting(models, params, decoding, source, self._device)
+        given = Params(*map(_laid_out, sizes, (False, True))), source
+        params, source = _placed(given, self._device)
+        return _Setting(Models(target, model_draft(draft)), params, decoding, source, self._device)
 
     def _programs(
         self, setting: _Setting, what: str, scored: bool, on_progress: OnProgress

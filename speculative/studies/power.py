@@ -119,16 +119,13 @@ def powers(
 def _power(fault: str, audits: Sequence[Audit], passed: Audit) -> Power:
     """From audits of a faulty sampler's texts, each of one audit's size or of a part of it."""
     share = passed.texts / audits[0].texts
-    impossible = sum(len(one.impossible) for one in audits)
-    found = [of_impossible(impossible, len(audits) / share)]
+    found = [of_impossible(sum(len(one.impossible) for one in audits), len(audits) / share)]
     level = passed.false_alarm / len(passed.tests)
     for test in passed.tests:
-        same = [other for one in audits for other in one.tests if other.name == test.name]
-        if same:
+        if same := [other for one in audits for other in one.tests if other.name == test.name]:
             found.append(of_test(test, _noncentrality(same) * share, level))
     power, times, name = max(found, key=lambda one: (one[0], -one[1]))
-    texts = None if math.isinf(times) else math.ceil(times * passed.texts)
-    return Power(fault, power, name, texts)
+    return Power(fault, power, name, None if math.isinf(times) else math.ceil(times * passed.texts))
 
 
 def of_impossible(count: int, audits: float) -> tuple[float, float, str]:
@@ -156,18 +153,17 @@ def of_test(test: GTest, noncentrality: float, level: float) -> tuple[float, flo
         far = excess + degrees - critical > 12 * math.sqrt(2 * degrees + 4 * excess)
         return 1.0 if far else float(stats.ncx2.sf(critical, degrees, excess))
 
-    power, times = beyond(noncentrality), math.inf
+    times = math.inf
     if noncentrality:
-        most = 10 * critical + 1000
-        enough: Any = optimize.brentq(lambda x: beyond(x) - ENOUGH, 0, most)
+        enough: Any = optimize.brentq(lambda x: beyond(x) - ENOUGH, 0, 10 * critical + 1000)
         times = enough / noncentrality
-    return power, times, test.name
+    return beyond(noncentrality), times, test.name
 
 
 def _noncentrality(tests: Sequence[GTest]) -> float:
     """Of the distribution of G in equal experiments, less `SURE` standard errors, and at least 0.
 
-    The mean of G exceeds the degrees of freedom by it; the variance is twice these and four times
+    G exceeds its degrees of freedom by it in the mean; its variance is twice these and four times
     it.
     """
     degrees = np.mean([test.degrees or 1 for test in tests])
