@@ -8,8 +8,7 @@ from rich.console import Console
 from speculative import disk
 from speculative.reporting.tables import CONSOLE, Column, grid, table, thousandths
 from speculative.rows import environment
-from speculative.studies.batches import Batches
-from speculative.studies.bench import Bench
+from speculative.studies.bench import Batches, Bench
 
 
 def write(found: Bench | Batches, record: pathlib.Path, image: pathlib.Path) -> None:

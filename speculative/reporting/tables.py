@@ -22,12 +22,12 @@ class Column(NamedTuple):
     meaning: str = ""
 
 
-def field(name: str, spec: str = "") -> Callable[[Any], str]:
-    """The cell of a record's field, in a format; a dash where it was not measured."""
+def field(name: str, spec: str = "", unit: float | None = None) -> Callable[[Any], str]:
+    """The cell of a record's field, in a format and a unit; a dash where it was not measured."""
 
     def cell(record: Any) -> str:
         value = getattr(record, name)
-        return "–" if value is None else format(value, spec)
+        return "–" if value is None else format(value / unit if unit else value, spec)
 
     return cell
 
@@ -51,11 +51,6 @@ def _interval(name: str, dash: str = "–") -> Callable[[Record], str]:
         return "–" if low is None or few else f"{low:.2f}{dash}{high:.2f}"
 
     return cell
-
-
-def _millions(name: str) -> Callable[[Record], str]:
-    """The cell of a field in millions; a dash where it is not known."""
-    return lambda record: "–" if (x := getattr(record, name)) is None else f"{x / 1e6:.2f}"
 
 
 def _draft_free(factor: Callable[[float, int, float], float]) -> Callable[[paper.TheoryRow], str]:
@@ -92,8 +87,6 @@ ACCEPTANCE = (
     Column("per call", field("tokens_per_call", ".2f"), "tokens that a target pass yielded"),
 )
 
-OF_LENIENCE = ("l", "α 95%", "accepted 95%")  # Columns of lenient rows and those beside them.
-
 VERIFICATION = (  # Of rows above temperature 0, where a rule verifies guesses together.
     Column("rule", field("verification"), "how guesses are verified"),
     Column("per call", field("tokens_per_call", ".2f"), "tokens that a target pass yielded"),
@@ -111,8 +104,10 @@ VERIFICATION = (  # Of rows above temperature 0, where a rule verifies guesses t
 
 DRAFTS = (  # Of rows with several drafts.
     Column("draft", field("draft"), "what guesses"),
-    Column("parameters", _millions("draft_parameters"), "in millions; of a table, its numbers"),
-    Column("MB", _millions("draft_bytes"), "that they take in memory"),
+    Column(
+        "parameters", field("draft_parameters", ".2f", 1e6), "in millions; of a table, its numbers"
+    ),
+    Column("MB", field("draft_bytes", ".2f", 1e6), "that they take in memory"),
     Column(
         "minutes",
         field("draft_training_minutes", ".0f"),
@@ -176,7 +171,8 @@ def parts(records: Sequence[Record]) -> dict[str, tuple[Sequence[Column], Sequen
     """The tables of rows by their captions: columns, and those of the rows that have them."""
     # Intervals of acceptance are for rows of which one is lenient (A.5).
     lenient = any(record.lenience < 1 for record in records)
-    acceptance = [x for x in ACCEPTANCE if lenient or x.head not in OF_LENIENCE]
+    intervals = ("l", "α 95%", "accepted 95%")
+    acceptance = [column for column in ACCEPTANCE if lenient or column.head not in intervals]
     sampled = [record for record in records if record.temperature > 0]
     rules = any(record.verification != "token" for record in sampled)
     several = len({record.draft for record in records}) > 1
@@ -201,11 +197,10 @@ def table(columns: Sequence[Column], rows: Iterable[Any]) -> Table:
 def grid(heads: Iterable[str], rows: Iterable[Iterable[str]]) -> Table:
     """Cells as a table for the terminal: where it is narrow, names are folded, numbers are not."""
     shown = Table(box=None, pad_edge=False, collapse_padding=True)
-    for head in heads:
-        if shown.columns:
-            shown.add_column(head, justify="right", no_wrap=True)
-        else:
-            shown.add_column(head, overflow="fold")
+    first, *others = heads
+    shown.add_column(first, overflow="fold")
+    for head in others:
+        shown.add_column(head, justify="right", no_wrap=True)
     for row in rows:
         shown.add_row(*row)
     return shown

@@ -213,10 +213,10 @@ def require_enough(samples: Sequence[Sample], sampling: Sampling) -> None:
     """Raises ValueError if samples have so few tokens that they decide nothing."""
     count = sum(len(sample.tokens) for sample in samples)
     if not sampling.greedy and count < FEWEST:
-        mean = count / len(samples)
+        needed = math.ceil(FEWEST / (count / len(samples)))
         raise ValueError(
             f"{len(samples)} samples of {count} tokens decide nothing; it takes at least {FEWEST} "
-            f"tokens, some {math.ceil(FEWEST / mean)} such samples."
+            f"tokens, some {needed} such samples."
         )
 
 

@@ -23,10 +23,10 @@ from speculative.rows.kept import KeptExamples
 from speculative.rows.records import Record
 from speculative.rows.run import run_row
 from speculative.rows.workload import Workload, workload
-from speculative.studies import batches as batch_study
+from speculative.studies import bench
 from speculative.studies import verify as verifying
 from speculative.studies.audit import Audit
-from speculative.studies.batches import Batches
+from speculative.studies.bench import Batches
 from speculative.studies.tune import Tuning, tune
 from speculative.tasks.prompts import Prompt, load_prompts
 
@@ -160,7 +160,7 @@ def verify(config: RowConfig, samples: int, false_alarm: float) -> Audit:
 def batches(config: RowConfig, sizes: Sequence[int], on_progress: OnProgress) -> Batches:
     """Measures a row's pair and texts at several batch sizes, from 1 on."""
     work, _ = _work(config, on_progress, max(sizes))
-    return batch_study.measure(work, sizes, config.gamma or GAMMA, on_progress)
+    return bench.batches(work, sizes, config.gamma or GAMMA, on_progress)
 
 
 def _work(

@@ -11,8 +11,8 @@ from speculative import cli
 from speculative.reporting import bench as report
 from speculative.rows import memory
 from speculative.rows.config import RowConfig
-from speculative.studies import batches
-from speculative.studies.batches import Batch, Batches
+from speculative.studies import bench
+from speculative.studies.bench import Batch, Batches
 from tests.printed import printed
 
 CONFIG = RowConfig(task="debian_ende", target="big", draft="small", temperature=0.0)
@@ -49,7 +49,7 @@ def test_a_pair_is_measured(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    monkeypatch.setattr(batches, "ROUNDS", 1)
+    monkeypatch.setattr(bench, "ROUNDS", 1)
     target, draft = map(str, saved_pair)
     command = ["bench", "--target", target, "--draft", draft, "--task", "debian_ende"]
     command += ["--limit", "5", "--max_length", "12", "--gamma", "2"]
