@@ -137,19 +137,14 @@ def tuning(config: RowConfig) -> Tuning:
 def verify(config: RowConfig, samples: int, false_alarm: float) -> Audit:
     """Tests whether a row's speculative outputs are the target's own, if its rule is exact."""
     if not config.rule.exact:
-        if config.lenience < 1:
-            raise ValueError(
-                f"Lenient outputs are not the target's own, and lenience is {config.lenience}; "
-                "only at 1 is there anything to test."
-            )
+        said = f"Outputs of {config.verification} verification are not the target's own; there is "
+        said += "nothing to test."
         if config.simulated_alpha is not None:
-            raise ValueError(
-                "Where acceptance is simulated, outputs are not exact; give real models."
-            )
-        raise ValueError(
-            f"Outputs of {config.verification} verification are not the target's own; there is "
-            "nothing to test."
-        )
+            said = "Where acceptance is simulated, outputs are not exact; give real models."
+        if config.lenience < 1:
+            said = f"Lenient outputs are not the target's own, and lenience is {config.lenience}; "
+            said += "only at 1 is there anything to test."
+        raise ValueError(said)
     with progress.bar(config.task) as on_progress:
         work, models = _work(config, on_progress)
         batch = memory.batch(models, config.gamma, config.max_length, verifying.ROWS)
