@@ -63,9 +63,8 @@ def acceptance(rows: Mapping[str, tuple[Record, Sequence[Sequence[float]]]]) -> 
     """Acceptance by position in a step and by place in the text, of named rows.
 
     On the left, the share of steps in which at least 1, .. gamma guesses were accepted, and dashed
-    what one rate alpha for all guesses would make of it, alpha^i. On the right, the mean of beta
-    [length] of the examples over the number of the token, `PLACES` tokens a point, as far as there
-    are `FEWEST_TOKENS` to a point.
+    alpha^i, as if one rate were that of all guesses. On the right, the mean of beta [length] of the
+    examples, `PLACES` tokens a point, as far as there are `FEWEST_TOKENS` to a point.
     """
     figure, (steps, places) = _panels(1, 2)
     for (name, (record, betas)), color in zip(rows.items(), _colors(len(rows)), strict=True):

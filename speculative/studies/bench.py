@@ -1,8 +1,7 @@
-"""How far decoding steps are from what the device allows, and what batches make of it.
+"""How far decoding steps are from what the device allows, and up to which batch speculation pays.
 
-Steps are timed beside the bytes that they read, which set a floor. At batch 1 a step waits for
-weights, which many positions share: the more rows a batch has, the more its positions cost, and
-guesses that are rejected are paid for.
+At batch 1 a step waits for weights, which many positions share. The more rows a batch has, the more
+its positions cost, and guesses that are rejected are paid for.
 """
 
 import dataclasses
@@ -220,22 +219,22 @@ def _passes(
 def batches(work: Workload, sizes: Sequence[int], gamma: int, on_progress: OnProgress) -> Batches:
     """Decodes a workload's texts at each batch size, both ways in turn."""
     count = len(work.sources)
-    batches = [Batch(size, -(-TEXTS * size // count), []) for size in sizes]
+    measured = [Batch(size, -(-TEXTS * size // count), []) for size in sizes]
     found: list[list[Result]] = []
-    for i, batch in enumerate(batches):
-        on_progress(f"batch {batch.batch_size}, compiling", i / len(batches))
+    for i, batch in enumerate(measured):
+        on_progress(f"batch {batch.batch_size}, compiling", i / len(sizes))
         found = [_decode(work, way, batch)[0] for way in (0, gamma)]
     gc.freeze()  # A collection looks at all that compiling left, which takes a third of a second.
     for turn in range(ROUNDS):
-        for i, batch in enumerate(batches):
-            on_progress(f"batch {batch.batch_size}, texts", (turn + i / len(batches)) / ROUNDS)
+        for i, batch in enumerate(measured):
+            on_progress(f"batch {batch.batch_size}, texts", (turn + i / len(sizes)) / ROUNDS)
             # All that is compared is timed in turn, for machines change speed.
             alone, fast = (_decode(work, way, batch)[1] for way in (0, gamma))
             batch.seconds.append((alone, fast))
     gc.unfreeze()
     alone, fast = (sum(len(result.tokens) for result in results) for results in found)
     calls = sum(result.target_calls for result in found[1])
-    return Batches(work.config, count, (alone, fast), fast / calls, batches)
+    return Batches(work.config, count, (alone, fast), fast / calls, measured)
 
 
 def _decode(work: Workload, gamma: int, batch: Batch) -> tuple[list[Result], float]:

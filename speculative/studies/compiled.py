@@ -58,9 +58,9 @@ class Compiled:
 class Estimate:
     """A row by the estimate of the TPU's compiler, as `speculative compile --json` prints it.
 
-    Times are milliseconds, of steps inside the decoding loop unless said, with the longest caches
-    of the row. A floor is the time of reading the weights and caches of a step once. None is what
-    was not compiled, because the models do not fit.
+    Times are milliseconds, of steps inside the decoding loop unless said, with the longest caches.
+    A floor is the time of reading the weights and caches of a step once. None is what was not
+    compiled, because the models do not fit.
     """
 
     experiment: str
