@@ -25,7 +25,7 @@ from speculative.backends import for_decoding
 from speculative.backends.cpu import kernels
 from speculative.commands import whole
 from speculative.commands.rows import SHIPPED_ROW
-from speculative.rows import environment, weights
+from speculative.rows import environment
 from speculative.rows.config import read_row
 from speculative.studies import bench
 
@@ -66,7 +66,7 @@ def _measure(variant: str) -> list[float]:
     VARIANTS[variant]()
     bench.GAMMAS = (GAMMA,)
     config = dataclasses.replace(read_row(SHIPPED_ROW), max_length=64)
-    found = bench.bench(config, weights.resolve(config), (1, WIDE), lambda what, share: None)
+    found = bench.bench(config, (1, WIDE), lambda what, share: None)
     step = found.costs.ms_verify[GAMMA] + found.costs.ms_proposal[GAMMA]
     return [*(one.ms for one in found.passes), found.draft_passes[0].ms, step]
 

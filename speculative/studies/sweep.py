@@ -96,12 +96,12 @@ def run(
         load = load or weights.Loader()
         here = "".join(f"{name} = {value!r}\n" for name, value in environment.here().items())
         for name, config in configs.items():
+            gin = config.gin()
             if name not in done:
                 gamma_of(config, name)
                 memory.require(config, load.resolve(config).configs)
-                kept = KeptExamples(folder / name, config.gin() + here)
-                todo[name] = _prompts(config), name, kept
-            elif changed(done[name].gin, config.gin()):
+                todo[name] = _prompts(config), name, KeptExamples(folder / name, gin + here)
+            elif changed(done[name].gin, gin):
                 raise ValueError(
                     f"{path} has a record of {name} with other settings; give another "
                     "--output_dir, or delete that record's line to measure anew."

@@ -8,9 +8,10 @@ import numpy as np
 import pytest
 
 from speculative import cli
+from speculative.loading import Resolved
 from speculative.measurement import hardware
 from speculative.reporting import bench as report
-from speculative.rows import memory, weights
+from speculative.rows import memory
 from speculative.rows.config import RowConfig
 from speculative.studies import bench
 from tests import saved
@@ -33,7 +34,7 @@ def found(saved_pair: tuple[pathlib.Path, pathlib.Path]) -> bench.Bench:
         patched.setattr(bench, "GAMMAS", (2,))
         patched.setattr(bench, "TURNS", 2)
         patched.setattr(hardware, "read_bandwidth", lambda: 1e9)
-        return bench.bench(config, weights.resolve(config), (1, 3), lambda what, share: None)
+        return bench.bench(config, (1, 3), lambda what, share: None)
 
 
 def test_bytes_are_parameters_and_what_the_caches_hold(found: bench.Bench) -> None:
@@ -82,7 +83,7 @@ def test_a_size_that_does_not_fit_is_refused_first(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(memory, "device_bytes", lambda: ("a small device", 2**30))
-    monkeypatch.setattr(bench, "bench", lambda *_: pytest.fail("loaded"))
+    monkeypatch.setattr(Resolved, "load", lambda *_: pytest.fail("loaded"))
     arguments = ["bench", "--weights=random", "--target=t5_1_1_xxl", "--draft=t5_1_1_small"]
     assert cli.main(arguments) == 2
     assert "a small device has 1.0 GiB" in capsys.readouterr().err
