@@ -34,7 +34,7 @@ def figure_2(records: Sequence[Record]) -> Figure:
     oracle = [theory.oracle_tokens(alpha) for alpha in ALPHAS]
     axes.plot(ALPHAS, oracle, color="dimgrey", linestyle="--", label="γ = ∞")
     top = axes.get_ylim()[1]
-    _write(axes, "γ = ∞", (1 - 1 / top, top), (0, 7), ha="center")
+    _write(axes, "γ = ∞", (1 - 1 / top, top), (0, 7), "center")
     _points(axes, records, "tokens_per_call")
     return figure
 
@@ -117,7 +117,7 @@ def _lines(axes: Axes, records: Sequence[Record], label: str, factor: Callable, 
     for gamma, color in zip(gammas, _colors(len(gammas)), strict=True):
         values = [factor(alpha, gamma) for alpha in ALPHAS]
         axes.plot(ALPHAS, values, color=color, label=f"γ = {gamma}")
-        _write(axes, f"γ = {gamma}", (at, values[-at]), (offset, 0), ha=side)
+        _write(axes, f"γ = {gamma}", (at, values[-at]), (offset, 0), side)
     axes.set(ylabel=label, ylim=(0, gammas[-1] + 2))
 
 
@@ -138,9 +138,7 @@ def _points(axes: Axes, records: Sequence[Record], name: str) -> None:
         axes.legend(handles=axes.lines[-len(kinds) :], loc="upper left")
 
 
-def _write(
-    axes: Axes, text: str, at: tuple[float, float], offset: tuple[float, float], **look: Any
-) -> None:
+def _write(axes: Axes, text: str, at: Any, offset: Any, side: str) -> None:
     """Text at a point of the axes, moved by some typographic points; it may lie outside them."""
-    look = {"va": "center", "size": 9, "annotation_clip": False} | look
+    look = {"ha": side, "va": "center", "size": 9, "annotation_clip": False}
     axes.annotate(text, at, offset, textcoords="offset points", **look)

@@ -236,5 +236,5 @@ def _decode(work: Workload, gamma: int, batch: Batch) -> tuple[list[Result], flo
     asked = [work.request(i % count, gamma) for i in range(count * batch.passes)]
     jax.block_until_ready(asked[-1].source)
     began = time.perf_counter()
-    found = dict(work.pair.serve(asked, batch_size=batch.batch_size))
-    return [found[i] for i in range(count)], time.perf_counter() - began
+    found = work.pair.decode_all(asked, batch_size=batch.batch_size)
+    return found[:count], time.perf_counter() - began

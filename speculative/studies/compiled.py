@@ -177,8 +177,8 @@ class Compiler:
         setting = self._setting(config, gamma)
         size = _bytes(setting.params)
         paper_alpha, paper_speedup = paper_numbers(config, experiment)
-        names = ("task", "target", "draft", "source_length", "max_length")
-        known = {name: getattr(config, name) for name in names} | {
+        own = ("task", "target", "draft", "source_length", "max_length")
+        known = {name: getattr(config, name) for name in own} | {
             "experiment": experiment,
             "topology": self.topology,
             "device_kind": self.chip.kind,
@@ -191,11 +191,18 @@ class Compiler:
             "paper_speedup": paper_speedup,
             "libtpu_version": chips.compiler_version(),
         }
+        names = [SPECULATIVE_LOOP, LOOP, SPECULATIVE_STEP, STEP, PREFILL]
+        if config.simulated_alpha is None:  # Otherwise there is nothing to score.
+            names.append(SCORING)
+        found, began = dict[str, Compiled](), time.perf_counter()
         try:
             if size > self.chip.hbm:
                 raise DoesNotFit(size, self.chip, what)
-            began = time.perf_counter()
-            found = self._programs(setting, what, config.simulated_alpha is None, on_progress)
+            with ThreadPoolExecutor(WORKERS) as pool:
+                programs = pool.map(lambda name: self._program(setting, name, what), names)
+                for number, name in enumerate(names):
+                    on_progress("compiling", number / len(names))
+                    found[name] = next(programs)
         except DoesNotFit as error:
             return Estimate(**known, fits=False, hbm_bytes=error.need, fault=str(error))
         seconds = time.perf_counter() - began
@@ -259,19 +266,6 @@ class Compiler:
         given = Params(*map(_laid_out, sizes, (False, True))), source
         params, source = _placed(given, self._device)
         return _Setting(Models(target, model_draft(draft)), params, decoding, source, self._device)
-
-    def _programs(
-        self, setting: _Setting, what: str, scored: bool, on_progress: OnProgress
-    ) -> dict[str, Compiled]:
-        """A row's programs by name, with scoring if there is something to score."""
-        names = [SPECULATIVE_LOOP, LOOP, SPECULATIVE_STEP, STEP, PREFILL, *[SCORING] * scored]
-        found = {}
-        with ThreadPoolExecutor(WORKERS) as pool:
-            compiled = pool.map(lambda name: self._program(setting, name, what), names)
-            for number, name in enumerate(names):
-                on_progress("compiling", number / len(names))
-                found[name] = next(compiled)
-        return found
 
     def _program(self, setting: _Setting, name: str, what: str) -> Compiled:
         """One of a row's programs; `what` names the row in errors."""

@@ -1,12 +1,12 @@
 """The rows of a table, measured, tuned or verified as their gin files say."""
 
 import dataclasses
+import functools
 import pathlib
 import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from speculative import checkpoints, disk, gin_files, paper, progress
-from speculative.models import Config
 from speculative.pair import BATCH
 from speculative.progress import OnProgress
 from speculative.rows import environment, memory, records, weights
@@ -32,7 +32,6 @@ from speculative.tasks.prompts import Prompt, load_prompts
 
 RUNS = "configs/runs"  # Where the tables are.
 GAMMA = 5  # Guesses a step with which a pair is verified, where its row names none.
-TUNED = (1, 2, 3, 4, 5, 6, 7, 8, 10)  # Numbers of guesses that `tune` compares.
 
 
 def rows(table: str) -> list[str]:
@@ -129,9 +128,8 @@ def tuning(config: RowConfig) -> Tuning:
     if config.simulated_alpha is not None:
         raise ValueError("A simulated alpha is nothing to tune by; give real models.")
     with progress.bar(config.task) as on_progress:
-        work, models = _work(config, on_progress)
-        batch = memory.batch(models, config.gamma, config.max_length, BATCH)
-        return tune(work, TUNED, on_progress, batch)
+        work, batch = _work(config, on_progress)
+        return tune(work, on_progress, batch(BATCH))
 
 
 def verify(config: RowConfig, samples: int, false_alarm: float) -> Audit:
@@ -146,10 +144,9 @@ def verify(config: RowConfig, samples: int, false_alarm: float) -> Audit:
             said += "only at 1 is there anything to test."
         raise ValueError(said)
     with progress.bar(config.task) as on_progress:
-        work, models = _work(config, on_progress)
-        batch = memory.batch(models, config.gamma, config.max_length, verifying.ROWS)
-        gamma = config.gamma or GAMMA
-        return verifying.verify(work, gamma, samples, batch, false_alarm, on_progress)
+        work, batch = _work(config, on_progress)
+        given = config.gamma or GAMMA, samples, batch(verifying.ROWS), false_alarm
+        return verifying.verify(work, *given, on_progress)
 
 
 def batches(config: RowConfig, sizes: Sequence[int], on_progress: OnProgress) -> Batches:
@@ -160,15 +157,15 @@ def batches(config: RowConfig, sizes: Sequence[int], on_progress: OnProgress) ->
 
 def _work(
     config: RowConfig, on_progress: OnProgress, batch_size: int = 1
-) -> tuple[Workload, list[Config]]:
-    """A row ready to decode in batches of up to so many texts, and the sizes of its models."""
+) -> tuple[Workload, Callable[[int], int]]:
+    """A row ready to decode in such batches, and how many texts, of at most so many, fit in one."""
     on_progress("loading", 0)
     found = weights.resolve(config)
     memory.require(config, found.configs)
-    given = found.configs, config.gamma, config.max_length, batch_size
-    memory.require_batch((config.target, config.draft), *given)
+    given = found.configs, config.gamma, config.max_length
+    memory.require_batch((config.target, config.draft), *given, batch_size)
     prompts = _prompts(config)
-    return workload(found.load(), config, prompts), found.configs
+    return workload(found.load(), config, prompts), functools.partial(memory.batch, *given)
 
 
 def _prompts(config: RowConfig) -> list[Prompt] | None:

@@ -1,7 +1,6 @@
 """The best number of guesses a step, by measured alpha, c and v; or why speculation is slower."""
 
 import dataclasses
-from collections.abc import Sequence
 
 import numpy as np
 
@@ -11,6 +10,8 @@ from speculative.measurement.blocks import tokens_on_target_text
 from speculative.measurement.timing import TURNS, Costs
 from speculative.progress import OnProgress
 from speculative.rows.workload import Workload
+
+GAMMAS: tuple[int, ...] = (1, 2, 3, 4, 5, 6, 7, 8, 10)  # Numbers of guesses that are compared.
 
 
 @dataclasses.dataclass(frozen=True)
@@ -77,7 +78,7 @@ class Tuning:
         )
 
 
-def tune(work: Workload, gammas: Sequence[int], on_progress: OnProgress, batch_size: int) -> Tuning:
+def tune(work: Workload, on_progress: OnProgress, batch_size: int) -> Tuning:
     """Measures alpha on all of a workload's sources, in batches, and the costs of each gamma."""
     config, texts, count = work.config, [], len(work.sources)
     for number in range(count):
@@ -90,14 +91,14 @@ def tune(work: Workload, gammas: Sequence[int], on_progress: OnProgress, batch_s
     if not config.rule.by_guess:
         for number, text in enumerate(texts):
             on_progress("scoring", number / count)
-            of_text = work.pair, sources[number], text, decoding, gammas, (config.rule,)
+            of_text = work.pair, sources[number], text, decoding, GAMMAS, (config.rule,)
             blocks.append(tokens_on_target_text(*of_text, config.seed + number)[..., 0])
     lengths = [len(text) for text in texts]
     on_progress("compiling", 0)
-    meter = work.meter(gammas, lengths)
+    meter = work.meter(GAMMAS, lengths)
     for turn in range(TURNS):
         on_progress("timing", turn / TURNS)
         meter.turn()
     alpha = float(np.concatenate(betas).mean(dtype=np.float64))
-    tokens = dict(zip(gammas, np.concatenate(blocks).mean(axis=0), strict=True)) if blocks else None
+    tokens = dict(zip(GAMMAS, np.concatenate(blocks).mean(axis=0), strict=True)) if blocks else None
     return Tuning(alpha, lengths, meter.costs(), tokens)
