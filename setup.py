@@ -60,7 +60,7 @@ setup(
     packages=[*find_packages(include=["speculative", "speculative.*"]), "speculative.configs"],
     package_dir={"speculative.configs": "configs"},
     package_data={
-        "speculative": ["assets/**", "backends/cpu/*.cc", "removed.json", "reporting/*.css"],
+        "speculative": ["assets/**", "backends/cpu/*.cc", "removed.json", "reporting/*.html"],
         "speculative.configs": ["**/*.gin"],
     },
     install_requires=CORE,

@@ -39,6 +39,7 @@ def test_the_package_holds_the_configurations_and_finds_them(
         assert (package / file).read_bytes() == (ROOT / file).read_bytes()
     assert (package / "backends" / "cpu" / "kernels.cc").is_file()
     assert (package / "assets" / "debian.model").is_file()
+    assert (package / "reporting" / "page.html").is_file()
     code = "from speculative import gin_files as g; print(*g.listed('configs/runs', '*.gin'))"
     found = subprocess.run(
         [sys.executable, "-c", code],

@@ -18,23 +18,6 @@ from speculative import disk
 from speculative.reporting import plots, tables
 from speculative.reporting.tables import Column
 from speculative.rows import kept, records
-from speculative.rows.kept import Example
-from speculative.rows.records import Record
-
-SHELL = """<!DOCTYPE html>
-<html lang="en">
-<head>
-<meta charset="utf-8"/>
-<meta name="viewport" content="width=device-width, initial-scale=1"/>
-<title>Speculative decoding, measured</title>
-<style>{style}</style>
-</head>
-<body>
-<h1>Speculative decoding, measured</h1>
-{body}
-</body>
-</html>
-"""
 
 CAPTIONS = {
     "figure_2": "Figure 2: tokens per target pass over the acceptance rate α. Lines are Eq. 1, "
@@ -55,8 +38,8 @@ class _Row(NamedTuple):
     group: str
     name: str
     title: str  # What tells it from all other rows.
-    record: Record
-    examples: list[Example]
+    record: records.Record
+    examples: list[kept.Example]
 
 
 def write(folders: Sequence[pathlib.Path], output: pathlib.Path) -> None:
@@ -78,8 +61,8 @@ def write(folders: Sequence[pathlib.Path], output: pathlib.Path) -> None:
     for name, parts in sections.items():
         if parts:
             body += ["<section>", f"<h2>{name}</h2>", *parts, "</section>"]
-    style = disk.text(pathlib.Path(__file__).with_name("page.css"))
-    disk.write(output, SHELL.format(style=style, body="\n".join(body)))
+    page = disk.text(pathlib.Path(__file__).with_name("page.html"))
+    disk.write(output, page.replace("{body}", "\n".join(body)))
 
 
 def _rows(folder: pathlib.Path, several: bool) -> list[_Row]:
@@ -165,7 +148,7 @@ def _samples(rows: Sequence[_Row]) -> list[str]:
     return parts
 
 
-def _sample(example: Example, record: Record) -> str:
+def _sample(example: kept.Example, record: records.Record) -> str:
     """An example, its texts side by side where there is room."""
     texts = {"prefix": example.prefix} if example.prefix else {}
     texts |= {
@@ -219,14 +202,13 @@ def _table(caption: str, columns: Sequence[Column], rows: Sequence[_Row]) -> str
             cells = (f"<td>{_text(column.cell(row.record))}</td>" for column in columns)
             lines.append(f'<tr><th scope="row">{_name(row.name)}{mark}</th>{"".join(cells)}</tr>')
     lines.append("</tbody></table></div>")
-    meanings = [(column.head, column.meaning) for column in columns if column.meaning]
-    return "\n".join(lines) + _pairs(meanings) * bool(meanings)
+    return "\n".join(lines) + _pairs((x.head, x.meaning) for x in columns if x.meaning)
 
 
 def _pairs(pairs: Iterable[tuple[str, str]]) -> str:
-    """Terms and what is to say of each, in as many columns as there is room for."""
+    """Terms, if any, and what is to say of each, in as many columns as there is room for."""
     parts = [f"<div><dt>{_text(term)}</dt> <dd>{_text(said)}</dd></div>" for term, said in pairs]
-    return '\n<dl class="pairs">{}</dl>'.format("\n".join(parts))
+    return '\n<dl class="pairs">{}</dl>'.format("\n".join(parts)) if parts else ""
 
 
 def _name(name: str) -> str:

@@ -8,7 +8,6 @@ from rich.console import Console
 from rich.text import Text
 
 from speculative.decoding import reference
-from speculative.decoding.reference import TraceStep
 from speculative.pair import Pair, Request, Result
 from speculative.vocabulary import Vocabulary
 
@@ -42,7 +41,7 @@ def trace(pair: Pair, source: str, request: Request) -> PromptTrace:
     return PromptTrace(source, lines, result, steps.tokens == result.tokens)
 
 
-def line(step: TraceStep, vocabulary: Vocabulary) -> Line:
+def line(step: reference.TraceStep, vocabulary: Vocabulary) -> Line:
     """A step's tokens as text; one may end before all that was accepted is emitted."""
     accepted, corrected = step.emitted[: step.accepted], step.emitted[step.accepted :]
     rejected = step.guesses[step.accepted : step.accepted + 1] if corrected else []

@@ -1,9 +1,8 @@
 """Whether samples that any program made are a target's own: `speculative audit`.
 
 The program is not run: its samples come from a file, a text a line, and are scored by the target.
-At temperature 0 every token must be the target's argmax, but for near ties. At others, tests look
-at the first tokens of each prompt, and at the randomised probability integral transform (PIT) of
-every token: its distribution, that of neighbouring pairs, and the mean of the log-likelihood.
+At temperature 0 every token must be the target's argmax, but for near ties. At others tests look at
+first tokens, at every token and at pairs of neighbours, and at the likelihood: see docs/audit.md.
 """
 
 import dataclasses

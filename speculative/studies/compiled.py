@@ -49,8 +49,7 @@ class Compiled:
     hbm: int  # Bytes that it needs beside the weights.
     step: Cost | None  # Of a trip of its decoding loop, with the longest caches; None without one.
     once: Cost  # Of all of it, one trip of each decoding loop included.
-    # Instructions that copy an array as large as a kernel, in decoding loops or streamed steps, and
-    # elsewhere.
+    # Instructions that copy an array of a kernel's size: in loops or streamed steps, and elsewhere.
     copies: tuple[list[str], list[str]]
 
 
@@ -300,9 +299,7 @@ class Compiler:
 
 def _laid_out(size: Config, draft: bool) -> PyTree:
     """The shapes of a model's parameters as they lie on a TPU."""
-    shapes = jax.tree.map(
-        lambda x: jax.ShapeDtypeStruct(x.shape, size.dtype), abstract_params(size)
-    )
+    shapes = jax.tree.map(lambda x: x.update(dtype=size.dtype), abstract_params(size))
     return jax.eval_shape(lambda params: for_decoding(params, draft, "tpu"), shapes)
 
 

@@ -163,8 +163,7 @@ def of_test(test: GTest, noncentrality: float, level: float) -> tuple[float, flo
 def _noncentrality(tests: Sequence[GTest]) -> float:
     """Of the distribution of G in equal experiments, less `SURE` standard errors, and at least 0.
 
-    G exceeds its degrees of freedom by it in the mean; its variance is twice these and four times
-    it.
+    G's mean is its degrees of freedom and this, its variance twice the degrees and four times this.
     """
     degrees = np.mean([test.degrees or 1 for test in tests])
     excess = np.mean([test.statistic or 0.0 for test in tests]) - degrees

@@ -1,7 +1,4 @@
-"""Texts of this program, drawn so that an audit shows whether they are the target's own.
-
-They are a whole text of each prompt and, above temperature 0, the beginnings of many more.
-"""
+"""Audits of this program: a whole text of each prompt and, above temperature 0, more beginnings."""
 
 import dataclasses
 from collections.abc import Callable, Sequence
