@@ -85,7 +85,7 @@ def tune(work: Workload, on_progress: OnProgress, batch_size: int) -> Tuning:
         on_progress("decoding", number / count)
         texts.append(work.pair.results(work.decode(number, 0)[0])[0].tokens)
     on_progress("scoring", 0)
-    decoding, blocks = work.decoding(max(gammas)), []
+    decoding, blocks = work.decoding(max(GAMMAS)), []
     sources = [work.source(number) for number in range(count)]
     betas = alpha_on_target_text(work.pair, sources, texts, decoding, batch_size)
     if not config.rule.by_guess:
