@@ -147,7 +147,7 @@ def timed_calls(
     The cache has room for `ITERATIONS` tokens and, beyond them, for a step.
     """
     params, draft = pair.params, pair.draft
-    config = config.endless  # No token ends the row while it is timed.
+    config = dataclasses.replace(config, eos_ids=())  # No token ends the row while it is timed.
     autoregressive = dataclasses.replace(config.alone, max_length=cache_length - 2)
     if isinstance(draft, MixedDraft):  # Text that repeats itself would be looked up in every step.
         draft = dataclasses.replace(draft, asks=True)
