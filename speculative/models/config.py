@@ -6,8 +6,6 @@ from typing import ClassVar, Self
 from speculative.models.reads import Reads, unpacked
 from speculative.types import ACTIVATIONS, Fields
 
-_READS = tuple(field.name for field in dataclasses.fields(Reads))
-
 _CHOICES = {
     "norm": ("rms", "layer"),
     "positions": ("relative", "learned"),
@@ -88,9 +86,10 @@ class Config:
     @classmethod
     def from_json(cls, fields: Fields) -> Self:
         """The configuration of the fields that `to_json` gave, or an older version's."""
-        own = {name: fields[name] for name in _READS if name in fields}
-        others = {name: value for name, value in fields.items() if name not in _READS}
-        return cls(**others, reads=Reads(**own))
+        others = dict(fields)
+        read = [field.name for field in dataclasses.fields(Reads) if field.name in fields]
+        reads = Reads(**{name: others.pop(name) for name in read})
+        return cls(**others, reads=reads)
 
     def to_json(self) -> Fields:
         """The fields as JSON-ready values."""
@@ -121,36 +120,30 @@ class Config:
         if unknown := [a for a in self.mlp_activations if a not in ACTIVATIONS]:
             name, known = type(self).__name__, ", ".join(ACTIVATIONS)
             raise ValueError(f"{name}.mlp_activations has {unknown[0]!r}; known: {known}.")
-        if len(self.mlp_activations) not in (1, 2):
-            self._refuse("mlp_activations", "one or two names")
-        if self.gated and self.biases:
-            self._refuse("mlp_activations", "one name where biases is True")
         if kept := self.reads.draft_vocabulary:
-            if unpacked(kept)[-1] >= self.vocab_size:
-                raise ValueError(
-                    f"Reads.draft_vocabulary must be of tokens below {self.vocab_size}, not of "
-                    f"{unpacked(kept)[-1]}."
-                )
+            must, last = "Reads.draft_vocabulary must be", unpacked(kept)[-1]
+            if last >= self.vocab_size:
+                raise ValueError(f"{must} of tokens below {self.vocab_size}, not of {last}.")
             if self.logits_via_embedding:
-                raise ValueError(
-                    "Reads.draft_vocabulary must be empty where logits are tied to the embedding."
-                )
-        if self.num_kv_heads not in (0, self.num_heads):
-            self._refuse("num_kv_heads", f"{self.num_heads}, as num_heads is, or 0 for as many")
-        if (self.positions == "learned") != (self.max_positions > 0):
-            wanted = "0 where positions is 'relative'"
-            if self.positions == "learned":
-                wanted = "positive where positions is 'learned' (a configuration of relative "
-                wanted += "positions needs positions = 'relative')"
-            self._refuse("max_positions", wanted)
-        if self.positions == "learned" and not self.shared_positions:
-            self._refuse("shared_positions", "True where positions is 'learned'")
-        if self.num_buckets < 4 or self.num_buckets % 4:
-            self._refuse("num_buckets", "a multiple of 4")
-        if self.max_distance <= self.num_buckets // 2:
-            self._refuse("max_distance", f"above {self.num_buckets // 2}, half the buckets")
-        if not 0 <= self.dropout_rate < 1:
-            self._refuse("dropout_rate", "in [0, 1)")
+                raise ValueError(f"{must} empty where logits are tied to the embedding.")
+        learned, half = self.positions == "learned", self.num_buckets // 2
+        as_many = f"{self.num_heads}, as num_heads is, or 0 for as many"
+        positions, shared = "0 where positions is 'relative'", "True where positions is 'learned'"
+        if learned:
+            positions = "positive where positions is 'learned' (a configuration of relative "
+            positions += "positions needs positions = 'relative')"
+        for wrong, field, wanted in (
+            (len(self.mlp_activations) not in (1, 2), "mlp_activations", "one or two names"),
+            (self.gated and self.biases, "mlp_activations", "one name where biases is True"),
+            (self.num_kv_heads not in (0, self.num_heads), "num_kv_heads", as_many),
+            (learned != (self.max_positions > 0), "max_positions", positions),
+            (learned and not self.shared_positions, "shared_positions", shared),
+            (self.num_buckets < 4 or self.num_buckets % 4, "num_buckets", "a multiple of 4"),
+            (self.max_distance <= half, "max_distance", f"above {half}, half the buckets"),
+            (not 0 <= self.dropout_rate < 1, "dropout_rate", "in [0, 1)"),
+        ):
+            if wrong:
+                self._refuse(field, wanted)
 
     def _refuse(self, field: str, wanted: str) -> None:
         name, value = type(self).__name__, getattr(self, field)

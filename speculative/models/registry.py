@@ -65,10 +65,9 @@ def abstract_params(config: Config) -> PyTree:
 
     The layers of a stack are alike, so one is traced for all: hundreds would take seconds.
     """
-    depths = {field: getattr(config, field) for field in config.depths}
-    one = config.replace(**{field: min(depth, 1) for field, depth in depths.items()})
+    one = config.replace(**{field: min(getattr(config, field), 1) for field in config.depths})
     params = jax.eval_shape(model_of(one).init, jax.random.key(0))
-    for stack, depth in zip(("decoder", "encoder"), reversed(depths.values()), strict=False):
+    for stack, depth in ("decoder", config.decoder_layers), ("encoder", config.encoder_layers):
         for layer in range(1, depth):
             params[stack][f"layers_{layer}"] = params[stack]["layers_0"]
     return params

@@ -60,17 +60,15 @@ class GPTNames(Names[DecoderOnlyConfig]):
             "transformer.wte.weight": Stored(("token_embedder/embedding",)),
             "transformer.wpe.weight": Stored(("decoder/position_embedder/embedding",)),
         }
-
-        def store(theirs: str, *ours: str) -> None:
+        modules: dict[str, tuple[str, ...]] = {"ln_f": ("decoder_norm",)}
+        for i in range(config.num_layers):
+            for theirs, ours in self.parts.items():
+                modules[f"h.{i}.{theirs}"] = tuple(f"layers_{i}/{part}" for part in ours)
+        for theirs, ours in modules.items():
             weight = "scale" if ours[0].endswith("norm") else "kernel"
             for name, kind in (("weight", weight), ("bias", "bias")):
                 parts = tuple(f"decoder/{part}/{kind}" for part in ours)
                 table[f"transformer.{theirs}.{name}"] = Stored(parts)
-
-        for i in range(config.num_layers):
-            for theirs, ours in self.parts.items():
-                store(f"h.{i}.{theirs}", *(f"layers_{i}/{part}" for part in ours))
-        store("ln_f", "decoder_norm")
         if not config.logits_via_embedding:
             table["lm_head.weight"] = Stored(("decoder/logits_dense/kernel",), True)
         return table

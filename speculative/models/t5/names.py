@@ -61,9 +61,8 @@ class T5Names(Names[T5Config]):
             raise ValueError(f"{location} has the feed_forward_proj {kind!r}; known are {known}.")
         fields: dict[str, Any] = self._read_sizes(settings, location)
         fields["num_decoder_layers"] = fields["num_encoder_layers"]
-        for name, ours in self.optional.items():
-            if settings.get(name) is not None:
-                fields[ours] = settings[name]
+        given = {name for name in self.optional if settings.get(name) is not None}
+        fields |= {self.optional[name]: settings[name] for name in given}
         # Recent versions say "tied" of all of them. Of T5 they say by another name whether logits
         # are scaled, as tied ones are; those of mT5 never are, those of umT5 are where it says so.
         tied = settings.get("tie_word_embeddings", True)
@@ -116,12 +115,11 @@ class T5Names(Names[T5Config]):
                 f"{location} has the mlp_activations {config.mlp_activations}, which transformers "
                 f"has no name for; it has one for {', '.join(map(str, names))}."
             )
+        family = "T5" if config.shared_positions else "UMT5"
         return self._write_sizes(config) | {
             **{name: getattr(config, ours) for name, ours in self.optional.items()},
-            "architectures": [
-                f"{'' if config.shared_positions else 'UM'}T5ForConditionalGeneration"
-            ],
-            "model_type": "t5" if config.shared_positions else "umt5",
+            "architectures": [f"{family}ForConditionalGeneration"],
+            "model_type": family.lower(),
             "is_encoder_decoder": True,
             "dropout_rate": config.dropout_rate,
             "layer_norm_epsilon": 1e-6,
@@ -168,14 +166,10 @@ class T5Names(Names[T5Config]):
 
     def _assumed(self, config: T5Config) -> T5Config:
         """The configuration with what `infer` assumes of what no shape shows."""
-        kind, ul2 = "gated-gelu" if config.gated else "relu", SIZES["ul2"]
-        gates = self.activations[kind], ul2.mlp_activations
-        usual, silu = (
-            config.replace(mlp_activations=gate, max_distance=T5Config.max_distance)
-            for gate in gates
-        )
-        same = silu.replace(dtype=ul2.dtype, dropout_rate=ul2.dropout_rate) == ul2
-        return silu if same else usual
+        gate = self.activations["gated-gelu" if config.gated else "relu"]
+        usual = config.replace(mlp_activations=gate, max_distance=T5Config.max_distance)
+        ul2 = SIZES["ul2"].replace(dtype=config.dtype, dropout_rate=config.dropout_rate)
+        return ul2 if usual.replace(mlp_activations=ul2.mlp_activations) == ul2 else usual
 
     def require_t5x(self, config: T5Config, location: str) -> None:
         """T5X's own models, all with an encoder."""
