@@ -5,7 +5,6 @@ from typing import Any
 
 import jax.numpy as jnp
 from flax import struct
-from jax import Array
 
 from speculative.backends.xla import Weight, Xla
 from speculative.types import PyTree
@@ -30,16 +29,16 @@ def split(
     backend: Xla,
     lay_out: Callable[..., Weight],
     groups: Sequence[tuple[str, ...]],
-    tied: Callable[[Array], Weight | None],
+    tied: bool,
 ) -> Prepacked:
     """A model's parameters for a backend.
 
     `lay_out` is given the names of a group of kernels that become one, and its kernels; or no names
-    and one kernel. `tied` is given the embedding of a model whose logits are tied to it.
+    and one kernel. That may be the embedding, where `tied` and logits are.
     """
     rest, prepacked = _split(params, lay_out, groups)
-    if "logits_dense" not in params["decoder"]:
-        prepacked["logits"] = tied(params["token_embedder"]["embedding"])
+    if tied and "logits_dense" not in params["decoder"]:
+        prepacked["logits"] = lay_out((), params["token_embedder"]["embedding"].T)
     return Prepacked(rest, prepacked, backend)
 
 
@@ -50,27 +49,19 @@ def _split(
     name: str = "",
 ) -> tuple[dict[str, Any], dict[str, Any]]:
     """What stays of a tree of parameters, and its kernels laid out."""
-    rest: dict[str, Any] = {}
+    rest: dict[str, Any] = dict(tree)
     prepacked: dict[str, Any] = {}
-    denses = {part for part, value in tree.items() if isinstance(value, dict) and "kernel" in value}
+    if "kernel" in tree:
+        return rest, {"kernel": lay_out((), rest.pop("kernel"))}
     # A cross-attention's query sees the target, its key and value the source.
     here = groups if name != "encoder_decoder_attention" else ()
-    fused = next((group for group in here if denses.issuperset(group)), ())
-    if fused:
-        kernel = lay_out(fused, *(tree[part]["kernel"] for part in fused))
-        biases = [tree[part]["bias"] for part in fused if "bias" in tree[part]]
-        prepacked["_".join(fused)] = {"kernel": kernel}
-        if biases:
-            prepacked["_".join(fused)]["bias"] = jnp.concatenate(biases)
-    for part, value in tree.items():
-        if part in denses:
-            if part not in fused:
-                prepacked[part] = {"kernel": lay_out((), value["kernel"])}
-                rest |= {part: {"bias": value["bias"]}} if "bias" in value else {}
-        elif isinstance(value, dict):
-            inner_rest, inner_prepacked = _split(value, lay_out, groups, part)
-            rest |= {part: inner_rest} if inner_rest else {}
-            prepacked |= {part: inner_prepacked} if inner_prepacked else {}
-        else:
-            rest[part] = value
+    if fused := next((group for group in here if tree.keys() >= {*group}), ()):
+        parts = [rest.pop(part) for part in fused]
+        one = prepacked["_".join(fused)] = {}
+        one["kernel"] = lay_out(fused, *(part["kernel"] for part in parts))
+        if "bias" in parts[0]:
+            one["bias"] = jnp.concatenate([part["bias"] for part in parts])
+    for part, value in [*rest.items()]:
+        if isinstance(value, dict):
+            rest[part], prepacked[part] = _split(value, lay_out, groups, part)
     return rest, prepacked

@@ -52,20 +52,14 @@ class Tpu(Xla):
         y = super().product(x, projection, norm, activation, out_dtype)
         # XLA would merge the two products of a feed-forward layer without gate. Those of T5 11B do
         # not fit the memory on the chip, and take 1.4 times what reading them does.
-        return y if activation == "linear" else _apart(y)
+        return y if activation == "linear" else lax.optimization_barrier(y)
 
     def split(self, x, heads) -> Array:
         """See `Xla`."""
-        return super().split(_apart(x), heads)
-
-
-def _apart(x: Array) -> Array:
-    """A projection that is not to be merged with its split into heads.
-
-    XLA would merge them, and for that copy the kernel into another layout: T5 v1.1 XXL would copy
-    all kernels of attention at every streamed step, and before every generation.
-    """
-    return lax.optimization_barrier(x)
+        # XLA would merge projections with their split into heads, and for that copy the kernel into
+        # another layout: T5 v1.1 XXL would copy all kernels of attention at every streamed step,
+        # and before every generation.
+        return super().split(lax.optimization_barrier(x), heads)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -117,13 +111,19 @@ def lay_out(params: PyTree, draft: bool) -> Prepacked:
         return Weight(group[0] if len(group) == 1 else jnp.concatenate(group, axis=1))
 
     backend, groups = (TpuDraft(), FUSED) if draft else (Tpu(), ())
-    return split(params, backend, kernel, groups, lambda embedding: None)
+    return split(params, backend, kernel, groups, tied=False)
 
 
 @functools.cache
 def compiler_options(device: Any = None) -> tuple[tuple[str, str | bool], ...]:
-    """`READ_AHEAD` if the compiler of the device knows it: libtpu 0.0.52 does, 0.0.42 does not."""
-    on = SingleDeviceSharding(device or jax.devices()[0])
+    """Options of the compiler for programs with a draft, on a device; by default the present one.
+
+    `READ_AHEAD` if it is a TPU whose compiler knows it: libtpu 0.0.52 does, 0.0.42 does not.
+    """
+    device = device or jax.devices()[0]
+    if device.platform != "tpu":
+        return ()
+    on = SingleDeviceSharding(device)
     tile = jax.ShapeDtypeStruct((ROWS, 128), np.float32, sharding=on)
     try:
         jax.jit(jnp.negative).lower(tile).compile(READ_AHEAD)

@@ -99,12 +99,11 @@ class FlaxModel(Model):
     def start(self, params, inputs, cache_length, encoded=None, layers=()) -> Started:
         """As of the interface."""
         given = self._given(layers, start=True)
-        return Started(*self._apply(params, inputs, cache_length, encoded, given, method="start"))
+        return self._apply(params, inputs, cache_length, encoded, given, method="start")
 
     def extend(self, params, state, chunk, at=None, layers=()) -> Extended:
         """As of the interface."""
-        given = self._given(layers)
-        return Extended(*self._apply(params, state, chunk, at, given, method="extend"))
+        return self._apply(params, state, chunk, at, self._given(layers), method="extend")
 
     def unroll(
         self,
@@ -142,11 +141,10 @@ class FlaxModel(Model):
         """As of the interface."""
         starts = state.lengths - length
         at = starts if state.prompt is None else state.prompt + starts
-
-        def kept(caches: tuple[Array, ...]) -> tuple[Array, ...]:
-            return tuple(move_rows(cache, at[:, None] + path, at, axis=2) for cache in caches)
-
-        keys, values = kept(state.keys), kept(state.values)
+        keys, values = jax.tree.map(
+            lambda cache: move_rows(cache, at[:, None] + path, at, axis=2),
+            (state.keys, state.values),
+        )
         return dataclasses.replace(state, lengths=starts + count, keys=keys, values=values)
 
     def _given(self, layers: tuple[str, ...], start: bool = False) -> tuple[str, ...]:

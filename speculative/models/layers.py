@@ -4,7 +4,8 @@ Modules declare parameters, under T5X's names, and hand them to a backend, which
 may be prepacked.
 """
 
-from typing import Any, NamedTuple
+import functools
+from typing import Any, Literal, NamedTuple
 
 import flax.linen as nn
 import jax.numpy as jnp
@@ -39,10 +40,9 @@ class LayerNorm(nn.Module):
 
     def setup(self) -> None:
         """Declares `scale` [D] and, where the mean is taken away, `bias` [D]."""
-        shape, shift = (self.config.emb_dim,), None
+        shape, shifted = (self.config.emb_dim,), self.config.norm == "layer"
         scale = parameter(self, "scale", nn.initializers.ones, shape)
-        if self.config.norm == "layer":
-            shift = parameter(self, "bias", nn.initializers.zeros, shape)
+        shift = parameter(self, "bias", nn.initializers.zeros, shape) if shifted else None
         self.numbers = Norm(scale, shift, self.config.epsilon)
 
 
@@ -51,8 +51,9 @@ class Dense(nn.Module):
 
     inputs: int
     features: int
-    kernel_init: nn.initializers.Initializer
     use_bias: bool = False
+    scale: float = 1.0  # Of the kernel's initial variance.
+    distribution: Literal["truncated_normal", "normal"] = "truncated_normal"
 
     def setup(self) -> None:
         """Declares both, but for a kernel that is prepacked."""
@@ -61,8 +62,9 @@ class Dense(nn.Module):
             bias = parameter(self, "bias", nn.initializers.zeros, (self.features,))
         weight = self.get_variable(PREPACKED, "kernel")
         if weight is None:
-            shape = self.inputs, self.features
-            weight = Weight(parameter(self, "kernel", self.kernel_init, shape))
+            shape, kind = (self.inputs, self.features), self.distribution
+            init = nn.initializers.variance_scaling(self.scale, "fan_in", kind)
+            weight = Weight(parameter(self, "kernel", init, shape))
         self.projection = Projection(weight, (self.features,), bias)
 
 
@@ -109,16 +111,11 @@ class Attention(nn.Module):
     def setup(self) -> None:
         """Declares the four projections."""
         config = self.config
-        width = config.num_heads * config.head_dim
-
-        def dense(inputs: int, features: int, scale: float = 1.0) -> Dense:
-            init = nn.initializers.variance_scaling(scale, "fan_in", "normal")
-            return Dense(inputs, features, init, config.biases)
-
+        width, read = config.num_heads * config.head_dim, self.source_dim or config.emb_dim
+        dense = functools.partial(Dense, use_bias=config.biases, distribution="normal")
         # T5 has attention's 1/sqrt(H) in the query's initial scale.
         initial = 1.0 if config.scaled_attention else 1.0 / config.head_dim
-        self.query = dense(config.emb_dim, width, initial)
-        read = self.source_dim or config.emb_dim
+        self.query = dense(config.emb_dim, width, scale=initial)
         self.key, self.value = dense(read, width), dense(read, width)
         self.out = dense(width, config.emb_dim)
         self._scale = config.head_dim**-0.5 if config.scaled_attention else 1.0
@@ -154,17 +151,12 @@ class Mlp(nn.Module):
     def setup(self) -> None:
         """Declares the input projections and `wo`."""
         config = self.config
-
-        def dense(inputs: int, features: int) -> Dense:
-            init = nn.initializers.variance_scaling(1.0, "fan_in", "truncated_normal")
-            return Dense(inputs, features, init, config.biases)
-
+        dense = functools.partial(Dense, config.emb_dim, config.mlp_dim, config.biases)
         if config.gated:
-            self.wi_0 = dense(config.emb_dim, config.mlp_dim)
-            self.wi_1 = dense(config.emb_dim, config.mlp_dim)
+            self.wi_0, self.wi_1 = (dense() for _ in range(2))
         else:
-            self.wi = dense(config.emb_dim, config.mlp_dim)
-        self.wo = dense(config.mlp_dim, config.emb_dim)
+            self.wi = dense()
+        self.wo = Dense(config.mlp_dim, config.emb_dim, config.biases)
         self.dropout = nn.Dropout(config.dropout_rate)
 
     def __call__(self, x: Array, norm: Norm, train: bool) -> Array:

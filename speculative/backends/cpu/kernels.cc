@@ -14,10 +14,8 @@
 #include <cstdint>
 #include <cstring>
 #include <functional>
-#include <limits>
 #include <memory>
 #include <mutex>
-#include <optional>
 #include <thread>
 #include <utility>
 #include <vector>
@@ -74,6 +72,17 @@ inline float Sum(Vector v) {
 #endif
 }
 
+// The sum of term(load, i) over i in [0, size), in lanes first.
+template <typename Term>
+float SumOf(int64_t size, const Term& term) {
+  Vector sums = {};
+  int64_t i = 0;
+  for (; i + kLanes <= size; i += kLanes) sums += term(Load, i);
+  float sum = Sum(sums);
+  for (; i < size; ++i) sum += term([](const float* from) { return *from; }, i);
+  return sum;
+}
+
 // exp(x) for x <= 0, within 2 units in the last place; exactly 0 below -87.
 inline Vector Exp(Vector x) {
   const Whole counts = x >= All(-87.0f);
@@ -83,11 +92,10 @@ inline Vector Exp(Vector x) {
   const Vector n = shifted - 12582912.0f;
   const Vector r = (x - n * 0.693359375f) + n * 2.12194440e-4f;
   Vector p = All(1.9875691500e-4f);
-  p = p * r + 1.3981999507e-3f;
-  p = p * r + 8.3334519073e-3f;
-  p = p * r + 4.1665795894e-2f;
-  p = p * r + 1.6666665459e-1f;
-  p = p * r + 5.0000001201e-1f;
+  for (float next : {1.3981999507e-3f, 8.3334519073e-3f, 4.1665795894e-2f, 1.6666665459e-1f,
+                     5.0000001201e-1f}) {
+    p = p * r + next;
+  }
   p = p * (r * r) + r + 1.0f;
   // 2^n goes into the exponent's bits.
   const Whole power = (reinterpret_cast<Whole>(shifted) - 0x4B400000) << 23;
@@ -188,16 +196,11 @@ Helpers& helpers = *new Helpers;  // Never destroyed, for threads may outlive ev
 
 constexpr int64_t kWorthAThread = 1 << 14;  // Floats read while another thread takes notice.
 
-struct Pool {  // How many threads XLA has.
-  int64_t threads;
-  Pool(const ffi::ThreadPool& pool) : threads(pool.num_threads()) {}
-};
-
 // Runs work(begin, end) over [0, items), each of which reads so many floats.
 template <typename Work>
-void Parallel(Pool pool, int64_t items, int64_t floats, const Work& work) {
+void Parallel(const ffi::ThreadPool& pool, int64_t items, int64_t floats, const Work& work) {
   const int64_t worth = 1 + items * floats / kWorthAThread;
-  const int64_t threads = std::min({pool.threads, worth, items});
+  const int64_t threads = std::min({pool.num_threads(), worth, items});
   const std::function<void(int64_t, int64_t)> chunk = std::cref(work);
   if (threads <= 1) return chunk(0, items);
   Job job{chunk, items, std::max<int64_t>(1, items / (2 * threads)), threads - 1};
@@ -206,7 +209,7 @@ void Parallel(Pool pool, int64_t items, int64_t floats, const Work& work) {
 
 // ---- The product ------------------------------------------------------------------------
 //
-//   y[l, o] = add[l, o] + first(bias[o] + sum_i kernel[i, o] norm(x)[l, i])     x [L, I], y [L, O]
+//   y[l, o] = first(bias[o] + sum_i kernel[i, o] norm(x)[l, i])     x [L, I], y [L, O]
 //
 // The product costs what reading the kernel from memory costs, if that is read once, front to back.
 // The kernel is therefore stored as panels [O / 32, I, 32]: a panel's 32 outputs for up to 8
@@ -224,6 +227,12 @@ constexpr int kPanel = 32;
 constexpr int64_t kAhead = 8192;  // Bytes by which a panel is prefetched: memory is that slow.
 constexpr int64_t kPositionsAtATime = 64;  // That meet all panels while they stay in a cache.
 
+inline void Prefetch(const void* panel) {
+  const char* ahead = static_cast<const char*>(panel) + kAhead;
+  __builtin_prefetch(ahead);
+  __builtin_prefetch(ahead + 64);
+}
+
 // Vectors of a panel's 32 outputs that are summed together for so many positions. A sum waits some
 // four cycles for its last addition: ARM's short vectors need many sums, and it has 32 registers.
 constexpr int Vectors(int positions) {
@@ -236,14 +245,12 @@ constexpr int Vectors(int positions) {
 
 // The first vectors of a panel's outputs for kPositions positions, every sum in a register. Without
 // always_inline compilers stop inlining it when the rest of this file grows.
-template <int kPositions, typename Weight, int... kVectors>
-__attribute__((always_inline)) inline void Tile(const Weight* panel, const float* x, int64_t inputs,
+template <int kPositions, int... kVectors>
+__attribute__((always_inline)) inline void Tile(const float* panel, const float* x, int64_t inputs,
                                                 float* y, std::integer_sequence<int, kVectors...>) {
   Vector sums[kPositions][sizeof...(kVectors)] = {};
   for (int64_t i = 0; i < inputs; ++i, panel += kPanel) {
-    const char* ahead = reinterpret_cast<const char*>(panel) + kAhead;
-    __builtin_prefetch(ahead);
-    if (sizeof(Weight) == sizeof(float)) __builtin_prefetch(ahead + 64);
+    Prefetch(panel);
     Vector weights[] = {Load(panel + kVectors * kLanes)...};
 #if defined(__x86_64__)
     asm("" : "+v"(weights[0]), "+v"(weights[1]));  // Or they are loaded again for each position.
@@ -301,8 +308,7 @@ __attribute__((always_inline)) inline void Tile(const int8_t* panel, const uint8
   __m512i parts[kSums][kPositions][2] = {};
   const auto add = [&](int64_t i, int part) __attribute__((always_inline)) {
     const int8_t* weights = panel + i * kPanel;
-    __builtin_prefetch(reinterpret_cast<const char*>(weights) + kAhead);
-    __builtin_prefetch(reinterpret_cast<const char*>(weights) + kAhead + 64);
+    Prefetch(weights);
     const __m512i low = _mm512_loadu_si512(weights), high = _mm512_loadu_si512(weights + 64);
     for (int l = 0; l < kPositions; ++l) {
       int32_t four;
@@ -329,8 +335,7 @@ __attribute__((always_inline)) inline void Tile(const int8_t* panel, const uint8
     __m256i parts[8] = {};  // Of four outputs each: the sums of two inputs and of the other two.
     for (int64_t i = 0; i < width; i += 4) {
       const int8_t* weights = panel + i * kPanel;
-      __builtin_prefetch(reinterpret_cast<const char*>(weights) + kAhead);
-      __builtin_prefetch(reinterpret_cast<const char*>(weights) + kAhead + 64);
+      Prefetch(weights);
       int32_t four;
       std::memcpy(&four, x + l * width + i, sizeof(four));
       const __m256i v = _mm256_cvtepi8_epi16(_mm_set1_epi32(four));
@@ -351,7 +356,7 @@ __attribute__((always_inline)) inline void Tile(const int8_t* panel, const uint8
     int32x4_t parts[8] = {};
     for (int64_t i = 0; i < width; i += 4) {
       const int8_t* weights = panel + i * kPanel;
-      __builtin_prefetch(reinterpret_cast<const char*>(weights) + kAhead);
+      Prefetch(weights);
       int32_t four;
       std::memcpy(&four, x + l * width + i, sizeof(four));
       const int8x16_t v = vreinterpretq_s8_s32(vdupq_n_s32(four));
@@ -373,7 +378,7 @@ __attribute__((always_inline)) inline void Tile(const int8_t* panel, const uint8
 #endif
 }
 
-// What a feed-forward layer does to its products, all of which make 0 of 0, as `Filled` needs; the
+// What a feed-forward layer does to its products, all of which make 0 of 0, as padding needs; the
 // order is that of `ACTIVATIONS` in types.py.
 enum class Activation : int64_t { kGelu, kSilu, kRelu, kLinear };
 
@@ -388,97 +393,83 @@ inline Vector Activated(Activation activation, Vector x) {
   return x * (x > Vector{} ? All(1.0f) : e) / (e + 1.0f);
 }
 
-// What a product writes: rows [L, O]; those of a gated layer's pairs of kernels; or, where the
-// positions are those of sources [B, S], what attention reads of them, [B, N, S, H].
-enum class Outputs { kRows, kGated, kHeads };
-
-template <typename Weight, Outputs kOutputs>
-struct Product {
+// A kernel, and what its products are written to.
+template <typename Weight>
+struct Kernel {
   const Weight* panels;
-  const float *scales, *x;  // Scales are of int8 panels: of the outputs, and sums of each.
-  const Rounded* rounded;   // What int8 panels meet in place of x.
-  const float *bias, *add;  // Null where there is nothing to add.
+  const float* scales;  // Of int8 panels: of the outputs, and sums of each.
   float* y;
-  int64_t positions, inputs, outputs;
-  Activation activations[2];  // The second where gated.
-  const int64_t* rows;        // The row of y and add of each position; null if all have one.
-  int64_t source, size;       // S and H, for heads alone.
+};
 
-  // Panels of y [begin, end).
+// Products of positions with kernels of the same sizes. Each y is [L, O] or, of the positions of
+// sources [B, S], what attention reads of them, [B, N, S, H].
+template <typename Weight>
+struct Products {
+  std::vector<Kernel<Weight>> kernels;
+  const float* x;
+  const Rounded& rounded;              // What int8 panels meet in place of x.
+  const float* bias;                   // Null where there is none.
+  const std::vector<int64_t>& places;  // Where in y each position's outputs begin.
+  int64_t inputs, outputs, panels;     // Panels of y: half as many as those of a gated layer.
+  int64_t size, stride;                // H, and the floats from a head's outputs to the next one's.
+  bool gated;
+  Activation activations[2];  // The second where gated.
+
+  // Panels [begin, end), numbered through all kernels.
   void operator()(int64_t begin, int64_t end) const {
+    const int64_t positions = places.size();
     for (int64_t first = 0; first < positions; first += kPositionsAtATime) {
       const int64_t last = std::min(first + kPositionsAtATime, positions);
       for (int64_t p = begin; p < end; ++p) {
-        int64_t l = first;
-        for (; l + 8 <= last; l += 8) Panel<8>(p, l);
-        Rest<7>(p, l, last - l);
+        const Kernel<Weight>& kernel = kernels[p / panels];
+        for (int64_t l = first; l < last; l += 8) Panel<8>(kernel, p % panels, l, last - l);
       }
     }
   }
 
-  // The panel of so many positions, at most kMost.
-  template <int kMost>
-  void Rest(int64_t p, int64_t l, int64_t positions) const {
-    if (positions == kMost) return Panel<kMost>(p, l);
-    if constexpr (kMost > 1) Rest<kMost - 1>(p, l, positions);
-  }
-
+  // The panel of so many positions, or of the first kPositions of them.
   template <int kPositions>
-  void Panel(int64_t p, int64_t l) const {
+  void Panel(const Kernel<Weight>& kernel, int64_t p, int64_t l, int64_t positions) const {
+    if constexpr (kPositions > 1) {
+      if (positions < kPositions) return Panel<kPositions - 1>(kernel, p, l, positions);
+    }
     const int64_t first = p * kPanel, count = std::min<int64_t>(kPanel, outputs - first);
-    float sums[kPositions][kPanel];
-    if constexpr (kOutputs == Outputs::kGated) {
-      float others[kPositions][kPanel];
-      Sums<kPositions>(2 * p, l, sums);
-      Sums<kPositions>(2 * p + 1, l, others);
-      for (int k = 0; k < kPositions; ++k) {
-        for (int o = 0; o < kPanel; o += kLanes) {
-          const Vector v = Activated(activations[0], Load(sums[k] + o));
-          Store(sums[k] + o, v * Activated(activations[1], Load(others[k] + o)));
-        }
-      }
-    } else {
-      Sums<kPositions>(p, l, sums);
-      for (int k = 0; k < kPositions; ++k) {
-        for (int64_t o = 0; bias && o < count; ++o) sums[k][o] += bias[first + o];
-        for (int o = 0; activations[0] != Activation::kLinear && o < kPanel; o += kLanes) {
-          Store(sums[k] + o, Activated(activations[0], Load(sums[k] + o)));
-        }
+    float sums[kPositions][kPanel], others[kPositions][kPanel];
+    Sums<kPositions>(kernel, gated ? 2 * p : p, l, sums);
+    if (gated) Sums<kPositions>(kernel, 2 * p + 1, l, others);
+    const bool activated = gated || activations[0] != Activation::kLinear;
+    for (int k = 0; k < kPositions; ++k) {
+      for (int64_t o = 0; bias && o < count; ++o) sums[k][o] += bias[first + o];
+      for (int o = 0; activated && o < kPanel; o += kLanes) {
+        const Vector v = Activated(activations[0], Load(sums[k] + o));
+        Store(sums[k] + o, gated ? v * Activated(activations[1], Load(others[k] + o)) : v);
       }
     }
-    for (int k = 0; k < kPositions; ++k) {
-      const int64_t row = rows ? rows[l + k] : l + k;
-      if constexpr (kOutputs == Outputs::kHeads) {
-        const int64_t b = row / source, s = row % source;
-        for (int64_t o = 0, end; o < count; o = end) {
-          const int64_t n = (first + o) / size, h = (first + o) % size;
-          end = std::min(count, o + size - h);
-          float* to = y + ((b * outputs / size + n) * source + s) * size + h;
-          std::copy(sums[k] + o, sums[k] + end, to);
-        }
-      } else {
-        const int64_t at = row * outputs + first;
-        for (int64_t o = 0; o < count; ++o) y[at + o] = sums[k][o] + (add ? add[at + o] : 0.0f);
+    for (int64_t o = 0, end; o < count; o = end) {
+      const int64_t n = (first + o) / size, h = (first + o) % size;
+      end = std::min(count, o + size - h);
+      for (int k = 0; k < kPositions; ++k) {
+        std::copy(sums[k] + o, sums[k] + end, kernel.y + places[l + k] + n * stride + h);
       }
     }
   }
 
   template <int kPositions>
-  void Sums(int64_t p, int64_t l, float (*sums)[kPanel]) const {
+  void Sums(const Kernel<Weight>& kernel, int64_t p, int64_t l, float (*sums)[kPanel]) const {
     if constexpr (sizeof(Weight) == sizeof(float)) {
-      const Weight* panel = panels + p * inputs * kPanel;
+      const Weight* panel = kernel.panels + p * inputs * kPanel;
       constexpr std::make_integer_sequence<int, Vectors(kPositions)> vectors;
       for (int o = 0; o < kPanel; o += vectors.size() * kLanes) {
         Tile<kPositions>(panel + o, x + l * inputs, inputs, sums[0] + o, vectors);
       }
     } else {
-      const int64_t width = rounded->width;
+      const int64_t width = rounded.width;
       int32_t whole[kPositions][kPanel];
-      Tile<kPositions>(panels + p * width * kPanel, rounded->values.data() + l * width, width,
+      Tile<kPositions>(kernel.panels + p * width * kPanel, rounded.values.data() + l * width, width,
                        whole);
-      const float *scale = scales + 2 * p * kPanel, *sum = scale + kPanel;
+      const float *scale = kernel.scales + 2 * p * kPanel, *sum = scale + kPanel;
       for (int k = 0; k < kPositions; ++k) {
-        const float of_position = rounded->scales[l + k];
+        const float of_position = rounded.scales[l + k];
         for (int o = 0; o < kPanel; ++o) {
           const int32_t added = kShift * static_cast<int32_t>(sum[o]);
           sums[k][o] = static_cast<float>(whole[k][o] - added) * (of_position * scale[o]);
@@ -488,17 +479,6 @@ struct Product {
   }
 };
 
-// The sum of f over numbers from[0..size), in lanes first.
-template <typename Term>
-float SumOf(const float* from, int64_t size, const Term& term) {
-  Vector sums = {};
-  int64_t i = 0;
-  for (; i + kLanes <= size; i += kLanes) sums += term(Load(from + i));
-  float sum = Sum(sums);
-  for (; i < size; ++i) sum += term(from[i]);
-  return sum;
-}
-
 // Layer norms of rows [L, D]: T5's, over the root mean square, times a scale; or GPT's, over the
 // standard deviation, times a scale, and shifted by what follows the scales.
 std::vector<float> Normed(const float* x, const float* scale, bool shifted, float epsilon,
@@ -506,10 +486,12 @@ std::vector<float> Normed(const float* x, const float* scale, bool shifted, floa
   std::vector<float> y(rows * size);
   for (int64_t l = 0; l < rows; ++l) {
     const float* from = x + l * size;
-    const float mean = shifted ? SumOf(from, size, [](auto v) { return v; }) / size : 0.0f;
-    const float squares =
-        SumOf(from, size, [mean](auto v) { return (v - mean) * (v - mean); }) / size;
-    const float factor = 1.0f / std::sqrt(squares + epsilon);
+    const auto plain = [from](auto load, int64_t i) { return load(from + i); };
+    const float mean = shifted ? SumOf(size, plain) / size : 0.0f;
+    const auto square = [from, mean](auto load, int64_t i) {
+      return (load(from + i) - mean) * (load(from + i) - mean);
+    };
+    const float factor = 1.0f / std::sqrt(SumOf(size, square) / size + epsilon);
     for (int64_t i = 0; i < size; ++i) {
       y[l * size + i] = (from[i] - mean) * factor * scale[i] + (shifted ? scale[size + i] : 0.0f);
     }
@@ -517,164 +499,85 @@ std::vector<float> Normed(const float* x, const float* scale, bool shifted, floa
   return y;
 }
 
-// Whether numbers are all 0, of either sign; looks at a few at a time, of which mostly one is not.
+// Whether numbers are all 0, of either sign.
 inline bool AllZero(const float* from, int64_t size) {
-  for (int64_t i = 0; i < size; i += 64) {
-    uint32_t bits = 0;
-    for (int64_t j = i; j < std::min(i + 64, size); ++j) {
-      uint32_t number;
-      std::memcpy(&number, from + j, sizeof(number));
-      bits |= number << 1;
-    }
-    if (bits) return false;
+  uint32_t bits = 0;
+  for (int64_t i = 0; i < size; ++i) {
+    uint32_t number;
+    std::memcpy(&number, from + i, sizeof(number));
+    bits |= number << 1;
   }
-  return true;
+  return bits == 0;
 }
 
-// The rows of x [L, I] that are not all zero. Padding's are all zero, and so are their products,
-// which are skipped.
-struct Filled {
-  const float* x;
-  int64_t positions;
-  const int64_t* rows = nullptr;  // The row of each that is kept; null if all are.
-  std::vector<int64_t> zeros;     // The others.
-
-  Filled(const float* from, int64_t count, int64_t inputs, bool keep_all = false)
-      : x(from), positions(count) {
-    for (int64_t l = 0; l < count && !keep_all; ++l) {
-      if (AllZero(from + l * inputs, inputs)) zeros.push_back(l);
-    }
-    if (zeros.empty()) return;
-    for (int64_t l = 0, next = 0; l < count; ++l) {
-      if (next < static_cast<int64_t>(zeros.size()) && zeros[next] == l) {
-        ++next;
-        continue;
-      }
-      rows_.push_back(l);
-      values_.insert(values_.end(), from + l * inputs, from + (l + 1) * inputs);
-    }
-    x = values_.data();
-    positions = rows_.size();
-    rows = rows_.data();
-  }
-  Filled(const Filled&) = delete;
-
- private:
-  std::vector<float> values_;
-  std::vector<int64_t> rows_;
-};
-
+using Number = ffi::Buffer<ffi::F32, 0>;
 using Rank1 = ffi::Buffer<ffi::F32, 1>;
 using Rank2 = ffi::Buffer<ffi::F32, 2>;
 using Rank3 = ffi::Buffer<ffi::F32, 3>;
 using Rank4 = ffi::Buffer<ffi::F32, 4>;
+using Starts = ffi::Buffer<ffi::S32, 1>;
 
-// Attributes: the indices of activations, what a norm adds to the variance, and what scales the
-// products of queries and keys.
-constexpr char kFirst[] = "first", kSecond[] = "second", kEpsilon[] = "epsilon", kScale[] = "scale";
-using First = ffi::Attr<int64_t, kFirst>;
-using Second = ffi::Attr<int64_t, kSecond>;
-using Epsilon = ffi::Attr<float, kEpsilon>;
-using Scale = ffi::Attr<float, kScale>;
-
-// `norm` is [I], [2 I] with shifts, or empty; for int8 `scales` are [panels, 64], each output's
-// scale and the sum of its kernel.
-template <Outputs kOutputs, ffi::DataType kType>
-ffi::Error Run(Pool pool, ffi::Buffer<kType, 3> kernel, Rank2 scales, Rank2 x, Rank1 norm,
-               const float* bias, const float* add, Rank2 y, Activation first, Activation second,
-               float epsilon) {
+// Products of x [..., I] with kernels of the same sizes, in one call, for some are small. A kernel
+// is panels, behind which int8 ones have scales [panels, 64]: each output's, and the sum of its
+// kernel. `norm` is [I], [2 I] with shifts, or empty; `bias` [O] may be empty. Gated kernels have
+// twice the panels of their y, which is [..., O], or [B, N, S, H] of so many heads and a source S.
+template <ffi::DataType kType>
+ffi::Error Multiply(ffi::ThreadPool pool, ffi::AnyBuffer x, Rank1 norm, Rank1 bias,
+                    ffi::RemainingArgs given, ffi::RemainingRets ys, int64_t heads, int64_t source,
+                    int64_t first, int64_t second, float epsilon) {
   using Weight = ffi::NativeType<kType>;
-  const int64_t panels = kernel.dimensions()[0], size = kernel.element_count() / panels;
-  const int64_t inputs = x.dimensions()[1], outputs = y.dimensions()[1];
+  constexpr bool kScaled = sizeof(Weight) < sizeof(float);
+  const int64_t inputs = x.dimensions().back(), rows = x.element_count() / inputs;
   const bool shifted = norm.element_count() == static_cast<size_t>(2 * inputs);
-  // A bias or a norm's shift makes another number of 0.
-  const Filled filled(x.typed_data(), x.dimensions()[0], inputs, bias || shifted);
-  const int64_t positions = filled.positions;
-  const float* from = filled.x;
-  std::vector<float> normed;
+  const float* from = x.typed_data<float>();
+  // Padding's rows are all zero, and so are their products, which are skipped, unless a bias or a
+  // norm's shift makes another number of 0.
+  std::vector<int64_t> kept, zeros;
+  for (int64_t l = 0; l < rows; ++l) {
+    const bool keep = bias.element_count() || shifted || !AllZero(from + l * inputs, inputs);
+    (keep ? kept : zeros).push_back(l);
+  }
+  const int64_t positions = kept.size();
+  std::vector<float> filled, normed;
+  if (positions < rows) {
+    for (int64_t l : kept) filled.insert(filled.end(), from + l * inputs, from + (l + 1) * inputs);
+    from = filled.data();
+  }
   if (norm.element_count()) {
     normed = Normed(from, norm.typed_data(), shifted, epsilon, positions, inputs);
     from = normed.data();
   }
-  std::optional<Rounded> rounded;
-  if constexpr (sizeof(Weight) < sizeof(float)) rounded.emplace(from, positions, inputs);
-  const Product<Weight, kOutputs> product{
-      kernel.typed_data(), scales.typed_data(), from, rounded ? &*rounded : nullptr, bias, add,
-      y.typed_data(), positions, inputs, outputs, {first, second}, filled.rows};
-  Parallel(pool, filled.zeros.size(), outputs, [&](int64_t begin, int64_t end) {
-    for (int64_t i = begin; i < end; ++i) {
-      float* to = y.typed_data() + filled.zeros[i] * outputs;
-      if (add) std::copy_n(add + filled.zeros[i] * outputs, outputs, to);
-      if (!add) std::fill_n(to, outputs, 0.0f);
-    }
-  });
-  const int64_t items = kOutputs == Outputs::kGated ? panels / 2 : panels;
-  Parallel(pool, items, panels / items * size * sizeof(Weight) / sizeof(float), product);
-  return ffi::Error::Success();
-}
-
-// `bias` [O] and `add` [L, O] may be empty.
-template <ffi::DataType kType>
-ffi::Error Multiply(Pool pool, ffi::Buffer<kType, 3> kernel, Rank2 scales, Rank2 x, Rank1 norm,
-                    Rank1 bias, Rank2 add, ffi::Result<Rank2> y, First first, Epsilon epsilon) {
-  return Run<Outputs::kRows>(pool, kernel, scales, x, norm,
-                             bias.element_count() ? bias.typed_data() : nullptr,
-                             add.element_count() ? add.typed_data() : nullptr, *y,
-                             Activation{*first}, Activation::kLinear, *epsilon);
-}
-
-template <ffi::DataType kType>
-ffi::Error MultiplyGated(Pool pool, ffi::Buffer<kType, 3> kernel, Rank2 scales, Rank2 x,
-                         Rank1 norm, ffi::Result<Rank2> y, First first, Second second,
-                         Epsilon epsilon) {
-  return Run<Outputs::kGated>(pool, kernel, scales, x, norm, nullptr, nullptr, *y,
-                              Activation{*first}, Activation{*second}, *epsilon);
-}
-
-// y_i[b, n, s] = x[b, s] kernel_i[:, n], for each of several kernels, which follow x as panels and
-// scales: a layer's keys or values each. In one call, for each of them is small.
-template <ffi::DataType kType>
-ffi::Error MultiplyForHeads(Pool pool, Rank3 x, ffi::RemainingArgs kernels, ffi::RemainingRets ys) {
-  using Weight = ffi::NativeType<kType>;
-  const int64_t batch = x.dimensions()[0], source = x.dimensions()[1], inputs = x.dimensions()[2];
-  const Filled filled(x.typed_data(), batch * source, inputs);
-  std::optional<Rounded> rounded;
-  if constexpr (sizeof(Weight) < sizeof(float)) {
-    rounded.emplace(filled.x, filled.positions, inputs);
-  }
-  std::vector<Product<Weight, Outputs::kHeads>> products;
-  int64_t panels = 0;
+  const Rounded rounded(from, kScaled ? positions : 0, inputs);
+  std::vector<Kernel<Weight>> kernels;
   for (size_t i = 0; i < ys.size(); ++i) {
-    const auto kernel = kernels.get<ffi::Buffer<kType, 3>>(2 * i);
-    const auto scales = kernels.get<Rank2>(2 * i + 1);
-    auto result = ys.get<Rank4>(i);
-    if (!kernel) return kernel.error();
-    if (!scales) return scales.error();
-    if (!result) return result.error();
-    const Rank4 y = **result;
-    const auto shape = y.dimensions();
-    panels = kernel->dimensions()[0];
-    products.push_back({kernel->typed_data(), scales->typed_data(), filled.x,
-                        rounded ? &*rounded : nullptr, nullptr, nullptr, y.typed_data(),
-                        filled.positions, inputs, shape[1] * shape[3],
-                        {Activation::kLinear, Activation::kLinear}, filled.rows, source, shape[3]});
-    Parallel(pool, filled.zeros.size(), shape[1] * shape[3], [&](int64_t begin, int64_t end) {
-      for (int64_t i = begin; i < end; ++i) {
-        const int64_t b = filled.zeros[i] / source, at = filled.zeros[i] % source;
-        for (int64_t n = 0; n < shape[1]; ++n) {
-          float* to = y.typed_data() + ((b * shape[1] + n) * source + at) * shape[3];
-          std::fill_n(to, shape[3], 0.0f);
+    const float* scales = nullptr;
+    if constexpr (kScaled) scales = given.get<Rank2>(2 * i + 1)->typed_data();
+    kernels.push_back({given.get<ffi::Buffer<kType, 3>>((1 + kScaled) * i)->typed_data(), scales,
+                       (*ys.get<ffi::AnyBuffer>(i))->typed_data<float>()});
+  }
+  const int64_t size = (*ys.get<ffi::AnyBuffer>(0))->dimensions().back();
+  const int64_t outputs = heads * size, stride = source * size;
+  const auto place = [&](int64_t row) {
+    return row / source * source * outputs + row % source * size;
+  };
+  Parallel(pool, zeros.size(), kernels.size() * outputs, [&](int64_t begin, int64_t end) {
+    for (int64_t i = begin; i < end; ++i) {
+      for (const Kernel<Weight>& kernel : kernels) {
+        for (int64_t n = 0; n < heads; ++n) {
+          std::fill_n(kernel.y + place(zeros[i]) + n * stride, size, 0.0f);
         }
       }
-    });
-  }
-  const auto work = [&](int64_t begin, int64_t end) {
-    for (int64_t i = begin / panels; i * panels < end; ++i) {
-      products[i](std::max(begin - i * panels, int64_t{0}), std::min(end - i * panels, panels));
     }
-  };
-  const int64_t floats = inputs * kPanel * sizeof(Weight) / sizeof(float);
-  Parallel(pool, products.size() * panels, floats, work);
+  });
+  std::vector<int64_t> places(positions);
+  std::transform(kept.begin(), kept.end(), places.begin(), place);
+  const auto panels = given.get<ffi::Buffer<kType, 3>>(0)->dimensions();
+  const int64_t of_y = (outputs + kPanel - 1) / kPanel, each = panels[0] / of_y;
+  const Products<Weight> products{
+      kernels, from, rounded, bias.element_count() ? bias.typed_data() : nullptr, places, inputs,
+      outputs, of_y, size, stride, each == 2, {Activation{first}, Activation{second}}};
+  const int64_t floats = each * panels[1] * panels[2] * sizeof(Weight) / sizeof(float);
+  Parallel(pool, kernels.size() * of_y, floats, products);
   return ffi::Error::Success();
 }
 
@@ -722,19 +625,24 @@ struct Attention {
     while (count > 0 && shift[count - 1] < kMasked) --count;
     if (count == 0) count = seen;
     const int64_t width = (count + kLanes - 1) / kLanes * kLanes;
+    float peak = -INFINITY;
+    bool none = false;  // Whether one of the scores is no number.
     for (int64_t t = 0; t < count; ++t) {
-      Prefetch(k + t * size + further);
-      weights[t] = scale * Dot(q, k + t * size) + shift[t];
+      const float* key = k + t * size;
+      for (int64_t h = 0; h < size; h += 16) __builtin_prefetch(key + further + h);
+      const auto product = [&](auto load, int64_t h) { return load(q + h) * load(key + h); };
+      weights[t] = scale * SumOf(size, product) + shift[t];
+      peak = std::max(peak, weights[t]);
+      none |= std::isnan(weights[t]);
     }
-    std::fill(weights + count, weights + width, -std::numeric_limits<float>::infinity());
-    const float peak = Peak(weights, width);
+    std::fill(weights + count, weights + width, -INFINITY);
     Vector sums = {};
     for (int64_t t = 0; t < width; t += kLanes) {
       const Vector w = Exp(Load(weights + t) - peak);
       sums += w;
       Store(weights + t, w);
     }
-    const float factor = std::isnan(peak) ? peak : 1.0f / Sum(sums);
+    const float factor = none ? NAN : 1.0f / Sum(sums);
     int64_t h = 0;
     for (; h + kMixed * kLanes <= size; h += kMixed * kLanes) {
       Mix<kMixed>(weights, v + h, count, further, factor, out + h);
@@ -747,46 +655,14 @@ struct Attention {
     }
   }
 
-  void Prefetch(const float* row) const {
-    for (int64_t h = 0; h < size; h += 16) __builtin_prefetch(row + h);
-  }
-
-  // The largest of them, or no number where one is none.
-  static float Peak(const float* weights, int64_t width) {
-    Vector peaks = Load(weights);
-    Whole none = peaks != peaks;
-    for (int64_t t = kLanes; t < width; t += kLanes) {
-      const Vector w = Load(weights + t);
-      peaks = w > peaks ? w : peaks;
-      none |= w != w;
-    }
-    float peak = peaks[0];
-    for (int i = 0; i < kLanes; ++i) {
-      peak = std::max(peak, peaks[i]);
-      if (none[i]) return std::numeric_limits<float>::quiet_NaN();
-    }
-    return peak;
-  }
-
-  float Dot(const float* q, const float* k) const {
-    Vector sums = {};
-    int64_t h = 0;
-    for (; h + kLanes <= size; h += kLanes) sums += Load(q + h) * Load(k + h);
-    float sum = Sum(sums);
-    for (; h < size; ++h) sum += q[h] * k[h];
-    return sum;
-  }
-
   template <int kVectors>
   void Mix(const float* weights, const float* v, int64_t count, int64_t further, float factor,
            float* out) const {
     Vector sums[kVectors] = {};
-    for (int64_t t = 0; t < count; ++t) {
+    for (int64_t t = 0; t < count; ++t, v += size) {
       const Vector w = All(weights[t]);
-      for (int j = 0; j < kVectors * kLanes; j += 16) {
-        __builtin_prefetch(v + t * size + further + j);
-      }
-      for (int j = 0; j < kVectors; ++j) sums[j] += w * Load(v + t * size + j * kLanes);
+      for (int j = 0; j < kVectors * kLanes; j += 16) __builtin_prefetch(v + further + j);
+      for (int j = 0; j < kVectors; ++j) sums[j] += w * Load(v + j * kLanes);
     }
     for (int j = 0; j < kVectors; ++j) Store(out + j * kLanes, sums[j] * factor);
   }
@@ -799,38 +675,43 @@ Attention Attending(const float* query, int64_t stride, Rank4 keys, Rank4 values
   const int64_t seen = keys.dimensions()[2];
   return {query, keys.typed_data(), values.typed_data(), bias.typed_data(), scale, y.typed_data(),
           q[1], q[2], seen, q[3], stride,
-          b[0] > 1 ? b[1] * b[2] * seen : 0, b[1] > 1 ? b[2] * seen : 0, b[2] > 1 ? seen : 0,
-          same};
+          b[0] > 1 ? b[1] * b[2] * seen : 0, b[1] > 1 ? b[2] * seen : 0, b[2] > 1 ? seen : 0, same};
 }
 
 // query [B, L, N, H]; keys and values [B, N, K, H]; bias [B or 1, N or 1, L or 1, K].
-ffi::Error Attend(Pool pool, Rank4 query, Rank4 keys, Rank4 values, Rank4 bias,
-                  ffi::Result<Rank4> y, Scale scale) {
+ffi::Error Attend(ffi::ThreadPool pool, Rank4 query, Rank4 keys, Rank4 values, Rank4 bias,
+                  ffi::Result<Rank4> y, float scale) {
   const auto q = query.dimensions();
   Parallel(pool, q[0] * q[2], 2 * q[1] * keys.dimensions()[2] * q[3],
-           Attending(query.typed_data(), q[2] * q[3], keys, values, bias, *scale, *y));
+           Attending(query.typed_data(), q[2] * q[3], keys, values, bias, scale, *y));
   return ffi::Error::Success();
 }
 
 // The keys and values of new positions, which lie behind their queries in projected
-// [B, L, 3 * N * H], enter the caches [B, N, K, H] at starts [B], or at 0; then as above.
-ffi::Error AttendTo(Pool pool, Rank3 projected, Rank4 bias, const int32_t* starts, Rank4 y,
-                    Rank4 keys, Rank4 values, float scale) {
-  const auto q = y.dimensions();
-  const int64_t length = q[1], heads = q[2], size = q[3], seen = keys.dimensions()[2];
+// [B, L, 3 * N * H], enter the caches [B, N, K, H], results in place, at starts [B]; then as above.
+//
+// Without starts it is among the new positions alone: K is L, and nothing is in the caches before.
+// Where a position's own key is masked it is padding, and its result is 0.
+ffi::Error AttendSelf(ffi::ThreadPool pool, Rank3 projected, Rank4 bias, Starts starts,
+                      ffi::RemainingArgs, ffi::Result<Rank4> y, ffi::Result<Rank4> keys,
+                      ffi::Result<Rank4> values, float scale) {
+  const auto q = y->dimensions();
+  const int64_t length = q[1], heads = q[2], size = q[3], seen = keys->dimensions()[2];
   const int64_t width = heads * size;
+  const bool cached = starts.element_count();
   const float* from = projected.typed_data();
-  const Attention attention = Attending(from, 3 * width, keys, values, bias, scale, y, !starts);
+  const Attention attention = Attending(from, 3 * width, *keys, *values, bias, scale, *y, !cached);
   const auto work = [&](int64_t begin, int64_t end) {
     for (int64_t at = begin; at < end; ++at) {
       const int64_t b = at / heads, n = at % heads;
       // As XLA has it, a start too near the end is shifted back.
-      const int64_t start = starts ? std::clamp<int64_t>(starts[b], 0, seen - length) : 0;
+      const int64_t start =
+          cached ? std::clamp<int64_t>(starts.typed_data()[b], 0, seen - length) : 0;
       for (int64_t l = 0; l < length; ++l) {
         const float* row = from + (b * length + l) * 3 * width + n * size;
         const int64_t to = (at * seen + start + l) * size;
-        std::memcpy(keys.typed_data() + to, row + width, size * sizeof(float));
-        std::memcpy(values.typed_data() + to, row + 2 * width, size * sizeof(float));
+        std::memcpy(keys->typed_data() + to, row + width, size * sizeof(float));
+        std::memcpy(values->typed_data() + to, row + 2 * width, size * sizeof(float));
       }
     }
     attention(begin, end);
@@ -839,24 +720,10 @@ ffi::Error AttendTo(Pool pool, Rank3 projected, Rank4 bias, const int32_t* start
   return ffi::Error::Success();
 }
 
-// Among the new positions alone: K is L, and nothing is in the caches before. Where a position's own
-// key is masked it is padding, and its result is 0.
-ffi::Error AttendSelf(Pool pool, Rank3 projected, Rank4 bias, ffi::Result<Rank4> y,
-                      ffi::Result<Rank4> keys, ffi::Result<Rank4> values, Scale scale) {
-  return AttendTo(pool, projected, bias, nullptr, *y, *keys, *values, *scale);
-}
-
-// The caches are results in place.
-ffi::Error AttendCached(Pool pool, Rank3 projected, Rank4, Rank4, Rank4 bias,
-                        ffi::Buffer<ffi::S32, 1> starts, ffi::Result<Rank4> y,
-                        ffi::Result<Rank4> keys, ffi::Result<Rank4> values, Scale scale) {
-  return AttendTo(pool, projected, bias, starts.typed_data(), *y, *keys, *values, *scale);
-}
-
 // ---- The read ---------------------------------------------------------------------------
 
 // The sum of all numbers, which takes as long as reading them does, panels' way.
-ffi::Error Total(Pool pool, Rank1 values, ffi::Result<ffi::Buffer<ffi::F32, 0>> y) {
+ffi::Error Total(ffi::ThreadPool pool, Rank1 values, ffi::Result<Number> y) {
   constexpr int64_t kBlock = 4 * kLanes;
   const int64_t count = values.element_count(), blocks = count / kBlock;
   const float* from = values.typed_data();
@@ -877,25 +744,23 @@ ffi::Error Total(Pool pool, Rank1 values, ffi::Result<ffi::Buffer<ffi::F32, 0>> 
   return ffi::Error::Success();
 }
 
-}  // namespace
+auto Bind() { return ffi::Ffi::Bind().Ctx<ffi::ThreadPool>(); }
 
-// XLA derives what a handler takes from its function's type.
-template <>
-struct ffi::CtxBinding<Pool> {
-  using Ctx = ffi::ThreadPool;
-};
-
-auto HeadsBinding() {
-  return ffi::Ffi::Bind().Ctx<ffi::ThreadPool>().Arg<Rank3>().RemainingArgs().RemainingRets();
+auto BindProducts() {
+  return Bind().Arg<ffi::AnyBuffer>().Arg<Rank1>().Arg<Rank1>().RemainingArgs().RemainingRets()
+      .Attr<int64_t>("heads").Attr<int64_t>("source")
+      .Attr<int64_t>("first").Attr<int64_t>("second").Attr<float>("epsilon");
 }
 
-XLA_FFI_DEFINE_HANDLER_SYMBOL(speculative_product, Multiply<ffi::F32>);
-XLA_FFI_DEFINE_HANDLER_SYMBOL(speculative_product_int8, Multiply<ffi::S8>);
-XLA_FFI_DEFINE_HANDLER_SYMBOL(speculative_gated, MultiplyGated<ffi::F32>);
-XLA_FFI_DEFINE_HANDLER_SYMBOL(speculative_gated_int8, MultiplyGated<ffi::S8>);
-XLA_FFI_DEFINE_HANDLER_SYMBOL(speculative_heads, MultiplyForHeads<ffi::F32>, HeadsBinding());
-XLA_FFI_DEFINE_HANDLER_SYMBOL(speculative_heads_int8, MultiplyForHeads<ffi::S8>, HeadsBinding());
-XLA_FFI_DEFINE_HANDLER_SYMBOL(speculative_attend, Attend);
-XLA_FFI_DEFINE_HANDLER_SYMBOL(speculative_attend_self, AttendSelf);
-XLA_FFI_DEFINE_HANDLER_SYMBOL(speculative_attend_cached, AttendCached);
-XLA_FFI_DEFINE_HANDLER_SYMBOL(speculative_total, Total);
+}  // namespace
+
+XLA_FFI_DEFINE_HANDLER_SYMBOL(speculative_product_float32, Multiply<ffi::F32>, BindProducts());
+XLA_FFI_DEFINE_HANDLER_SYMBOL(speculative_product_int8, Multiply<ffi::S8>, BindProducts());
+XLA_FFI_DEFINE_HANDLER_SYMBOL(speculative_attend, Attend,
+                              Bind().Arg<Rank4>().Arg<Rank4>().Arg<Rank4>().Arg<Rank4>()
+                                  .Ret<Rank4>().Attr<float>("scale"));
+XLA_FFI_DEFINE_HANDLER_SYMBOL(speculative_attend_self, AttendSelf,
+                              Bind().Arg<Rank3>().Arg<Rank4>().Arg<Starts>()
+                                  .RemainingArgs().Ret<Rank4>().Ret<Rank4>().Ret<Rank4>()
+                                  .Attr<float>("scale"));
+XLA_FFI_DEFINE_HANDLER_SYMBOL(speculative_total, Total, Bind().Arg<Rank1>().Ret<Number>());

@@ -30,9 +30,7 @@ SOURCE = pathlib.Path(__file__).with_name("kernels.cc")
 # For this very processor, in the way that every compiler for it, Apple's too, understands.
 NATIVE = "-mcpu=native" if platform.machine() in ("arm64", "aarch64") else "-march=native"
 FLAGS = ("-O3", NATIVE, "-std=c++17", "-pthread")
-PRODUCTS = ("product", "gated", "heads")
-INT8_PRODUCTS = tuple(f"{name}_int8" for name in PRODUCTS)
-TARGETS = (*PRODUCTS, *INT8_PRODUCTS, "attend", "attend_self", "attend_cached", "total")
+TARGETS = ("product_float32", "product_int8", "attend", "attend_self", "total")
 PANEL = 32  # Outputs that a product sums side by side; `kPanel` in `kernels.cc`.
 FOUR = 4  # Inputs that are multiplied at a time where kernels are int8.
 FLOAT32 = functools.partial(jax.ShapeDtypeStruct, dtype=jnp.float32)
@@ -103,13 +101,21 @@ def _compiled(compiler: str) -> pathlib.Path:
     return path
 
 
-def panels(kernel: Array, quantized: bool = False) -> Weight:
-    """Lays a kernel [I, O] out as `product` reads it, filled up with zeros.
+def panels(*kernels: Array, quantized: bool = False) -> Weight:
+    """Lays a kernel [I, O] out as `products` read it, filled up with zeros.
 
     Values are [O / 32, I, 32] float32 or, where `quantized`, [O / 32, I / 4, 128] int8, of four
     inputs for each of 32 outputs; scales are then [O / 32, 64], of each output, and the sums of its
-    values. Products with an int8 kernel round each position of their input to int8 too.
+    values. Products with an int8 kernel round each position of their input to int8 too. Panels of
+    the two kernels of a gated layer alternate.
     """
+    return jax.tree.map(
+        lambda *parts: jnp.stack(parts, axis=1).reshape(-1, *parts[0].shape[1:]),
+        *(_panels(kernel, quantized) for kernel in kernels),
+    )
+
+
+def _panels(kernel: Array, quantized: bool) -> Weight:
     kernel = kernel.astype(jnp.float32)
     kernel = jnp.pad(kernel, ((0, 0), (0, -kernel.shape[1] % PANEL)))
     if not quantized:
@@ -124,77 +130,34 @@ def panels(kernel: Array, quantized: bool = False) -> Weight:
     return Weight(whole.reshape(*whole.shape[:2], -1), both.reshape(-1, 2 * PANEL))
 
 
-def gated_panels(first: Array, second: Array, quantized: bool = False) -> Weight:
-    """Lays the two kernels [I, O] of a gated layer out, their panels alternating; see `panels`."""
-
-    def alternating(*pair: Array) -> Array:
-        return jnp.stack(pair, axis=1).reshape(-1, *pair[0].shape[1:])
-
-    return jax.tree.map(alternating, panels(first, quantized), panels(second, quantized))
-
-
-def product(
+def products(
     x: Array,
-    projection: Projection,
+    projections: Sequence[Projection],
+    shape: tuple[int, ...],
     norm: Norm | None = None,
-    activation: str = "linear",
-    residual: Array | None = None,
-) -> Array:
-    """The product of normed x [..., I] with panels, its bias added, then one of `ACTIVATIONS`.
+    activations: Sequence[str] = ("linear", "linear"),
+    heads: int = 1,
+    source: int = 1,
+) -> Sequence[Array]:
+    """Products of normed x [..., I] with panels, each of this shape, float32, in one call.
 
-    Gives [..., features], float32, to which a residual [..., features] is added last.
+    The bias of a single one is added, then comes the first of `activations`; those of a gated
+    layer's two kernels are multiplied after one each. They are [..., O], or [B, N, S, H] of
+    x [B, S, I] for so many heads and a source of S.
     """
-    features, bias, add = projection.features, jnp.zeros(0), jnp.zeros((0, 0))
-    if projection.bias is not None:
-        bias = projection.bias.astype(jnp.float32)
-    if residual is not None:
-        add = residual.reshape(-1, features).astype(jnp.float32)
-    return _multiply("product", x, projection, features, norm, bias, add, first=activation)
-
-
-def gated(x: Array, both: Projection, norm: Norm, activations: Sequence[str]) -> Array:
-    """Two products as `product` gives them, activated and multiplied: [..., features], float32."""
-    first, second = activations
-    return _multiply("gated", x, both, both.sizes[0], norm, first=first, second=second)
-
-
-def _multiply(
-    name: str,
-    x: Array,
-    projection: Projection,
-    features: int,
-    norm: Norm | None,
-    *added: Array,
-    **activations: str,
-) -> Array:
-    rows = x.reshape(-1, x.shape[-1]).astype(jnp.float32)
-    scale, shift = (norm.scale, norm.shift) if norm else (jnp.zeros(0), None)
-    numbers = scale.astype(jnp.float32)
-    if shift is not None:
-        numbers = jnp.concatenate([numbers, shift.astype(jnp.float32)])
-    indices = {key: np.int64(ACTIVATIONS.index(value)) for key, value in activations.items()}
+    of_norm = jnp.zeros(0) if norm is None else norm.scale.astype(jnp.float32)
+    if norm and norm.shift is not None:
+        of_norm = jnp.concatenate([of_norm, norm.shift.astype(jnp.float32)])
+    bias = projections[0].bias
+    bias = jnp.zeros(0) if bias is None else bias.astype(jnp.float32)
+    weights = [part for each in projections for part in each.weight if part is not None]
+    first, second = map(ACTIVATIONS.index, activations)
+    whole = {"heads": heads, "source": source, "first": first, "second": second}
+    attributes = {name: np.int64(value) for name, value in whole.items()}
+    target = f"speculative_product_{weights[0].dtype}"
+    call = jax.ffi.ffi_call(target, [FLOAT32(shape)] * len(projections))
     epsilon = np.float32(norm.epsilon if norm else 0)
-    call = jax.ffi.ffi_call(_target(name, projection.weight), FLOAT32((rows.shape[0], features)))
-    y = call(*_buffers(projection.weight), rows, numbers, *added, **indices, epsilon=epsilon)
-    return y.reshape(*x.shape[:-1], features)
-
-
-def _target(name: str, weight: Weight) -> str:
-    """The full name of a product that reads such numbers."""
-    return f"speculative_{name}" + ("" if weight.scales is None else "_int8")
-
-
-def _buffers(weight: Weight) -> tuple[Array, Array]:
-    """Values and scales, which are empty for float32."""
-    return weight.values, jnp.zeros((0, 2 * PANEL)) if weight.scales is None else weight.scales
-
-
-def by_head(x: Array, projections: Sequence[Projection], heads: int) -> list[Array]:
-    """Products of x [B, S, I] with the panels of so many heads: [B, N, S, H] each, float32."""
-    shape = FLOAT32((x.shape[0], heads, x.shape[1], projections[0].features // heads))
-    call = jax.ffi.ffi_call(_target("heads", projections[0].weight), [shape] * len(projections))
-    parts = (part for projection in projections for part in _buffers(projection.weight))
-    return list(call(x.astype(jnp.float32), *parts))
+    return call(x.astype(jnp.float32), of_norm, bias, *weights, **attributes, epsilon=epsilon)
 
 
 def attention(q: Array, k: Array, v: Array, spec: Attending) -> Array:
@@ -221,15 +184,12 @@ def self_attention(
     if length > room:
         raise ValueError(f"A chunk of {length} positions does not fit a cache of {room}.")
     results = FLOAT32((batch, length, heads, size)), *[FLOAT32((batch, heads, room, size))] * 2
+    given, in_place = (jnp.zeros(0, jnp.int32),), None
+    if cache:
+        given, in_place = (cache.starts, cache.keys, cache.values), {3: 1, 4: 2}
+    call = jax.ffi.ffi_call("speculative_attend_self", results, input_output_aliases=in_place)
     bias, scale = spec.bias.astype(jnp.float32), np.float32(spec.scale)
-    if cache is None:
-        call = jax.ffi.ffi_call("speculative_attend_self", results)
-        mixed, keys, values = call(projected, bias, scale=scale)
-    else:
-        in_place = {1: 1, 2: 2}
-        call = jax.ffi.ffi_call("speculative_attend_cached", results, input_output_aliases=in_place)
-        caches = cache.keys, cache.values
-        mixed, keys, values = call(projected, *caches, bias, cache.starts, scale=scale)
+    mixed, keys, values = call(projected, bias, *given, scale=scale)
     return mixed, keys, values
 
 

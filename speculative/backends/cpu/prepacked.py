@@ -13,7 +13,7 @@ from jax import Array
 
 from speculative.backends.cpu import kernels
 from speculative.backends.prepacked import FUSED, GATED, Prepacked, split
-from speculative.backends.xla import Projection, Weight, Xla
+from speculative.backends.xla import Weight, Xla
 from speculative.types import PyTree
 
 
@@ -23,7 +23,9 @@ class Cpu(Xla):
 
     def product(self, x, projection, norm=None, activation="linear", out_dtype=None) -> Array:
         """In one call."""
-        return kernels.product(x, projection, norm, activation).astype(out_dtype or x.dtype)
+        shape, both = (*x.shape[:-1], sum(projection.sizes)), (activation, "linear")
+        (y,) = kernels.products(x, [projection], shape, norm, both)
+        return y.astype(out_dtype or x.dtype)
 
     def add_product(self, residual, x, projection) -> Array:
         """In one call."""
@@ -31,29 +33,26 @@ class Cpu(Xla):
 
     def gated(self, x, projections, norm, activations) -> Array:
         """In one call."""
-        (both,) = projections
-        return kernels.gated(x, both, norm, activations).astype(x.dtype)
-
-    def tied(self, x, embedding, prepacked, norm) -> Array:
-        """With a prepacked copy of the embedding."""
-        assert prepacked is not None
-        return self.product(x, Projection(prepacked, (len(embedding),)), norm, out_dtype="float32")
+        shape = *x.shape[:-1], projections[0].sizes[0]
+        (y,) = kernels.products(x, projections, shape, norm, activations)
+        return y.astype(x.dtype)
 
     def of_source(self, x, projections, heads) -> list[Array]:
         """In one call for all of them."""
-        return [y.astype(x.dtype) for y in kernels.by_head(x, projections, heads)]
+        batch, source, _ = x.shape
+        shape = batch, heads, source, projections[0].sizes[0] // heads
+        found = kernels.products(x, projections, shape, heads=heads, source=source)
+        return [y.astype(x.dtype) for y in found]
 
     def attention(self, q, k, v, spec) -> Array:
-        """In one call, but for what its kernel does not know."""
-        if spec.soft_cap is not None or q.shape[2] != k.shape[1]:
-            return super().attention(q, k, v, spec)
+        """In one call."""
         return kernels.attention(q, k, v, spec).astype(q.dtype)
 
     def self_attention(
         self, x, projections, norm, heads, spec, cache
     ) -> tuple[Array, Array, Array]:
         """In two calls, the second of which writes into caches of float32 in place."""
-        if x.dtype != jnp.float32 or spec.soft_cap is not None:
+        if x.dtype != jnp.float32:
             return super().self_attention(x, projections, norm, heads, spec, cache)
         (fused,) = projections
         return kernels.self_attention(self.product(x, fused, norm), heads, spec, cache)
@@ -71,12 +70,9 @@ def prepack(params: PyTree, quantized: bool = False) -> PyTree:
 @functools.partial(jax.jit, static_argnames="quantized")
 def _prepack(params: PyTree, quantized: bool) -> Prepacked:
     """As `prepack`; compiled once for models of the same sizes."""
-    lay_out = functools.partial(_panels, quantized=quantized)
-    return split(params, Cpu(), lay_out, FUSED, lambda embedding: lay_out((), embedding.T))
 
+    def lay_out(fused: tuple[str, ...], *group: Array) -> Weight:
+        group = group if fused == GATED else (jnp.concatenate(group, axis=1),)
+        return kernels.panels(*group, quantized=quantized)
 
-def _panels(fused: tuple[str, ...], *group: Array, quantized: bool) -> Weight:
-    """Kernels [in, out] as panels for `kernels`."""
-    if fused == GATED:
-        return kernels.gated_panels(*group, quantized=quantized)
-    return kernels.panels(jnp.concatenate(group, axis=1), quantized)
+    return split(params, Cpu(), lay_out, FUSED, tied=True)

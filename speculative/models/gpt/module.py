@@ -8,17 +8,18 @@ from jax import Array
 
 from speculative.models.flax_model import FlaxModel
 from speculative.models.gpt.config import DecoderOnlyConfig
+from speculative.models.interface import Started
 from speculative.models.layers import Layer
 from speculative.models.positions import masked, positions_in, same_segment, shifted
-from speculative.models.reading import Reader
 from speculative.models.stack import DecoderState
+from speculative.models.transformer import Transformer
 from speculative.types import Inputs, Logits, Rows
 
 PADDING = -1
 """What fills prompts up: every token from 0 on may be a piece, as it is in GPT-2's vocabulary."""
 
 
-class Decoder(Reader):
+class Decoder(Transformer):
     """Embedding and stack; the root of the parameter tree."""
 
     def setup(self) -> None:
@@ -38,7 +39,7 @@ class Decoder(Reader):
 
     def start(
         self, inputs: Inputs, cache_length: int, encoded: Array | None, layers: tuple[str, ...]
-    ) -> tuple[DecoderState, dict[str, Array]]:
+    ) -> Started:
         """The state behind prompts [B, S] filled up with -1; see `interface.Model.start`.
 
         With `Reads.target_layers`, `encoded` [B, S, F] is what the target made of the prompts.
@@ -55,7 +56,7 @@ class Decoder(Reader):
         keys, values = (tuple(jnp.pad(x, room) for x in cache) for cache in caches)
         prompt = seen.sum(axis=1, dtype=jnp.int32) - 1
         state = DecoderState(jnp.zeros_like(prompt), keys, values, prompt)
-        return state, self.decoder.hidden(after, layers)
+        return Started(state, self.decoder.hidden(after, layers))
 
 
 @dataclasses.dataclass(frozen=True)

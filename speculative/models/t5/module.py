@@ -9,15 +9,16 @@ from jax import Array
 
 from speculative.backends import Norm
 from speculative.models.flax_model import FlaxModel
+from speculative.models.interface import Started
 from speculative.models.layers import Layer, Source
 from speculative.models.positions import masked, same_segment
-from speculative.models.reading import Reader
 from speculative.models.stack import DecoderState, Stack
 from speculative.models.t5.config import T5Config
+from speculative.models.transformer import Transformer
 from speculative.types import PAD_ID, Inputs, Logits, Rows, Segments, Tokens
 
 
-class EncoderDecoder(Reader):
+class EncoderDecoder(Transformer):
     """Encoder and decoder over one embedding; the root of T5X's parameter tree."""
 
     def setup(self) -> None:
@@ -59,7 +60,7 @@ class EncoderDecoder(Reader):
 
     def start(
         self, inputs: Inputs, cache_length: int, encoded: Array | None, layers: tuple[str, ...]
-    ) -> tuple[DecoderState, dict[str, Array]]:
+    ) -> Started:
         """Encodes inputs [B, S] (0 = padding) and projects keys and values of the source once."""
         config = self.config
         encoded = self.encode(inputs) if encoded is None else encoded
@@ -69,7 +70,7 @@ class EncoderDecoder(Reader):
         lengths, bias = jnp.zeros(inputs.shape[0], jnp.int32), _padding(inputs)
         cross = self._project(encoded)
         state = DecoderState(lengths, empty, empty, cross=cross, source_bias=bias)
-        return state, dict.fromkeys(layers, encoded)
+        return Started(state, dict.fromkeys(layers, encoded))
 
     def logits(self, x: Array, norm: Norm | None = None) -> Logits:
         """As of `Transformer`; T5 scales logits that are tied to the embedding."""

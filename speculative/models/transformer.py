@@ -1,0 +1,153 @@
+"""The module of all families: an embedding and a decoder, which may read its target."""
+
+import dataclasses
+from collections.abc import Callable
+
+import flax.linen as nn
+import jax.numpy as jnp
+from jax import Array
+
+from speculative.backends import PREPACKED, Cache, Norm, Projection, Xla, look_up
+from speculative.models.config import Config
+from speculative.models.interface import Chunk, Extended
+from speculative.models.layers import Dense, LayerNorm, Source
+from speculative.models.positions import positions_in, same_segment, shifted
+from speculative.models.stack import DecoderState, Stack
+from speculative.ragged import read_rows
+from speculative.types import Logits, Rows, Segments, Tokens
+
+
+class Reading(nn.Module):
+    """A hidden state of so many features, normed, projected and added to a token's embedding."""
+
+    config: Config
+    backend: Xla
+    features: int
+
+    def setup(self) -> None:
+        """Declares norm and projection."""
+        self.norm = LayerNorm(self.config.replace(emb_dim=self.features))
+        self.dense = Dense(self.features, self.config.emb_dim, distribution="normal")
+
+    def __call__(self, hidden: Array, embedded: Array) -> Array:
+        """[B, L, features] and [B, L, D] -> [B, L, D]."""
+        hidden, norm = hidden.astype(self.config.dtype), self.norm.numbers
+        return embedded + self.backend.product(hidden, self.dense.projection, norm)
+
+
+class Transformer(nn.Module):
+    """An embedding and a decoder; a family adds how texts begin.
+
+    With `Reads.target_layers`, each token is read with a hidden state of the position before it:
+    the target's or, where it is not known yet, this decoder's own. Before the first token both are
+    zero. (EAGLE, Li et al. 2024, arXiv 2401.15077; several layers as in EAGLE-3.)
+    """
+
+    config: Config
+    backend: Xla = Xla()  # What computes with the parameters.
+
+    def declare(self, deviation: float, layer: Callable[..., nn.Module]) -> None:
+        """Declares all; `deviation` is the embedding's initial one, `layer` is `Stack.layer`."""
+        config, init = self.config, nn.initializers.normal(deviation)
+        self.token_embedder = nn.Embed(config.vocab_size, config.emb_dim, embedding_init=init)
+        self.decoder = Stack(config, self.backend, config.decoder_layers, layer=layer)
+        if config.reads.target_layers:
+            self.reads_target = Reading(config, self.backend, config.reads.hidden_dim)
+            self.reads_itself = Reading(config, self.backend, config.emb_dim)
+
+    def extend(
+        self,
+        state: DecoderState,
+        chunk: Chunk,
+        at: Rows | None,
+        layers: tuple[str, ...],
+        read: Callable[[Array], Array] = lambda x: x,
+    ) -> Extended:
+        """A chunk; see `interface.Model.extend`. `read` may add to its embedding [B, L, D]."""
+        length = chunk.tokens.shape[1]
+        starts = state.lengths if state.prompt is None else state.prompt + state.lengths
+        behind = jnp.arange(length) if chunk.positions is None else chunk.positions
+        x = self._filled(read(self.embed(chunk.tokens, starts[:, None] + behind)))
+        bias = state.source_bias
+        sources = [Source(*cross, bias) for cross in state.cross if bias is not None]
+        both = zip(state.keys, state.values, strict=True)
+        caches = [Cache(keys, values, starts, length) for keys, values in both]
+        after, keys, values = self.decoder(x, sources=sources, caches=caches, chunk=chunk)
+        lengths = state.lengths + length
+        state = dataclasses.replace(state, lengths=lengths, keys=keys, values=values)
+        x = after[-1] if at is None else self._filled(read_rows(after[-1], at, 1))
+        logits = self.logits(x, self.decoder.norm.numbers)[:, : length if at is None else 1]
+        after = [x[:, :length] for x in after]
+        return Extended(logits, state, self.decoder.hidden(after, layers))
+
+    def _filled(self, x: Array) -> Array:
+        """A chunk [B, L, D] with as many positions, the others 0, as the backend computes best."""
+        batch, length, _ = x.shape
+        width = self.backend.width(batch, length)
+        return jnp.pad(x, ((0, 0), (0, width - length), (0, 0))) if width > length else x
+
+    def embed(self, tokens: Tokens, positions: Array | None = None) -> Array:
+        """Tokens [B, L], with learned positions [B or 1, L] if there are such: [B, L, D]."""
+        x = look_up(self.token_embedder.embedding, tokens).astype(self.config.dtype)
+        if self.config.positions != "learned" or positions is None:
+            return x
+        # A last step may guess beyond the last position; unclipped, such keys would be NaN.
+        positions = jnp.minimum(positions, self.config.max_positions - 1)
+        return x + look_up(self.decoder.position_embedder.embedding, positions).astype(x.dtype)
+
+    def logits(self, x: Array, norm: Norm | None = None) -> Logits:
+        """[B, L, V] float32 of x [B, L, D], normed first where a norm is given."""
+        if self.config.logits_via_embedding:
+            embedding = self.token_embedder.embedding
+            weight = self.get_variable(PREPACKED, "logits")
+            if weight is None:
+                return self.backend.tied(x, embedding, norm)
+            projection = Projection(weight, (len(embedding),))
+        else:
+            projection = self.decoder.logits_dense.projection
+        return self.backend.product(x, projection, norm, out_dtype="float32")
+
+    def read_on(
+        self, state: DecoderState, tokens: Tokens, hidden: Array | None, own: Array | None
+    ) -> tuple[Logits, DecoderState, Array]:
+        """A chunk [B, L] with hidden states of the positions before it; see `FlaxModel`."""
+        before, reads = (own, self.reads_itself) if hidden is None else (hidden, self.reads_target)
+        assert before is not None, "a token is read with a hidden state"
+        chunk, last = Chunk(tokens), f"decoder/layers_{self.config.decoder_layers - 1}"
+        logits, state, found = self.extend(state, chunk, None, (last,), lambda x: reads(before, x))
+        return logits, state, found[last]
+
+    def unroll(
+        self, tokens: Tokens, segments: Segments, encoded: Array, hidden: Array, guesses: int
+    ) -> list[Logits]:
+        """Teacher-forced logits [B, L, V] of each guess of a step, as the draft will compute them.
+
+        Those of guess k at position l know the target's hidden states [B, L, F] of positions before
+        l - k; for the k positions after these there are the draft's own, of guesses 0 to k - 1.
+        (The training-time test of EAGLE-3, Li et al. 2025, arXiv 2503.01840, section 3.2.)
+        """
+        target = jnp.ones_like(tokens) if segments is None else segments[1]
+        sources = self.sources(encoded, segments, tokens)
+        embedded, (_, length) = self.embed(tokens, positions_in(target)), tokens.shape
+        back = jnp.arange(length)[:, None] - jnp.arange(length)
+        x = self.reads_target(shifted(hidden, target), embedded)
+        mask = same_segment(target, target, back >= 0)
+        after, *known = self.decoder(x, mask, False, sources)
+        logits = [self.logits(after[-1], self.decoder.norm.numbers)]
+        for k in range(1, guesses):
+            x = self.reads_itself(shifted(after[-1], target), embedded)
+            # Keys of guess j, of the one position that it was made for; before, those of guess 0.
+            seen = [back >= k, *(back == k - j for j in range(1, k + 1))]
+            mask = jnp.concatenate([same_segment(target, target, s) for s in seen], axis=-1)
+            starts = jnp.full(len(tokens), k * length)
+            room = (0, 0), (0, 0), (0, length), (0, 0)
+            known = [[jnp.pad(y, room) for y in each] for each in known]
+            both = zip(*known, strict=True)
+            caches = [Cache(keys, values, starts, length) for keys, values in both]
+            after, *known = self.decoder(x, mask, False, sources, caches)
+            logits.append(self.logits(after[-1], self.decoder.norm.numbers))
+        return logits
+
+    def sources(self, encoded: Array, segments: Segments, tokens: Tokens) -> list[Source]:
+        """What whole texts attend to beside themselves; a family may have something."""
+        return []
