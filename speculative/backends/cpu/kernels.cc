@@ -422,27 +422,32 @@ struct Products {
       const int64_t last = std::min(first + kPositionsAtATime, positions);
       for (int64_t p = begin; p < end; ++p) {
         const Kernel<Weight>& kernel = kernels[p / panels];
-        for (int64_t l = first; l < last; l += 8) Panel<8>(kernel, p % panels, l, last - l);
+        for (int64_t l = first; l < last; l += 8) AtMost<8>(kernel, p % panels, l, last - l);
       }
     }
   }
 
-  // The panel of so many positions, or of the first kPositions of them.
-  template <int kPositions>
-  void Panel(const Kernel<Weight>& kernel, int64_t p, int64_t l, int64_t positions) const {
-    if constexpr (kPositions > 1) {
-      if (positions < kPositions) return Panel<kPositions - 1>(kernel, p, l, positions);
+  // The panel of so many positions, or of the first kMost of them.
+  template <int kMost>
+  void AtMost(const Kernel<Weight>& kernel, int64_t p, int64_t l, int64_t positions) const {
+    if (positions >= kMost) {
+      return gated ? Panel<kMost, true>(kernel, p, l) : Panel<kMost, false>(kernel, p, l);
     }
+    if constexpr (kMost > 1) AtMost<kMost - 1>(kernel, p, l, positions);
+  }
+
+  template <int kPositions, bool kGated>  // Inlined, sums would not stay in registers.
+  __attribute__((noinline)) void Panel(const Kernel<Weight>& kernel, int64_t p, int64_t l) const {
     const int64_t first = p * kPanel, count = std::min<int64_t>(kPanel, outputs - first);
     float sums[kPositions][kPanel], others[kPositions][kPanel];
-    Sums<kPositions>(kernel, gated ? 2 * p : p, l, sums);
-    if (gated) Sums<kPositions>(kernel, 2 * p + 1, l, others);
-    const bool activated = gated || activations[0] != Activation::kLinear;
+    Sums<kPositions>(kernel, kGated ? 2 * p : p, l, sums);
+    if (kGated) Sums<kPositions>(kernel, 2 * p + 1, l, others);
+    const bool activated = kGated || activations[0] != Activation::kLinear;
     for (int k = 0; k < kPositions; ++k) {
       for (int64_t o = 0; bias && o < count; ++o) sums[k][o] += bias[first + o];
       for (int o = 0; activated && o < kPanel; o += kLanes) {
         const Vector v = Activated(activations[0], Load(sums[k] + o));
-        Store(sums[k] + o, gated ? v * Activated(activations[1], Load(others[k] + o)) : v);
+        Store(sums[k] + o, kGated ? v * Activated(activations[1], Load(others[k] + o)) : v);
       }
     }
     for (int64_t o = 0, end; o < count; o = end) {
