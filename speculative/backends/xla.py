@@ -68,12 +68,13 @@ class Norm(NamedTuple):
 class Attending(NamedTuple):
     """How scores are made of queries and keys, and weigh the values.
 
-    `scale` multiplies their products, and the bias is added: relative positions, and about -1e10
-    where a key must not be seen.
+    `scale` multiplies their products, `soft_cap` C makes C tanh(score / C) of them, and the bias is
+    added: relative positions, and about -1e10 where a key must not be seen.
     """
 
     bias: Array  # [B or 1, N or 1, L or 1, T] float32.
     scale: float = 1.0
+    soft_cap: float | None = None
 
 
 class Cache(NamedTuple):
@@ -108,7 +109,8 @@ def look_up(table: Array, index: Array) -> Array:
 class Xla:
     """How layers compute: this one with weights as they are stored, others with prepacked ones.
 
-    Results have the type of x. Queries are [B, L, N, H], keys and values [B, K, T, H], K being N.
+    Results have the type of x. Queries are [B, L, N, H], keys and values [B, K, T, H], where K
+    divides N: that many neighbouring queries' heads share a key.
     """
 
     def width(self, batch: int, length: int) -> int:
@@ -177,12 +179,21 @@ class Xla:
 
     def attention(self, q: Array, k: Array, v: Array, spec: Attending) -> Array:
         """Of queries [B, L, N, H] to keys and values: [B, L, N, H] (Vaswani et al., 3.2.1)."""
+        batch, length, heads, size = q.shape
         q = (q * spec.scale).swapaxes(1, 2)
+        if shared := heads // k.shape[1] > 1:  # Such queries are as more positions of one head.
+            q = q.reshape(batch, k.shape[1], -1, size)
         # BNLH, BNTH -> BNLT, then BNLT, BNTH -> BNLH; each `einsum` would be traced anew.
         of_heads, exact = ((0, 1), (0, 1)), precision(q)
         scores = lax.dot_general(q, k, (((3,), (3,)), of_heads), exact, jnp.float32)
+        scores = scores.reshape(batch, heads, length, -1) if shared else scores
+        if spec.soft_cap is not None:
+            scores = spec.soft_cap * jnp.tanh(scores / spec.soft_cap)
         weights = jax.nn.softmax(scores + spec.bias, axis=-1).astype(q.dtype)
-        return lax.dot_general(weights, v, (((3,), (2,)), of_heads), exact).swapaxes(1, 2)
+        weights = weights.reshape(batch, k.shape[1], -1, k.shape[2]) if shared else weights
+        mixed = lax.dot_general(weights, v, (((3,), (2,)), of_heads), exact)
+        mixed = mixed.reshape(batch, heads, length, size) if shared else mixed
+        return mixed.swapaxes(1, 2)
 
     def enter(self, cache: Cache, keys: Array, values: Array) -> tuple[Array, Array]:
         """The cache's keys and values with the new ones, [B, K, L, H] by `by_head`."""

@@ -54,11 +54,16 @@ def products(
     scale: jax.Array | None = None,
     bias: jax.Array | None = None,
     activation: str = "linear",
+    adds: list[jax.Array] | None = None,
 ) -> list[jax.Array]:
-    """`Cpu.product` of each x, compiled together; `scale` is that of `layer_norm`."""
+    """`kernels.products` of each x, compiled together; `scale` is that of `layer_norm`."""
     projection = Projection(kernel, (features,), bias)
     norm = None if scale is None else layer_norm(scale, xs[0].shape[-1])
-    return [Cpu().product(x, projection, norm, activation) for x in xs]
+    shapes, both = [(*x.shape[:-1], features) for x in xs], (activation, "linear")
+    return [
+        kernels.products(x, [projection], shape, norm, both, residual=add)[0]
+        for x, shape, add in zip(xs, shapes, adds or [None] * len(xs), strict=True)
+    ]
 
 
 def product(kernel: Weight, x: jax.Array | np.ndarray, features: int, *given: Any) -> jax.Array:
@@ -123,14 +128,15 @@ def test_product(inputs: int, outputs: int, extras: int, quantized: bool) -> Non
     scale = 1 + 0.2 * numbers(extras * inputs)
     # Off the middle, which T5's norm leaves in and a GPT's takes out.
     xs = [0.3 + numbers(positions, inputs) for positions in WIDTHS]
+    adds = [numbers(positions, outputs, seed=1) for positions in WIDTHS]
     bias, activation = numbers(outputs, seed=2), ("linear", "relu", "gelu")[extras]
-    given = (scale, bias, activation) if extras else ()
+    given = (scale, bias, activation, adds) if extras else ()
     if quantized:
         seen = [rounded(x) for x in (normed(xs, scale) if extras else xs)]
     else:
         seen = [norm(x, scale) if extras else x.astype(np.float64) for x in xs]
-    for x, y in zip(seen, products(prepacked, xs, outputs, *given), strict=True):
-        want = activated(activation, x @ kernel + bias) if extras else x @ kernel
+    for x, add, y in zip(seen, adds, products(prepacked, xs, outputs, *given), strict=True):
+        want = activated(activation, x @ kernel + bias) + add if extras else x @ kernel
         np.testing.assert_allclose(y, want, atol=3e-5)
 
 
@@ -185,10 +191,13 @@ def test_a_product_does_not_depend_on_the_positions_beside_it(
     """To the last bit: why a verify pass sees the logits of decoding token by token."""
     kernel = panels(numbers(inputs, outputs), quantized)
     x, scale = numbers(max(WIDTHS), inputs), 1 + 0.2 * numbers(inputs)
-    bias = numbers(outputs, seed=2)
-    alone = [product(kernel, x[i : i + 1], outputs, scale, bias) for i in range(len(x))]
-    xs = [x[:positions] for positions in WIDTHS]
-    for y in products(kernel, xs, outputs, scale, bias):
+    add, bias = numbers(len(x), outputs, seed=1), numbers(outputs, seed=2)
+    alone = [
+        product(kernel, x[i : i + 1], outputs, scale, bias, "linear", [add[i : i + 1]])
+        for i in range(len(x))
+    ]
+    xs, adds = ([rows[:positions] for positions in WIDTHS] for rows in (x, add))
+    for y in products(kernel, xs, outputs, scale, bias, "linear", adds):
         np.testing.assert_array_equal(y, np.concatenate(alone)[: len(y)])
 
 
@@ -203,20 +212,24 @@ def zeroed(x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 @pytest.mark.parametrize("extras", [0, 1, 2], ids=["plain", "of a T5", "of a GPT"])
 @pytest.mark.parametrize(("inputs", "outputs"), SHAPES[1::2])
 def test_positions_that_are_0(inputs: int, outputs: int, extras: int, quantized: bool) -> None:
-    """The others are as if alone, to the bit; of nothing comes nothing, or the bias."""
+    """The others are as if alone, to the bit; of nothing comes the bias and what is added."""
     kernel = panels(numbers(inputs, outputs) / np.float32(np.sqrt(inputs)), quantized)
     bias = numbers(outputs, seed=2)
-    given = (None, bias, "gelu") if extras == 2 else (1 + 0.2 * numbers(inputs),) * extras
+    given = (None, bias, "gelu") if extras == 2 else (1 + 0.2 * numbers(inputs), None, "linear")
     nothing = activated("gelu", bias) if extras == 2 else np.zeros(outputs)
     found = [zeroed(numbers(positions, inputs)) for positions in WIDTHS]
+    adds = [numbers(positions, outputs, seed=1) * extras for positions in WIDTHS]
+    named = dict(zip(("scale", "bias", "activation"), given if extras else (), strict=False))
+    call = functools.partial(products, kernel, features=outputs, **named)
+    kept_adds = [add[kept] for add, (_, kept) in zip(adds, found, strict=True)]
     alone = [np.asarray(x[kept]) for x, kept in found if kept.any()]
-    together = products(kernel, [x for x, _ in found], outputs, *given)
+    together = call(xs=[x for x, _ in found], adds=adds)
     # None is left of one.
-    expected = [np.zeros((0, outputs)), *products(kernel, alone, outputs, *given)]
-    for (_, kept), y, want in zip(found, together, expected, strict=True):
+    expected = [np.zeros((0, outputs)), *call(xs=alone, adds=kept_adds[1:])]
+    for (_, kept), add, y, want in zip(found, adds, together, expected, strict=True):
         y = np.asarray(y)
         np.testing.assert_array_equal(y[kept], want)
-        np.testing.assert_allclose(y[~kept], np.tile(nothing, (sum(~kept), 1)), atol=3e-6)
+        np.testing.assert_allclose(y[~kept], nothing + add[~kept], atol=3e-6)
 
 
 @needs_compiler
@@ -407,16 +420,21 @@ def test_the_product_of_xla(positions: int) -> None:
         np.testing.assert_allclose(y, want, atol=1e-5)
 
 
-def test_the_attention_of_xla() -> None:
-    q, k, v = numbers(2, 5, 6, 8), *numbers(2, 2, 6, 9, 8)
+@pytest.mark.parametrize("soft_cap", [None, 2.0])
+@pytest.mark.parametrize("shared", [1, 3])
+def test_the_attention_of_xla(shared: int, soft_cap: float | None) -> None:
+    """Of 6 heads, of which neighbours may share keys and values; also where kernels leave it."""
+    q, k, v = numbers(2, 5, 6, 8), *numbers(2, 2, 6 // shared, 9, 8)
     bias = 3 * numbers(2, 6, 5, 9)
-    scores = 0.3 * np.einsum("blnh,bnth->bnlt", q.astype(np.float64), k) + bias
+    spec = Attending(jnp.asarray(bias), 0.3, soft_cap)
+    scores = 0.3 * np.einsum("blnh,bnth->bnlt", q.astype(np.float64), np.repeat(k, shared, axis=1))
+    scores = (scores if soft_cap is None else soft_cap * np.tanh(scores / soft_cap)) + bias
     weights = np.exp(scores - scores.max(axis=-1, keepdims=True))
     weights /= weights.sum(axis=-1, keepdims=True)
-    want = np.einsum("bnlt,bnth->blnh", weights, v)
-    q, k, v, bias = (jnp.asarray(x) for x in (q, k, v, bias))
-    found = Xla().attention(q, k, v, Attending(bias, 0.3))
-    np.testing.assert_allclose(found, want, atol=1e-5)
+    want = np.einsum("bnlt,bnth->blnh", weights, np.repeat(v, shared, axis=1))
+    for backend in (Xla(), Cpu() if kernels.native() else Xla()):
+        found = backend.attention(jnp.asarray(q), jnp.asarray(k), jnp.asarray(v), spec)
+        np.testing.assert_allclose(found, want, atol=1e-5)
 
 
 @needs_compiler

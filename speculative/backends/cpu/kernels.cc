@@ -408,7 +408,7 @@ struct Products {
   std::vector<Kernel<Weight>> kernels;
   const float* x;
   const Rounded& rounded;              // What int8 panels meet in place of x.
-  const float* bias;                   // Null where there is none.
+  const float *bias, *add;             // Null where there is nothing to add.
   const std::vector<int64_t>& places;  // Where in y each position's outputs begin.
   int64_t inputs, outputs, panels;     // Panels of y: half as many as those of a gated layer.
   int64_t size, stride;                // H, and the floats from a head's outputs to the next one's.
@@ -454,7 +454,9 @@ struct Products {
       const int64_t n = (first + o) / size, h = (first + o) % size;
       end = std::min(count, o + size - h);
       for (int k = 0; k < kPositions; ++k) {
-        std::copy(sums[k] + o, sums[k] + end, kernel.y + places[l + k] + n * stride + h);
+        const int64_t at = places[l + k] + n * stride + h;
+        for (int64_t i = 0; add && i < end - o; ++i) sums[k][o + i] += add[at + i];
+        std::copy(sums[k] + o, sums[k] + end, kernel.y + at);
       }
     }
   }
@@ -524,12 +526,13 @@ using Starts = ffi::Buffer<ffi::S32, 1>;
 
 // Products of x [..., I] with kernels of the same sizes, in one call, for some are small. A kernel
 // is panels, behind which int8 ones have scales [panels, 64]: each output's, and the sum of its
-// kernel. `norm` is [I], [2 I] with shifts, or empty; `bias` [O] may be empty. Gated kernels have
-// twice the panels of their y, which is [..., O], or [B, N, S, H] of so many heads and a source S.
+// kernel. `norm` is [I], [2 I] with shifts, or empty; `bias` [O] and `add`, which is added to y last,
+// may be empty. Gated kernels have twice the panels of their y, which is [..., O], or [B, N, S, H] of
+// so many heads and a source S.
 template <ffi::DataType kType>
 ffi::Error Multiply(ffi::ThreadPool pool, ffi::AnyBuffer x, Rank1 norm, Rank1 bias,
-                    ffi::RemainingArgs given, ffi::RemainingRets ys, int64_t heads, int64_t source,
-                    int64_t first, int64_t second, float epsilon) {
+                    ffi::AnyBuffer add, ffi::RemainingArgs given, ffi::RemainingRets ys,
+                    int64_t heads, int64_t source, int64_t first, int64_t second, float epsilon) {
   using Weight = ffi::NativeType<kType>;
   constexpr bool kScaled = sizeof(Weight) < sizeof(float);
   const int64_t inputs = x.dimensions().back(), rows = x.element_count() / inputs;
@@ -562,6 +565,7 @@ ffi::Error Multiply(ffi::ThreadPool pool, ffi::AnyBuffer x, Rank1 norm, Rank1 bi
   }
   const int64_t size = (*ys.get<ffi::AnyBuffer>(0))->dimensions().back();
   const int64_t outputs = heads * size, stride = source * size;
+  const float* added = add.element_count() ? add.typed_data<float>() : nullptr;
   const auto place = [&](int64_t row) {
     return row / source * source * outputs + row % source * size;
   };
@@ -569,7 +573,9 @@ ffi::Error Multiply(ffi::ThreadPool pool, ffi::AnyBuffer x, Rank1 norm, Rank1 bi
     for (int64_t i = begin; i < end; ++i) {
       for (const Kernel<Weight>& kernel : kernels) {
         for (int64_t n = 0; n < heads; ++n) {
-          std::fill_n(kernel.y + place(zeros[i]) + n * stride, size, 0.0f);
+          const int64_t at = place(zeros[i]) + n * stride;
+          if (added) std::copy_n(added + at, size, kernel.y + at);
+          if (!added) std::fill_n(kernel.y + at, size, 0.0f);
         }
       }
     }
@@ -579,8 +585,8 @@ ffi::Error Multiply(ffi::ThreadPool pool, ffi::AnyBuffer x, Rank1 norm, Rank1 bi
   const auto panels = given.get<ffi::Buffer<kType, 3>>(0)->dimensions();
   const int64_t of_y = (outputs + kPanel - 1) / kPanel, each = panels[0] / of_y;
   const Products<Weight> products{
-      kernels, from, rounded, bias.element_count() ? bias.typed_data() : nullptr, places, inputs,
-      outputs, of_y, size, stride, each == 2, {Activation{first}, Activation{second}}};
+      kernels, from, rounded, bias.element_count() ? bias.typed_data() : nullptr, added, places,
+      inputs, outputs, of_y, size, stride, each == 2, {Activation{first}, Activation{second}}};
   const int64_t floats = each * panels[1] * panels[2] * sizeof(Weight) / sizeof(float);
   Parallel(pool, kernels.size() * of_y, floats, products);
   return ffi::Error::Success();
@@ -752,7 +758,8 @@ ffi::Error Total(ffi::ThreadPool pool, Rank1 values, ffi::Result<Number> y) {
 auto Bind() { return ffi::Ffi::Bind().Ctx<ffi::ThreadPool>(); }
 
 auto BindProducts() {
-  return Bind().Arg<ffi::AnyBuffer>().Arg<Rank1>().Arg<Rank1>().RemainingArgs().RemainingRets()
+  return Bind().Arg<ffi::AnyBuffer>().Arg<Rank1>().Arg<Rank1>().Arg<ffi::AnyBuffer>()
+      .RemainingArgs().RemainingRets()
       .Attr<int64_t>("heads").Attr<int64_t>("source")
       .Attr<int64_t>("first").Attr<int64_t>("second").Attr<float>("epsilon");
 }

@@ -138,18 +138,20 @@ def products(
     activations: Sequence[str] = ("linear", "linear"),
     heads: int = 1,
     source: int = 1,
+    residual: Array | None = None,
 ) -> Sequence[Array]:
     """Products of normed x [..., I] with panels, each of this shape, float32, in one call.
 
     The bias of a single one is added, then comes the first of `activations`; those of a gated
     layer's two kernels are multiplied after one each. They are [..., O], or [B, N, S, H] of
-    x [B, S, I] for so many heads and a source of S.
+    x [B, S, I] for so many heads and a source of S. A residual of that shape is added last.
     """
     of_norm = jnp.zeros(0) if norm is None else norm.scale.astype(jnp.float32)
     if norm and norm.shift is not None:
         of_norm = jnp.concatenate([of_norm, norm.shift.astype(jnp.float32)])
     bias = projections[0].bias
     bias = jnp.zeros(0) if bias is None else bias.astype(jnp.float32)
+    add = jnp.zeros(0) if residual is None else residual.astype(jnp.float32)
     weights = [part for each in projections for part in each.weight if part is not None]
     first, second = map(ACTIVATIONS.index, activations)
     whole = {"heads": heads, "source": source, "first": first, "second": second}
@@ -157,7 +159,8 @@ def products(
     target = f"speculative_product_{weights[0].dtype}"
     call = jax.ffi.ffi_call(target, [FLOAT32(shape)] * len(projections))
     epsilon = np.float32(norm.epsilon if norm else 0)
-    return call(x.astype(jnp.float32), of_norm, bias, *weights, **attributes, epsilon=epsilon)
+    given = x.astype(jnp.float32), of_norm, bias, add, *weights
+    return call(*given, **attributes, epsilon=epsilon)
 
 
 def attention(q: Array, k: Array, v: Array, spec: Attending) -> Array:

@@ -29,7 +29,8 @@ class Cpu(Xla):
 
     def add_product(self, residual, x, projection) -> Array:
         """In one call."""
-        return kernels.product(x, projection, residual=residual).astype(x.dtype)
+        (y,) = kernels.products(x, [projection], residual.shape, residual=residual)
+        return y.astype(x.dtype)
 
     def gated(self, x, projections, norm, activations) -> Array:
         """In one call."""
@@ -45,14 +46,16 @@ class Cpu(Xla):
         return [y.astype(x.dtype) for y in found]
 
     def attention(self, q, k, v, spec) -> Array:
-        """In one call."""
+        """In one call, but for what its kernel does not know."""
+        if spec.soft_cap is not None or q.shape[2] != k.shape[1]:
+            return super().attention(q, k, v, spec)
         return kernels.attention(q, k, v, spec).astype(q.dtype)
 
     def self_attention(
         self, x, projections, norm, heads, spec, cache
     ) -> tuple[Array, Array, Array]:
         """In two calls, the second of which writes into caches of float32 in place."""
-        if x.dtype != jnp.float32:
+        if x.dtype != jnp.float32 or spec.soft_cap is not None:
             return super().self_attention(x, projections, norm, heads, spec, cache)
         (fused,) = projections
         return kernels.self_attention(self.product(x, fused, norm), heads, spec, cache)
