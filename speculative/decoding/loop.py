@@ -108,6 +108,10 @@ def step(
     logits, target, hidden = models.target.extend(
         params.target, progress.target, proposal.chunk(progress.last), layers=layers
     )
+    if logits.shape[-1] < vocab_size:
+        raise ValueError(
+            f"Decoding.vocab_size is {vocab_size}, but the target has {logits.shape[-1]} tokens."
+        )
     logits = logits[..., :vocab_size]
     logits = history.process_block(logits, guesses, tree) if history else logits
     given, path = (guesses, logits, proposal.q, config.sampling, uniforms), None

@@ -139,7 +139,7 @@ def generate(
             numbers[row] = None
 
 
-@functools.partial(jax.jit, static_argnames=("models", "size", "batch_size"))
+@functools.partial(Program, static=2)
 def _empty(
     models: Models, params: Params, source: Array, config: Decoding, size: int, batch_size: int
 ) -> tuple[Progress, Array]:

@@ -53,11 +53,16 @@ class Decoding:
     growing: bool | None = None
 
     def __post_init__(self) -> None:
-        for name, low, high in (("gamma", 0, None), ("max_length", 1, checks.MAX_TOKENS)):
+        bounds = ("vocab_size", 1, None), ("gamma", 0, None), ("max_length", 1, checks.MAX_TOKENS)
+        for name, low, high in bounds:
             object.__setattr__(self, name, checks.whole(name, getattr(self, name), low, high))
         checks.instance("sampling", self.sampling, Sampling)
         checks.instance("rule", self.rule, Rule)
         checks.instance("logprobs", self.logprobs, bool)
+        checks.instance("eos_ids", self.eos_ids, tuple)
+        for token in self.eos_ids:
+            checks.whole("A token of eos_ids", token, 0)
+        checks.instance("processors", self.processors, tuple)
         for processor in self.processors:
             with contextlib.suppress(TypeError):
                 if callable(processor) and isinstance(hash(processor), int):

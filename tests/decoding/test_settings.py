@@ -25,6 +25,8 @@ COMPILED = "/jax/core/compile/backend_compile_duration"
         ("max_length", -3),
         ("max_length", 4.0),
         ("gamma", True),
+        ("vocab_size", 0),
+        ("eos_ids", (-2,)),
     ],
 )
 def test_values_out_of_range_are_named(field: str, value: Any) -> None:
