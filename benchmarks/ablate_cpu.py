@@ -66,7 +66,8 @@ def _measure(variant: str) -> list[float]:
     VARIANTS[variant]()
     bench.GAMMAS = (GAMMA,)
     config = dataclasses.replace(read_row(SHIPPED_ROW), max_length=64)
-    found = bench.bench(config, (1, WIDE), lambda what, share: None)
+    widths = 1, WIDE
+    found = bench.bench(config, widths, bench.resolve(config, widths), lambda what, share: None)
     step = found.costs.ms_verify[GAMMA] + found.costs.ms_proposal[GAMMA]
     return [*(one.ms for one in found.passes), found.draft_passes[0].ms, step]
 

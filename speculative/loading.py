@@ -86,11 +86,13 @@ class Resolved:
             )
         enable_compilation_cache()
         model = model_of(self.target.config)
-        free = self.free, model.decoder_only, self.table, self.vocabulary
-        draft, params = named.model_free(*free) if self.free else (None, ())
+        lookup, of_lookup = None, ()
+        if self.free:
+            given = self.free, model.decoder_only, self.table, self.vocabulary
+            lookup, of_lookup = named.model_free(*given)
         target = self.target.load() if target is None else target
+        draft, params = lookup, of_lookup
         if self.draft:
-            lookup, of_lookup = draft, params
             draft, params = model_draft(model_of(self.draft.config)), self.draft.load(draft=True)
             if isinstance(lookup, CopyDraft | SuffixDraft):
                 draft, params = MixedDraft(draft, lookup), (params, of_lookup)

@@ -207,17 +207,18 @@ class Pair:
                 # Long sources tend to have long outputs, which had better not begin last.
                 length = int((np.asarray(source) != self.target.pad_id).sum())
                 order[id(source)] = -source.shape[1], -length, place
-        places = sorted(enumerate(requests), key=lambda one: order[id(one[1].source)])
+        numbered = sorted(enumerate(requests), key=lambda item: order[id(item[1].source)])
 
-        def shared(one: tuple[int, Request]) -> tuple[int, Hashable]:
-            return one[1].source.shape[1], one[1].config.program
+        def shared(item: tuple[int, Request]) -> tuple[int, Hashable]:
+            _, request = item
+            return request.source.shape[1], request.config.program
 
         def ends(place: int, tokens: list[int]) -> bool:
             return self._stops(tokens, requests[place].stop)
 
         def decoded() -> Iterator[tuple[int, Result]]:
             models = self.target, self.draft, self.params
-            for group, rows in groups(places, shared, batch_size):
+            for group, rows in groups(numbered, shared, batch_size):
                 kinds = Kinds.of(one.config.sampling for _, one in group)
                 asked = ends if any(one.stop for _, one in group) else None
                 for place, output in queue.generate(*models, group, kinds, rows, asked):

@@ -102,8 +102,10 @@ class Settings:
 
         sampling = Sampling(self.temperature, self.top_k, self.top_p, self.min_p)
         rule = self.rule if self.gamma else rules.EXACT
-        more = eos_ids, rule, self.logprobs, tuple(self.processors)
-        return Decoding(vocab_size, sampling, self.gamma, self.max_length, *more)
+        length, processors = self.max_length, tuple(self.processors)
+        return Decoding(
+            vocab_size, sampling, self.gamma, length, eos_ids, rule, self.logprobs, processors
+        )
 
 
 class _ByName(Generic[P]):

@@ -136,7 +136,7 @@ class Checkpoint:
 
     def fingerprint(self) -> tuple[float, ...]:
         """Numbers by which the model is known in any format: of its last norm, never quantized."""
-        return tuple(self.read("decoder/decoder_norm/scale")[:16].tolist())
+        return tuple(self.read("decoder/decoder_norm/scale")[:16].tolist())  # Enough to tell.
 
     def has(self, fingerprint: Sequence[float]) -> bool:
         """Whether this is the model's, but for rounding to bfloat16."""
@@ -211,13 +211,13 @@ def narrowed(checkpoint: Checkpoint, tokens: Sequence[int] | np.ndarray) -> Chec
     return dataclasses.replace(checkpoint, config=config, tensors=tensors)
 
 
-def in_memory(location: str, config: Config, params: PyTree, **fields: Any) -> Checkpoint:
-    """A checkpoint of parameters that are in memory already, with other `fields` as they are."""
+def in_memory(location: str, config: Config, params: PyTree) -> Checkpoint:
+    """A checkpoint of parameters that are in memory already."""
     tensors = {
         name: Tensor(x.shape, str(x.dtype), functools.partial(np.asarray, x))
         for name, x in by_name(params).items()
     }
-    return Checkpoint(location, "native", config, tensors, **fields)
+    return Checkpoint(location, "native", config, tensors)
 
 
 def by_name(tree: PyTree) -> dict[str, Any]:
@@ -248,7 +248,10 @@ def vacant(folder: str | os.PathLike[str]) -> pathlib.Path:
 
 @contextlib.contextmanager
 def written(folder: str | os.PathLike[str]) -> Iterator[pathlib.Path]:
-    """A folder to fill, which becomes `folder` as the block ends; ValueError if that exists."""
+    """A folder to fill, which becomes `folder` as the block ends, or is removed if it fails.
+
+    ValueError if `folder` exists.
+    """
     with disk.written(vacant(folder)) as unfinished:
         unfinished.mkdir()
         yield unfinished

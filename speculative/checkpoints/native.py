@@ -3,6 +3,7 @@
 Kernels and embeddings may be stored as int8; the dequantized values are then the model.
 """
 
+import dataclasses
 import functools
 import hashlib
 import json
@@ -37,10 +38,10 @@ Storage = Literal["float32", "bfloat16", "int8"]  # The number formats in which 
 VERSION = 1
 CHECKSUM = "checksum"  # The description's entry with its own; the first ones have none.
 SCALE = ".scale"  # The end of the name of an int8 tensor's scales.
-AXES = {"kernel": 0, "embedding": 1}  # That int8 values share a scale along, by a name's end.
-# The largest file of a small model, as some hosts of repositories refuse larger ones; and that of
-# a model of more bytes than this.
-FILE_BYTES, BIG = 14 * 2**20, 2**30
+# The axis along which int8 values share a scale, by the last part of a tensor's name.
+AXES = {"kernel": 0, "embedding": 1}
+FILE_BYTES = 14 * 2**20  # Of a small model's largest file: some hosts of repositories refuse more.
+BIG = 2**30  # Models of more bytes have files of this size.
 # The number formats that are read, by their names in safetensors.
 KINDS = {"F32": "float32", "BF16": "bfloat16", "F16": "float16", "I8": "int8"}
 
@@ -77,8 +78,13 @@ def save(
     path = pathlib.Path(vocabulary) if vocabulary else None
     if path and path.name != BYTES and not path.is_file():
         raise ValueError(f"There is no vocabulary at {path}.")
-    told = {"vocabulary": path, "extra_ids": extra_ids, "made_for": made_for}
-    made = in_memory(str(folder), config, params, **told, training_minutes=training_minutes)
+    made = dataclasses.replace(
+        in_memory(str(folder), config, params),
+        vocabulary=path,
+        extra_ids=extra_ids,
+        made_for=made_for,
+        training_minutes=training_minutes,
+    )
     write(folder, made, storage)
 
 

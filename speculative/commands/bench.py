@@ -35,7 +35,8 @@ def _bench(options: argparse.Namespace) -> None:
         lengths = {"source_length": options.source_length, "max_length": options.max_length}
         config = dataclasses.replace(config, **{name: n or 64 for name, n in lengths.items()})
         widths = sorted({1, *(options.widths or bench.WIDTHS)})
-        name, measure = "bench", functools.partial(bench.bench, config, widths)
+        found = bench.resolve(config, widths)
+        name, measure = "bench", functools.partial(bench.bench, config, widths, found)
     record, image = (disk.writable(folder / f"{name}.{kind}") for kind in ("json", "png"))
     with progress.bar("bench") as on_progress:
         found = measure(on_progress)

@@ -37,8 +37,8 @@ def _add_distil(parser: argparse.ArgumentParser) -> None:
     add = functools.partial(option, of_config)
     add("--config FILE.gin", "sizes, training and tokenised files, by their names")
     add("--data_dir DIR", "where the tokenised files are")
-    said = "a binding that overrides it, like 'loop.TrainConfig.steps = 100'"
-    add("--gin BINDING", said, action="append")
+    given = "a binding that overrides it, like 'loop.TrainConfig.steps = 100'"
+    add("--gin BINDING", given, action="append")
     add("--init_from CHECKPOINT", "begin as this draft, not with random weights")
 
 
@@ -52,9 +52,9 @@ def _distil(options: argparse.Namespace) -> int:
     disk.writable(output)
     loading.enable_compilation_cache()  # A resumed run needs the same compiled programs.
     work_dir = pathlib.Path(options.work_dir or f"{output}.training")
-    said = {"target_dir": options.target, "work_dir": work_dir, "out_dir": output}
-    said |= chosen(options, ("vocabulary", "max_minutes"))  # Otherwise a gin file decides.
-    parameters = (_of_config if options.config else _of_files)(options, said)
+    given = {"target_dir": options.target, "work_dir": work_dir, "out_dir": output}
+    given |= chosen(options, ("vocabulary", "max_minutes"))  # Otherwise a gin file decides.
+    parameters = _of_config(options, given) if options.config else _of_files(options, given)
     if not distil.distil(**parameters):
         minutes = parameters["max_minutes"]
         print(f"Stopped after --max_minutes {minutes:g}; the same command goes on.")
@@ -64,7 +64,7 @@ def _distil(options: argparse.Namespace) -> int:
     return 0
 
 
-def _of_files(options: argparse.Namespace, said: dict[str, Any]) -> dict[str, Any]:
+def _of_files(options: argparse.Namespace, given: dict[str, Any]) -> dict[str, Any]:
     """The parameters of `distil.distil` for texts of one's own."""
     from speculative import checkpoints, loading, progress
     from speculative.models import model_of
@@ -83,10 +83,10 @@ def _of_files(options: argparse.Namespace, said: dict[str, Any]) -> dict[str, An
         sources = not model_of(target).decoder_only
         how = options.files, vocabulary, options.columns, sources, on_progress
         texts = list(counting.tokens(*how, options.prefix or ""))
-    return said | recipes.of_texts(target, texts, settings)
+    return given | recipes.of_texts(target, texts, settings)
 
 
-def _of_config(options: argparse.Namespace, said: dict[str, Any]) -> dict[str, Any]:
+def _of_config(options: argparse.Namespace, given: dict[str, Any]) -> dict[str, Any]:
     """The parameters of `distil.distil` as a gin file says."""
     from speculative.training import distil, recipes
 
@@ -101,8 +101,10 @@ def _of_config(options: argparse.Namespace, said: dict[str, Any]) -> dict[str, A
         )
     if not options.data_dir:
         raise ValueError("A gin file names tokenised files; say in which folder (--data_dir).")
-    said |= chosen(options, ("data_dir", "init_from"))
-    parameters = recipes.configured(distil.distil, options.config, options.gin or [], said)
+    given |= {"data_dir": options.data_dir}
+    if options.init_from:
+        given["init_from"] = options.init_from
+    parameters = recipes.configured(distil.distil, options.config, options.gin or [], given)
     return parameters | {"settings": recipes.settings(parameters)}
 
 

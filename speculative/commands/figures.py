@@ -49,8 +49,9 @@ class Figures:
             same = "The tokens are the same both ways" if self.equal else "The tokens differ"
             if self.greedy > 1:
                 same = f"The tokens are the same both ways for {self.equal} of {self.greedy} texts"
-            ties = f"; {self.near_ties} differ by a tie that rounding decides"
-            said.append(f"{same}{ties * (self.near_ties > 0)}.")
+            if self.near_ties:
+                same += f"; {self.near_ties} differ by a tie that rounding decides"
+            said.append(f"{same}.")
         return "\n".join(said)
 
 

@@ -99,9 +99,11 @@ def _generate(options: argparse.Namespace) -> None:
         pair = _load(options, begun)
     of_pair = {"target": pair.names[0], "draft": pair.names[1], "dtype": pair.target.config.dtype}
     # What does not fit the pair ends before its decoding.
-    requests = _requests(lists, pair, typed, len(prefix))
+    requests = _requests(lists, pair, typed)
     if several:
         for listed in requests:
+            for asked, one in listed:
+                _warn_of_script(pair.vocabulary, asked.text[len(prefix) :], one.example + 1)
             _together(pair, listed, of_pair, options)
         return
     timer = Timer(pair, streams=not options.json)
@@ -112,6 +114,7 @@ def _generate(options: argparse.Namespace) -> None:
         print(f"Each line is a prompt for {options.target}; Ctrl-D ends.", file=sys.stderr)
     total = Figures()
     for asked, one in itertools.chain.from_iterable(requests):
+        _warn_of_script(pair.vocabulary, asked.text[len(prefix) :], one.example + 1)
         fast = timer.decode(one, shows=True)
         if not options.json:
             print(flush=True)
@@ -153,13 +156,9 @@ def _load(options: argparse.Namespace, begun: Sequence[Asked]) -> "Pair":
 
 
 def _requests(
-    lists: Iterator[list[Asked]], pair: "Pair", typed: bool, prefix: int
+    lists: Iterator[list[Asked]], pair: "Pair", typed: bool
 ) -> "Iterator[list[tuple[Asked, Request]]]":
-    """Lists of prompts, each checked as a whole; someone who types may type the next one.
-
-    A prompt that the vocabulary can only spell out, behind so many characters of a prefix, is
-    warned of.
-    """
+    """Lists of prompts, each checked as a whole; someone who types may type the next one."""
     first = 0
     for asked in lists:
         try:
@@ -172,16 +171,19 @@ def _requests(
                 raise
             print("error:", disk.sentence(error), file=sys.stderr)
             continue
-        for number, one in enumerate(asked, first + 1):
-            if (share := pair.vocabulary.spelled_out(one.text[prefix:])) >= FOREIGN:
-                print(
-                    f"{share:.0%} of the characters of prompt {number} are unknown pieces or "
-                    f"single bytes of the vocabulary {pair.vocabulary.path.name}: the models were "
-                    "hardly trained on such text, so that outputs may be noise.",
-                    file=sys.stderr,
-                )
         yield list(zip(asked, requests, strict=True))
         first += len(asked)
+
+
+def _warn_of_script(vocabulary: "Vocabulary", prompt: str, number: int) -> None:
+    """Warns of a prompt that the vocabulary can only spell out."""
+    if (share := vocabulary.spelled_out(prompt)) >= FOREIGN:
+        print(
+            f"{share:.0%} of the characters of prompt {number} are unknown pieces or single bytes "
+            f"of the vocabulary {vocabulary.path.name}: the models were hardly trained on such "
+            "text, so that outputs may be noise.",
+            file=sys.stderr,
+        )
 
 
 def _together(
@@ -227,11 +229,13 @@ class Timer:
             if programs not in self.known:
                 bar = progress.bar("prompts of such a length")
                 stack.enter_context(bar)("compiling", 0)
-                self.known.add(programs)
-            if not self.streams:
-                return self.pair.answer(request)
-            steps = self.pair.steps(request)
-            return itertools.chain([next(steps)], steps)
+            if self.streams:
+                steps = self.pair.steps(request)
+                begun = itertools.chain([next(steps)], steps)
+            else:
+                begun = self.pair.answer(request)
+        self.known.add(programs)
+        return begun
 
     def decode(self, request: "Request", shows: bool = False) -> Timed:
         """The result of a request, whose text may be shown in parts, and the seconds it took."""

@@ -61,7 +61,8 @@ class Results:
             raise ValueError(f"there is no prompt {place[0] + 1}.")
         asked = self.prompts[place[0]]
         must = {**self.of_pair, **told(asked)}
-        for name in (*must, *["logprobs"] * asked.settings.logprobs):
+        names = [*must, "logprobs"] if asked.settings.logprobs else must
+        for name in names:
             if name not in line:
                 raise ValueError(f"it does not say its {name}.")
         for name, value in must.items():
@@ -82,11 +83,11 @@ class Results:
 
         found, total = self.found, len(requests)
         lacking = [place for place in requests if place not in found]
-        served = pair.serve([requests[place] for place in lacking], batch_size=batch_size)
+        listed = [requests[place] for place in lacking]
         began, tokens = time.perf_counter(), 0
         with progress.bar(str(self.path)) as on_progress:
             try:
-                for at, result in served:
+                for at, result in pair.serve(listed, batch_size=batch_size):
                     number, sample = lacking[at]
                     said = line(self.prompts[number], result, self.of_pair)
                     said |= {"number": number, "sample": sample}

@@ -84,7 +84,7 @@ class Program(Generic[P, T]):
                     compiler_options=dict(options) or None,
                 )
             self._kept[key] = jitted
-            if len(self._kept) > self.KEPT:
+            while len(self._kept) > self.KEPT:
                 self._kept.pop(next(iter(self._kept))).clear_cache()
                 _trim()
         return jitted

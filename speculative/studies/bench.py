@@ -20,6 +20,7 @@ from jax import Array, lax
 
 from speculative.decoding.reference import start_target
 from speculative.drafts import HiddenDraft, TransformerDraft
+from speculative.loading import Resolved
 from speculative.measurement import hardware
 from speculative.measurement.timing import ITERATIONS, Costs
 from speculative.models import read_by_step
@@ -132,12 +133,8 @@ class Batches:
         return json.dumps(fields, indent=1)
 
 
-def bench(config: RowConfig, widths: Sequence[int], on_progress: OnProgress) -> Bench:
-    """Measures a row's pair on random text; ValueError, before it is loaded, of what cannot be.
-
-    Caches have `config.max_length` positions, half of them filled, and the source has
-    `config.source_length` tokens. Widths ascend from 1.
-    """
+def resolve(config: RowConfig, widths: Sequence[int]) -> Resolved:
+    """What `bench` loads; ValueError if it cannot be measured."""
     if min(widths) < 1 or max(widths) > config.max_length // 2:
         raise ValueError(
             f"Widths must lie between 1 and {config.max_length // 2}, half of the cache of "
@@ -146,6 +143,17 @@ def bench(config: RowConfig, widths: Sequence[int], on_progress: OnProgress) -> 
         )
     found = weights.resolve(config)
     memory.require(config, found.configs, config.source_length)
+    return found
+
+
+def bench(
+    config: RowConfig, widths: Sequence[int], found: Resolved, on_progress: OnProgress
+) -> Bench:
+    """Measures a row's pair on random text.
+
+    Caches have `config.max_length` positions, half of them filled, and the source has
+    `config.source_length` tokens. Widths ascend from 1.
+    """
     on_progress("loading", 0)
     work = workload(found.load(), config, None)
     pair, cache = work.pair, config.max_length

@@ -57,7 +57,10 @@ def tokens(
 
 
 def most_frequent(texts: Iterable[np.ndarray], most: int, vocab_size: int) -> np.ndarray:
-    """The most frequent tokens, ascending; ValueError if one is outside the vocabulary."""
+    """At most so many tokens, the most frequent ones, ascending.
+
+    ValueError if one is outside the vocabulary.
+    """
     counts = np.zeros(vocab_size, np.int64)
     for text in texts:
         if text.max(initial=0) >= vocab_size:
@@ -105,7 +108,10 @@ def write(
     on_progress: OnProgress,
     **limits: int,
 ) -> str:
-    """Writes a kind of `MOST` from texts, within `limits` of `count_ngrams`; says in words what."""
+    """Writes a draft made from texts, of a kind of `MOST`, and gives a sentence about it.
+
+    N-grams keep within `limits`, those of `count_ngrams`.
+    """
     if kind == "outputs":
         suffix.save(output, texts, vocabulary)
         made = "past outputs: "

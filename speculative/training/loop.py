@@ -60,8 +60,11 @@ class TrainConfig:
         warmup, steps = self.warmup_steps, self.steps
         if warmup >= steps:
             raise ValueError(f"TrainConfig.warmup_steps ({warmup}) must be below steps ({steps}).")
-        of_log_every = dict.fromkeys(("evaluate_every", "checkpoint_every"), "log_every")
-        for name, of in {"batch_size": "microbatches", **of_log_every}.items():
+        for name, of in (
+            ("batch_size", "microbatches"),
+            ("evaluate_every", "log_every"),
+            ("checkpoint_every", "log_every"),
+        ):
             value, divisor = getattr(self, name), getattr(self, of)
             if value % divisor:
                 raise ValueError(
@@ -108,7 +111,7 @@ def mean_gradient(
         return jax.tree.map(jnp.add, total, gradient), metrics
 
     parts = {name: x.reshape(microbatches, -1, *x.shape[1:]) for name, x in batch.items()}
-    keys = jax.random.split(dropout_key, microbatches)  # Parts drop out differently.
+    keys = jax.random.split(dropout_key, microbatches)  # Each microbatch has its own.
     gradient, metrics = jax.lax.scan(add, jax.tree.map(jnp.zeros_like, params), (parts, keys))
     return gradient, {name: x.sum(0) for name, x in metrics.items()}
 

@@ -3,7 +3,7 @@
 import dataclasses
 import pathlib
 from collections.abc import Mapping, Sequence
-from typing import Any, get_args
+from typing import get_args
 
 import jax
 import jax.numpy as jnp
@@ -24,12 +24,18 @@ Z_LOSS = 1e-4  # Weight of the squared logarithm of the softmax's normaliser; lo
 
 
 def teacher_forced(
-    model: FlaxModel, params: PyTree, batch: Mapping[str, Array], *given: Any
+    model: FlaxModel,
+    params: PyTree,
+    batch: Mapping[str, Array],
+    dropout_key: Array | None,
+    encoded: Array | None = None,
+    layers: tuple[str, ...] = (),
 ) -> tuple[Logits, dict[str, Array]]:
-    """Of a packed batch what `FlaxModel.forward_with_hidden` makes, `given` the rest it takes."""
+    """Teacher-forced logits [B, L, V] and hidden states of a packed batch; see `FlaxModel`."""
     tokens = batch["encoder_input_tokens"], batch["decoder_input_tokens"]
     segments = batch["encoder_segment_ids"], batch["decoder_segment_ids"]
-    return model.forward_with_hidden(params, *tokens, segments, *given)
+    given = *tokens, segments, dropout_key, encoded, layers
+    return model.forward_with_hidden(params, *given)
 
 
 @dataclasses.dataclass(frozen=True)

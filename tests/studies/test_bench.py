@@ -34,7 +34,7 @@ def found(saved_pair: tuple[pathlib.Path, pathlib.Path]) -> bench.Bench:
         patched.setattr(bench, "GAMMAS", (2,))
         patched.setattr(bench, "TURNS", 2)
         patched.setattr(hardware, "read_bandwidth", lambda: 1e9)
-        return bench.bench(config, (1, 3), lambda what, share: None)
+        return bench.bench(config, (1, 3), bench.resolve(config, (1, 3)), lambda what, share: None)
 
 
 def test_bytes_are_parameters_and_what_the_caches_hold(found: bench.Bench) -> None:
