@@ -210,8 +210,11 @@ def output(progress: Progress, config: Decoding) -> Output:
 
 def used(target: Model, draft: Draft | None, params: Params, gamma: int) -> tuple[Models, Params]:
     """Models and parameters of a generation; without guesses, the target's alone."""
-    models = Models(target, draft if gamma else None)
-    return models, params if gamma else Params(params.target)
+    if gamma == 0:
+        return Models(target, None), Params(params.target)
+    if draft is None:
+        raise ValueError(f"gamma = {gamma} needs a draft; give one, or 0.")
+    return Models(target, draft), params
 
 
 def generate(
@@ -256,19 +259,23 @@ def stream(
     config.check_draws(draws, len(inputs))
     models, params = used(target, draft, params, config.gamma)
     inputs = jax.device_put(inputs)
-    size, *larger = config.cache_lengths()
-    progress = begin(models, params, inputs, config, size)
-    longest, running = 0, None
-    while True:
-        # The running step may add a whole block that has not been read yet.
-        if longest + config.room + (config.gamma + 1) > size and larger:
-            size, *larger = larger
-            progress = _grow(models, params, inputs, progress, config, size)
-        progress, dispatched = one_step(models, params, progress, draws, config)
-        if running is not None:
-            done: Step = jax.tree.map(np.asarray, running)
-            longest += int(done.count.max())
-            yield done
-            if done.finished.all():
-                return
-        running = dispatched
+
+    def steps() -> Iterator[Step]:
+        size, *larger = config.cache_lengths()
+        progress = begin(models, params, inputs, config, size)
+        longest, running = 0, None
+        while True:
+            # The running step may add a whole block that has not been read yet.
+            if longest + config.room + (config.gamma + 1) > size and larger:
+                size, *larger = larger
+                progress = _grow(models, params, inputs, progress, config, size)
+            progress, dispatched = one_step(models, params, progress, draws, config)
+            if running is not None:
+                done: Step = jax.tree.map(np.asarray, running)
+                longest += int(done.count.max())
+                yield done
+                if done.finished.all():
+                    return
+            running = dispatched
+
+    return steps()  # `stream` itself is no generator, so that it raises when it is called.

@@ -75,9 +75,26 @@ def run(
 def put_row(
     progress: Progress, draws: Array, row: int, one: Progress, own: Array
 ) -> tuple[Progress, Array]:
-    """Replaces a row of a batch by that of a batch of 1 with as wide inputs and as large caches."""
-    update = functools.partial(jax.lax.dynamic_update_slice_in_dim, start_index=row, axis=0)
-    return jax.tree.map(update, (progress, draws), (one, own))
+    """Replaces a row of a batch by that of a batch of 1, with its random numbers.
+
+    Raises:
+        ValueError: inputs have other widths or caches other sizes.
+    """
+
+    def put(whole: Array, entry: Array) -> Array:
+        if entry.shape != (1, *whole.shape[1:]):
+            raise ValueError(
+                f"A row's state is {entry.shape}, that of a batch of {len(draws)} is "
+                f"{whole.shape}; start it with inputs as wide and a cache as long as the batch's."
+            )
+        return jax.lax.dynamic_update_slice_in_dim(whole, entry, row, axis=0)
+
+    return jax.tree.map(put, (progress, draws), (one, own))
+
+
+@functools.partial(jax.jit, donate_argnums=0)
+def _end(progress: Progress, row: int) -> Progress:
+    return dataclasses.replace(progress, finished=progress.finished.at[row].set(True))
 
 
 def generate(
@@ -108,7 +125,8 @@ def generate(
     config = Decoding.together(configs, kinds)
     (size,) = config.cache_lengths()
     progress, draws = _empty(models, params, read, config, size, batch_size)
-    one = loop.begin(models, params, read, config, size)
+    of_one = Decoding.together(configs[:1], kinds)  # One program begins texts of all batch sizes.
+    one = loop.begin(models, params, read, of_one, size)
     numbers: list[int | None] = [None] * batch_size
     while upcoming or numbers.count(None) < batch_size:
         for row in range(batch_size):
@@ -117,10 +135,11 @@ def generate(
                 upcoming = next(waiting, None)
                 if request.source is not read:
                     read = request.source
-                    one = loop.begin(models, params, read, config, size)
+                    one = loop.begin(models, params, read, of_one, size)
                 progress, draws = put_row(progress, draws, row, one, request.draws)
-                configs[row] = request.config
-                config = Decoding.together(configs, kinds)
+                if request.config != configs[row]:
+                    configs[row] = request.config
+                    config = Decoding.together(configs, kinds)
         enough = numbers.count(None) + 1 if upcoming else batch_size
         most = 2**31 - 1 if ends is None else 1
         progress, draws, output = run(models, params, progress, draws, config, enough, most)
@@ -133,18 +152,24 @@ def generate(
                 tokens = output.tokens[row, : output.lengths[row]].tolist()
                 if ends is None or not ends(number, tokens):
                     continue
-                ended = progress.finished.at[row].set(True)
-                progress = dataclasses.replace(progress, finished=ended)
+                progress = _end(progress, row)
             yield number, jax.tree.unflatten(tree, [rows[row : row + 1] for rows in leaves])
             numbers[row] = None
 
 
-@functools.partial(Program, static=2)
 def _empty(
     models: Models, params: Params, source: Array, config: Decoding, size: int, batch_size: int
 ) -> tuple[Progress, Array]:
     """The progress and the random numbers of rows that have no text yet."""
-    inputs = jnp.zeros((batch_size, *source.shape[1:]), source.dtype)
-    rows = jax.tree.map(jnp.zeros_like, loop.start(models, params, inputs, config, size))
-    draws = jnp.zeros(config.draws_shape(batch_size), jnp.float32)
-    return dataclasses.replace(rows, finished=jnp.ones(batch_size, bool)), draws
+    inputs = jax.ShapeDtypeStruct((batch_size, *source.shape[1:]), source.dtype)
+    start = functools.partial(loop.start, models, config=config, cache_length=size)
+    draws = jax.ShapeDtypeStruct(config.draws_shape(batch_size), np.float32)
+    leaves, tree = jax.tree.flatten((jax.eval_shape(start, params, inputs), draws))
+    progress, draws = jax.tree.unflatten(tree, _zeros(tuple(leaves)))
+    return dataclasses.replace(progress, finished=np.ones(batch_size, bool)), draws
+
+
+@functools.partial(jax.jit, static_argnums=0)
+def _zeros(shapes: tuple[jax.ShapeDtypeStruct, ...]) -> list[Array]:
+    """Zeros of these shapes, by one program for all."""
+    return [jnp.zeros(x.shape, x.dtype) for x in shapes]

@@ -168,7 +168,8 @@ def _joined(kind: type[Rule], fields: Any, values: Iterable[Any]) -> Rule:
     """The inverse of `_parted`; values may be of any type."""
     names, others = fields
     made = object.__new__(kind)
-    vars(made).update((*others, *zip(names, values, strict=True)))
+    for name, value in (*others, *zip(names, values, strict=True)):
+        object.__setattr__(made, name, value)
     return made
 
 
@@ -330,6 +331,12 @@ class Simulated(Rule):
         """The other rule's next token, after a random number of accepted guesses."""
         _, next_token = self.other.verify(guesses, logits, q, sampling, uniforms)
         return leading(uniforms[:, :-1, ACCEPT] < self.alpha), next_token
+
+    def verify_reference(self, guesses, logits, q, sampling, uniforms) -> tuple[int, int]:
+        """See `verify`."""
+        _, next_token = self.other.verify_reference(guesses, logits, q, sampling, uniforms)
+        passed = [*(uniforms[:-1, ACCEPT] < self.alpha), False]
+        return passed.index(False), next_token
 
     def acceptance(self, logits, q, sampling) -> Array:
         """Alpha, everywhere."""

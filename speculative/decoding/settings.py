@@ -4,6 +4,7 @@ import contextlib
 import dataclasses
 import functools
 from collections.abc import Hashable, Sequence
+from types import NoneType
 from typing import Any
 
 import jax
@@ -59,6 +60,7 @@ class Decoding:
         checks.instance("sampling", self.sampling, Sampling)
         checks.instance("rule", self.rule, Rule)
         checks.instance("logprobs", self.logprobs, bool)
+        checks.instance("growing", self.growing, bool, NoneType)
         checks.instance("eos_ids", self.eos_ids, tuple)
         for token in self.eos_ids:
             checks.whole("A token of eos_ids", token, 0)
@@ -141,8 +143,11 @@ class Decoding:
         """Every random number of a generation, uniform on [0, 1): float32 [B, positions, numbers].
 
         Folded from (seed, example, position), so that they depend neither on other rows nor on
-        earlier steps; of rules that are keyed by the step (`Rule.keyed_by`) also from the offset,
-        [B, positions, gamma + 1, numbers]. `examples` [B] are numbers of examples in a task.
+        earlier steps. A position that is drafted twice, because an earlier guess was rejected, uses
+        the same numbers again; decoding is still exact if no emitted token depends on their first
+        use. Rules that are keyed by the step (`Rule.keyed_by`) have numbers for each offset from
+        the position where it began: [B, positions, gamma + 1, numbers]. `examples` [B] are numbers
+        of examples in a task.
         """
         seed = checks.whole("seed", seed, 0, 2**32 - 1)  # Others would wrap around.
         # One dispatch: each costs as much as the numbers of a text.
@@ -160,7 +165,9 @@ class Decoding:
 
         A read beyond the last position would be shifted back silently and use numbers twice.
         """
-        if draws.shape != (needed := self.draws_shape(batch)):
+        needed = self.draws_shape(batch)
+        fits = draws.ndim == len(needed) and np.greater_equal(draws.shape, needed).all()
+        if not fits or (draws.shape[0], draws.shape[-1]) != (batch, self.rule.numbers):
             raise ValueError(
                 f"Random numbers of shape {draws.shape} do not fit {batch} rows with max_length = "
                 f"{self.max_length} and gamma = {self.gamma}, which need {needed}, keyed by the "
@@ -170,7 +177,7 @@ class Decoding:
     def step_draws(self, draws: Array, lengths: Rows) -> Array:
         """The numbers [B, gamma + 1, numbers] of a step that begins after `lengths` [B] tokens."""
         if self.rule.keyed_by == "step":  # A row of `max_length` tokens has finished.
-            return read_rows(draws, lengths, 1)[:, 0]
+            return read_rows(draws, lengths, 1)[:, 0, : self.gamma + 1]
         return read_rows(draws, lengths, self.gamma + 1)
 
 

@@ -14,8 +14,11 @@ def interval(
     """The percentile bootstrap's 95% interval of a statistic over `size` examples.
 
     `statistic` maps the numbers [size] of the drawn examples, some repeated, to its value. Whole
-    examples are drawn, because tokens of one text depend on each other.
+    examples are drawn, because tokens of one text depend on each other. Without an example
+    ValueError is raised.
     """
+    if size < 1:
+        raise ValueError("An interval needs at least one example.")
     rng = np.random.default_rng(seed)
     drawn = np.sort(rng.integers(0, size, (RESAMPLES, size)))
     # Of few examples there are few samples, each of which is drawn many times.

@@ -1,4 +1,7 @@
-"""BLEU and ROUGE of decoded text with the settings of T5; both can be a seqio task's metrics."""
+"""BLEU and ROUGE of decoded text with the settings of T5; both can be a seqio task's metrics.
+
+Both raise ValueError unless there is an example, and one prediction for each target.
+"""
 
 import functools
 import os
@@ -17,6 +20,7 @@ ROUGE_TYPES = ("rouge1", "rouge2", "rougeL", "rougeLsum")
 
 def bleu(targets: Sequence[str], predictions: Sequence[str]) -> dict[str, float]:
     """Corpus BLEU of sacreBLEU in percent, with `intl` tokenisation as in T5's WMT results."""
+    _check(targets, predictions)
     score = sacrebleu.corpus_bleu(list(predictions), [list(targets)], tokenize="intl")
     return {"bleu": score.score}
 
@@ -27,6 +31,7 @@ def rouge(targets: Sequence[str], predictions: Sequence[str]) -> dict[str, float
     T5 reports the median of bootstrap resamples, which is random; the mean is its limit. For
     `rougeLsum` T5 breaks the line after a full stop between spaces, and so do we.
     """
+    _check(targets, predictions)
     scorer = _rouge_scorer()
     lines = ([text.replace(" . ", " .\n") for text in texts] for texts in (targets, predictions))
     scores = [scorer.score(*pair) for pair in zip(*lines, strict=True)]
@@ -34,6 +39,14 @@ def rouge(targets: Sequence[str], predictions: Sequence[str]) -> dict[str, float
         kind: 100 * float(np.mean([score[kind].fmeasure for score in scores]))
         for kind in ROUGE_TYPES
     }
+
+
+def _check(targets: Sequence[str], predictions: Sequence[str]) -> None:
+    if not targets or len(targets) != len(predictions):
+        raise ValueError(
+            f"{len(predictions)} predictions for {len(targets)} targets: "
+            "quality needs at least one target, and one prediction for each"
+        )
 
 
 @functools.cache
@@ -52,7 +65,9 @@ METRICS = {"bleu": bleu, "rouge": rouge, "rougeL": rouge, "rougeLsum": rouge}
 
 
 def measure(metric: str, targets: Sequence[str], predictions: Sequence[str]) -> float:
-    """One score of `METRICS`, in percent."""
+    """One score of `METRICS`, in percent; raises ValueError if there is none of that name."""
+    if metric not in METRICS:
+        raise ValueError(f"There is no metric {metric!r}; the metrics are {', '.join(METRICS)}.")
     kind = "rougeLsum" if metric == "rouge" else metric
     return METRICS[metric](targets, predictions)[kind]
 

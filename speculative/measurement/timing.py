@@ -72,7 +72,7 @@ class _Given(UniformDraft):
 
 
 @dataclasses.dataclass(frozen=True)
-class _Rejected(UniformDraft):
+class _Rejected(Draft):
     """A draft whose guesses are all rejected, so that it advances by one token a step."""
 
     draft: Draft
@@ -80,6 +80,9 @@ class _Rejected(UniformDraft):
     @property
     def layers(self) -> tuple[str, ...]:
         return self.draft.layers
+
+    def start(self, params, inputs, cache_length, target) -> Any:
+        return self.draft.start(params, inputs, cache_length, target)
 
     def propose(self, *given: Any, **named: Any) -> Proposal:
         return self.draft.propose(*given, **named)
@@ -144,8 +147,15 @@ def timed_calls(
 ) -> Calls:
     """The calls to time. Steps are those of a row with a source [1, S] whose text begins.
 
-    The cache has room for `ITERATIONS` tokens and, beyond them, for a step.
+    Raises:
+        ValueError: a gamma is below 1, or the cache has no room for `ITERATIONS` tokens and a step.
     """
+    if min(gammas) < 1:
+        raise ValueError(f"Costs are timed for gamma of at least 1, not {min(gammas)}.")
+    if cache_length < (needed := ITERATIONS + max(gammas) + 2):
+        raise ValueError(
+            f"Timing gamma = {max(gammas)} needs a cache of {needed} positions, not {cache_length}."
+        )
     params, draft = pair.params, pair.draft
     config = dataclasses.replace(config, eos_ids=())  # No token ends the row while it is timed.
     autoregressive = dataclasses.replace(config.alone, max_length=cache_length - 2)

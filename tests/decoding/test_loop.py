@@ -414,3 +414,15 @@ def test_random_numbers_of_another_shape_are_refused(shape: tuple[int, ...]) -> 
         ValueError, match=r"do not fit 4 rows .* gamma = 4, which need \(4, (64|80), "
     ):
         fast.generate(tiny.TARGET, UniformDraft(), both, source, jnp.zeros(shape), config)
+
+
+def test_a_row_of_another_width_is_refused() -> None:
+    models, both = fast.Models(tiny.TARGET, None), Params(tiny.target_params())
+    config = dataclasses.replace(SAMPLED, gamma=0)
+    sources = jax.device_put(tiny.sources(3))
+    batch, draws = fast.begin(models, both, sources, config, 64), config.draws(0, np.arange(3))
+    for source, size in ((sources[:1, :-1], 64), (sources[:1], 48)):
+        with pytest.raises(ValueError, match="inputs as wide and a cache as long"):
+            queue.put_row(
+                batch, draws, 1, fast.begin(models, both, source, config, size), draws[:1]
+            )

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from speculative.decoding import Decoding, Output, Params, loop, queue, rules
+from speculative.decoding.programs import Program
 from speculative.decoding.queue import Request
 from speculative.drafts import (
     CopyDraft,
@@ -177,3 +178,23 @@ def test_texts_of_one_source_read_it_once(monkeypatch: pytest.MonkeyPatch) -> No
 def test_no_texts_are_no_outputs() -> None:
     both, kinds = Params(TARGET, tiny.near_params()), settings(1.0).sampling.kinds
     assert list(queue.generate(tiny.TARGET, NEAR[0], both, [], kinds, 4)) == []
+
+
+def test_batches_of_many_sizes_fit_the_programs_that_are_kept(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """`speculative bench --batch_sizes` times a second round, which must compile nothing."""
+    sizes, traced = (1, 2, 4), list[int]()
+    monkeypatch.setattr(Program, "KEPT", 2 * len(sizes) + 2)  # To decode at each; to begin texts.
+    step = loop.step
+
+    def noted(models: Any, params: Any, progress: loop.Progress, *given: Any) -> Any:
+        traced.append(len(progress.last))
+        return step(models, params, progress, *given)
+
+    monkeypatch.setattr(loop, "step", noted)
+    for _ in range(2):
+        for size in sizes:
+            for gamma in (0, 2):
+                decoded(UniformDraft(), (), settings(1.0, gamma=gamma), size, SHUFFLED)
+        assert sorted(traced) == [1, 1, 2, 2, 4, 4]

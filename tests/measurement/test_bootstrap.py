@@ -31,3 +31,8 @@ def test_the_seed_decides() -> None:
 
     assert interval(mean, 30, seed=1) == interval(mean, 30, seed=1)
     assert interval(mean, 30, seed=1) != interval(mean, 30, seed=2)
+
+
+def test_nothing_has_no_interval() -> None:
+    with pytest.raises(ValueError, match="at least one example"):
+        interval(lambda chosen: 0.0, 0)

@@ -136,3 +136,16 @@ def test_it_is_computed_where_there_is_no_home_folder() -> None:
     command = [sys.executable, "-c", code]
     done = subprocess.run(command, env=env, capture_output=True, text=True)
     assert (done.stdout, done.returncode) == ("100.0\n", 0), done.stderr
+
+
+@pytest.mark.parametrize("metric", [quality.bleu, quality.rouge])
+@pytest.mark.parametrize(("targets", "predictions"), [([], []), (["a"], []), (["a"], ["a", "b"])])
+def test_counts_must_agree(metric, targets: list[str], predictions: list[str]) -> None:
+    message = f"{len(predictions)} predictions for {len(targets)} targets"
+    with pytest.raises(ValueError, match=message):
+        metric(targets, predictions)
+
+
+def test_an_unknown_score_lists_the_names() -> None:
+    with pytest.raises(ValueError, match="'meteor'; the metrics are bleu, rouge, rougeL"):
+        quality.measure("meteor", ["a"], ["a"])

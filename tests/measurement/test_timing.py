@@ -190,3 +190,13 @@ def test_a_proposal_never_costs_less_than_nothing(clock: Clock) -> None:
     took = zip(kinds, (1, 1, 2, 3, 2.9), strict=True)
     calls, _ = clock({kind: lambda i, s=s: s for kind, s in took})
     assert costs(calls, 1).c(2) == 0
+
+
+@pytest.mark.parametrize(
+    ("gammas", "cache", "message"),
+    [((0, 2), CACHE, "at least 1, not 0"), ((7,), 40, "needs a cache of 41 positions, not 40")],
+)
+def test_settings_that_cannot_be_timed(gammas: tuple[int, ...], cache: int, message: str) -> None:
+    pair, config = toy_pair(MODEL_DRAFT, ()), Decoding(toy.VOCABULARY)
+    with pytest.raises(ValueError, match=message):
+        timing.timed_calls(pair, config, gammas, SOURCE, cache)
