@@ -50,6 +50,7 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> Any:
     monkeypatch.setattr(sweep, "run", lambda rows, _: notes(*next(iter(rows.items()))))
     monkeypatch.setattr(sweep, "tuning", lambda config: notes(None, config))
     monkeypatch.setattr(sweep, "verify", lambda config, *_: notes(None, config))
+    monkeypatch.setattr(bench, "resolve", lambda *_: None)
     monkeypatch.setattr(bench, "bench", lambda config, *_: notes(None, config))
 
     def call(command: str, *more: str) -> tuple[str | None, RowConfig]:
