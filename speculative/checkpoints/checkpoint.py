@@ -67,7 +67,7 @@ class MadeFor(NamedTuple):
     fingerprint: tuple[float, ...]  # See `Checkpoint.fingerprint`.
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, eq=False)
 class Checksums:
     """SHA-256 of files, each computed once, when needed; some are `recorded`, and must be so."""
 

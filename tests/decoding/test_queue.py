@@ -180,6 +180,7 @@ def test_no_texts_are_no_outputs() -> None:
     assert list(queue.generate(tiny.TARGET, NEAR[0], both, [], kinds, 4)) == []
 
 
+@pytest.mark.usefixtures("recompiled")
 def test_batches_of_many_sizes_fit_the_programs_that_are_kept(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
