@@ -51,7 +51,9 @@ class Program(Generic[P, T]):
     compiled for other models, settings and shapes, the `KEPT` programs last used are kept.
     """
 
-    KEPT = 24  # The costs of a pair are timed in turns with up to 19 programs (`tune`).
+    # Costs are timed in turns with up to 19 programs (`tune`); batches with two of each size, and
+    # two that begin texts.
+    KEPT = 24
     _kept: ClassVar[dict[tuple[Any, ...], Any]] = {}  # Jitted functions; the last used one is last.
     _lock = threading.Lock()
 

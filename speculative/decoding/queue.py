@@ -149,8 +149,9 @@ def generate(
             if number is None:
                 continue
             if not finished[row]:
-                tokens = output.tokens[row, : output.lengths[row]].tolist()
-                if ends is None or not ends(number, tokens):
+                if ends is None:
+                    continue
+                if not ends(number, output.tokens[row, : output.lengths[row]].tolist()):
                     continue
                 progress = _end(progress, row)
             yield number, jax.tree.unflatten(tree, [rows[row : row + 1] for rows in leaves])

@@ -15,8 +15,9 @@ class Record:
     the guesses tested; `speedup` is autoregressive over speculative time a token,
     `speedup_expected` is Theorem 3.8 with the tokens a call that the rule predicts,
     `speedup_predicted` the measured cost model with prefill and the examples' lengths, and
-    `speedup_long` its limit for long outputs, Eq. 1 / (gamma c + v). Where `lenience` l is below 1,
-    outputs are not the target's own, and are not compared.
+    `speedup_long` its limit for long outputs, Eq. 1 / (gamma c + v). Where `simulated_alpha` is a
+    number, guesses were accepted with that probability whatever the models said: only the times are
+    real. Where `lenience` l is below 1, outputs are not the target's own, and are not compared.
     A value of the wrong type, or a number that is not finite, raises ValueError.
     """
 
