@@ -106,7 +106,7 @@ settings._draws = drawn
 @pytest.fixture
 def optimized(monkeypatch: pytest.MonkeyPatch) -> None:
     """Loops with a draft are optimized: on 100,000 texts that saves more than it costs."""
-    monkeypatch.setattr(programs, "compiler_options", lambda device=None: tuple(OPTIMIZED.items()))
+    monkeypatch.setattr(programs, "compiler_options", lambda *_: tuple(OPTIMIZED.items()))
     monkeypatch.setattr(settings, "_draws", DRAWS)
 
 

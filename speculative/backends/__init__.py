@@ -3,8 +3,9 @@
 import jax
 
 from speculative.backends.cpu.prepacked import prepack
+from speculative.backends.options import compiler_options
 from speculative.backends.prepacked import PREPACKED, Prepacked
-from speculative.backends.tpu import compiler_options, lay_out
+from speculative.backends.tpu import lay_out
 from speculative.backends.xla import Attending, Cache, Norm, Projection, Weight, Xla, look_up
 from speculative.types import PyTree
 

@@ -5,31 +5,15 @@ may. `speculative compile` shows what its compiler makes of it.
 """
 
 import dataclasses
-import functools
-from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import Array, lax
-from jax.sharding import SingleDeviceSharding
 
 from speculative.backends.prepacked import FUSED, Prepacked, split
 from speculative.backends.xla import Weight, Xla, precision
 from speculative.types import PyTree
-
-READ_AHEAD: dict[str, str | bool] = {
-    "xla_tpu_msa_tensor_overrides": "overrides { hlo_operand_filter { "
-    'instruction_name_regex: "while.*" size_gte: 1000000 } keep_in_default_memory { } }',
-    "xla_max_cross_program_prefetches": "0",
-}
-"""Options of the compiler for programs with a draft: no kernel stays on the chip through a loop.
-
-XLA fills most of a v4's 128 MiB on the chip with kernels that stay there from step to step, and
-then has no room to read the others ahead. A guess of T5 v1.1 large beside XXL would take 1.9 times
-as long, of small 1.15 times, and XXL's verification 1.04 times. Streamed steps would begin with
-reading a large kernel that is used after the draft's loop only.
-"""
 
 ROWS = 8
 """Rows of the smallest tile of a TPU's registers: a product of fewer takes no less time."""
@@ -112,23 +96,3 @@ def lay_out(params: PyTree, draft: bool) -> Prepacked:
 
     backend, groups = (TpuDraft(), FUSED) if draft else (Tpu(), ())
     return split(params, backend, kernel, groups, tied=False)
-
-
-@functools.cache
-def compiler_options(device: Any = None) -> tuple[tuple[str, str | bool], ...]:
-    """Options of the compiler for programs with a draft, on a device; by default the present one.
-
-    `READ_AHEAD` if it is a TPU whose compiler knows it: libtpu 0.0.52 does, 0.0.42 does not.
-    """
-    device = device or jax.devices()[0]
-    if device.platform != "tpu":
-        return ()
-    on = SingleDeviceSharding(device)
-    tile = jax.ShapeDtypeStruct((ROWS, 128), np.float32, sharding=on)
-    try:
-        jax.jit(jnp.negative).lower(tile).compile(READ_AHEAD)
-    except jax.errors.JaxRuntimeError as error:
-        if "No such compile option" not in str(error):
-            raise
-        return ()
-    return tuple(READ_AHEAD.items())

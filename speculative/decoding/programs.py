@@ -47,8 +47,8 @@ class Program(Generic[P, T]):
     """A jitted function whose first arguments are a pair's models, a static one, and parameters.
 
     It is `jax.jit` of the function but for the compiler's options, which are those of
-    `backends.compiler_options` where the pair has a draft, and in that it forgets: of all that was
-    compiled for other models, settings and shapes, the `KEPT` programs last used are kept.
+    `backends.compiler_options`, and in that it forgets: of all that was compiled for other models,
+    settings and shapes, the `KEPT` programs last used are kept.
     """
 
     # Costs are timed in turns with up to 19 programs (`tune`); batches with two of each size, and
@@ -76,7 +76,7 @@ class Program(Generic[P, T]):
         key = self, device, models, tree, tuple(map(np.shape, leaves)), tuple(given[end:])
         with self._lock:
             if (jitted := self._kept.pop(key, None)) is None:
-                options = () if models.draft is None else compiler_options(device)
+                options = compiler_options(models.draft is not None, device)
                 # A function of its own, or JAX would keep what it traced for as long as this one.
                 own = functools.wraps(self._function)(functools.partial(self._function))
                 jitted = jax.jit(

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from speculative.decoding import Decoding, Params, Rule
 from speculative.decoding.loop import Models
+from speculative.decoding.programs import Program
 from speculative.drafts.base import fault_of
 from speculative.grouping import batches, filled
 from speculative.measurement import teacher_forced
@@ -39,7 +40,7 @@ def alpha_on_target_text(
     given = Models(pair.target, pair.draft), pair.params
     # Nothing is timed here, so that one program may serve all temperatures.
     kinds = Kinds.of([config.sampling, Sampling(0.0), Sampling(1.0)])
-    how = Sampling.together([config.sampling], kinds), config.vocab_size, config.rule
+    how = Sampling.together([config.sampling], kinds), config.rule, config.vocab_size
     betas = [np.zeros(0, np.float32)] * len(sources)
     for chosen, places in batches(range(len(sources)), lambda i: sources[i].shape[1], batch_size):
         source = jnp.concatenate([sources[place] for place in places])
@@ -56,15 +57,15 @@ def alpha_on_target_text(
     return betas
 
 
-@functools.partial(jax.jit, static_argnames=("models", "vocab_size"))
+@functools.partial(Program, static=1)
 def acceptances(
     models: Models,
     params: Params,
     source: Inputs,
     tokens: Tokens,
     sampling: Sampling,
-    vocab_size: int,
     rule: Rule,
+    vocab_size: int,
 ) -> Array:
     """Beta [B, L] at each of tokens [B, L], which the draft reads one by one."""
     draft = models.draft

@@ -147,11 +147,12 @@ class _Setting:
         """One of the row's programs, as it is dispatched."""
         models, params, source, config = self.models, self.params, self.source, self.config
         if program == PREFILL:
-            return loop.begin.lower(models, params, source, config, config.cache_lengths()[-1])
+            given = models, params, source, config, config.cache_lengths()[-1]
+            return loop.begin.lower(*given, device=self.device)
         if program == SCORING:
             tokens = jax.ShapeDtypeStruct((1, config.max_length), jnp.int32)
-            given = _placed(tokens, self.device), config.sampling, config.vocab_size, config.rule
-            return alpha.acceptances.lower(models, params, source, *given)
+            given = _placed(tokens, self.device), config.sampling, config.rule, config.vocab_size
+            return alpha.acceptances.lower(models, params, source, *given, device=self.device)
         draws = _placed(jax.eval_shape(lambda: config.draws(0, np.arange(1))), self.device)
         if program in (LOOP, SPECULATIVE_LOOP):
             return loop.decode.lower(models, params, source, draws, config, device=self.device)

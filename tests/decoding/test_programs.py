@@ -4,6 +4,7 @@ import jax.numpy as jnp
 import pytest
 from jax import Array
 
+from speculative.backends import compiler_options, options
 from speculative.decoding.loop import Models
 from speculative.decoding.programs import Program
 from tests import tiny
@@ -41,3 +42,11 @@ def test_all_programs_share_what_is_kept_and_static_arguments_are_told_apart(
     for program, factor in ((one, 2), (one, 3), (one, 2), (other, 2), (one, 2), (one, 3)):
         assert program(models, jnp.ones(1), jnp.ones(1), factor) == factor
     assert traced == [2, 3, 2, 3]
+
+
+def test_options_are_those_that_the_compiler_knows(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert compiler_options(True) == compiler_options(False) == tuple(options.QUICK.items())
+    compiler_options.cache_clear()
+    monkeypatch.setattr(options, "QUICK", {"xla_cpu_of_a_later_release": True})
+    assert compiler_options(True) == ()
+    compiler_options.cache_clear()

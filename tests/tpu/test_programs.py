@@ -14,7 +14,7 @@ import pytest
 from rich.console import Console
 
 from speculative import cli
-from speculative.backends import Xla, compiler_options
+from speculative.backends import Xla, compiler_options, options
 from speculative.backends import tpu as backend
 from speculative.decoding import loop, programs
 from speculative.gin_files import CONFIGS
@@ -115,7 +115,7 @@ def test_a_draft_is_read_ahead_if_no_kernel_stays_on_the_chip(
 ) -> None:
     monkeypatch.setattr(compiled.weights, "sizes", large_draft)
     ahead = program(compiled.SPECULATIVE_LOOP).step
-    monkeypatch.setattr(programs, "compiler_options", lambda device: ())
+    monkeypatch.setattr(programs, "compiler_options", lambda *_: ())
     stayed = program(compiled.SPECULATIVE_LOOP).step
     assert ahead is not None and stayed is not None
     assert ahead.named < 0.65 * stayed.named
@@ -124,11 +124,12 @@ def test_a_draft_is_read_ahead_if_no_kernel_stays_on_the_chip(
 
 def test_a_compiler_without_the_option_does_without(monkeypatch: pytest.MonkeyPatch) -> None:
     device = chips.device("v4-8")
-    assert compiler_options(device) == tuple(backend.READ_AHEAD.items())
-    monkeypatch.setattr(backend, "READ_AHEAD", {"xla_tpu_of_a_later_release": "true"})
-    backend.compiler_options.cache_clear()
-    assert compiler_options(device) == ()
-    backend.compiler_options.cache_clear()
+    assert compiler_options(True, device) == tuple(options.READ_AHEAD.items())
+    assert compiler_options(False, device) == ()
+    monkeypatch.setattr(options, "READ_AHEAD", {"xla_tpu_of_a_later_release": "true"})
+    compiler_options.cache_clear()
+    assert compiler_options(True, device) == ()
+    compiler_options.cache_clear()
 
 
 def test_it_is_near_the_floor_of_a_v5e() -> None:
