@@ -33,17 +33,12 @@ class Tpu(Xla):
 
     def product(self, x, projection, norm=None, activation="linear", out_dtype=None) -> Array:
         """See `Xla`."""
-        y = super().product(x, projection, norm, activation, out_dtype)
-        # XLA would merge the two products of a feed-forward layer without gate. Those of T5 11B do
-        # not fit the memory on the chip, and take 1.4 times what reading them does.
-        return y if activation == "linear" else lax.optimization_barrier(y)
-
-    def split(self, x, heads) -> Array:
-        """See `Xla`."""
         # XLA would merge projections with their split into heads, and for that copy the kernel into
         # another layout: T5 v1.1 XXL would copy all kernels of attention at every streamed step,
-        # and before every generation.
-        return super().split(lax.optimization_barrier(x), heads)
+        # and before every generation. And it would merge the two products of a feed-forward layer
+        # without gate. Those of T5 11B do not fit the memory on the chip, and take 1.4 times what
+        # reading them does.
+        return lax.optimization_barrier(super().product(x, projection, norm, activation, out_dtype))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -75,9 +70,9 @@ class TpuDraft(Tpu):
         mixed = lax.dot_general(weights, v, (((3,), (1,)), ((0,), (0,))), exact)
         return (mixed * own).sum(axis=1).reshape(batch, length, heads, size)
 
-    def split(self, x, heads) -> Array:
-        """See `Xla`."""
-        return Xla.split(self, x, heads)
+    def product(self, x, projection, norm=None, activation="linear", out_dtype=None) -> Array:
+        """See `Xla`, whose products may be merged with what follows: they are small."""
+        return Xla.product(self, x, projection, norm, activation, out_dtype)
 
     def by_head(self, x, heads) -> Array:
         """As they are: [B, 1, L, N * H]."""

@@ -91,7 +91,7 @@ def test_kernels_are_copied_where_projections_are_merged_with_their_split(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     assert program(compiled.STEP).copies == ([], [])
-    monkeypatch.setattr(backend.Tpu, "split", Xla.split)
+    monkeypatch.setattr(backend.Tpu, "product", Xla.product)
     assert sum(map(len, program(compiled.STEP).copies)) > 0
 
 
