@@ -71,8 +71,9 @@ class TpuDraft(Tpu):
         return (mixed * own).sum(axis=1).reshape(batch, length, heads, size)
 
     def product(self, x, projection, norm=None, activation="linear", out_dtype=None) -> Array:
-        """See `Xla`, whose products may be merged with what follows: they are small."""
-        return Xla.product(self, x, projection, norm, activation, out_dtype)
+        """See `Xla`; small products may be merged, but not those of a layer without gate."""
+        y = Xla.product(self, x, projection, norm, activation, out_dtype)
+        return y if activation == "linear" else lax.optimization_barrier(y)
 
     def by_head(self, x, heads) -> Array:
         """As they are: [B, 1, L, N * H]."""
