@@ -80,7 +80,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
                     verification=rule,
                     max_length=config.max_length,
                     seed=config.seed,
-                    truncate=True,
+                    source_length=512,
                 )
                 asked = pair.requests(sources, given)
                 others = unequal(pair, asked, options.batch_sizes)

@@ -12,6 +12,7 @@ import argparse
 import os
 import pathlib
 import random
+from typing import Any
 
 from rich.console import Console
 from rich.table import Table
@@ -41,7 +42,11 @@ def main() -> None:
     for number in range(1, options.generations + 1):
         first, length = rng.randrange(len(words)), int(2 ** rng.uniform(0, 8))
         text = " ".join(words[first : first + length])
-        settings = {"example": number, "truncate": True, "max_length": rng.randrange(16, 129)}
+        settings: dict[str, Any] = {
+            "example": number,
+            "source_length": 512,
+            "max_length": rng.randrange(16, 129),
+        }
         if number % 2:
             settings |= {"temperature": rng.uniform(0.3, 1.5), "top_p": rng.choice([1.0, 0.9, 0.8])}
         if number % 10:

@@ -92,7 +92,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
             vocabulary = pair.vocabulary
             ruled = dataclasses.replace(config, verification=rule)
             decoding = ruled.decoding(vocabulary.size, gamma, vocabulary.eos_ids)
-            sources = [pair.encode(prompt.source, truncate=True) for prompt in prompts]
+            sources = [pair.encode(prompt.source, source_length=512) for prompt in prompts]
             asked = [Request(x, decoding, config.seed, i) for i, x in enumerate(sources)]
             results = drawn(pair, asked, options.samples)
             texts = [result.text for result in results]

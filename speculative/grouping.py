@@ -10,13 +10,12 @@ from speculative.ragged import power_of_two
 Item = TypeVar("Item")
 Key = TypeVar("Key", bound=Hashable)
 
-# Sources are padded to one of these lengths, because each length is a compiled program.
-SOURCE_LENGTHS = (32, 64, 128, 256, 512)
+NARROWEST = 32  # Tokens to which the shortest sources are padded.
 
 
 def padded(tokens: int) -> int:
-    """The one of `SOURCE_LENGTHS` to which a source of so many tokens is padded, or is cut."""
-    return next((size for size in SOURCE_LENGTHS if tokens <= size), SOURCE_LENGTHS[-1])
+    """The width to which a source of so many tokens is padded: each is a compiled program."""
+    return max(NARROWEST, power_of_two(tokens))
 
 
 def filled(rows: Iterable[Sequence[int] | np.ndarray], width: int, pad: int = 0) -> np.ndarray:

@@ -17,7 +17,7 @@ from speculative.decoding.queue import Request
 from speculative.decoding.reference import Trace
 from speculative.drafts import Draft
 from speculative.drafts.base import FAULTS
-from speculative.grouping import SOURCE_LENGTHS, filled, groups, padded
+from speculative.grouping import filled, groups, padded
 from speculative.models import FlaxModel
 from speculative.sampling import Kinds
 from speculative.settings import Settings, by_name
@@ -73,6 +73,12 @@ def lengths_accepted(target_calls: int, accepted_by_position: Sequence[int]) -> 
     return [more - fewer for more, fewer in itertools.pairwise(reached)]
 
 
+def _cut(tokens: list[int], length: int, prompt: bool) -> list[int]:
+    if len(tokens) <= length:
+        return tokens
+    return tokens[-length:] if prompt else [*tokens[: length - 1], tokens[-1]]
+
+
 @dataclasses.dataclass(frozen=True)
 class Pair:
     """Target, draft, their parameters and the vocabulary they share."""
@@ -84,35 +90,45 @@ class Pair:
     names: tuple[str, str]  # Of target and draft, as the user gave them.
     training_minutes: float | None = None  # What it took to train the draft, if that is known.
 
-    def encode(self, texts: Texts, truncate: bool = False) -> Array:
-        """The sources or prompts [B, S] of a text or several, padded to one of `SOURCE_LENGTHS`.
+    def encode(self, texts: Texts, source_length: int | None = None) -> Array:
+        """The sources or prompts [B, S] of a text or several, padded to a power of two.
 
-        One that is too long is cut: a prompt keeps its last tokens, a source its first ones and the
-        end of sequence.
+        One of more than `source_length` tokens is cut to as many: a prompt keeps its last ones, a
+        source its first ones and the end of sequence.
 
         Raises:
-            ValueError: there is no text, one is not UTF-8 or longer than the limit and not to be
-                truncated, or a source is empty (a prompt may be).
+            ValueError: there is no text, one is not UTF-8 or has more than 100,000 tokens, or a
+                source is empty (a prompt may be).
         """
+        rows, prompts = self._tokens(texts), self.target.decoder_only
+        if source_length is not None:
+            cut = checks.whole("source_length", source_length, 1, checks.MAX_TOKENS)
+            rows = [_cut(row, cut, prompts) for row in rows]
+        # jnp.asarray compiles for each shape.
+        return jax.device_put(filled(rows, padded(max(map(len, rows))), self.target.pad_id))
+
+    def truncated(self, texts: Texts, source_length: int | None) -> int:
+        """How many of the texts `encode` cuts to so many tokens."""
+        return sum(len(row) > source_length for row in self._tokens(texts)) if source_length else 0
+
+    def _tokens(self, texts: Texts) -> list[list[int]]:
+        """The tokens of each text; see `encode`."""
         listed = texts if isinstance(texts, list | tuple) else [texts]
         if not listed:
             raise ValueError("There is no text to decode; give one, or a list of them.")
-        prompts, limit, rows = self.target.decoder_only, SOURCE_LENGTHS[-1], []
+        prompts, rows = self.target.decoder_only, []
         read = self.vocabulary.prompt if prompts else self.vocabulary.encode
         for text in listed:
             if not checks.text("The prompt", text).strip() and not prompts:
                 raise ValueError("The prompt is empty; give a text to decode.")
             tokens = read(text)
-            if len(tokens) > limit:
-                if not truncate:
-                    raise ValueError(
-                        f"The prompt has {len(tokens)} tokens, the limit is {limit}; shorten it, "
-                        "or have it cut (--truncate, or truncate=True)."
-                    )
-                tokens = tokens[-limit:] if prompts else [*tokens[: limit - 1], tokens[-1]]
+            if len(tokens) > checks.MAX_TOKENS:
+                raise ValueError(
+                    f"The prompt has {len(tokens):,} tokens, the limit is {checks.MAX_TOKENS:,}; "
+                    "shorten it."
+                )
             rows.append(tokens)
-        # jnp.asarray compiles for each shape.
-        return jax.device_put(filled(rows, padded(max(map(len, rows))), self.target.pad_id))
+        return rows
 
     @overload
     @by_name
@@ -179,7 +195,7 @@ class Pair:
         sources: dict[str, Array] = {}
         for text in texts:
             if checks.text("The prompt", text) not in sources:
-                sources[text] = self.encode(text, settings.truncate)
+                sources[text] = self.encode(text, settings.source_length)
                 self._require_positions(sources[text], config)
         seed, stop = settings.seed, tuple(settings.stop)
         return [

@@ -41,6 +41,17 @@ def move_rows(buffer: Array, places: Array, starts: Rows, axis: int) -> Array:
     return write_rows(buffer, found, starts, axis)
 
 
+def sheared(seen: Array, rows: int) -> Array:
+    """Windows on seen [..., rows + K], each one to the left of the one before: [..., rows, K].
+
+    The last of them begins at the first entry. Copies of `seen` in rows that are shorter by one
+    shift it so, in a single operation.
+    """
+    size = seen.shape[-1]
+    copies = jnp.tile(seen, rows)[..., : rows * (size - 1)]
+    return copies.reshape(*seen.shape[:-1], rows, size - 1)[..., rows - 1 :]
+
+
 def power_of_two(rows: int) -> int:
     """The least that is not smaller: batches of so many rows need few programs."""
     return 2 ** (rows - 1).bit_length()

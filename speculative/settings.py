@@ -38,7 +38,7 @@ class Settings:
         max_length: tokens at which an output is cut.
         seed: of all random numbers.
         example: number of the first text in its task; each has random numbers of its own.
-        truncate: whether a source or prompt that is too long is cut; else it is an error.
+        source_length: tokens to which a longer source or prompt is cut; None reads all of it.
         stop: a text ends where it contains one of these, and is cut before it; its tokens are those
             up to the one that completed it.
         logprobs: whether the log-probabilities of the tokens are kept.
@@ -56,7 +56,7 @@ class Settings:
     max_length: int = 128
     seed: int = 0
     example: int = 0
-    truncate: bool = False
+    source_length: int | None = None
     stop: Sequence[str] = ()
     logprobs: bool = False
     processors: "Sequence[Processor]" = ()
@@ -70,7 +70,8 @@ class Settings:
             ("batch_size", 1, None),
         ):
             object.__setattr__(self, name, checks.whole(name, getattr(self, name), low, high))
-        checks.instance("truncate", self.truncate, bool)
+        if self.source_length is not None:
+            checks.whole("source_length", self.source_length, 1, checks.MAX_TOKENS)
         for name in ("stop", "processors"):
             checks.instance(name, getattr(self, name), list, tuple)
             object.__setattr__(self, name, tuple(getattr(self, name)))

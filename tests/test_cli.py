@@ -113,7 +113,7 @@ def test_lines_end_where_editors_end_them_and_blank_ones_are_left_out(
 
 
 def test_a_long_prompt_is_cut_when_asked(pair: list[str], capsys) -> None:
-    assert generate(pair, "word " * 600, "--truncate", "--json") == 0
+    assert generate(pair, "word " * 600, "--source_length=512", "--json") == 0
     assert json.loads(capsys.readouterr().out)["text"] == expected(pair, "word " * 511).text
 
 

@@ -95,10 +95,13 @@ def test_a_language_model_may_begin_with_nothing(folder: pathlib.Path) -> None:
 def test_the_end_of_a_long_prompt_is_kept(folder: pathlib.Path) -> None:
     pair = language_model(folder)
     text = "word " * 600 + TEXT
-    with pytest.raises(ValueError, match="the limit is 512"):
-        pair.encode(text)
-    kept = np.asarray(pair.encode(text, truncate=True))[0]
-    np.testing.assert_array_equal(kept, pair.vocabulary.prompt(text)[-512:])
+    tokens = pair.vocabulary.prompt(text)
+    assert 512 < len(tokens) <= 1024
+    whole = np.asarray(pair.encode(text))[0]
+    np.testing.assert_array_equal(whole, [*tokens, *[-1] * (1024 - len(tokens))])
+    assert pair.truncated([text, TEXT], 512) == 1
+    kept = np.asarray(pair.encode(text, 512))[0]
+    np.testing.assert_array_equal(kept, tokens[-512:])
 
 
 @pytest.mark.parametrize(

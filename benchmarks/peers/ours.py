@@ -7,8 +7,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from benchmarks.peers.system import Setting
+from speculative import grouping
 from speculative.decoding import Decoding, rules
-from speculative.grouping import SOURCE_LENGTHS
 from speculative.loading import load
 from speculative.sampling import Sampling
 
@@ -55,5 +55,5 @@ class Ours:
 
 def padded(source: list[int]) -> jax.Array:
     """A source [1, S], padded as by `Pair.encode`, or not at all beyond its limit."""
-    width = next((width for width in SOURCE_LENGTHS if len(source) <= width), len(source))
+    width = grouping.padded(len(source))
     return jnp.asarray(np.pad(np.array(source, np.int32), (0, width - len(source)))[None])

@@ -66,7 +66,7 @@ class TpuDraft(Tpu):
         own = jnp.asarray(of_head, q.dtype)[None, :, None, :]
         spread, exact = (q * spec.scale)[:, None] * own, precision(q)  # [B, N, L, N * H]
         scores = lax.dot_general(spread, k, (((3,), (2,)), ((0,), (0,))), exact, jnp.float32)
-        weights = jax.nn.softmax(scores + spec.bias, axis=-1).astype(q.dtype)
+        weights = jax.nn.softmax(scores + spec.of_queries(0, length), axis=-1).astype(q.dtype)
         mixed = lax.dot_general(weights, v, (((3,), (1,)), ((0,), (0,))), exact)
         return (mixed * own).sum(axis=1).reshape(batch, length, heads, size)
 

@@ -14,10 +14,12 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array, lax
 
-from speculative.ragged import write_rows
+from speculative.ragged import sheared, write_rows
 from speculative.types import Rows
 
 FEW = 16  # Up to this many rows of a table XLA on CPU looks up fastest one by one.
+
+QUERIES, BLOCK = 512, 256  # With more queries attention takes them in blocks of so many.
 
 # The functions of `types.ACTIVATIONS`.
 ACTIVATE: dict[str, Callable[[Array], Array]] = {
@@ -68,13 +70,29 @@ class Norm(NamedTuple):
 class Attending(NamedTuple):
     """How scores are made of queries and keys, and weigh the values.
 
-    `scale` multiplies their products, `soft_cap` C makes C tanh(score / C) of them, and the bias is
-    added: relative positions, and about -1e10 where a key must not be seen.
+    `scale` multiplies their products, `soft_cap` C makes C tanh(score / C) of them, and the biases
+    are added: relative positions, and about -1e10 where a key must not be seen.
     """
 
     bias: Array  # [B or 1, N or 1, L or 1, T] float32.
     scale: float = 1.0
     soft_cap: float | None = None
+    # [N, 2 L - 1] float32: of keys L - 1 positions behind a query to as many ahead of it, where
+    # both are of the same L positions. Keys that are those positions several times have it each.
+    by_distance: Array | None = None
+
+    def of_queries(self, first: Array | int, count: int) -> Array:
+        """The biases of queries from `first` on, together: [B or 1, N or 1, count or 1, T]."""
+        bias, table = self.bias, self.by_distance
+        if bias.shape[2] > count:
+            bias = lax.dynamic_slice_in_dim(bias, first, count, axis=2)
+        if table is None:
+            return bias
+        length = (table.shape[1] + 1) // 2
+        # Queries that only fill a block up may lie behind the last position.
+        table = jnp.pad(table, ((0, 0), (count, 1)))
+        seen = lax.dynamic_slice_in_dim(table, length - first, length + count, axis=1)
+        return jnp.tile(sheared(seen, count), bias.shape[3] // length) + bias
 
 
 class Cache(NamedTuple):
@@ -178,7 +196,26 @@ class Xla:
         return [self.by_head(self.product(x, each), heads) for each in projections]
 
     def attention(self, q: Array, k: Array, v: Array, spec: Attending) -> Array:
-        """Of queries [B, L, N, H] to keys and values: [B, L, N, H] (Vaswani et al., 3.2.1)."""
+        """Of queries [B, L, N, H] to keys and values: [B, L, N, H] (Vaswani et al., 3.2.1).
+
+        Many queries come in blocks, one after another, so that never all scores are in memory.
+        """
+        length = q.shape[1]
+        if length <= QUERIES:
+            return self._attention(q, k, v, spec, spec.of_queries(0, length))
+        room = (0, 0), (0, -length % BLOCK), (0, 0), (0, 0)
+        q = jnp.pad(q, room)
+        if spec.bias.shape[2] > 1:
+            spec = spec._replace(bias=jnp.pad(spec.bias, (room[0], room[2], room[1], room[3])))
+
+        def block(first: Array) -> Array:
+            of_block = lax.dynamic_slice_in_dim(q, first, BLOCK, axis=1)
+            return self._attention(of_block, k, v, spec, spec.of_queries(first, BLOCK))
+
+        found = lax.map(block, jnp.arange(0, q.shape[1], BLOCK))  # [blocks, B, BLOCK, N, H]
+        return found.swapaxes(0, 1).reshape(q.shape)[:, :length]
+
+    def _attention(self, q: Array, k: Array, v: Array, spec: Attending, bias: Array) -> Array:
         batch, length, heads, size = q.shape
         q = (q * spec.scale).swapaxes(1, 2)
         if shared := heads // k.shape[1] > 1:  # Such queries are as more positions of one head.
@@ -189,7 +226,7 @@ class Xla:
         scores = scores.reshape(batch, heads, length, -1) if shared else scores
         if spec.soft_cap is not None:
             scores = spec.soft_cap * jnp.tanh(scores / spec.soft_cap)
-        weights = jax.nn.softmax(scores + spec.bias, axis=-1).astype(q.dtype)
+        weights = jax.nn.softmax(scores + bias, axis=-1).astype(q.dtype)
         weights = weights.reshape(batch, k.shape[1], -1, k.shape[2]) if shared else weights
         mixed = lax.dot_general(weights, v, (((3,), (2,)), of_heads), exact)
         mixed = mixed.reshape(batch, heads, length, size) if shared else mixed

@@ -15,7 +15,7 @@ from speculative.settings import Settings
 SETTINGS: dict[str, Any] = {field.name: field.default for field in dataclasses.fields(Settings)}
 """The fields of `Settings`, with the values they have where nothing else is said."""
 
-OF_RUN = {"example", "truncate", "logprobs", "processors", "batch_size"}
+OF_RUN = {"example", "source_length", "logprobs", "processors", "batch_size"}
 """Those of all texts alike, which lines of results do not tell."""
 
 MAX_LENGTH = 1024  # The longest output; a generation's cache is sized for it.
@@ -65,7 +65,8 @@ OPTIONS = {
     "--verification RULE": "how guesses are verified, a name of speculative.decoding.rules.RULES "
     "(token)",
     "--lenience L": "in (0, 1]; below 1 more guesses are accepted, but outputs are not exact (1)",
-    "--source_length S": "tokens of a source (as configured, or 64)",
+    "--source_length S": "tokens to which longer texts are cut, or of random sources (as "
+    "configured, or whole texts and 64)",
     "--batch_size N": "texts that are decoded together, each as it would be alone (1, in evaluate "
     "16)",
     "--topology NAME": "a TPU, of which one chip is used: v4-8, v5e-1, v5p-8, v6e-1, or present, "

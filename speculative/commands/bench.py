@@ -5,14 +5,13 @@ import dataclasses
 import functools
 import pathlib
 
-from speculative.commands import KINDS, Command, add_options, option, rows, whole
+from speculative.commands import KINDS, Command, option, rows, whole
 
 
 def _add_bench(parser: argparse.ArgumentParser) -> None:
     rows.add_row(parser)
     add = functools.partial(option, parser)
     add("--widths L", "positions of the passes that are timed (1 to 32)", whole(1, 1024), nargs="+")
-    add_options(parser, "--source_length")
     add(
         "--batch_sizes N[,N]",
         "decode texts in batches of these sizes instead, with and without the draft",

@@ -11,7 +11,7 @@ from speculative.commands import Command, add_options, option, rows
 def _add_compile(parser: argparse.ArgumentParser) -> None:
     rows.add_row(parser)
     option(parser, "--table N", "all rows of a table of the paper, instead of one row")
-    add_options(parser, "--family", "--source_length", "--topology")
+    add_options(parser, "--family", "--topology")
     parser.add_argument("--json", action="store_true", help="one object a row, as it is done")
 
 
@@ -34,8 +34,6 @@ def _compile(options: argparse.Namespace) -> int:
     else:  # Programs for a TPU that is not there could be written, but not read again.
         jax.config.update("jax_enable_compilation_cache", False)
     configs = dict([rows.row(options)]) if options.table is None else rows.of_table(options)
-    if length := options.source_length:
-        configs = {k: dataclasses.replace(one, source_length=length) for k, one in configs.items()}
     found, compiler = [], Compiler(options.topology)
     for number, (name, config) in enumerate(configs.items(), 1):
         row = f"{number} of {len(configs)}, {name.rpartition('/')[2]}"

@@ -72,7 +72,7 @@ def _first(pair: Pair, config: RowConfig) -> PromptTrace:
     texts = [prompt.source for prompt in load_prompts(config.texts, config.num_examples)]
     vocabulary, gamma = pair.vocabulary, config.gamma or sweep.GAMMA
     decoding = config.decoding(vocabulary.size, gamma, vocabulary.eos_ids)
-    inputs = pair.encode(texts, truncate=True)[:1]
+    inputs = pair.encode(texts)[:1]
     return traces.trace(pair, texts[0], Request(inputs, decoding, config.seed))
 
 

@@ -30,7 +30,7 @@ def _add_distil(parser: argparse.ArgumentParser) -> None:
     add("--layers N", "its decoder layers (1)", whole(1, 100))
     add("--keep N", "the frequent tokens that it may guess (8192)", whole(1, 10**6))
     add("--steps N", "of training (3000)", whole(25, 10**6))
-    add_options(of_files, "--max_length", max_length=None)
+    add_options(of_files, "--source_length", "--max_length", max_length=None)
     add("--batch_size N", "texts that the target writes at a time (64)", KINDS["--batch_size"])
     add_options(of_files, "--seed")
     of_config = parser.add_argument_group("with a gin file in place of FILE")

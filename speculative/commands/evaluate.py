@@ -3,6 +3,7 @@
 import argparse
 import json
 import pathlib
+from typing import Any
 
 from speculative import disk
 from speculative.commands import SETTINGS, Command, add_options, chosen, many, option, rows
@@ -45,15 +46,17 @@ def _evaluate(options: argparse.Namespace) -> None:
     memory.require(config, found.configs)
     shape = config.gamma, config.max_length, config.batch_size
     memory.require_batch((config.target, config.draft), found.configs, *shape)
-    settings = Settings(**chosen(config, SETTINGS) | {"gamma": gamma, "truncate": True})
+    given: dict[str, Any] = chosen(config, SETTINGS) | {"gamma": gamma}
+    settings = Settings(**given)
     told = {"target": found.names[0], "draft": found.names[1], "dtype": found.target.config.dtype}
     asked = [Asked(prompt.source, settings) for prompt in prompts]
     with disk.owned(folder):
-        kept = many.Results(texts, asked, told | {"truncate": True})
+        kept = many.Results(texts, asked, told | {"source_length": config.source_length})
         with progress.bar(config.target) as on_progress:
             on_progress("loading", 0)
             pair = found.load()
         requests = pair.requests([prompt.source for prompt in prompts], settings)
+        truncated = pair.truncated([prompt.source for prompt in prompts], config.source_length)
         places = {(i, 0): request for i, request in enumerate(requests)}
         lines = kept.complete(pair, places, config.batch_size)
         references, said = [p.reference for p in prompts], [line["text"] for line in lines]
@@ -61,13 +64,20 @@ def _evaluate(options: argparse.Namespace) -> None:
         tokens = sum(len(line["tokens"]) for line in lines)
         calls = sum(line["target_calls"] for line in lines)
         fields = {"task": config.task, "metric": metric, "score": score, "low": low, "high": high}
-        fields |= {"texts": len(lines), "tokens": tokens, "target_calls": calls}
+        fields |= {
+            "texts": len(lines),
+            "tokens": tokens,
+            "target_calls": calls,
+            "truncated": truncated,
+        }
         fields |= {"batch_size": config.batch_size, **told, "gin": config.gin()}
         disk.write(scores, json.dumps(fields | environment.here(), indent=1) + "\n")
     print(
         f"{config.task}: {metric} {score:.2f} ({low:.2f} to {high:.2f}) of {len(lines)} texts, "
         f"{tokens:,} tokens, {tokens / calls:.2f} a target call."
     )
+    if truncated:
+        print(f"Sources cut to {config.source_length} tokens: {truncated}.")
     print(f"Written: {texts} and {scores}.")
 
 

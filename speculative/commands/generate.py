@@ -33,7 +33,7 @@ def _add_generate(parser: argparse.ArgumentParser) -> None:
     said = "prompts, one a line; in .jsonl, a JSON object with prompt and, for it alone, "
     option(prompt, "--file FILE", said + known)
     add_options(parser, "--target", "--draft", "--vocabulary", "--dtype")
-    add_options(parser, "--max_length", "--seed", **SETTINGS)
+    add_options(parser, "--max_length", "--source_length", "--seed", **SETTINGS)
     add = functools.partial(option, parser)
     add("--task", "put the prefix of a task before each prompt: debian_ende, debian_synopsis")
     add_options(parser, "--module", "--prefix")
@@ -51,7 +51,6 @@ def _add_generate(parser: argparse.ArgumentParser) -> None:
     )
     option(several, "--output FILE", said)
     flags = {
-        "--truncate": "cut a prompt that is too long",
         "--logprobs": "in JSON, natural logarithms of the probabilities with which the target's "
         "tokens are drawn; at T = 0 of its own distribution",
         "--compare": "decode each text without a draft too, and say how many times as long that "

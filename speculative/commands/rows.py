@@ -20,7 +20,8 @@ MODELS = ("--vocabulary", "--dtype")
 TEXTS = ("--task", "--prefix", "--metric", "--columns")
 SAMPLING = ("--temperature", "--top_k", "--top_p", "--min_p")
 DECODING = ("--gamma", *SAMPLING, "--verification", "--lenience")
-OPTIONS = ("--target", "--draft", *MODELS, *TEXTS, *DECODING, "--max_length", "--seed")
+LENGTHS = ("--source_length", "--max_length")
+OPTIONS = ("--target", "--draft", *MODELS, *TEXTS, *DECODING, *LENGTHS, "--seed")
 FIELDS = {option.removeprefix("--"): option.removeprefix("--") for option in OPTIONS}
 FIELDS |= {"limit": "num_examples", "weights": "checkpoints", "batch_size": "batch_size"}
 """Options by name, and the fields of `RowConfig` that they set."""
@@ -29,7 +30,8 @@ FIELDS |= {"limit": "num_examples", "weights": "checkpoints", "batch_size": "bat
 def add_rows(parser: argparse.ArgumentParser) -> None:
     """What a command may change of all rows of a table: their models and their texts."""
     _add_models(parser)
-    add_options(parser, "--data_file", *MODELS, "--module", "--limit", "--seed", "--gin")
+    add_options(parser, "--data_file", *MODELS, "--module", "--limit")
+    add_options(parser, "--source_length", "--seed", "--gin")
 
 
 def add_row(parser: argparse.ArgumentParser) -> None:
@@ -43,7 +45,7 @@ def add_row(parser: argparse.ArgumentParser) -> None:
     add_options(parser, "--target", "--draft", *MODELS, target=None)
     _add_models(parser)
     add_options(parser, "--data_file", *TEXTS, "--module", "--limit", *DECODING)
-    add_options(parser, "--max_length", "--seed", "--gin", max_length=None)
+    add_options(parser, *LENGTHS, "--seed", "--gin", max_length=None)
 
 
 def _add_models(parser: argparse.ArgumentParser) -> None:

@@ -89,15 +89,10 @@ class RelativeBias(nn.Module):
         shape = self.config.num_heads, self.config.num_buckets
         self.table = parameter(self, "rel_embedding", init, shape)
 
-    def __call__(self, length: int) -> Array:
-        """The float32 bias among `length` positions: [1, N, length, length]."""
-        distance = np.arange(length)[None, :] - np.arange(length)[:, None]
+    def by_distance(self, length: int, ahead: int = 1) -> Array:
+        """The float32 bias of keys length - 1 positions back to ahead - 1 ahead: [N, distances]."""
+        distance = np.arange(1 - length, ahead)
         buckets = relative_buckets(distance, self.bidirectional, self.config)
-        return self.table.astype(jnp.float32)[None, :, buckets]
-
-    def by_distance(self, cache: int) -> Array:
-        """The float32 bias [N, T] of keys T - 1, ..., 0 positions back, for `causal_bias`."""
-        buckets = relative_buckets(-np.arange(cache)[::-1], False, self.config)
         return self.table.astype(jnp.float32)[:, buckets]
 
 
@@ -121,15 +116,15 @@ class Attention(nn.Module):
         self._scale = config.head_dim**-0.5 if config.scaled_attention else 1.0
 
     def __call__(
-        self, x: Array, norm: Norm, bias: Array, cache: Cache | None
+        self, x: Array, norm: Norm, spec: Attending, cache: Cache | None
     ) -> tuple[Array, Array, Array]:
-        """Self-attention of normed x [B, L, D] under bias [B, N, L, L or T]: [B, L, N * H].
+        """Self-attention of normed x [B, L, D], as `spec` says but for the scale: [B, L, N * H].
 
         That is for `out`. Also gives the keys and values: [B, N, L, H], or a longer cache
         [B, N, T, H].
         """
         of_all = projections(self, "query_key_value", self.query, self.key, self.value)
-        spec, heads = Attending(bias, self._scale), self.config.num_heads
+        spec, heads = spec._replace(scale=self._scale), self.config.num_heads
         mixed, keys, values = self.backend.self_attention(x, of_all, norm, heads, spec, cache)
         return mixed.reshape(*x.shape[:2], -1), keys, values
 
@@ -197,10 +192,10 @@ class Layer(nn.Module):
         self.dropout = nn.Dropout(config.dropout_rate, broadcast_dims=(1,))
 
     def __call__(
-        self, x: Array, bias: Array, train: bool, source: Source | None, cache: Cache | None
+        self, x: Array, spec: Attending, train: bool, source: Source | None, cache: Cache | None
     ) -> tuple[Array, Array, Array]:
         """[B, L, D] -> [B, L, D], and keys and values [B, N, L or T, H] of self-attention."""
-        mixed, keys, values = self.attend(x, self.attention_norm.numbers, bias, cache)
+        mixed, keys, values = self.attend(x, self.attention_norm.numbers, spec, cache)
         x = self._add(x, mixed, self.attend.out, train)
         if source is not None:
             norm = self.pre_cross_attention_layer_norm.numbers

@@ -6,7 +6,7 @@ import numpy as np
 from jax import Array, lax
 
 from speculative.models.config import Config
-from speculative.ragged import write_rows
+from speculative.ragged import sheared, write_rows
 
 # Added to the score of a position that must not be seen; finite, so padding stays finite.
 MASKED = -1e10
@@ -57,17 +57,14 @@ def causal_bias(by_distance: Array, starts: Array, length: int) -> Array:
     `by_distance` [N or 1, T], float32, has the bias of keys T - 1, ..., 0 positions back.
     """
     # Every row of the bias is a window on one table over distances, descending from T - 1 to 0
-    # and then masked. All rows lie in one slice of it, that of each query one to the left of the
-    # one before: copies of the slice in rows shorter by one shift it so, in a single operation.
-    # Queries that only fill a chunk up may lie beyond the cache; what they see does not matter.
-    heads, cache = by_distance.shape
+    # and then masked. Queries that only fill a chunk up may lie beyond the cache; what they see
+    # does not matter.
+    cache = by_distance.shape[1]
     table = jnp.pad(by_distance, ((0, 0), (length, cache)), constant_values=MASKED)
     size = cache + length
 
     def window(start: Array) -> Array:
-        seen = lax.dynamic_slice_in_dim(table, cache - start, size, axis=1)
-        rows = jnp.tile(seen, length)[:, : length * (size - 1)].reshape(heads, length, size - 1)
-        return rows[..., length - 1 :]
+        return sheared(lax.dynamic_slice_in_dim(table, cache - start, size, axis=1), length)
 
     return jax.vmap(window)(starts) if starts.shape[0] > 1 else window(starts[0])[None]
 

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 from flax import struct
 from jax import Array
 
-from speculative.backends import Cache, Xla
+from speculative.backends import Attending, Cache, Xla
 from speculative.models.config import Config
 from speculative.models.interface import Chunk
 from speculative.models.layers import Dense, Layer, LayerNorm, RelativeBias, Source
@@ -73,36 +73,36 @@ class Stack(nn.Module):
         Whole texts may enter caches too, in which they are several times, under a mask of those.
         Gives [B, L, D] after each layer, and each layer's keys and values, [B, N, L, H] or caches.
         """
-        biases = self._biases(x.shape[1], mask, caches, chunk)
+        specs = self._attending(x.shape[1], mask, caches, chunk)
         x, outputs = self.dropout(x, not train), []
-        for layer, bias, source, cache in itertools.zip_longest(
-            self.layers, biases, sources, caches
+        for layer, spec, source, cache in itertools.zip_longest(
+            self.layers, specs, sources, caches
         ):
-            outputs.append(layer(x, bias, train, source, cache))
+            outputs.append(layer(x, spec, train, source, cache))
             x = outputs[-1][0]
         return tuple(zip(*outputs, strict=True))
 
-    def _biases(
+    def _attending(
         self, length: int, mask: Array | None, caches: Sequence[Cache], chunk: Chunk | None
-    ) -> list[Array]:
+    ) -> list[Attending]:
         """What each layer's self-attention adds to its scores: relative positions and the mask."""
         if self.config.shared_positions:
             tables = [None if self.config.positions == "learned" else self.relpos_bias]
         else:
             tables = [layer.relative_posemb for layer in self.layers]
         if mask is not None:
-            times = mask.shape[-1] // length  # That caches hold the same positions.
-            found = [jnp.tile(table(length), times) + mask if table else mask for table in tables]
+            whole = [table and table.by_distance(length, length) for table in tables]
+            found = [Attending(mask, by_distance=by_distance) for by_distance in whole]
             return found * (self.depth // len(found))
         room, starts = caches[0].keys.shape[2], caches[0].starts
-        found = [table.by_distance(room) if table else jnp.zeros((1, room)) for table in tables]
+        back = [table.by_distance(room) if table else jnp.zeros((1, room)) for table in tables]
         if chunk is None or chunk.mask is None or chunk.positions is None:
-            found = [causal_bias(by_distance, starts, length) for by_distance in found]
+            found = [causal_bias(by_distance, starts, length) for by_distance in back]
         else:
             more = (0, 0), (0, length - chunk.positions.shape[1])
             given = jnp.pad(chunk.positions, more), jnp.pad(chunk.mask, (*more, (0, 0)))
-            found = [branching_bias(by_distance, starts, *given) for by_distance in found]
-        return found * (self.depth // len(found))
+            found = [branching_bias(by_distance, starts, *given) for by_distance in back]
+        return [Attending(bias) for bias in found] * (self.depth // len(found))
 
     def hidden(self, after: Sequence[Array], wanted: tuple[str, ...]) -> dict[str, Array]:
         """Those wanted of the hidden states after each layer and the last norm."""

@@ -75,7 +75,7 @@ def show(found: Bench, console: Console = CONSOLE) -> None:
     console.print(f"\nSteps from an empty cache; the target alone takes {step} ms:")
     console.print(table(steps, costs.ms_verify))
     console.print(
-        f"\nPrefill of {config.source_length} tokens: {costs.ms_prefill_target:.2f} ms for the "
+        f"\nPrefill of {config.random_length} tokens: {costs.ms_prefill_target:.2f} ms for the "
         f"target, {costs.ms_prefill_draft:.2f} ms for the draft."
     )
 

@@ -55,7 +55,8 @@ class RowConfig:
     # Accept each guess with this probability, whatever the models say: for the times of models
     # whose weights are random. None decodes.
     simulated_alpha: float | None = None
-    source_length: int = 64  # Tokens of a random source, where there is no text to decode.
+    # Tokens to which longer texts are cut, and those of random sources; None: whole texts, or 64.
+    source_length: int | None = None
     # The folder in which models are looked for, as `task/name` or `name`; "random" gives models of
     # `models.SIZES` random weights; None takes names as they are.
     checkpoints: str | None = None
@@ -69,7 +70,7 @@ class RowConfig:
     def __post_init__(self) -> None:
         for name, high in LARGEST.items():
             value = getattr(self, name)
-            if value is not None or name not in ("gamma", "num_examples"):
+            if value is not None or name not in ("gamma", "num_examples", "source_length"):
                 checks.whole(f"RowConfig.{name}", value, int(name != "seed"), high)
         checks.fields(self)
         metric = "metric", self.texts.metric, quality.METRICS
@@ -85,6 +86,11 @@ class RowConfig:
             raise ValueError(
                 "Simulated acceptance tells nothing of the best gamma; set RowConfig.gamma."
             )
+
+    @property
+    def random_length(self) -> int:
+        """Tokens of random sources."""
+        return self.source_length or 64
 
     @property
     def texts(self) -> Task:

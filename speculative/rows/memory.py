@@ -9,6 +9,7 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
+from speculative.backends.xla import QUERIES
 from speculative.decoding import Decoding
 from speculative.models import Config, abstract_params
 from speculative.rows.config import RowConfig
@@ -39,7 +40,7 @@ def need(
         positions = config.cache_lengths()[-1] + source_length
         head = model.num_heads * model.head_dim
         encoder = source_length * (2 * model.mlp_dim + 4 * model.emb_dim) * size
-        encoder += model.num_heads * source_length**2 * 4
+        encoder += model.num_heads * min(source_length, QUERIES) * source_length * 4
         # Logits and probabilities are float32, the target's and those of every guess.
         verify = 4 * width * model.vocab_size * 4 + width * (2 * model.mlp_dim + 4 * head) * size
         caches = 2 * model.decoder_layers * head * positions * size

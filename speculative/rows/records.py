@@ -98,6 +98,7 @@ class Record:
     quality_difference: float | None = None
     quality_difference_low: float | None = None
     quality_difference_high: float | None = None
+    truncated: int | None = None  # Sources that were cut to the row's `source_length`.
 
     def __post_init__(self) -> None:
         checks.fields(self)

@@ -232,6 +232,7 @@ def _record(
         paper_speedup=paper_speedup,
         gin=config.gin(),
         started_at=began,
+        truncated=work.truncated,
         tested=int(tested.sum()),
         accepted=int(accepted.sum()),
         draft_tokens=sum(example.draft_tokens for example in examples),

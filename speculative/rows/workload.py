@@ -7,10 +7,13 @@ from collections.abc import Sequence
 
 import jax
 import numpy as np
+from absl import logging
 
 from speculative.decoding import Decoding, Output
 from speculative.measurement.timing import ITERATIONS, CostMeter, timed_calls
+from speculative.models import FlaxModel
 from speculative.pair import Pair, Request
+from speculative.rows import memory
 from speculative.rows.config import RowConfig
 from speculative.tasks.prompts import Prompt
 
@@ -23,6 +26,7 @@ class Workload:
     config: RowConfig
     prompts: list[Prompt]  # The texts [N]; those of random sources are empty.
     sources: jax.Array  # [N, S] of one width, so that each way of decoding is compiled once.
+    truncated: int = 0  # Sources that were cut.
 
     def decoding(self, gamma: int) -> Decoding:
         """The settings of a generation."""
@@ -64,15 +68,22 @@ class Workload:
 def workload(pair: Pair, config: RowConfig, prompts: Sequence[Prompt] | None) -> Workload:
     """Encodes the first `config.num_examples` prompts; None gives random sources.
 
-    A source that is too long is cut, as T5's own preprocessing does; an empty one is a ValueError.
+    Longer sources than the row's `source_length` are cut, which is said. An empty one is a
+    ValueError, and so are sources that the device's memory cannot hold.
     """
     if prompts is None:
         rng = np.random.default_rng(config.seed)
-        shape = (config.num_examples or 8, config.source_length)
+        shape = (config.num_examples or 8, config.random_length)
         sources = jax.device_put(rng.integers(2, pair.vocabulary.size, shape, dtype=np.int32))
         return Workload(pair, config, [Prompt("", "")] * len(sources), sources)
     prompts = list(prompts[: config.num_examples])
     if not prompts:
         raise ValueError("A row needs at least one prompt.")
-    sources = pair.encode([prompt.source for prompt in prompts], truncate=True)
-    return Workload(pair, config, prompts, sources)
+    texts, most = [prompt.source for prompt in prompts], config.source_length
+    sources, truncated = pair.encode(texts, most), pair.truncated(texts, most)
+    models = [pair.target, getattr(pair.draft, "model", None)]
+    sizes = [model.config for model in models if isinstance(model, FlaxModel)]
+    memory.require(config, sizes, sources.shape[1])
+    if truncated:
+        logging.warning("Of %d sources %d are cut to %d tokens.", len(texts), truncated, most)
+    return Workload(pair, config, prompts, sources, truncated)

@@ -20,8 +20,9 @@ import numpy as np
 from jax import Array
 from numpy.typing import NDArray
 
+from speculative import checks
 from speculative.decoding import Decoding
-from speculative.grouping import SOURCE_LENGTHS, batches, filled, padded
+from speculative.grouping import batches, filled, padded
 from speculative.measurement import goodness, teacher_forced
 from speculative.measurement.exactness import rounding
 from speculative.measurement.goodness import GTest
@@ -135,8 +136,8 @@ def _sample(number: int, fields: Any, encode: Encode, config: Decoding) -> Sampl
         source = encode(fields["prompt"]).tolist()
     else:
         raise ValueError("it has neither a prompt, a text, nor prompt_tokens.")
-    if len(source) > SOURCE_LENGTHS[-1]:
-        raise ValueError(f"its prompt has {len(source)} tokens, the limit is {SOURCE_LENGTHS[-1]}.")
+    if len(source) > checks.MAX_TOKENS:
+        raise ValueError(f"its prompt has {len(source)} tokens, the limit is {checks.MAX_TOKENS}.")
     for name, told in dataclasses.asdict(config.sampling).items():
         if fields.get(name, told) != told:
             raise ValueError(

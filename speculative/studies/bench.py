@@ -76,7 +76,7 @@ class Bench:
             "target": config.target,
             "draft": config.draft,
             "dtype": self.dtype,
-            "source_length": config.source_length,
+            "source_length": config.random_length,
             "cache_length": config.max_length,
             **environment.here(),
             "parameters_read_by_step": self.parameters,
@@ -142,7 +142,7 @@ def resolve(config: RowConfig, widths: Sequence[int]) -> Resolved:
             "--max_length."
         )
     found = weights.resolve(config)
-    memory.require(config, found.configs, config.source_length)
+    memory.require(config, found.configs, config.random_length)
     return found
 
 
@@ -152,7 +152,7 @@ def bench(
     """Measures a row's pair on random text.
 
     Caches have `config.max_length` positions, half of them filled, and the source has
-    `config.source_length` tokens. Widths ascend from 1.
+    `config.random_length` tokens. Widths ascend from 1.
     """
     on_progress("loading", 0)
     work = workload(found.load(), config, None)

@@ -177,9 +177,10 @@ class Compiler:
         setting = self._setting(config, gamma)
         size = _bytes(setting.params)
         paper_alpha, paper_speedup = paper_numbers(config, experiment)
-        own = ("task", "target", "draft", "source_length", "max_length")
+        own = ("task", "target", "draft", "max_length")
         known = {name: getattr(config, name) for name in own} | {
             "experiment": experiment,
+            "source_length": config.random_length,
             "topology": self.topology,
             "device_kind": self.chip.kind,
             "dtype": config.dtype or DTYPE,
@@ -262,7 +263,7 @@ class Compiler:
         rows = target.config.vocab_size
         decoding = config.decoding(PIECES.get(rows, rows), gamma)
         decoding = dataclasses.replace(decoding, growing=False)
-        source = jax.ShapeDtypeStruct((1, config.source_length), jnp.int32)
+        source = jax.ShapeDtypeStruct((1, config.random_length), jnp.int32)
         given = Params(*map(_laid_out, sizes, (False, True))), source
         params, source = _placed(given, self._device)
         return _Setting(Models(target, model_draft(draft)), params, decoding, source, self._device)

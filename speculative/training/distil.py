@@ -16,7 +16,7 @@ from speculative import checkpoints, disk
 from speculative.backends import for_decoding
 from speculative.checkpoints.checkpoint import MadeFor
 from speculative.decoding import Decoding, Params, queue
-from speculative.grouping import SOURCE_LENGTHS, filled, groups, padded
+from speculative.grouping import filled, groups, padded
 from speculative.models import Config, FlaxModel, model_of
 from speculative.models.positions import shifted
 from speculative.models.reads import packed
@@ -177,14 +177,9 @@ def answered(
 
     The parameters are laid out for decoding. `batch_size` examples are decoded at a time, each as
     alone (`decoding.queue`), with the random numbers of its place and seed 0. Raises ValueError if
-    an input is too long, or if the model's logits are not finite.
+    the model's logits are not finite.
     """
     sizes = np.diff(examples.inputs_offsets)
-    if sizes.max() > SOURCE_LENGTHS[-1]:
-        raise ValueError(
-            f"Example {sizes.argmax()} has {sizes.max()} source tokens; at most "
-            f"{SOURCE_LENGTHS[-1]} can be decoded."
-        )
     used, targets = Params(params, ()), [np.zeros(0, np.int32)] * len(examples)
 
     def request(i: int) -> tuple[int, queue.Request]:

@@ -8,9 +8,9 @@ from typing import Any
 
 import gin
 import numpy as np
+from absl import logging
 
-from speculative import gin_files
-from speculative.grouping import SOURCE_LENGTHS
+from speculative import checks, gin_files
 from speculative.models import Config, DecoderOnlyConfig, T5Config, model_of, named
 from speculative.models.reads import Reads
 from speculative.training import distil, loop, train
@@ -66,6 +66,7 @@ class DraftSettings:
     layers: int = 1  # Of its decoder.
     keep: int = 8192  # Tokens of its draft vocabulary at most, the most frequent ones.
     steps: int = 3000  # Of training.
+    source_length: int | None = None  # Tokens to which longer texts are cut; None: whole ones.
     max_length: int = 128  # Tokens of a text that the target writes.
     batch_size: int = 64  # Texts that it writes at a time.
     seed: int = 0  # Of the first parameters and of the texts' order.
@@ -93,9 +94,17 @@ class DraftSettings:
         )
 
 
-def divided(texts: Iterable[np.ndarray], target: Config) -> dict[str, Examples]:
-    """Texts to learn from and texts held out, cut to what the target reads, as examples by file."""
-    most = min(SOURCE_LENGTHS[-1], target.max_positions or SOURCE_LENGTHS[-1])
+def divided(
+    texts: Iterable[np.ndarray], target: Config, source_length: int | None = None
+) -> dict[str, Examples]:
+    """Texts to learn from and texts held out, as examples by file.
+
+    They are cut to `source_length` tokens, and to what the target has positions for.
+    """
+    texts = list(texts)
+    most = min(size or checks.MAX_TOKENS for size in (source_length, target.max_positions))
+    if longer := sum(len(x) > most for x in texts):
+        logging.warning("Of %d texts %d are cut to %d tokens.", len(texts), longer, most)
     cut = [x if len(x) <= most else np.append(x[: most - 1], x[-1:]) for x in texts]
     if len(cut) < FEWEST:
         raise ValueError(
@@ -117,7 +126,7 @@ def of_texts(
     continues the beginnings: tokens with the end of sequence.
     """
     model, goes_on = settings.model(target), model_of(target).decoder_only
-    examples = divided(texts, target)
+    examples = divided(texts, target, settings.source_length)
     longest = max(len(text) for part in examples.values() for pair in part for text in pair)
     source, text = (0, longest) if goes_on else (longest, 0)
     text = max(text, settings.max_length + (MOST_PROMPT if goes_on else 0))

@@ -15,7 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from speculative.backends import Attending, Cache, Norm, Projection, Weight, Xla
+from speculative.backends import Attending, Cache, Norm, Projection, Weight, Xla, xla
 from speculative.backends.cpu import kernels
 from speculative.backends.cpu.prepacked import Cpu
 from speculative.backends.xla import FEW
@@ -91,11 +91,12 @@ def attend(q: jax.Array, k: jax.Array, v: jax.Array, bias: jax.Array, scale: flo
 
 @functools.partial(jax.jit, static_argnums=2)
 def attend_self(
-    projected: jax.Array, bias: jax.Array, heads: int, cache: Any = ()
+    projected: jax.Array, bias: jax.Array, heads: int, cache: tuple[np.ndarray, ...]
 ) -> tuple[jax.Array, ...]:
     """With scores scaled by 0.3; the cache is keys, values and starts."""
-    whole = Cache(cache[0], cache[1], cache[2], projected.shape[1]) if cache else None
-    return kernels.self_attention(projected, heads, Attending(bias, 0.3), whole)
+    keys, values, starts = map(jnp.asarray, cache)
+    caches = Cache(keys, values, starts, projected.shape[1])
+    return kernels.self_attention(projected, heads, Attending(bias, 0.3), caches)
 
 
 def numbers(*shape: int, seed: int = 0) -> np.ndarray:
@@ -464,31 +465,44 @@ def test_attention(heads: int, size: int, length: int) -> None:
         np.testing.assert_allclose(found, want, atol=1e-5)
 
 
-@needs_compiler
+@pytest.mark.parametrize("backend", [Xla(), pytest.param(Cpu(), marks=needs_compiler)], ids=type)
 @pytest.mark.parametrize(("heads", "size"), [(1, 1), (2, 8), (3, 20), (6, 64)])
-@pytest.mark.parametrize("length", [1, 3, 40])
-def test_attention_among_new_positions(heads: int, size: int, length: int) -> None:
-    projected, bias = numbers(2, length, 3 * heads * size), 3 * numbers(1, heads, length, length)
-    y, keys, values = attend_self(projected, bias, heads)
-    parts = projected.reshape(2, length, 3, heads, size).transpose(2, 0, 3, 1, 4)
-    query, *written = parts
-    np.testing.assert_array_equal(keys, written[0])
-    np.testing.assert_array_equal(values, written[1])
-    query = query.transpose(0, 2, 1, 3)
-    np.testing.assert_array_equal(y, attend(query, *written, bias, 0.3))
-
-
-@needs_compiler
-def test_attention_among_new_positions_of_which_some_are_padding() -> None:
-    """Texts of other lengths side by side are as each alone, and padding attends to nothing."""
-    projected, bias = numbers(2, 40, 3 * 2 * 8), 3 * numbers(1, 2, 40, 40)
-    there = np.arange(40) < np.array([[17], [40]])
-    masked = bias + np.where(there, np.float32(0), np.float32(-1e10))[:, None, None]
-    together = np.asarray(attend_self(projected, masked, 2)[0])
-    for row, length in enumerate((17, 40)):
-        alone = projected[row : row + 1, :length], bias[:, :, :length, :length]
-        np.testing.assert_array_equal(together[row, :length], attend_self(*alone, 2)[0][0])
-    np.testing.assert_array_equal(together[0, 17:], 0)
+@pytest.mark.parametrize("length", [1, 3, 40, 150])
+def test_attention_of_whole_texts(
+    heads: int, size: int, length: int, backend: Xla, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With a bias by distance, among texts of other lengths; XLA takes many queries in blocks."""
+    monkeypatch.setattr(xla, "QUERIES", 16)
+    monkeypatch.setattr(xla, "BLOCK", 16)
+    query, keys, values = numbers(3, 2, length, heads, size)
+    by_distance, lengths = 3 * numbers(heads, 2 * length - 1), np.array([(length + 1) // 2, length])
+    there = np.arange(length) < lengths[:, None]
+    mask = np.where(there, np.float32(0), np.float32(-1e10))[:, None, None]
+    spec = Attending(jnp.asarray(mask), 0.3, by_distance=jnp.asarray(by_distance))
+    distance = np.arange(length) - np.arange(length)[:, None]
+    scores = 0.3 * np.einsum("blnh,bknh->bnlk", query.astype(np.float64), keys)
+    weights = scores + by_distance[:, distance + length - 1] + mask
+    weights = np.exp(weights - weights.max(axis=-1, keepdims=True))
+    weights /= weights.sum(axis=-1, keepdims=True)
+    want = np.einsum("bnlk,bknh->blnh", weights, values)
+    if isinstance(backend, Cpu):
+        projected = np.stack([query, keys, values], axis=2).reshape(2, length, -1)
+        found = np.asarray(kernels.whole_attention(jnp.asarray(projected), heads, spec))
+        alone = jnp.asarray(projected[:1, : lengths[0]])
+        shorter = by_distance[:, length - lengths[0] : length + lengths[0] - 1]
+        of_one = Attending(jnp.zeros((1, 1, 1, lengths[0])), 0.3, by_distance=jnp.asarray(shorter))
+        one = kernels.whole_attention(alone, heads, of_one)
+        np.testing.assert_array_equal(found[0, : lengths[0]], one[0])
+        np.testing.assert_array_equal(found[0, lengths[0] :], 0)
+    else:
+        by_head = (jnp.asarray(x).swapaxes(1, 2) for x in (keys, values))
+        found = np.asarray(jax.jit(backend.attention)(jnp.asarray(query), *by_head, spec))
+        causal = jnp.asarray(np.where(distance > 0, np.float32(-1e10), np.float32(0))[None, None])
+        both = spec._replace(bias=spec.bias + causal)  # A row of the mask for each query.
+        by_head = (jnp.asarray(x).swapaxes(1, 2) for x in (keys, values))
+        last = jax.jit(backend.attention)(jnp.asarray(query), *by_head, both)[:, -1]
+        np.testing.assert_allclose(last, want[:, -1], atol=1e-5)
+    np.testing.assert_allclose(found[there], want[there], atol=1e-5)
 
 
 @needs_compiler

@@ -60,12 +60,6 @@ def test_sampled_outputs_do_not_depend_on_the_batch() -> None:
     assert len({tuple(one[i][1]) for i in range(7)}) == 7
 
 
-def test_inputs_too_long_to_decode_are_named() -> None:
-    examples = data.ragged([np.full(700, 5)], [np.array([1])])
-    with pytest.raises(ValueError, match="Example 0 has 700 source tokens; at most 512"):
-        distil.answered(tiny.MODEL, {}, examples, Decoding(tiny.VOCABULARY), 4)
-
-
 def test_logits_that_are_not_finite_are_named() -> None:
     """Of the fourth example alone, which has a token that no other has."""
     params = saved.random(tiny.MODEL.config, 4)

@@ -225,7 +225,7 @@ void Parallel(const ffi::ThreadPool& pool, int64_t items, int64_t floats, const 
 
 constexpr int kPanel = 32;
 constexpr int64_t kAhead = 8192;  // Bytes by which a panel is prefetched: memory is that slow.
-constexpr int64_t kPositionsAtATime = 64;  // That meet all panels while they stay in a cache.
+constexpr int64_t kAtATime = 1 << 18;  // Floats of x that meet all panels while they stay in a cache.
 
 inline void Prefetch(const void* panel) {
   const char* ahead = static_cast<const char*>(panel) + kAhead;
@@ -417,9 +417,9 @@ struct Products {
 
   // Panels [begin, end), numbered through all kernels.
   void operator()(int64_t begin, int64_t end) const {
-    const int64_t positions = places.size();
-    for (int64_t first = 0; first < positions; first += kPositionsAtATime) {
-      const int64_t last = std::min(first + kPositionsAtATime, positions);
+    const int64_t positions = places.size(), most = std::max<int64_t>(8, kAtATime / inputs / 8 * 8);
+    for (int64_t first = 0; first < positions; first += most) {
+      const int64_t last = std::min(first + most, positions);
       for (int64_t p = begin; p < end; ++p) {
         const Kernel<Weight>& kernel = kernels[p / panels];
         for (int64_t l = first; l < last; l += 8) AtMost<8>(kernel, p % panels, l, last - l);
@@ -607,7 +607,6 @@ struct Attention {
   int64_t length, heads, seen, size;             // L, N, K, H.
   int64_t stride;                                // Between the queries of two positions.
   int64_t bias_batch, bias_heads, bias_queries;  // Strides of the bias; 0 where it is shared.
-  bool same;  // Whether queries and keys are of the same positions, as among new ones.
 
   // Heads [begin, end), numbered through all rows.
   void operator()(int64_t begin, int64_t end) const {
@@ -618,10 +617,6 @@ struct Attention {
         const int64_t position = b * length + l;
         const float* shift = bias + b * bias_batch + n * bias_heads + l * bias_queries;
         float* out = y + (position * heads + n) * size;
-        if (same && shift[l] < kMasked) {  // Its own key is masked: it is padding.
-          std::fill_n(out, size, 0.0f);
-          continue;
-        }
         // With the first query the next head's keys and values are prefetched.
         const int64_t further = l == 0 ? seen * size : 0;
         Query(query + position * stride + n * size, keys + at * seen * size,
@@ -681,12 +676,12 @@ struct Attention {
 
 // The attention of heads side by side in rows [B, L] of so many floats.
 Attention Attending(const float* query, int64_t stride, Rank4 keys, Rank4 values, Rank4 bias,
-                    float scale, Rank4 y, bool same = false) {
+                    float scale, Rank4 y) {
   const auto q = y.dimensions(), b = bias.dimensions();
   const int64_t seen = keys.dimensions()[2];
   return {query, keys.typed_data(), values.typed_data(), bias.typed_data(), scale, y.typed_data(),
           q[1], q[2], seen, q[3], stride,
-          b[0] > 1 ? b[1] * b[2] * seen : 0, b[1] > 1 ? b[2] * seen : 0, b[2] > 1 ? seen : 0, same};
+          b[0] > 1 ? b[1] * b[2] * seen : 0, b[1] > 1 ? b[2] * seen : 0, b[2] > 1 ? seen : 0};
 }
 
 // query [B, L, N, H]; keys and values [B, N, K, H]; bias [B or 1, N or 1, L or 1, K].
@@ -700,24 +695,19 @@ ffi::Error Attend(ffi::ThreadPool pool, Rank4 query, Rank4 keys, Rank4 values, R
 
 // The keys and values of new positions, which lie behind their queries in projected
 // [B, L, 3 * N * H], enter the caches [B, N, K, H], results in place, at starts [B]; then as above.
-//
-// Without starts it is among the new positions alone: K is L, and nothing is in the caches before.
-// Where a position's own key is masked it is padding, and its result is 0.
 ffi::Error AttendSelf(ffi::ThreadPool pool, Rank3 projected, Rank4 bias, Starts starts,
                       ffi::RemainingArgs, ffi::Result<Rank4> y, ffi::Result<Rank4> keys,
                       ffi::Result<Rank4> values, float scale) {
   const auto q = y->dimensions();
   const int64_t length = q[1], heads = q[2], size = q[3], seen = keys->dimensions()[2];
   const int64_t width = heads * size;
-  const bool cached = starts.element_count();
   const float* from = projected.typed_data();
-  const Attention attention = Attending(from, 3 * width, *keys, *values, bias, scale, *y, !cached);
+  const Attention attention = Attending(from, 3 * width, *keys, *values, bias, scale, *y);
   const auto work = [&](int64_t begin, int64_t end) {
     for (int64_t at = begin; at < end; ++at) {
       const int64_t b = at / heads, n = at % heads;
       // As XLA has it, a start too near the end is shifted back.
-      const int64_t start =
-          cached ? std::clamp<int64_t>(starts.typed_data()[b], 0, seen - length) : 0;
+      const int64_t start = std::clamp<int64_t>(starts.typed_data()[b], 0, seen - length);
       for (int64_t l = 0; l < length; ++l) {
         const float* row = from + (b * length + l) * 3 * width + n * size;
         const int64_t to = (at * seen + start + l) * size;
@@ -728,6 +718,141 @@ ffi::Error AttendSelf(ffi::ThreadPool pool, Rank3 projected, Rank4 bias, Starts 
     attention(begin, end);
   };
   Parallel(pool, q[0] * heads, 2 * length * seen * size, work);
+  return ffi::Error::Success();
+}
+
+// Attention among all positions of texts, as encoders have it:
+//
+//   y[b, l, n] = sum_k softmax_k(scale query[b, l, n] . key[b, k, n] + by_distance[n, k - l + L - 1]
+//                                + mask[b, k]) value[b, k, n]
+//
+// Scores and results are products of tiles of queries with panels of keys and values, as products
+// with kernels are. No more than a tile's scores are ever in memory.
+struct WholeTexts {
+  const float *projected, *by_distance, *mask;  // [B, L, 3 * N * H], [N or 1, 2 L - 1], [B, L].
+  float scale;
+  float* y;  // [B, L, N, H]
+  int64_t length, heads, size, distances;  // L, N, H, and the floats from a head's table to the next.
+  std::vector<int64_t> counts;             // Of each text: its keys up to the last one unmasked.
+  std::vector<float> keys, values;         // Panels of each head: [K / 32, H, 32], [H / 32, K, 32].
+
+  static constexpr int kTile = 8;
+  static constexpr int64_t kBlock = 64;  // Queries of a head that a thread takes at a time.
+
+  int64_t Rows() const { return (length + kPanel - 1) / kPanel * kPanel; }
+  int64_t Columns() const { return (size + kPanel - 1) / kPanel * kPanel; }
+
+  // Heads [begin, end), numbered through all texts: their keys and values become panels.
+  void Pack(int64_t begin, int64_t end) {
+    const int64_t width = heads * size, rows = Rows(), columns = Columns();
+    for (int64_t at = begin; at < end; ++at) {
+      const int64_t b = at / heads, n = at % heads;
+      float *k = keys.data() + at * rows * size, *v = values.data() + at * rows * columns;
+      for (int64_t t = 0; t < counts[b]; ++t) {
+        const float* row = projected + (b * length + t) * 3 * width + n * size;
+        float* key = k + t / kPanel * size * kPanel + t % kPanel;
+        for (int64_t h = 0; h < size; ++h) {
+          key[h * kPanel] = row[width + h];
+          v[(h / kPanel * rows + t) * kPanel + h % kPanel] = row[2 * width + h];
+        }
+      }
+    }
+  }
+
+  // Blocks of queries [begin, end), numbered through all heads.
+  void operator()(int64_t begin, int64_t end) const {
+    const int64_t blocks = (length + kBlock - 1) / kBlock;
+    std::vector<float> queries(kTile * size), scores(kTile * Rows());
+    for (int64_t at = begin; at < end; ++at) {
+      const int64_t first = at % blocks * kBlock, last = std::min(first + kBlock, length);
+      for (int64_t l = first; l < last; l += kTile) {
+        Queries(at / blocks, l, std::min<int64_t>(kTile, last - l), queries.data(), scores.data());
+      }
+    }
+  }
+
+  void Queries(int64_t head, int64_t first, int64_t positions, float* q, float* scores) const {
+    const int64_t b = head / heads, n = head % heads, width = heads * size, rows = Rows();
+    const int64_t count = counts[b], seen = (count + kPanel - 1) / kPanel * kPanel;
+    float* out = y + ((b * length + first) * heads + n) * size;
+    if (first >= count) {  // Padding.
+      for (int64_t l = 0; l < positions; ++l) std::fill_n(out + l * width, size, 0.0f);
+      return;
+    }
+    std::fill_n(q, kTile * size, 0.0f);
+    for (int64_t l = 0; l < positions; ++l) {
+      const float* from = projected + (b * length + first + l) * 3 * width + n * size;
+      for (int64_t h = 0; h < size; ++h) q[l * size + h] = scale * from[h];
+    }
+    constexpr std::make_integer_sequence<int, Vectors(kTile)> vectors;
+    constexpr int kStep = Vectors(kTile) * kLanes;
+    float tile[kTile][kPanel];
+    const float* k = keys.data() + head * rows * size;
+    for (int64_t t = 0; t < seen; t += kPanel, k += size * kPanel) {
+      for (int o = 0; o < kPanel; o += kStep) Tile<kTile>(k + o, q, size, tile[0] + o, vectors);
+      for (int l = 0; l < kTile; ++l) std::copy_n(tile[l], kPanel, scores + l * seen + t);
+    }
+    float factors[kTile] = {};
+    for (int64_t l = 0; l < positions && first + l < count; ++l) {  // Padding keeps 0.
+      float* row = scores + l * seen;
+      factors[l] = Weigh(row, by_distance + n * distances + length - 1 - (first + l),
+                         mask + b * length, count);
+      std::fill(row + count, row + seen, 0.0f);
+    }
+    const float* v = values.data() + head * rows * Columns();
+    for (int64_t h = 0; h < size; h += kPanel, v += rows * kPanel) {
+      for (int o = 0; o < kPanel; o += kStep) Tile<kTile>(v + o, scores, seen, tile[0] + o, vectors);
+      for (int64_t l = 0; l < positions; ++l) {
+        const float* sums = tile[l];
+        for (int64_t i = 0; i < std::min<int64_t>(kPanel, size - h); ++i) {
+          out[l * width + h + i] = sums[i] * factors[l];
+        }
+      }
+    }
+  }
+
+  // Makes weights of a query's scores, [0, count), and tells what they are multiplied with at last.
+  static float Weigh(float* scores, const float* bias, const float* mask, int64_t count) {
+    float peak = -INFINITY, sum = 0.0f;
+    bool none = false;  // Whether one of the scores is no number.
+    for (int64_t t = 0; t < count; ++t) {
+      scores[t] += bias[t] + mask[t];
+      none |= std::isnan(scores[t]);
+      peak = std::max(peak, scores[t]);
+    }
+    // Rows have room for whole vectors; what lies behind the last score is not counted.
+    std::fill(scores + count, scores + (count + kLanes - 1) / kLanes * kLanes, -INFINITY);
+    Vector sums = {};
+    for (int64_t t = 0; t < count; t += kLanes) {
+      const Vector w = Exp(Load(scores + t) - peak);
+      sums += w;
+      Store(scores + t, w);
+    }
+    sum = Sum(sums);
+    return none ? NAN : 1.0f / sum;
+  }
+};
+
+// projected [B, L, 3 * N * H], by_distance [N or 1, 2 L - 1] and mask [B or 1, 1, 1, L] give
+// y [B, L, N, H]; that of padding, behind the last key that is not masked, is 0.
+ffi::Error AttendWhole(ffi::ThreadPool pool, Rank3 projected, Rank2 by_distance, Rank4 mask,
+                       ffi::Result<Rank4> y, float scale) {
+  const auto q = y->dimensions();
+  const int64_t batch = q[0], length = q[1], heads = q[2], size = q[3];
+  const int64_t distances = by_distance.dimensions()[0] > 1 ? 2 * length - 1 : 0;
+  WholeTexts texts{projected.typed_data(), by_distance.typed_data(), mask.typed_data(), scale,
+                   y->typed_data(), length, heads, size, distances, {}, {}, {}};
+  for (int64_t b = 0; b < batch; ++b) {
+    int64_t count = length;
+    while (count > 0 && texts.mask[b * length + count - 1] < kMasked) --count;
+    texts.counts.push_back(count);
+  }
+  texts.keys.resize(batch * heads * texts.Rows() * size);
+  texts.values.resize(batch * heads * texts.Rows() * texts.Columns());
+  const auto pack = [&](int64_t begin, int64_t end) { texts.Pack(begin, end); };
+  Parallel(pool, batch * heads, 2 * length * size, pack);
+  const int64_t blocks = (length + texts.kBlock - 1) / texts.kBlock;
+  Parallel(pool, batch * heads * blocks, 2 * texts.kBlock * length * size, texts);
   return ffi::Error::Success();
 }
 
@@ -775,4 +900,7 @@ XLA_FFI_DEFINE_HANDLER_SYMBOL(speculative_attend_self, AttendSelf,
                               Bind().Arg<Rank3>().Arg<Rank4>().Arg<Starts>()
                                   .RemainingArgs().Ret<Rank4>().Ret<Rank4>().Ret<Rank4>()
                                   .Attr<float>("scale"));
+XLA_FFI_DEFINE_HANDLER_SYMBOL(speculative_attend_whole, AttendWhole,
+                              Bind().Arg<Rank3>().Arg<Rank2>().Arg<Rank4>()
+                                  .Ret<Rank4>().Attr<float>("scale"));
 XLA_FFI_DEFINE_HANDLER_SYMBOL(speculative_total, Total, Bind().Arg<Rank1>().Ret<Number>());

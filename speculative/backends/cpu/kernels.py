@@ -30,7 +30,7 @@ SOURCE = pathlib.Path(__file__).with_name("kernels.cc")
 # For this very processor, in the way that every compiler for it, Apple's too, understands.
 NATIVE = "-mcpu=native" if platform.machine() in ("arm64", "aarch64") else "-march=native"
 FLAGS = ("-O3", NATIVE, "-std=c++17", "-pthread")
-TARGETS = ("product_float32", "product_int8", "attend", "attend_self", "total")
+TARGETS = ("product_float32", "product_int8", "attend", "attend_self", "attend_whole", "total")
 PANEL = 32  # Outputs that a product sums side by side; `kPanel` in `kernels.cc`.
 FOUR = 4  # Inputs that are multiplied at a time where kernels are int8.
 FLOAT32 = functools.partial(jax.ShapeDtypeStruct, dtype=jnp.float32)
@@ -171,29 +171,41 @@ def attention(q: Array, k: Array, v: Array, spec: Attending) -> Array:
 
 
 def self_attention(
-    projected: Array, heads: int, spec: Attending, cache: Cache | None = None
+    projected: Array, heads: int, spec: Attending, cache: Cache
 ) -> tuple[Array, Array, Array]:
-    """Self-attention among new positions, whose queries, keys and values lie side by side.
+    """Self-attention of new positions, whose queries, keys and values lie side by side.
 
-    Projected [B, L, 3 * N * H] gives [B, L, N, H], keys [B, N, L, H] and values, float32. A
-    position whose own key is masked is padding, and its result is 0. With a cache of float32 the
-    new keys and values enter that first, in place; all of it is attended to and returned.
+    Projected [B, L, 3 * N * H] gives [B, L, N, H], and the cache's keys and values, float32, which
+    the new ones have entered first, in place.
 
     Raises:
         ValueError: there are more new positions than the cache has.
     """
     batch, length, width = projected.shape
-    size, room = width // (3 * heads), cache.keys.shape[2] if cache else length
+    size, room = width // (3 * heads), cache.keys.shape[2]
     if length > room:
         raise ValueError(f"A chunk of {length} positions does not fit a cache of {room}.")
     results = FLOAT32((batch, length, heads, size)), *[FLOAT32((batch, heads, room, size))] * 2
-    given, in_place = (jnp.zeros(0, jnp.int32),), None
-    if cache:
-        given, in_place = (cache.starts, cache.keys, cache.values), {3: 1, 4: 2}
+    in_place, given = {3: 1, 4: 2}, (cache.starts, cache.keys, cache.values)
     call = jax.ffi.ffi_call("speculative_attend_self", results, input_output_aliases=in_place)
     bias, scale = spec.bias.astype(jnp.float32), np.float32(spec.scale)
     mixed, keys, values = call(projected, bias, *given, scale=scale)
     return mixed, keys, values
+
+
+def whole_attention(projected: Array, heads: int, spec: Attending) -> Array:
+    """Attention among all positions of texts: [B, L, 3 * N * H] -> [B, L, N, H], float32.
+
+    The bias is [B or 1, 1, 1, L]. What is behind the last key that it does not mask is padding, and
+    its result is 0.
+    """
+    batch, length, width = projected.shape
+    shape = batch, length, heads, width // (3 * heads)
+    call = jax.ffi.ffi_call("speculative_attend_whole", FLOAT32(shape))
+    table = spec.by_distance
+    table = jnp.zeros((1, 2 * length - 1)) if table is None else table.astype(jnp.float32)
+    mask = jnp.broadcast_to(spec.bias.astype(jnp.float32), (batch, 1, 1, length))
+    return call(projected.astype(jnp.float32), table, mask, scale=np.float32(spec.scale))
 
 
 def total(values: Array) -> Array:

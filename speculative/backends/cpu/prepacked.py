@@ -47,7 +47,7 @@ class Cpu(Xla):
 
     def attention(self, q, k, v, spec) -> Array:
         """In one call, but for what its kernel does not know."""
-        if spec.soft_cap is not None or q.shape[2] != k.shape[1]:
+        if spec.soft_cap is not None or q.shape[2] != k.shape[1] or spec.by_distance is not None:
             return super().attention(q, k, v, spec)
         return kernels.attention(q, k, v, spec).astype(q.dtype)
 
@@ -55,10 +55,17 @@ class Cpu(Xla):
         self, x, projections, norm, heads, spec, cache
     ) -> tuple[Array, Array, Array]:
         """In two calls, the second of which writes into caches of float32 in place."""
-        if x.dtype != jnp.float32 or spec.soft_cap is not None:
-            return super().self_attention(x, projections, norm, heads, spec, cache)
         (fused,) = projections
-        return kernels.self_attention(self.product(x, fused, norm), heads, spec, cache)
+        whole = cache is None and spec.bias.shape[1:3] == (1, 1)
+        chunk = cache is not None and x.dtype == jnp.float32 and spec.by_distance is None
+        if spec.soft_cap is not None or not (whole or chunk):
+            return super().self_attention(x, projections, norm, heads, spec, cache)
+        projected = self.product(x, fused, norm)
+        if cache is not None:
+            return kernels.self_attention(projected, heads, spec, cache)
+        _, *new = jnp.split(projected, 3, axis=-1)
+        keys, values = (self.by_head(y, heads) for y in new)
+        return kernels.whole_attention(projected, heads, spec).astype(x.dtype), keys, values
 
 
 def prepack(params: PyTree, quantized: bool = False) -> PyTree:
