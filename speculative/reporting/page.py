@@ -99,6 +99,8 @@ def _tables(rows: Sequence[_Row]) -> dict[str, list[str]]:
     speed.append(_table("Batch size 1, beside the paper", columns, rows))
     texts = ("Quality", "Exactness at temperature 0")
     outputs = [drawn.pop(name) for name in texts if name in drawn]
+    if cut := tables.cut_sources([row.record for row in rows]):
+        outputs.append(f"<p>{escape(cut)}</p>")
     return {"Speed": [*speed, *drawn.values()], "Outputs": outputs}
 
 

@@ -220,10 +220,18 @@ def show_parts(parts: Sequence[tuple[Sequence[Column], Iterable[Any]]], console:
         console.print(meanings(columns), style="dim")
 
 
+def cut_sources(records: Sequence[Record]) -> str:
+    """The sentence that names rows some of whose sources were cut; empty if none were."""
+    cut = [f"{r.truncated} of {r.num_examples} in {r.experiment}" for r in records if r.truncated]
+    return f"Sources that were cut to the length of their row: {', '.join(cut)}." if cut else ""
+
+
 def show_records(records: Sequence[Record], console: Console = CONSOLE) -> None:
     """Prints rows beside the paper's, and how many greedy outputs are equal."""
     if any(record.simulated for record in records):
         console.print(f"This is {SIMULATED}.", style="bold", soft_wrap=True)
+    if cut := cut_sources(records):
+        console.print(cut, soft_wrap=True)
     show_parts([((ROW, *columns), rows) for columns, rows in parts(records).values()], console)
 
 
