@@ -185,6 +185,17 @@ def test_quantized_it_is_the_model_whose_kernels_are_stored_as_int8(name: str) -
     assert np.corrcoef((want - whole).ravel(), (got - whole).ravel())[0, 1] > 0.4
 
 
+@pytest.mark.parametrize("name", ["v1.1", "umT5"])
+def test_a_long_source_is_float64_t5(name: str, laid_out: Layout) -> None:
+    """700 tokens in a width of 1,024, of which XLA attends to 256 at a time."""
+    model, params = MODELS[name]()
+    tokens, source = decoder_inputs(4)[:1], np.zeros((1, 1024), np.int32)
+    source[:, :700] = np.random.default_rng(3).integers(2, 96, 700)
+    want = numpy_logits(model, params, source, tokens)
+    got = extend(model, laid_out(params), start(model, laid_out(params), source, 8), tokens).logits
+    assert np.abs(got - want).max() < NEAR
+
+
 @pytest.mark.skipif(not kernels.native(), reason="no C++ compiler")
 def test_padding_is_not_read() -> None:
     """Sources of 1 to 32 tokens are what they are without padding, and of padding 0 is made."""

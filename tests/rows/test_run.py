@@ -501,3 +501,23 @@ def test_damaged_weights_end_the_row(pair: Pair) -> None:
     damaged = dataclasses.replace(pair, params=Params(broken, pair.params.draft))
     with pytest.raises(ValueError, match=r"logits of .*target are not finite"):
         run_row(damaged, config(gamma=2, max_length=4), PROMPTS)
+
+
+def test_sources_are_cut_only_where_the_row_says(
+    pair: Pair, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The end of sequence stays; how many were cut is said, and is in the row's record."""
+    long = [Prompt("a library of files " * 200, ""), *PROMPTS[:1]]
+    work = workload.workload(pair, config(), long)
+    tokens = [pair.vocabulary.encode(prompt.source) for prompt in long]
+    assert len(tokens[0]) > 512
+    for found, want in zip(np.asarray(work.sources), tokens, strict=True):
+        np.testing.assert_array_equal(found[: len(want)], want)
+    assert (work.truncated, caplog.messages) == (0, [])
+    work = workload.workload(pair, config(source_length=40), long)
+    np.testing.assert_array_equal(
+        np.asarray(work.sources)[0, :40], [*tokens[0][:39], tokens[0][-1]]
+    )
+    assert not np.asarray(work.sources)[0, 40:].any()
+    assert work.truncated == 1
+    assert caplog.messages == ["Of 2 sources 1 are cut to 40 tokens."]
