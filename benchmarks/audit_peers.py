@@ -32,7 +32,7 @@ from speculative.studies.audit import Audit, audit, read
 from speculative.studies.power import powers
 
 FALSE_ALARM = 0.001
-SHOWN = 20  # Impossible tokens of a way that the record names.
+SHOWN = 20  # Impossible tokens, and unexplained log-probabilities, that the record names.
 
 
 def draw(
@@ -65,6 +65,8 @@ def show(audits: dict[str, Audit], missing: dict[str, str], console: Console) ->
         verdict = "passed" if found.passed else "failed"
         if found.impossible:
             verdict += f", {len(found.impossible)} impossible"
+        if found.unexplained:
+            verdict += f", {len(found.unexplained)} log-probabilities unexplained"
         shown.add_row(way, str(found.texts), *cells, verdict)
     console.print(shown)
     show_missing(missing, console)
@@ -114,8 +116,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
                 samples = read(file, pair.vocabulary.encode, config)
                 found = audit(pair, samples, sampling, FALSE_ALARM, on_progress)
                 audits[f"{name}, {way}"] = found
-                few = {"impossible": found.impossible[:SHOWN]}
-                fields = found.fields() | few | {"impossible_count": len(found.impossible)}
+                fields = found.fields()
+                for fault in ("impossible", "unexplained"):
+                    fields |= {f"{fault}_count": len(fields[fault]), fault: fields[fault][:SHOWN]}
                 contents["audits"][f"{name}, {way}"] = fields
                 if options.power and found.passed and not power:
                     power = powers(pair, samples, found, config, on_progress=on_progress)

@@ -18,8 +18,10 @@ from speculative.pair import Pair
 SUMMED = 1024  # Products in a sum.
 
 
-def rounding(largest: ArrayLike, config: Config) -> NDArray[np.float64]:
+def rounding(largest: ArrayLike, config: Config, dtype: str | None = None) -> NDArray[np.float64]:
     """The margins of two logits that rounding may reverse, by the largest magnitude of a logit.
+
+    It is that of a dtype, by default the config's.
 
     Passes of different widths add the same products in other orders, in float32 whatever the dtype
     of the factors. Each of n additions is rounded, by a quarter of eps = 2^-23 in the mean and with
@@ -30,7 +32,7 @@ def rounding(largest: ArrayLike, config: Config) -> NDArray[np.float64]:
     orders of addition, the two largest logits of random models of one to eight layers draw nearer
     to each other by a fifth of this bound in the root mean square, and by three quarters at most.
     """
-    step, of_sums = (float(jnp.finfo(kind).eps) for kind in (config.dtype, "float32"))
+    step, of_sums = (float(jnp.finfo(kind).eps) for kind in (dtype or config.dtype, "float32"))
     relative = config.decoder_layers**0.5 * (step + SUMMED**0.5 / 4 * of_sums)
     return np.asarray(largest, np.float64) * relative
 

@@ -7,6 +7,7 @@ first tokens, at every token and at pairs of neighbours, and at the likelihood: 
 
 import dataclasses
 import functools
+import itertools
 import json
 import math
 import pathlib
@@ -26,7 +27,6 @@ from speculative.grouping import batches, filled, padded
 from speculative.measurement import goodness, teacher_forced
 from speculative.measurement.exactness import rounding
 from speculative.measurement.goodness import GTest
-from speculative.models import Config
 from speculative.models.interface import Model
 from speculative.pair import Pair
 from speculative.progress import OnProgress
@@ -41,6 +41,9 @@ BEGINNING = 3  # Tokens of a text that are tested together, where a prompt has m
 ROWS = 64  # Texts that are scored at a time,
 NUMBERS = 2**24  # or as many as have so many probabilities: 64 MiB of float32.
 
+WIDEST = "bfloat16"
+"""The number format whose rounding is the most that log-probabilities are excused by."""
+
 
 @dataclasses.dataclass(frozen=True)
 class Sample:
@@ -50,6 +53,26 @@ class Sample:
     source: tuple[int, ...]  # The tokens of the source or prompt.
     tokens: list[int]  # With the end of sequence unless it was cut.
     logprobs: list[float] | None = None  # Natural logarithms, as the program computed them.
+
+
+@dataclasses.dataclass(frozen=True)
+class Unexplained:
+    """A log-probability that a program gave and that rounding does not explain."""
+
+    text: int  # The number of the text and the position of the token, from 1.
+    position: int
+    given: float | None  # None if it is not finite, as no token that was emitted has it.
+    target: float  # The target's own, in nats as `given`.
+    allowed: float  # How far rounding may take one from the other.
+
+    def __str__(self) -> str:
+        where = f"token {self.position} of text {self.text}"
+        if self.given is None:
+            return f"that of {where} is not finite"
+        return (
+            f"that of {where} is {self.given:.4g}, the target's {self.target:.4g}, and rounding "
+            f"explains {self.allowed:.2g}"
+        )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -63,6 +86,7 @@ class Audit:
     # Texts by their numbers and positions, from 1, of tokens that the target never says; at
     # temperature 0, of those that are not the argmax.
     impossible: list[tuple[int, int]]
+    unexplained: list[Unexplained]  # Log-probabilities that are not the target's, even rounded.
     near_ties: int | None  # At temperature 0, tokens that are not the argmax by rounding alone.
     tests: list[GTest]  # Of what was sampled; none at temperature 0.
     largest_difference: float | None  # Of the program's log-probabilities from the target's.
@@ -70,9 +94,10 @@ class Audit:
 
     @property
     def passed(self) -> bool:
-        """Whether no token is impossible and no test fails (Bonferroni)."""
+        """Whether no token is impossible, nothing is unexplained, no test fails (Bonferroni)."""
         level = self.false_alarm / max(1, len(self.tests))
-        return not self.impossible and all(test.p_value >= level for test in self.tests)
+        sampled = all(test.p_value >= level for test in self.tests)
+        return sampled and not self.impossible and not self.unexplained
 
     def verdict(self) -> str:
         """What was found, in a sentence or two that begin with PASSED or FAILED."""
@@ -88,13 +113,19 @@ class Audit:
         elif not self.impossible:
             said += ", ".join(f"{test.name} p = {test.p_value:.3g}" for test in self.tests)
             said += f". The target's own samples fail with probability {self.false_alarm:g}."
-            if self.largest_difference is not None:
+            if self.largest_difference is not None and not self.unexplained:
                 said += (
                     " The program's log-probabilities differ from the target's by up to "
                     f"{self.largest_difference:.2g}, which the tests allow for."
                 )
             if self.edges:
                 said += f" {self.edges} tokens at the edge of top-k or top-p were left out."
+        if self.unexplained:
+            said += (
+                f" {len(self.unexplained)} of the program's log-probabilities are not those of "
+                f"the target with these settings, in {WIDEST} or a finer format: "
+                f"{self.unexplained[0]}; give those of the distribution that was sampled, or none."
+            )
         return f"{'PASSED' if self.passed else 'FAILED'}: {said}"
 
     def fields(self) -> dict[str, Any]:
@@ -120,7 +151,7 @@ def read(path: pathlib.Path, encode: Encode, config: Decoding) -> list[Sample]:
         if line.strip():
             try:
                 found.append(_sample(number, json.loads(line), encode, config))
-            except (ValueError, TypeError, RecursionError) as error:
+            except (ValueError, TypeError, RecursionError, OverflowError) as error:
                 raise ValueError(f"Line {number} of {path} is no sample: {error}") from error
     if not found:
         raise ValueError(f"{path} holds no samples; give one a line, as generate --json does.")
@@ -158,8 +189,10 @@ def _sample(number: int, fields: Any, encode: Encode, config: Decoding) -> Sampl
     logprobs = fields.get("logprobs")
     if logprobs is not None:
         fits = isinstance(logprobs, list) and len(logprobs) == len(tokens)
-        if not fits or not all(isinstance(x, int | float) and x <= 1e-6 for x in logprobs):
+        # Those that are not finite can be read, and are found unexplained.
+        if not fits or any(type(x) not in (int, float) or 1e-6 < x < math.inf for x in logprobs):
             raise ValueError("logprobs must be a number of at most 0 for each token.")
+        logprobs = [float(x) for x in logprobs]
     return Sample(number, tuple(source), tokens, logprobs)
 
 
@@ -179,8 +212,9 @@ class _Scores(NamedTuple):
     own: Array  # Its probability.
     entropy: Array  # Of the distribution, in nats.
     variance: Array  # Of -ln p there.
-    margin: Array  # The best logit, or the least that top-k and top-p keep, less its own.
-    largest: Array  # Magnitude of a logit.
+    near: Array  # Whether it is the best or is kept by top-k, top-p and min-p, but for rounding.
+    radius: Array  # How much the rounding of `WIDEST` changes a log-probability, of
+    edge: Array  # which this much is by what it adds to or takes from the tokens that are kept.
     first: Array  # [B, V] the distribution of the first token.
 
 
@@ -192,9 +226,13 @@ def _score(
     rows: Rows,
     tokens: Tokens,
     sampling: Sampling,
+    relative: tuple[float, ...],
     vocab_size: int,
 ) -> _Scores:
-    """Of texts [B, L] and the row [B] of each one's source [U, S]."""
+    """Of texts [B, L] and the row [B] of each one's source [U, S].
+
+    `relative` is the `rounding` of logits of magnitude 1 in the target's dtype and in `WIDEST`.
+    """
     logits = teacher_forced.logits(target, params, source, tokens, rows)[..., :vocab_size]
     p, chosen = standardise(logits, sampling), tokens[..., None]
     own = jnp.take_along_axis(p, chosen, axis=-1)[..., 0]
@@ -203,10 +241,45 @@ def _score(
     surprise = jnp.where(p > 0, -jnp.log(jnp.where(p > 0, p, 1.0)), 0.0)
     entropy = (p * surprise).sum(axis=-1)
     variance = (p * (surprise - entropy[..., None]) ** 2).sum(axis=-1)
-    least = jnp.where(p > 0, logits, jnp.inf).min(axis=-1)
-    margin = least - jnp.take_along_axis(logits, chosen, axis=-1)[..., 0]
     largest = jnp.abs(jnp.where(jnp.isfinite(logits), logits, 0.0)).max(axis=-1)
-    return _Scores(below, own, entropy, variance, margin, largest, p[:, 0])
+    finest, widest = (largest * part for part in relative)
+    own_logit = jnp.take_along_axis(logits, chosen, axis=-1)
+    near = (own_logit >= _least_kept(logits, sampling, finest))[..., 0]
+    edge = jnp.zeros_like(own)
+    if sampling.truncated:
+        # At most those are kept that rounding can add, and at least those that it cannot take.
+        most, least = (
+            logits >= _least_kept(logits, sampling, radius) for radius in (widest, -widest)
+        )
+        least |= jnp.arange(vocab_size) == chosen
+        edge = jnp.subtract(*(
+            jax.nn.logsumexp(logits / sampling.temperature, axis=-1, where=kept)
+            for kept in (most | least, least)
+        ))  # fmt: skip
+    radius = edge if sampling.greedy else widest / sampling.temperature + edge
+    return _Scores(below, own, entropy, variance, near, radius, edge, p[:, 0])
+
+
+def _least_kept(logits: Array, sampling: Sampling, radius: Array) -> Array:
+    """The least logit [..., 1] with which a token is kept, of logits [..., V].
+
+    Rounding changes the difference of two logits by `radius` [...] at most, in the token's favour;
+    if that is negative, to its disadvantage. A ratio of two probabilities, and so the odds of a
+    set of tokens, then change by exp(radius / temperature) at most.
+    """
+    rows, radius = logits.reshape(-1, logits.shape[-1]), radius.reshape(-1)
+    values, kinds = (
+        [sampling.temperature, sampling.top_k, sampling.top_p, sampling.min_p],
+        sampling.kinds,
+    )
+    change = radius if sampling.greedy else radius / sampling.temperature
+    if kinds.top_p:
+        values[2] = jax.nn.sigmoid(jax.scipy.special.logit(values[2]) + change)
+    if kinds.min_p:
+        values[3] = values[3] * jnp.exp(-change)
+    moved = Sampling.tree_unflatten(kinds, itertools.compress(values, kinds[1:]))
+    least = jnp.where(standardise(rows, moved) > 0, rows, jnp.inf).min(axis=-1)
+    return (least - radius).reshape(*logits.shape[:-1], 1)
 
 
 def require_enough(samples: Sequence[Sample], sampling: Sampling) -> None:
@@ -231,8 +304,9 @@ def audit(
     """Tests samples against the target of a pair; its draft is not used.
 
     Where a program gave its log-probabilities, the tests allow for how far its distributions are
-    from the target's by them: rounding in another dtype is no fault of its sampler. `seed` is of
-    the randomised transform.
+    from the target's by them: rounding in another dtype is no fault of its sampler. They allow for
+    no more than the rounding of `WIDEST` explains, and what differs by more is a failure itself.
+    `seed` is of the randomised transform.
     """
     rng, found, done = np.random.default_rng(seed), _Findings(), 0
 
@@ -243,7 +317,7 @@ def audit(
     for batch, rows in batches(ordered, _shape, most):
         on_progress("scoring", done / len(samples))
         done += len(batch)
-        found.add(batch, _scores(pair, rows, sampling), pair.target.config, rng)
+        found.add(batch, _scores(pair, rows, sampling), sampling.greedy, rng)
     greedy = sampling.greedy
     return Audit(
         texts=len(samples),
@@ -251,6 +325,7 @@ def audit(
         tokens=sum(len(sample.tokens) for sample in samples),
         edges=0 if greedy else found.edges,
         impossible=sorted(found.impossible),
+        unexplained=sorted(found.unexplained, key=lambda one: (one.text, one.position)),
         near_ties=found.edges if greedy else None,
         tests=[] if greedy or found.impossible else found.tests(),
         largest_difference=None if greedy else max(found.differences, default=None),
@@ -263,32 +338,33 @@ class _Findings:
 
     def __init__(self) -> None:
         self.impossible: list[tuple[int, int]] = []
+        self.unexplained: list[Unexplained] = []
         self.edges = 0
         self.differences: list[float] = []  # The largest of each text with log-probabilities.
         self._transformed: list[NDArray[np.float64]] = []
         # Of first tokens, beginnings and all tokens: how much likelier they are to the program than
-        # to the target, in nats, and the sum of squares.
-        self._divergences = np.zeros((3, 2))
+        # to the target, in nats, the sum of squares, and the most that rounding explains.
+        self._divergences = np.zeros((3, 3))
         self._likelihood = np.zeros(3)  # Sums of -ln p less the entropy, of variances, of tokens.
         # By source, of each beginning of its texts: its probability and how many texts have it.
         self._begins: dict[Any, dict[tuple[int, ...], tuple[float, int]]] = defaultdict(dict)
         self._first: dict[Any, tuple[NDArray[np.float32], list[int]]] = {}
 
     def add(
-        self, batch: Sequence[Sample], scores: _Scores, config: Config, rng: np.random.Generator
+        self, batch: Sequence[Sample], scores: _Scores, greedy: bool, rng: np.random.Generator
     ) -> None:
         """Adds a batch of texts, whose rows come first in `scores`."""
-        below, own, entropy, variance, margin, largest = (
+        below, own, entropy, variance, near, radius, at_edge = (
             np.asarray(x[: len(batch)], np.float64) for x in scores[:-1]
         )
         there = np.arange(own.shape[1]) < np.array([[len(sample.tokens)] for sample in batch])
         inside = there & (own > 0)
-        edge = there & ~inside & (margin <= rounding(largest, config))
+        edge = there & ~inside & (near > 0)
         self.edges += int(edge.sum())
         for row, position in np.argwhere(there & ~inside & ~edge):
             self.impossible.append((batch[row].number, int(position) + 1))
         p = np.where(inside, own, 1)
-        surprise, differences = -np.log(p), np.zeros_like(p)
+        surprise = -np.log(p)
         self._likelihood += [
             (surprise - entropy)[inside].sum(), variance[inside].sum(), inside.sum(),
         ]  # fmt: skip
@@ -305,18 +381,50 @@ class _Findings:
                 seen, beginning = self._begins[sample.source], tuple(sample.tokens[:BEGINNING])
                 chance, count = seen.get(beginning, (float(chances[row]), 0))
                 seen[beginning] = chance, count + 1
+        if any(sample.logprobs is not None for sample in batch):
+            self._compare(batch, inside & (not greedy), surprise, radius, at_edge)
+
+    def _compare(
+        self,
+        batch: Sequence[Sample],
+        inside: NDArray[np.bool_],
+        surprise: NDArray[np.float64],
+        radius: NDArray[np.float64],
+        at_edge: NDArray[np.float64],
+    ) -> None:
+        """Compares a program's log-probabilities with the target's, -`surprise`, where `inside`."""
+        given, there = np.zeros_like(surprise), np.zeros_like(inside)
+        for row, sample in enumerate(batch):
             if sample.logprobs is not None:
                 at = row, slice(len(sample.tokens))
-                differences[at] = np.where(inside[at], sample.logprobs + surprise[at], 0.0)
-                self.differences.append(float(np.abs(differences[at]).max()))
+                given[at], there[at] = sample.logprobs, True
+        finite = np.isfinite(given)
+        compared = there & inside & finite
+        differences = np.where(compared, given + surprise, 0.0)
+        for row, position in np.argwhere(there & ~finite | (np.abs(differences) > radius)):
+            at = row, position
+            self.unexplained.append(
+                Unexplained(
+                    batch[row].number,
+                    int(position) + 1,
+                    float(given[at]) if finite[at] else None,
+                    -float(surprise[at]),
+                    float(radius[at]),
+                )
+            )
+        self.differences += np.abs(differences[there.any(axis=1)]).max(axis=1).tolist()
+        differences = differences.clip(-radius, radius)
+        # Where logarithms of ratios lie in an interval of width w, the divergence is at most
+        # w^2 / 8 (Hoeffding's lemma); tokens that are not kept add the logarithm of their share.
+        most = np.where(compared, (radius - at_edge) ** 2 / 8 + at_edge, 0.0)
         for part, at in zip(self._divergences, (1, BEGINNING, None), strict=True):
-            part += differences[:, :at].sum(), (differences[:, :at] ** 2).sum()
+            part += [x[:, :at].sum() for x in (differences, differences**2, most)]
 
     def tests(self) -> list[GTest]:
         """The tests of samples without impossible tokens."""
         # The mean of that is the divergence; three standard errors are added.
-        total, squares = self._divergences.T
-        first, beginnings, whole = np.maximum(total, 0) + 3 * np.sqrt(squares)
+        total, squares, most = self._divergences.T
+        first, beginnings, whole = np.minimum(np.maximum(total, 0) + 3 * np.sqrt(squares), most)
         of_first = [
             (np.bincount(tokens, minlength=len(p)), p.astype(np.float64))
             for p, tokens in self._first.values()
@@ -369,5 +477,6 @@ def _scores(pair: Pair, batch: Sequence[Sample], sampling: Sampling) -> _Scores:
     sources = filled([*places, *more], width, pair.target.pad_id)
     tokens = filled([sample.tokens for sample in batch], length)
     rows = np.array([places[sample.source] for sample in batch], np.int32)
-    given = pair.target, pair.params.target, sources, rows, tokens, sampling
+    relative = tuple(float(rounding(1.0, pair.target.config, dtype)) for dtype in (None, WIDEST))
+    given = pair.target, pair.params.target, sources, rows, tokens, sampling, relative
     return jax.device_get(_score(*given, pair.vocabulary.size))

@@ -7,6 +7,8 @@ import shutil
 from collections.abc import Callable, Mapping, Sequence
 
 from speculative import checkpoints, disk, gin_files, paper, progress
+from speculative.measurement import quality
+from speculative.models import Config, model_of
 from speculative.pair import BATCH
 from speculative.progress import OnProgress
 from speculative.rows import environment, memory, records, weights
@@ -28,7 +30,7 @@ from speculative.studies import verify as verifying
 from speculative.studies.audit import Audit
 from speculative.studies.bench import Batches
 from speculative.studies.tune import Tuning, tune
-from speculative.tasks.prompts import Prompt, load_prompts
+from speculative.tasks.prompts import Prompt, load_prompts, require
 
 RUNS = "configs/runs"  # Where the tables are.
 GAMMA = 5  # Guesses a step with which a pair is verified, where its row names none.
@@ -99,7 +101,8 @@ def run(
             if name not in done:
                 gamma_of(config, name)
                 memory.require(config, load.resolve(config).configs)
-                todo[name] = _prompts(config), name, KeptExamples(folder / name, gin + here)
+                prompts = _prompts(config, load.resolve(config).target.config, scored=True)
+                todo[name] = prompts, name, KeptExamples(folder / name, gin + here)
             elif changed(done[name].gin, gin):
                 raise ValueError(
                     f"{path} has a record of {name} with other settings; give another "
@@ -164,18 +167,22 @@ def _work(
     memory.require(config, found.configs)
     given = found.configs, config.gamma, config.max_length
     memory.require_batch((config.target, config.draft), *given, batch_size)
-    prompts = _prompts(config)
+    prompts = _prompts(config, found.target.config)
     return workload(found.load(), config, prompts), functools.partial(memory.batch, *given)
 
 
-def _prompts(config: RowConfig) -> list[Prompt] | None:
-    """A row's texts; None where there is no vocabulary to read them with."""
+def _prompts(config: RowConfig, target: Config, scored: bool = False) -> list[Prompt] | None:
+    """A row's texts; None where there is no vocabulary to read them with.
+
+    ValueError names one that the target cannot read, or a metric cannot judge: the row's own or,
+    if outputs are `scored`, the task's, unless there is no reference at all.
+    """
     if config.checkpoints == RANDOM and config.vocabulary is None:
         return None
-    prompts = load_prompts(config.texts, config.num_examples)
-    if config.metric and not all(prompt.reference for prompt in prompts):
-        raise ValueError(
-            f"Outputs cannot be judged by {config.metric}: of {config.texts.data or config.task} "
-            "not all texts have a reference; give one for each, or leave the metric out."
-        )
+    prompts, metric = load_prompts(config.texts, config.num_examples), config.metric
+    if scored and config.simulated_alpha is None and any(prompt.reference for prompt in prompts):
+        metric = config.texts.metric
+    require(prompts, metric, model_of(target).decoder_only)
+    if metric:
+        quality.require_seen(metric, [prompt.reference for prompt in prompts])
     return prompts

@@ -5,6 +5,7 @@ most; seeds are fixed.
 """
 
 import dataclasses
+import functools
 import json
 import math
 import pathlib
@@ -22,7 +23,7 @@ from speculative.measurement import goodness
 from speculative.pair import Pair
 from speculative.sampling import Sampling
 from speculative.studies import power
-from speculative.studies.audit import Audit, Sample, audit, read, require_enough
+from speculative.studies.audit import Audit, Sample, _least_kept, audit, read, require_enough
 from speculative.studies.power import CoinsByPosition
 from tests import toy
 from tests.decoding.test_block import P, Q, of_two
@@ -145,30 +146,94 @@ def test_greedy_samples_are_the_argmax() -> None:
 def test_log_probabilities_excuse_rounding_alone() -> None:
     """Of a program whose model is a little off; of another that says so and samples wrongly too."""
     rounded = toy.target_table() + np.random.default_rng(2).normal(0, 0.06, (toy.PADDED,) * 3)
-    p = toy.distribution(rounded, OWN)
-    log_p = np.log(p, where=p > 0, out=np.full_like(p, -np.inf))
-
-    def said(found: list[Sample]) -> list[Sample]:
-        texts = [[0, 0, *sample.tokens] for sample in found]
-        return [
-            dataclasses.replace(sample, logprobs=[float(log_p[*here]) for here in zip(*[
-                text[at:] for at in range(3)
-            ], strict=False)])
-            for sample, text in zip(found, texts, strict=True)
-        ]  # fmt: skip
-
+    said = functools.partial(said_by, toy.distribution(rounded, OWN))
+    # Rounding explains so much where logits are large: added to all, this changes no distribution.
+    pair = pair_of(toy.target_table() + 60)
     right = [samples(rules.Token(), seed, target=rounded, count=4000) for seed in range(2)]
-    assert caught(right) == 1
-    assert caught([said(one) for one in right]) == 0
+    assert caught(right, pair=pair) == 1
+    assert caught([said(one) for one in right], pair=pair) == 0
     wrong = [
         samples(power.Faulty(fault=power.IGNORED), seed, target=rounded, count=4000)
         for seed in range(2)
     ]
-    assert caught([said(one) for one in wrong]) == 1
-    found = audit(PAIR, said(right[0]), OWN, 0.001)
+    assert caught([said(one) for one in wrong], pair=pair) == 1
+    assert audit(PAIR, said(right[0]), OWN, 0.001).unexplained
+    found = audit(pair, said(right[0]), OWN, 0.001)
     assert found.largest_difference is not None
     assert 0.05 < found.largest_difference < 0.4
     assert audit(PAIR, right[0], OWN, 0.001).largest_difference is None
+
+
+CLAIMS = {
+    "none": lambda said: None,
+    "honest": lambda said: said,
+    "zero": lambda said: [0.0 for _ in said],
+    "infinite": lambda said: [-math.inf for _ in said],
+    "NaN": lambda said: [math.nan for _ in said],
+}
+
+
+@pytest.mark.parametrize("claim", CLAIMS)
+@pytest.mark.parametrize("own", [Sampling(0.6), Sampling(0.8), Sampling(1.0, top_k=2)], ids=str)
+def test_no_log_probabilities_excuse_another_distribution(own: Sampling, claim: str) -> None:
+    """Of samplers with other settings, which say what they sampled, or something else."""
+    p = toy.distribution(toy.target_table(), own)
+    found = said_by(p, samples(rules.Token(), 3, own, count=1500))
+    found = [dataclasses.replace(one, logprobs=CLAIMS[claim](one.logprobs or [])) for one in found]
+    result = audit(PAIR, found, OWN, 0.001)
+    assert not result.passed
+    assert not all(test.p_value >= 0.001 / 5 for test in result.tests)  # The samples tell alone.
+    assert bool(result.unexplained) == (claim != "none")
+    if claim in ("infinite", "NaN"):
+        assert len(result.unexplained) == result.tokens
+        assert "that of token 1 of text 1 is not finite" in result.verdict()
+    json.loads(json.dumps(result.fields(), allow_nan=False))
+
+
+@pytest.mark.parametrize(
+    "own", [Sampling(), Sampling(0.7), Sampling(1.0, top_p=0.9), Sampling(0.9, min_p=0.2)], ids=str
+)
+def test_rounded_log_probabilities_pass(own: Sampling) -> None:
+    """A program whose logits are rounded to the eight significant bits of bfloat16."""
+    table = np.asarray(jnp.asarray(toy.target_table(), jnp.bfloat16), np.float64)
+    table[..., toy.VOCABULARY :] = toy.target_table()[..., toy.VOCABULARY :]
+    p = toy.distribution(table, own)
+    found = [
+        said_by(p, samples(rules.Token(), seed, own, target=table, count=2000))
+        for seed in range(SEEDS)
+    ]
+    assert caught(found, own) == 0
+
+
+def test_tokens_that_rounding_lets_in_are_no_others() -> None:
+    """Of top-p and min-p, whose limits lie between tokens of very different probabilities."""
+    logits = np.log([0.9, 0.06, 0.03, 0.01])
+    for sampling, reached in (
+        (Sampling(1.0, top_p=0.9 - 1e-9), 1),
+        (Sampling(1.0, top_p=0.8), 0),
+        (Sampling(1.0, min_p=0.06 / 0.9 + 1e-9), 1),
+        (Sampling(1.0, min_p=0.5), 0),
+        (Sampling(1.0, top_k=1), 0),
+    ):
+        rows, change = jnp.asarray(logits[None]), jnp.full(1, 1e-3)
+        least = _least_kept(rows, sampling, change)
+        assert np.asarray(rows >= least)[0].tolist() == [at <= reached for at in range(4)]
+        # What it cannot take away: the first, unless the limit is its own probability.
+        assert (
+            np.asarray(rows >= _least_kept(rows, sampling, -change))[0].tolist()[1:] == [False] * 3
+        )
+
+
+def said_by(p: np.ndarray, found: list[Sample]) -> list[Sample]:
+    """Samples with the log-probabilities of the tables' distributions [V, V, V]."""
+    log_p = np.log(p, where=p > 0, out=np.full_like(p, -np.inf))
+    texts = [[0, 0, *sample.tokens] for sample in found]
+    return [
+        dataclasses.replace(sample, logprobs=[float(log_p[*here]) for here in zip(*[
+            text[at:] for at in range(3)
+        ], strict=False)])
+        for sample, text in zip(found, texts, strict=True)
+    ]  # fmt: skip
 
 
 def lines(tmp_path: pathlib.Path, *found: Any) -> list[Sample]:
@@ -181,7 +246,9 @@ def test_a_file_of_samples(tmp_path: pathlib.Path) -> None:
     found = lines(
         tmp_path, {"prompt": "a", "tokens": [5, 1], "top_p": 1, "seconds": 3}, "",
         {"prompt_tokens": [2, 1], "tokens": [9, 9, 9, 9], "logprobs": [-1, -2, 0, -0.5]},
+        {"prompt": "a", "tokens": [5, 1], "logprobs": [-math.inf, math.inf]},
     )  # fmt: skip
+    assert found.pop() == Sample(4, (7, 1), [5, 1], [-math.inf, math.inf])
     assert found == [Sample(1, (7, 1), [5, 1]), Sample(3, (2, 1), [9, 9, 9, 9], [-1, -2, 0, -0.5])]
 
 
@@ -198,6 +265,8 @@ def test_a_file_of_samples(tmp_path: pathlib.Path) -> None:
         ({"prompt": "a", "tokens": [1, 2]}, "1 tokens follow the end of sequence, 1"),
         ({"prompt": "a", "tokens": [2, 2]}, "stops after 2 tokens without the end of sequence"),
         ({"prompt": "a", "tokens": [1], "logprobs": [-1, -2]}, "logprobs must be a number"),
+        ({"prompt": "a", "tokens": [1], "logprobs": [0.1]}, "logprobs must be a number of at most"),
+        ({"prompt": "a", "tokens": [1], "logprobs": [-(10**400)]}, "int too large"),
         ({"prompt_tokens": ["a"], "tokens": [1]}, "prompt_tokens must be a list of whole numbers"),
         ({"prompt_tokens": [2] * 513, "tokens": [1]}, "prompt has 513 tokens, the limit is 512"),
         (
@@ -214,7 +283,7 @@ def test_a_line_that_is_no_sample(tmp_path: pathlib.Path, line: Any, said: str) 
 def test_the_tests_share_the_false_alarm_rate() -> None:
     def of(p_value: float) -> Audit:
         tests = [goodness.GTest(str(i), 9, 1.0, 1, p_value if i else 0.5) for i in range(5)]
-        return Audit(9, 1, 99, 0, [], None, tests, None, 0.01)
+        return Audit(9, 1, 99, 0, [], [], None, tests, None, 0.01)
 
     assert of(0.0021).passed and not of(0.0019).passed
     assert jax.tree.leaves(of(0.5).fields())
