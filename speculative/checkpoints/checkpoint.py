@@ -34,7 +34,7 @@ class Tensor(NamedTuple):
     """A tensor that is not read yet."""
 
     shape: tuple[int, ...]  # In T5X's orientation: kernels are [in, out].
-    dtype: str  # As stored: "float32", "bfloat16", "float16" or "int8".
+    dtype: str  # As stored: one of `FLOATS`, or "int8".
     read: Callable[[], np.ndarray]  # Returns the values, in a floating-point format.
 
 
@@ -146,8 +146,10 @@ class Checkpoint:
     def read(self, name: str) -> np.ndarray:
         """A tensor's values; raises ValueError if they cannot be read or are not finite."""
         fault = f"has a tensor {name} that cannot be read"
-        with disk.reading(self.location, fault), np.errstate(invalid="ignore"):
+        with disk.reading(self.location, fault), np.errstate(invalid="ignore", over="ignore"):
             value = self.tensors[name].read()
+            if value.dtype == np.float64:  # Nothing computes in it, and not all of it is finite.
+                value = value.astype(np.float32)
             # The sum of finite values hardly ever overflows, and needs no array of flags.
             if not np.isfinite(np.sum(value, dtype=np.float64)):
                 raise ValueError(

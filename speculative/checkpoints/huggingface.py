@@ -7,10 +7,11 @@ import functools
 import json
 import math
 import pathlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
+from absl import logging
 
 from speculative.checkpoints.checkpoint import (
     CONFIG,
@@ -32,6 +33,7 @@ from speculative.vocabulary import BYTES, from_elsewhere
 SAFETENSORS, BIN = "model.safetensors", "pytorch_model.bin"
 TOKENIZER, BYTES_CLASS = "tokenizer_config.json", "ByT5Tokenizer"
 SHARD_BYTES = 2**30  # The largest file that is written.
+Tensors = dict[str, Tensor]  # By Hugging Face's names.
 
 
 def open(folder: str | pathlib.Path) -> Checkpoint:
@@ -130,27 +132,54 @@ def _parts(described: str, tensor: Tensor, stored: Stored) -> Iterator[tuple[str
         yield name, Tensor(shape, tensor.dtype, functools.partial(read, i))
 
 
-def _stored(folder: pathlib.Path) -> dict[str, Tensor]:
+def _stored(folder: pathlib.Path) -> Tensors:
     """Every tensor of the folder by Hugging Face's name, from the best format present."""
     for single, read in ((SAFETENSORS, read_safetensors), (BIN, _read_bin)):
         if (folder / single).is_file():
             return read(folder / single)
         if (index := folder / f"{single}.index.json").is_file():
-            with reading(index, "is no index of shards"):
-                listed = read_json(index)["weight_map"].values()
-                shards = {plain(shard, index) for shard in listed}
-            tensors: dict[str, Tensor] = {}
-            for shard in sorted(shards):
-                if not (folder / shard).is_file():
-                    raise ValueError(f"{folder / shard} is missing; {index} names it.")
-                tensors |= read(folder / shard)
-            return tensors
+            return _sharded(index, read)
     raise ValueError(
         f"{folder} has no weights: neither {SAFETENSORS} nor {BIN}, nor an index of shards."
     )
 
 
-def _read_bin(path: pathlib.Path) -> dict[str, Tensor]:
+def _sharded(index: pathlib.Path, read: Callable[[pathlib.Path], Tensors]) -> Tensors:
+    """Every tensor of the shards, from the one that the index assigns it to."""
+    with reading(index, "is no index of shards"):
+        assigned = {
+            name: plain(shard, index) for name, shard in read_json(index)["weight_map"].items()
+        }
+    tensors: Tensors = {}
+    for shard in sorted({*assigned.values()}):
+        path = index.parent / shard
+        if not path.is_file():
+            raise ValueError(f"{path} is missing; {index} names it.")
+        found = read(path)
+        if lacking := [
+            name for name, place in assigned.items() if place == shard and name not in found
+        ]:
+            raise ValueError(
+                f"{path} lacks the tensor {lacking[0]}, which {index} assigns to it; fetch both "
+                "again."
+            )
+        copies = [name for name in found if assigned.get(name, shard) != shard]
+        if copies:
+            more = f" and copies of {len(copies) - 1} more" if copies[1:] else ""
+            logging.warning(
+                "%s holds a copy of %s%s; what %s assigns to another file is read there.",
+                path, copies[0], more, index,
+            )  # fmt: skip
+        if twice := [name for name in found if name in tensors and name not in assigned]:
+            raise ValueError(
+                f"{path} and another file of {index.parent} hold the tensor {twice[0]}, and "
+                f"{index} does not say which one is right; fetch them again."
+            )
+        tensors |= {name: found[name] for name in found if name not in copies}
+    return tensors
+
+
+def _read_bin(path: pathlib.Path) -> Tensors:
     try:
         import torch  # pyright: ignore[reportMissingImports]
     except ModuleNotFoundError as error:

@@ -43,7 +43,7 @@ AXES = {"kernel": 0, "embedding": 1}
 FILE_BYTES = 14 * 2**20  # Of a small model's largest file: some hosts of repositories refuse more.
 BIG = 2**30  # Models of more bytes have files of this size.
 # The number formats that are read, by their names in safetensors.
-KINDS = {"F32": "float32", "BF16": "bfloat16", "F16": "float16", "I8": "int8"}
+KINDS = {"F32": "float32", "BF16": "bfloat16", "F16": "float16", "F64": "float64", "I8": "int8"}
 
 
 def quantize(name: str, value: np.ndarray) -> dict[str, np.ndarray]:

@@ -313,6 +313,40 @@ def test_shards_with_an_index(tmp_path: pathlib.Path, monkeypatch: pytest.Monkey
         checkpoints.open(tmp_path / "made")
 
 
+def test_the_index_says_where_a_tensor_is(
+    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A second copy, wherever it lies, is named and not read."""
+    monkeypatch.setattr(huggingface, "SHARD_BYTES", 4000)
+    made = save(tmp_path / "made", V1_1, "huggingface")
+    first, *_, last = shards = sorted((tmp_path / "made").glob("*.safetensors"))
+    for shard, other in ((first, last), (last, first)):
+        kept, stale = load_file(shard), sorted(load_file(other))[0]
+        save_file(kept | {stale: np.zeros(9, np.float32)}, shard)
+        equal(checkpoints.open(tmp_path / "made"), made)
+        assert f"{shard} holds a copy of {stale};" in caplog.text
+        save_file(kept, shard)
+    for shard in (first, last):
+        save_file(load_file(shard) | {"unlisted": np.zeros(9, np.float32)}, shard)
+    with pytest.raises(ValueError, match=f"{last} and another .* hold the tensor unlisted"):
+        checkpoints.open(tmp_path / "made")
+    shards[1].write_bytes(shards[2].read_bytes())
+    with pytest.raises(ValueError, match=f"{shards[1]} lacks the tensor .* assigns to it"):
+        checkpoints.open(tmp_path / "made")
+
+
+def test_float64_is_read_as_float32(tmp_path: pathlib.Path) -> None:
+    made = save(tmp_path / "made", V1_1, "huggingface")
+    path = tmp_path / "made" / "model.safetensors"
+    stored = {name: value.astype(np.float64) for name, value in load_file(path).items()}
+    save_file(stored, path)
+    equal(checkpoints.open(tmp_path / "made"), made)
+    stored["shared.weight"][3, 5] = 1e300
+    save_file(stored, path)
+    with pytest.raises(ValueError, match="token_embedder/embedding of .* not finite"):
+        checkpoints.open(tmp_path / "made").load("float32")
+
+
 def test_copies_that_exports_hold_are_passed_over(tmp_path: pathlib.Path) -> None:
     made = save(tmp_path / "made", V1_0, "huggingface")
     path = tmp_path / "made" / "model.safetensors"
