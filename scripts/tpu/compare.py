@@ -36,7 +36,7 @@ def main() -> int:
     except OSError as error:
         print(f"error: {error.filename}: {error.strerror}; measure the table.", file=sys.stderr)
         return 2
-    Console(width=120, highlight=False).print(shown)
+    Console(width=120, highlight=False, markup=False, emoji=False).print(shown)
     return 0
 
 

@@ -137,8 +137,31 @@ quietly() {
   if [[ -n $DRY_RUN ]]; then "$@"; else "$@" >"$NOTES" 2>&1 </dev/null; fi
 }
 
+# The error in the output, which may have several lines, in one; without any, the last line. What
+# gcloud says before it, and after an empty line, is of other things.
 reason() {
-  grep -m 1 ERROR "$NOTES" || grep . "$NOTES" | tail -n 1 || true
+  local said
+  said=$(awk '/ERROR/ { found = 1 } found && !NF { exit } found' "$NOTES" | tr -s '[:space:]' ' ')
+  [[ -n $said ]] || said=$(grep . "$NOTES" | tail -n 1) || true
+  printf '%s\n' "${said% }"
+}
+
+# What stands in the way of a VM and will pass, by what gcloud says; nothing if nobody knows that it
+# will. A quota that is used up passes only where a VM of this run has had its share.
+passing() {
+  says() { grep -qiE "$1" <<<"$WHY"; }
+  local WHY=$1
+  if says 'rate.?limit|too many requests|per (minute|second)'; then
+    echo 'too many requests'
+  elif says 'quota'; then
+    [[ -z $OWNED ]] || echo 'the quota is in use'
+  elif says 'capacity|stockout|resource_(pool_)?exhausted|(enough|available) resources' ||
+    says '"code": 8[^0-9]'; then
+    echo 'no capacity'
+  elif says 'internal:|internal (server )?error|unavailable|deadline|aborted|try again|crashed' ||
+    says '"code": (4|10|13|14)[^0-9]'; then
+    echo "an error of Google's"
+  fi
 }
 
 # Says something on the terminal, unless it has just been said.
@@ -160,7 +183,7 @@ state() {
 
 described() {
   if ! tpus "$1" describe "$NAME" --format="value($2)" 2>"$NOTES"; then
-    ! grep -qiE 'not.found' "$NOTES" || echo NONE
+    ! reason | grep -qE 'NOT_FOUND|was not found|"code": 5[^0-9]' || echo NONE
   fi
 }
 
@@ -171,24 +194,34 @@ ended() {
 
 # Makes a VM, which may be lost meanwhile.
 make() {
-  local why
+  local why what
   say "Asking for the ${SPOT:+spot }VM $NAME ($ACCELERATOR in $ZONE)${QUEUED:+ in the queue}."
   until quietly create; do
     why=$(reason)
     [[ $(state) == NONE ]] || return 0
-    grep -qiE 'capacity|unavailable|internal error|deadline' <<<"$why" ||
-      fail "$NAME cannot be made; gcloud says: $why"
-    say "$ZONE has no capacity for it now; it is asked for until there is."
+    what=$(passing "$why")
+    [[ -n $what ]] || fail "$NAME cannot be made; gcloud says: $why"
+    say "There is no $NAME in $ZONE now ($what); it is asked for until there is."
     sleep "$INTERVAL"
   done
+  NEW=1
 }
 
-# Tries again later what has failed on a VM that is there; after TRIES times in a row, gives up.
+# Gives up a VM that was lost, for which a new one will be made.
+replace() {
+  say "$NAME is lost ($1); a new VM will go on with $FOLDER."
+  [[ -n $NEW ]] || FAILURES=0
+  NEW=1 STARTED=
+  quietly delete || again "$NAME cannot be deleted"
+}
+
+# Tries again later what has failed on a VM that is there; after TRIES times in a row, gives up. A
+# run that is seen at work ends the row, but for stops of the run itself, which its progress ends.
 again() {
   local why
   why=$(reason)
   FAILURES=$((FAILURES + 1))
-  if ((FAILURES == TRIES)); then
+  if ((FAILURES >= TRIES)); then
     printf 'error: %s, %s times in a row: %s\n' "$1" "$TRIES" "$why" >&2
     finish 1
   fi
@@ -200,22 +233,34 @@ again() {
 attend() {
   local found job
   if ! found=$(remote 'flock -sn speculative.job true || sed "s/^/job: /" speculative.job
-tail -n 1 speculative.log 2>/dev/null | sed "s/^/log: /"' 2>"$NOTES" </dev/null); then
-    again "$NAME cannot be reached"
+tail -n 10 speculative.log 2>/dev/null | sed "s/^/log: /"' 2>"$NOTES" </dev/null); then
+    # One that was never reached would not be after its replacement either.
+    if [[ -z $NEW ]] && ((FAILURES == TRIES - 1)); then
+      replace "READY, but it cannot be reached"
+    else
+      again "$NAME cannot be reached"
+    fi
     return
   fi
+  NEW=
   job=$(sed -n 's/^job: //p' <<<"$found")
   sed -n 's/^log: //p' <<<"$found" >"$NOTES"
   if [[ $job == "$WORK" ]]; then
     FAILURES=0 STARTED=1
-    found=$(reason)
+    found=$(grep . "$NOTES" | tail -n 1) || true
+    if [[ $found == 'Finished rows'* && $found != "$PROGRESS" ]]; then
+      PROGRESS=$found STOPS=0
+    fi
     [[ -z $found ]] || say "$NAME: $found"
     sleep "$INTERVAL"
   elif [[ -n $job ]]; then
     fail "$NAME is busy with other work ($job); wait for its end, or choose another NAME."
   elif [[ -n $STARTED ]]; then
     STARTED=
-    ended >/dev/null || again "The run on $NAME stopped without an exit code"
+    if ! ended >/dev/null; then
+      FAILURES=$STOPS STOPS=$((STOPS + 1))
+      again "The run on $NAME stopped without an exit code"
+    fi
   else
     say "$NAME is ready; installing $COMMIT there."
     if ! quietly install; then
@@ -231,19 +276,29 @@ tail -n 1 speculative.log 2>/dev/null | sed "s/^/log: /"' 2>"$NOTES" </dev/null)
 
 # One step towards the end of the run, whatever the VM's state.
 advance() {
-  local found
+  local found why what
   found=$(state)
   case $found in
-    READY) attend ;;
+    READY)
+      OWNED=1
+      attend
+      ;;
     NONE) make ;;
     PREEMPTED | TERMINATED | STOPPED | HIDDEN | SUSPENDED | UNKNOWN)
-      say "$NAME is lost ($found); a new VM will go on with $FOLDER."
-      FAILURES=0 STARTED=
-      quietly delete || again "$NAME cannot be deleted"
+      OWNED=1
+      replace "$found"
       ;;
     FAILED)
+      why=$(described queued-resources state.failedData.error.message)
+      what=$(passing "$why")
       quietly delete || true
-      again "The request for $NAME failed"
+      if [[ -n $what ]]; then
+        say "There is no $NAME in $ZONE now ($what); it is asked for until there is."
+        sleep "$INTERVAL"
+      else
+        printf '%s\n' "$why" >"$NOTES"
+        again "The request for $NAME failed"
+      fi
       ;;
     "") # The run goes on without this connection.
       say "gcloud does not tell the state of $NAME and is asked again: $(reason)"
@@ -296,7 +351,11 @@ measure() {
   FOLDER=$RESULTS/table$TABLE COMMIT=$(git -C "$ROOT" describe --always)
   printf -v JOB '%q ' speculative/scripts/tpu/measure.sh "$RESULTS" "$TABLE" \
     ${OPTIONS[@]+"${OPTIONS[@]}"} # For bash 3, which a Mac has, an empty list is not set.
-  WORK="commit $COMMIT: $JOB" SAID='' FAILURES=0 STARTED='' NOTES=$(mktemp)
+  WORK="commit $COMMIT: $JOB" NOTES=$(mktemp)
+  # What was said last; failures in a row; whether the run has been seen at work; how often it has
+  # stopped since its progress was this; whether this run has had a VM, and whether the one that is
+  # there has been reached.
+  SAID='' FAILURES=0 STARTED='' STOPS=0 PROGRESS='' OWNED='' NEW=''
   trap 'rm -f "$NOTES"' EXIT
   # What an earlier run left of its end must go anyway, which shows whether the bucket can be used.
   if ! quietly call gcloud storage cp - "$FOLDER/exit_code" ||

@@ -23,52 +23,129 @@ TABLE = ("table", "2", f"--results={RESULTS}")
 
 # Stands in for Google Cloud. In the folder $WORLD, `vm` and `queue` hold states; the VM is the
 # folder `home` and the processes of `sessions`, a bucket a folder of `bucket`. The lines of
-# `disturbance` say what happens, one after the other.
+# `disturbance` say what happens, one after the other. It is as strict as gcloud is in what follows,
+# where an easier one would pass what fails there:
+# - an error has several lines, JSON or text with a code; notes with the words of other errors stand
+#   before it and an advertisement after it, and all of it is on standard error;
+# - flags and verbs that gcloud does not have, flags without their value, and a missing project or
+#   zone are refused, and so is a second VM of a name;
+# - a VM that is gone may be READY for good, and its ssh then fails as ssh does;
+# - quota stays in use for a while after a VM is gone; a queued request may fail for that, too;
+# - a bucket's folder without files does not exist; what is not there is not read or removed.
+# It is kinder in this: it answers at once, asks nothing, its ssh and rsync never hang, a VM has one
+# host, and permissions are those of a whole bucket.
 GCLOUD = r"""#!/usr/bin/env bash
 set -euo pipefail
 echo "$*" >>"$WORLD/calls"
-error() { echo "ERROR: (gcloud) $1" >&2; exit 1; }
+verb=$1.$2
+[[ $1 != compute ]] || verb+=.$3.${4:-}
+tell() {
+  echo "WARNING: The default quota project was not found; its capacity is unavailable." >&2
+  printf 'ERROR: (gcloud.%s) %s\n\n' "$verb" "$1" >&2
+  echo "Updates are available for some Google Cloud CLI components. Try again after an ERROR." >&2
+}
+error() { tell "$1"; exit 1; }
+json() { error "$(printf '{\n  "code": %s,\n  "message": "%s"\n}' "$1" "$2")"; }
+refuse() { tell "unrecognized arguments:"$'\n'"  $1"; exit 2; }
+case $verb in
+  compute.tpus.tpu-vm.create) flags="--accelerator-type= --version= --spot" ;;
+  compute.tpus.queued-resources.create)
+    flags="--node-id= --accelerator-type= --runtime-version= --spot" ;;
+  compute.tpus.*.describe) flags="--format=" ;;
+  compute.tpus.tpu-vm.delete | compute.tpus.tpu-vm.scp) flags="" ;;
+  compute.tpus.queued-resources.delete) flags="--force" ;;
+  compute.tpus.tpu-vm.ssh) flags="--command=" ;;
+  storage.cat | storage.rm | storage.cp) flags="" ;;
+  storage.rsync)
+    flags="--recursive --skip-if-dest-has-newer-mtime --no-user-output-enabled --exclude=" ;;
+  *) refuse "$verb" ;;
+esac
+if [[ $1 == compute ]]; then
+  flags+=" --project= --zone= --quiet"
+  for flag in --project= --zone=; do
+    [[ " $* " == *" $flag"[!\ ]* ]] || error "The required property [$flag] is not set."
+  done
+fi
+for argument; do
+  case $argument in
+    --*=?*) [[ " $flags " == *" ${argument%%=*}= "* ]] || refuse "$argument" ;;
+    -?*) [[ " $flags " == *" $argument "* ]] || refuse "$argument" ;;
+  esac
+done
 place() { if [[ $1 == gs://* ]]; then echo "$WORLD/bucket/${1#gs://}"; else realpath -m "$1"; fi; }
 needs() {
   [[ $1 != gs://* || -d $WORLD/bucket/$(cut -d / -f 3 <<<"$1") ]] || error "$1 not found: 404."
   [[ $1 != gs://* || -z ${ON_VM:-} || ! -e $WORLD/closed ]] || error "HTTPError 403: $1 denied."
 }
+missing() {
+  error "NOT_FOUND: Resource 'projects/p/locations/z/$1' was not found.
+- '@type': type.googleapis.com/google.rpc.ResourceInfo"
+}
 boot() { mkdir "$WORLD/home" && echo READY >"$WORLD/vm"; }
-case "$1 $2 $3 ${4:-}" in
-  "compute tpus tpu-vm create")
-    if happens capacity; then error "There is no more capacity in the zone."; fi
-    if happens quota; then error "Quota limit has been exceeded."; fi
+over="Quota limit 'TPUV4sPreemptiblePerProjectPerZoneForTPUAPI' has been exceeded. Limit: 8 in zone"
+case $verb in
+  *.create)
+    echo "Create request issued for: [$5]" >&2
+    [[ ! -e $WORLD/vm && ! -e $WORLD/queue ]] || json 6 "ALREADY_EXISTS: $5 exists"
+    if happens capacity; then
+      json 8 'There is no more capacity in the zone \"us-central2-b\"; you can try elsewhere.'
+    fi
+    if happens quota; then json 8 "$over us-central2-b."; fi
+    if happens reservation; then
+      error "Reservation r does not have enough resources available to fulfil the request."
+    fi
+    if happens internal; then json 13 "an internal error has occurred"; fi
+    if happens rate; then
+      error "RESOURCE_EXHAUSTED: Quota exceeded for quota metric 'Requests' and limit 'Requests per
+minute' of service 'tpu.googleapis.com'."
+    fi
+    if happens refusal; then json 7 "Cloud TPU API has not been used in this project before"; fi
+    if [[ $verb == *.queued-resources.* ]]; then
+      echo WAITING_FOR_RESOURCES >"$WORLD/queue"
+      exit
+    fi
     boot
     if happens creation; then preempt; error "The VM was pre-empted."; fi
     ;;
-  "compute tpus queued-resources create") echo WAITING_FOR_RESOURCES >"$WORLD/queue" ;;
-  "compute tpus queued-resources describe")
-    cat "$WORLD/queue" 2>/dev/null || error "NOT_FOUND: there is no queued resource."
+  *.queued-resources.describe)
+    if [[ " $* " == *failedData* ]]; then cat "$WORLD/failure of the request"; exit; fi
+    cat "$WORLD/queue" 2>/dev/null || missing queuedResources
     if [[ $(<"$WORLD/queue") == WAITING* ]]; then
       if happens creation; then
         echo SUSPENDED >"$WORLD/queue"
+      elif happens failed-quota; then
+        echo "$over us-central2-b." >"$WORLD/failure of the request"
+        echo FAILED >"$WORLD/queue"
+      elif happens failed; then
+        echo "The accelerator type v4-8 is not supported." >"$WORLD/failure of the request"
+        echo FAILED >"$WORLD/queue"
       else
         boot && echo ACTIVE >"$WORLD/queue"
       fi
     fi
     ;;
-  "compute tpus tpu-vm describe")
+  *.tpu-vm.describe)
     if happens silence; then error "The network is down."; fi
     # The VM of a run that has failed is found lost at the next look.
     if [[ -s $WORLD/bucket/my-bucket/some\ folder/table2/exit_code ]] && happens loss; then
       rm "$WORLD/failure"
       preempt
     fi
-    cat "$WORLD/vm" 2>/dev/null || error "NOT_FOUND: there is no VM."
+    cat "$WORLD/vm" 2>/dev/null || missing nodes
     ;;
-  "compute tpus "*" delete")
-    [[ -e $WORLD/vm || -e $WORLD/queue ]] || error "NOT_FOUND: there is nothing to delete."
+  *.delete)
+    [[ -e $WORLD/vm || -e $WORLD/queue ]] || missing nodes
     preempt
-    rm -f "$WORLD/vm" "$WORLD/queue"
+    rm -f "$WORLD/vm" "$WORLD/queue" "$WORLD/gone"
     [[ ! -e $WORLD/home ]] || mv "$WORLD/home" "$WORLD/gone.$$"
     ;;
-  "compute tpus tpu-vm "*)
-    [[ $(cat "$WORLD/vm") == READY ]] || error "The VM does not answer."
+  *.ssh | *.scp)
+    echo "Using ssh batch size of 1. Attempting to SSH into 1 nodes with a total of 1 workers." >&2
+    [[ -e $WORLD/vm ]] || missing nodes
+    if [[ $(<"$WORLD/vm") != READY || -e $WORLD/gone ]]; then
+      echo "ssh: connect to host 10.0.0.2 port 22: Connection timed out" >&2
+      error "[/usr/bin/ssh] exited with return code [255]."
+    fi
     [[ $4 != scp ]] || exec cp "$5" "$WORLD/home/${6#*:}"
     for argument; do
       [[ $argument != --command=* ]] || setsid --wait bash -c '
@@ -78,21 +155,26 @@ case "$1 $2 $3 ${4:-}" in
     # A run that cannot write ends at once: before anybody looks.
     [[ ! -e $WORLD/closed ]] || flock "$WORLD/home/speculative.job" true
     ;;
-  "storage cat "*) cat "$(place "$3")" ;;
-  "storage rm "*) needs "$3" && rm "$(place "$3")" ;;
-  "storage cp "*)
+  storage.cat | storage.rm)
+    needs "$3"
+    [[ -f $(place "$3") ]] || error "The following URLs matched no objects or files: $3"
+    "$2" "$(place "$3")"
+    ;;
+  storage.cp)
     needs "$3" && needs "$4"
     to=$(place "$4")
     mkdir -p "$(dirname "$to")"
     if [[ $3 == - ]]; then cat >"$to"; else cp "$(place "$3")" "$to"; fi
     ;;
-  "storage rsync "*)
+  storage.rsync)
     exclude='^$'
     for argument; do
       [[ $argument != --exclude=* ]] || exclude="^${argument#*=}"
     done
     needs "${@: -2:1}" && needs "${@: -1}"
     from=$(place "${@: -2:1}") to=$(place "${@: -1}")
+    [[ -d $from ]] || error "source URL $from does not match an existing directory or bucket."
+    [[ $to == "$WORLD"/bucket/* || -d $to ]] || error "destination $to is no existing directory."
     cd "$from"
     find . -type f -printf '%P\n' | sort | while IFS= read -r file; do
       [[ ! $file =~ $exclude && ! $to/$file -nt $file ]] || continue
@@ -127,13 +209,20 @@ done
 exit 0
 """
 
-# The VM's own python3: its last call installs the program, where the VM may be lost.
+# The VM's own python3: its last call installs the program, where the VM may be lost. It does what
+# pip and uv would, in the order in which they need each other, and nothing else.
 PYTHON = r"""#!/usr/bin/env bash
-[[ "$*" != *--constraints* ]] || {
-  ! happens installation || preempt
-  mkdir -p .venv/bin && cp "$WORLD/programs/measure" .venv/bin/speculative
-  ln -sf "$WORLD/programs/python" .venv/bin/python
-}
+case "$*" in
+  "-m pip install --quiet --user uv") touch ~/.uv ;;
+  "-m uv venv --quiet --allow-existing --python=3.12") [[ -e ~/.uv ]] && mkdir -p .venv/bin ;;
+  "-m uv pip install --quiet --constraints=constraints.txt --editable=.[tpu,tasks]")
+    [[ -e ~/.uv && -d .venv ]] || exit 1
+    ! happens installation || preempt
+    cp "$WORLD/programs/measure" .venv/bin/speculative
+    ln -sf "$WORLD/programs/python" .venv/bin/python
+    ;;
+  *) echo "python3: no such command: $*" >&2 && exit 2 ;;
+esac
 """
 
 # Stands in for the package's commands: a table of two rows of three examples, of which a row keeps
@@ -162,6 +251,10 @@ for row in a b; do
   mkdir -p "$(dirname "$kept")"
   for number in 1 2 3; do
     ! grep -qs "$number" "$kept" || continue
+    if [[ $row$number == b3 && -e $WORLD/crashes ]]; then
+      sleep 0.3
+      kill -KILL -- "-$(ps -o sid= $$ | tr -d ' ')"
+    fi
     echo "$row$number" >>"$WORLD/told"
     echo "{\"number\": $number}" >>"$kept"
     if [[ $row$number == b2 ]] && happens row; then
@@ -169,6 +262,10 @@ for row in a b; do
         sleep 0.02
       done
       preempt
+    fi
+    if [[ $row$number == b2 ]] && happens unreachable; then # Its state stays READY.
+      touch "$WORLD/gone"
+      kill -KILL -- "-$(ps -o sid= $$ | tr -d ' ')"
     fi
   done
   grep -qs "\"$row\"" "$out/records.jsonl" || echo "{\"task\": \"x\", \"target\": \"t\",
@@ -374,9 +471,14 @@ def test_a_table_undisturbed(world: pathlib.Path, checkout: pathlib.Path) -> Non
     ("disturbance", "kind"),
     [
         ("capacity\ncreation", []),
+        ("rate\ninternal\nreservation\ncreation", []),
         ("creation", ["--queued"]),
         ("silence\ninstallation", []),
         ("row", ["--queued"]),
+        ("row\nquota\nquota", []),
+        ("row\nfailed-quota", ["--queued"]),
+        ("unreachable", []),
+        ("unreachable\nquota", ["--queued"]),
         ("upload", []),
     ],
 )
@@ -392,7 +494,7 @@ def test_a_disturbed_table_is_that_of_an_undisturbed_run(
     assert (done.returncode, done.stderr) == (0, "")
     assert (world / "disturbance").read_text() == ""
     assert done.stdout.count("is lost") == 1
-    assert calls(world, " delete ") == 2
+    assert calls(world, " delete ") == 2 + ("failed" in disturbance)
     assert not any((world / name).exists() for name in ("vm", "queue"))
     assert files(checkout / "results" / "table2") == undisturbed
     # What was in the bucket when the VM was lost has not been measured or compiled again.
@@ -403,7 +505,7 @@ def test_a_disturbed_table_is_that_of_an_undisturbed_run(
         lines = examples.read_text().splitlines()
         kept |= {f"{examples.parent.name}{json.loads(line)['number']}" for line in lines}
     assert [name for name in kept if told.count(name) > 1] == []
-    if disturbance == "row":
+    if disturbance.startswith("row"):
         assert kept == {"compiled", "a1", "a2", "a3", "b1", "b2"}
     if disturbance == "upload":
         assert "a1" in kept
@@ -454,7 +556,9 @@ def test_a_bucket_is_tried_before_a_vm_is_made(world: pathlib.Path, checkout: pa
     (world / "bucket" / "my-bucket").rmdir()
     done = table(checkout)
     assert done.returncode == 2
-    assert done.stderr.startswith(f"error: {RESULTS} cannot be written (ERROR: (gcloud) ")
+    assert done.stderr.startswith(
+        f"error: {RESULTS} cannot be written (ERROR: (gcloud.storage.cp) "
+    )
     assert done.stderr.endswith("for the role roles/storage.objectUser.\n")
     assert calls(world, "compute") == 0
 
@@ -463,15 +567,79 @@ def test_a_bucket_that_is_closed_to_the_vm(world: pathlib.Path, checkout: pathli
     (world / "closed").touch()
     done = table(checkout)
     assert done.returncode == 1
-    assert "stopped without an exit code, 5 times in a row: ERROR: (gcloud) HTTPE" in done.stderr
+    assert (
+        "stopped without an exit code, 5 times in a row: ERROR: (gcloud.storage.cp) HTT"
+        in done.stderr
+    )
     assert not (world / "vm").exists()
 
 
 def test_a_vm_that_google_refuses(world: pathlib.Path, checkout: pathlib.Path) -> None:
-    (world / "disturbance").write_text("quota")
+    """Quota that no VM of this run has used is no matter of waiting."""
+    for kind, said in (
+        ("quota", '{ "code": 8, "message": "Quota limit \'TPUV4s'),
+        ("refusal", '{ "code": 7, "message": "Cloud TPU API has not been used in this'),
+    ):
+        (world / "disturbance").write_text(kind)
+        done = table(checkout)
+        assert done.returncode == 2
+        create = "ERROR: (gcloud.compute.tpus.tpu-vm.create)"
+        assert f"cannot be made; gcloud says: {create} {said}" in done.stderr
+        assert done.stderr.endswith('" }\n') and done.stderr.count("\n") == 1
+
+
+def test_a_queued_request_that_fails(world: pathlib.Path, checkout: pathlib.Path) -> None:
+    (world / "disturbance").write_text("failed\n" * 5)
+    done = table(checkout, "--queued")
+    assert done.returncode == 1
+    assert "The request for my 'tpu' failed, 5 times in a row: The accelerator" in done.stderr
+
+
+def test_a_vm_that_was_never_reached_is_not_replaced(
+    world: pathlib.Path, checkout: pathlib.Path
+) -> None:
+    """The fault lies elsewhere; but one that was there before may have been lost."""
+    (world / "gone").touch()
+    (world / "home").mkdir()
+    (world / "vm").write_text("READY\n")
     done = table(checkout)
-    assert done.returncode == 2
-    assert "cannot be made; gcloud says: ERROR: (gcloud) Quota limit" in done.stderr
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "is lost (READY, but it cannot be reached)" in done.stdout
+    gcloud = world / "programs" / "gcloud"
+    gcloud.write_text(gcloud.read_text().replace("boot() {", 'boot() { touch "$WORLD/gone"; '))
+    done = table(checkout)
+    assert done.returncode == 1
+    assert "cannot be reached, 5 times in a row: ERROR: (gcloud.compute.tpus.tpu" in done.stderr
+    assert "return code [255]." in done.stderr and "Updates" not in done.stderr
+    assert calls(world, " create ") == 2
+
+
+def test_a_run_that_stops_again_and_again_without_progress_ends(
+    world: pathlib.Path, checkout: pathlib.Path
+) -> None:
+    """Though it is seen at work between its stops."""
+    (world / "crashes").touch()
+    done = table(checkout)
+    assert done.returncode == 1
+    assert "stopped without an exit code, 5 times in a row: " in done.stderr
+    assert done.stdout.count("Finished rows: 1; measured examples: 5.") >= 1
+    assert calls(world, " create ") == 1 and not (world / "vm").exists()
+
+
+def test_flags_that_gcloud_does_not_have_are_refused(world: pathlib.Path) -> None:
+    there = ["--project=p", "--zone=z"]
+    for arguments, code in (
+        (["compute", "tpus", "tpu-vm", "describe", "a", *there], 1),
+        (["compute", "tpus", "tpu-vm", "describe", "a"], 1),
+        (["compute", "tpus", "tpu-vm", "delete", "a", "--force", *there], 2),
+        (["compute", "tpus", "tpu-vm", "create", "a", "--runtime-version=r", *there], 2),
+        (["compute", "tpus", "tpu-vm", "create", "a", "--spot=1", *there], 2),
+        (["compute", "tpus", "tpu-vm", "start", "a", *there], 2),
+        (["storage", "rsync", "--delete", "a", "b"], 2),
+    ):
+        done = subprocess.run(["gcloud", *arguments], capture_output=True, text=True, check=False)
+        assert (done.returncode, done.stdout) == (code, "")
+        assert "\nERROR: (gcloud." in done.stderr
 
 
 def test_the_installed_commit_is_the_one_that_is_checked_out(
@@ -484,7 +652,7 @@ def test_the_installed_commit_is_the_one_that_is_checked_out(
         git(checkout, "add", "file")
         git(checkout, "commit", "--quiet", "--message", text)
         done = vm("install", script=script)
-        assert (done.returncode, done.stderr) == (0, "")
+        assert done.returncode == 0 and "error" not in done.stderr.lower()
         assert git(there, "describe", "--always") == git(checkout, "describe", "--always")
         assert (there / "file").read_text() == text
         log = there / "results" / "log.txt"
