@@ -1,6 +1,7 @@
 """The command line: `speculative <command>`."""
 
 import argparse
+import io
 import itertools
 import os
 import re
@@ -66,7 +67,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         arguments = sys.argv[1:] if arguments is None else arguments
         if arguments and (gone := removed.said(f"speculative {arguments[0]}")):
             raise ValueError(gone)
+        _reconfigure(errors="replace")  # What a locale cannot say must end nothing.
         options = _parser().parse_args(arguments)
+        if getattr(options, "json", False):  # Half a character is said as JSON says it.
+            _reconfigure(encoding="utf-8", errors="backslashreplace")
         code = COMMANDS[options.command].run(options)
         sys.stdout.flush()
         return code or 0
@@ -83,6 +87,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
             raise
         print("error:", said, file=sys.stderr)
         return USAGE_ERROR
+
+
+def _reconfigure(encoding: str | None = None, errors: str | None = None) -> None:
+    """How standard output encodes, unless a caller has replaced it by something else."""
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(encoding=encoding, errors=errors)
 
 
 def _interrupt(number: int, frame: FrameType | None) -> None:

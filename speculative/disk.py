@@ -175,7 +175,8 @@ def append(path: Path, value: Any) -> None:
     """
     path = pathlib.Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
-    data = f"{json.dumps(value, ensure_ascii=False)}\n".encode()
+    # A name may hold halves of characters, which UTF-8 cannot say; as \uXXXX, JSON can.
+    data = f"{json.dumps(value, ensure_ascii=False)}\n".encode(errors="backslashreplace")
     with path.open("a+b", buffering=0) as file:  # Unbuffered: a line is one write.
         end = file.seek(0, os.SEEK_END)
         file.seek(max(0, end - 1))

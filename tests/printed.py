@@ -4,10 +4,10 @@ import io
 from collections.abc import Callable
 from typing import Any
 
-from rich.console import Console
+from speculative.reporting import tables
 
 
 def printed(show: Callable[..., Any], *given: Any, width: int = 200) -> str:
     file = io.StringIO()
-    show(*given, Console(file=file, width=width))
+    show(*given, tables.console(file, width))
     return file.getvalue()

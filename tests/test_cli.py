@@ -112,6 +112,35 @@ def test_lines_end_where_editors_end_them_and_blank_ones_are_left_out(
     assert err == f"Blank lines of {file} that are left out: 2.\n"
 
 
+def test_a_prompt_that_cannot_be_read_is_named_by_its_line(
+    pair: list[str], tmp_path: pathlib.Path, capsys, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file, long = tmp_path / "prompts.txt", f"{TEXT}\n\n{'word ' * 600}\n"
+    file.write_text(long)
+    give_input(monkeypatch, long.encode())
+    for options, place in (["--file", str(file)], file), ([], "standard input"):
+        assert generate(pair, *options) == 2
+        out, err = capsys.readouterr()
+        assert out == "" and f"error: Line 3 of {place}: The prompt has 601 tokens" in err
+    assert generate(pair, "word " * 600) == 2
+    assert capsys.readouterr().err.startswith("error: The prompt has 601 tokens")
+
+
+@pytest.mark.parametrize("encoding", ["latin-1", "utf-8"])
+def test_a_locale_that_lacks_characters(
+    pair: list[str], monkeypatch: pytest.MonkeyPatch, encoding: str
+) -> None:
+    """JSON is UTF-8; of texts what the locale lacks is replaced, and nothing fails."""
+    file = io.BytesIO()
+    monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(file, encoding=encoding))
+    assert cli.main(["table", "1"]) == 0
+    shown = file.getvalue().decode(encoding)
+    assert "operations: growth" in shown and ("γ: guesses" in shown) == (encoding == "utf-8")
+    file.truncate(file.seek(0))
+    assert generate(pair, "α → β", "--json") == 0
+    assert json.loads(file.getvalue().decode())["prompt"] == "α → β"
+
+
 def test_a_long_prompt_is_cut_when_asked(pair: list[str], capsys) -> None:
     assert generate(pair, "word " * 600, "--source_length=512", "--json") == 0
     assert json.loads(capsys.readouterr().out)["text"] == expected(pair, "word " * 511).text

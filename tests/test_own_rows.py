@@ -28,6 +28,10 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
         checkpoints.convert(folder / "native" / name, folder / name, "huggingface")
     (folder / "texts.tsv").write_text("a map\teine Karte\nan editor\tein Editor\n")
     (folder / "alone.txt").write_text("a map\nan editor\n")
+    (folder / "lacks.tsv").write_text("a map\teine Karte\nan editor\t\n")
+    (folder / "named.tsv").write_text("a\tb\na map\teine Karte\nan editor\t\n")
+    (folder / "empty.tsv").write_text("a map\teine Karte\n \tein Editor\n")
+    (folder / "other.tsv").write_text("a map\t地図\nan editor\tエディタ 2026\n")
     (folder / "named.jsonl").write_text('{"text": "a map", "title": "map"}\n')
     return folder
 
@@ -196,7 +200,11 @@ def test_a_task_of_seqio(folder: pathlib.Path) -> None:
 @pytest.mark.parametrize(
     ("more", "said"),
     [
-        (["--metric=bleu", "--data_file=alone.txt"], "judged by bleu: of alone.txt not all texts"),
+        (["--metric=bleu", "--data_file=alone.txt"], "Line 1 of alone.txt has no reference, so"),
+        (["--task=debian_ende", "--data_file=lacks.tsv"], "Line 2 of lacks.tsv has no reference"),
+        (["--task=debian_ende", "--data_file=named.tsv", "--columns=a,b"], "Line 3 of named.tsv"),
+        (["--data_file=empty.tsv"], "Line 2 of empty.tsv has an empty source; give a text."),
+        (["--metric=rouge", "--data_file=other.tsv"], r"ROUGE \(rouge\) sees the letters"),
         (["--metric=meteor", "--data_file=texts.tsv"], "one of bleu, rouge, .*, not 'meteor'"),
         (["--columns=text,summary", "--data_file=named.jsonl"], "no column 'summary'; it has text"),
         ([], "Task 'own' has no texts; give a data file: FILE.tsv"),

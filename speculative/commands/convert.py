@@ -46,15 +46,15 @@ def _add_inspect(parser: argparse.ArgumentParser) -> None:
 
 
 def _inspect(options: argparse.Namespace) -> None:
-    from rich.console import Console
     from rich.table import Table
 
     from speculative import checkpoints
+    from speculative.reporting import tables
 
     table = Table(show_header=False, box=None)
     for name, value in checkpoints.describe(checkpoints.open(options.path)).items():
         table.add_row(name, value)
-    Console().print(table, soft_wrap=True)
+    tables.CONSOLE.print(table, soft_wrap=True)
 
 
 COMMANDS = {

@@ -58,13 +58,14 @@ def run(output_dir: pathlib.Path, target: str, draft: str | None, **settings: An
     except KeyboardInterrupt:
         finished = len(records.read(file))
         raise KeyboardInterrupt(f"; {finished} finished rows are in {file}") from None
-    console = tables.CONSOLE
-    show(measured, traced, console)
-    with disk.written(report) as part, part.open("w", encoding="utf-8") as opened:
-        opened.write("# Speculative decoding, measured\n\n```text\n")
-        show(measured, traced, Console(file=opened, width=100))
-        opened.write("```\n")
-    console.print(f"Written: {file} and {report}.", soft_wrap=True)
+    try:
+        with disk.written(report) as part, part.open("w", encoding="utf-8") as opened:
+            opened.write("# Speculative decoding, measured\n\n```text\n")
+            show(measured, traced, tables.console(opened, width=100))
+            opened.write("```\n")
+    finally:
+        show(measured, traced, tables.CONSOLE)
+    tables.CONSOLE.print(f"Written: {file} and {report}.", soft_wrap=True)
 
 
 def _first(pair: Pair, config: RowConfig) -> PromptTrace:

@@ -110,14 +110,15 @@ def _of_config(options: argparse.Namespace, given: dict[str, Any]) -> dict[str, 
 
 def _show(accepted: dict[tuple[str, float], list[float]]) -> None:
     """Prints what share of each guess was accepted of the held-out texts."""
-    from rich.console import Console
     from rich.table import Table
+
+    from speculative.reporting import tables
 
     guesses = max(map(len, accepted.values()), default=0)
     table = Table("held-out texts", *(f"guess {k + 1}" for k in range(guesses)), box=None)
     for (name, temperature), shares in accepted.items():
         table.add_row(f"{name}, T = {temperature:g}", *(f"{share:.3f}" for share in shares))
-    Console().print(table)
+    tables.CONSOLE.print(table)
 
 
 COMMANDS = {"distil": Command("train a draft for a target on texts", _add_distil, _distil)}

@@ -20,9 +20,10 @@ def _add_evaluate(parser: argparse.ArgumentParser) -> None:
 def _evaluate(options: argparse.Namespace) -> None:
     from speculative import progress
     from speculative.measurement import quality
+    from speculative.models import model_of
     from speculative.rows import environment, memory, weights
     from speculative.rows.config import RANDOM, gamma_of
-    from speculative.tasks.prompts import load_prompts
+    from speculative.tasks.prompts import load_prompts, require
 
     name, config = rows.row(options)
     gamma, metric = gamma_of(config, name), config.texts.metric
@@ -35,14 +36,11 @@ def _evaluate(options: argparse.Namespace) -> None:
             "A simulated alpha or random weights leave nothing to score; give real models."
         )
     prompts = load_prompts(config.texts, config.num_examples)
-    if lacking := [i for i, prompt in enumerate(prompts, 1) if not prompt.reference]:
-        raise ValueError(
-            f"Text {lacking[0]} of {config.texts.data or config.task} has no reference, so that it "
-            f"cannot be scored by {metric}; give a reference for each text."
-        )
+    found = weights.resolve(config)
+    require(prompts, metric, model_of(found.target.config).decoder_only)
+    quality.require_seen(metric, [prompt.reference for prompt in prompts])
     folder = pathlib.Path(options.output_dir or f"results/evaluate/{name}")
     texts, scores = folder / "texts.jsonl", folder / "scores.json"
-    found = weights.resolve(config)
     memory.require(config, found.configs)
     shape = config.gamma, config.max_length, config.batch_size
     memory.require_batch((config.target, config.draft), found.configs, *shape)

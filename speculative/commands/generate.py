@@ -160,14 +160,15 @@ def _requests(
     """Lists of prompts, each checked as a whole; someone who types may type the next one."""
     first = 0
     for asked in lists:
+        requests: list[Request] = []
         try:
-            requests = [
-                pair.requests([one.text], dataclasses.replace(one.settings, example=number))[0]
-                for number, one in enumerate(asked, first)
-            ]
+            for number, one in enumerate(asked, first):
+                numbered = dataclasses.replace(one.settings, example=number)
+                requests += pair.requests([one.text], numbered)
         except ValueError as error:
             if not typed:
-                raise
+                place = asked[len(requests)].place
+                raise ValueError(f"{place}: {error}" if place else str(error)) from error
             print("error:", disk.sentence(error), file=sys.stderr)
             continue
         yield list(zip(asked, requests, strict=True))

@@ -27,6 +27,7 @@ class Asked(NamedTuple):
 
     text: str
     settings: Settings
+    place: str = ""  # The line that it stands in, for messages.
 
 
 def typed(options: argparse.Namespace) -> bool:
@@ -52,11 +53,16 @@ def arriving(options: argparse.Namespace, prefix: str, settings: Settings) -> It
         origin, chunks = INPUT, _lines(by_hand)
     found = blank = 0
     for lines in chunks:
-        numbered = [(number, line) for number, line in enumerate(lines, 1) if line.strip()]
+        first = found + blank + 1
+        placed = [
+            ("" if options.text is not None else f"Line {number} of {origin}", line)
+            for number, line in enumerate(lines, first)
+            if line.strip()
+        ]
         if in_json:
-            prompts = [_read(line, number, origin, prefix, settings) for number, line in numbered]
+            prompts = [_read(line, place, prefix, settings) for place, line in placed]
         else:
-            prompts = [Asked(prefix + line, settings) for _, line in numbered]
+            prompts = [Asked(prefix + line, settings, place) for place, line in placed]
         found, blank = found + len(prompts), blank + len(lines) - len(prompts)
         if prompts:
             yield prompts
@@ -68,7 +74,7 @@ def arriving(options: argparse.Namespace, prefix: str, settings: Settings) -> It
         print(f"Blank lines of {origin} that are left out: {blank}.", file=sys.stderr)
 
 
-def _read(line: str, number: int, file: str, prefix: str, settings: Settings) -> Asked:
+def _read(line: str, place: str, prefix: str, settings: Settings) -> Asked:
     """A prompt and its settings, checked; a ValueError names the line."""
     try:
         fields = json.loads(line)
@@ -79,9 +85,9 @@ def _read(line: str, number: int, file: str, prefix: str, settings: Settings) ->
             known = ", ".join(KNOWN)
             raise ValueError(f"it has {unknown[0]!r}; known are prompt, {known}.")
         checks.whole("max_length", fields.get("max_length", 1), 1, MAX_LENGTH)
-        return Asked(prefix + text, dataclasses.replace(settings, **fields))
+        return Asked(prefix + text, dataclasses.replace(settings, **fields), place)
     except (ValueError, RecursionError) as error:
-        raise ValueError(f"Line {number} of {file} is no prompt: {error}") from error
+        raise ValueError(f"{place} is no prompt: {error}") from error
 
 
 def _lines(by_hand: bool) -> Iterator[list[str]]:

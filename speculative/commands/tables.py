@@ -38,8 +38,10 @@ def _measure(configs: dict[str, "RowConfig"], folder: pathlib.Path) -> None:
     from speculative.studies import sweep
 
     if measured := sweep.run(configs, folder):
-        tables.show_records(measured)
-        page.write([folder], folder / "report.html")
+        try:  # Neither page nor terminal can lose the other.
+            page.write([folder], folder / "report.html")
+        finally:
+            tables.show_records(measured)
         print(f"Written: {folder / 'records.jsonl'} and {folder / 'report.html'}.")
 
 

@@ -41,6 +41,21 @@ def rouge(targets: Sequence[str], predictions: Sequence[str]) -> dict[str, float
     }
 
 
+def require_seen(metric: str, targets: Sequence[str]) -> None:
+    """Raises ValueError if ROUGE sees less than half of what targets are written in.
+
+    It reads the letters a to z and digits alone, and would score other scripts 0 or by their
+    numbers.
+    """
+    letters = [letter for target in targets for letter in target if letter.isalnum()]
+    seen = sum(letter.isascii() for letter in letters)
+    if metric in ROUGE and 2 * seen < len(letters):
+        raise ValueError(
+            f"ROUGE ({metric}) sees the letters a to z and digits alone, which are "
+            f"{seen / len(letters):.0%} of the references' letters; score by bleu (--metric)."
+        )
+
+
 def _check(targets: Sequence[str], predictions: Sequence[str]) -> None:
     if not targets or len(targets) != len(predictions):
         raise ValueError(
@@ -60,7 +75,8 @@ def _rouge_scorer() -> Any:
     return rouge_scorer.RougeScorer(ROUGE_TYPES)
 
 
-METRICS = {"bleu": bleu, "rouge": rouge, "rougeL": rouge, "rougeLsum": rouge}
+ROUGE = ("rouge", "rougeL", "rougeLsum")
+METRICS = {"bleu": bleu, **dict.fromkeys(ROUGE, rouge)}
 """The functions that compute the scores of a table, by name; "rouge" stands for rougeLsum."""
 
 

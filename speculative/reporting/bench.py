@@ -12,11 +12,13 @@ from speculative.studies.bench import Batches, Bench
 
 
 def write(found: Bench | Batches, record: pathlib.Path, image: pathlib.Path) -> None:
-    """Prints what was measured, and writes it beside its plot."""
+    """Writes what was measured beside its plot, and prints it, whatever becomes of the plot."""
     disk.write(record, found.to_json() + "\n")
-    with disk.written(image) as part:
-        plot(found).savefig(part, dpi=150)
-    show(found) if isinstance(found, Bench) else show_batches(found)
+    try:
+        with disk.written(image) as part:
+            plot(found).savefig(part, dpi=150)
+    finally:
+        show(found) if isinstance(found, Bench) else show_batches(found)
     print(f"Written: {record} and {image}.")
 
 
@@ -93,7 +95,7 @@ def plot(found: Bench | Batches) -> Figure:
         axes.fill_between(sizes, floor, color="0.88", label="reading parameters and caches")
         axes.plot(sizes, [one.ms for one in found.passes], "o-", color="#0072b2", label="a pass")
         title = f"{config.target}, {found.dtype}, {device}"
-        axes.set(xlabel="positions", ylabel="ms", title=title)
+        axes.set(xlabel="positions", ylabel="ms")
     else:
         sizes = [batch.batch_size for batch in found.batches]
         for way, (name, color) in enumerate(
@@ -102,7 +104,8 @@ def plot(found: Bench | Batches) -> Figure:
             rates = [found.rate(batch, way) for batch in found.batches]
             axes.plot(sizes, rates, "o-", color=color, label=name)
         title = f"{config.target} with {config.draft}, {device}"
-        axes.set(xlabel="batch size", ylabel="tokens a second", title=title)
+        axes.set(xlabel="batch size", ylabel="tokens a second")
+    axes.set_title(title, parse_math=False)
     axes.set_xscale("log", base=2)
     axes.set_xticks(sizes, [str(size) for size in sizes], minor=False)
     axes.set_ylim(0)

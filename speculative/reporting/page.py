@@ -7,11 +7,13 @@ import io
 import itertools
 import pathlib
 import re
-from collections.abc import Iterable, Sequence
+import warnings
+from collections.abc import Callable, Iterable, Sequence
 from html import escape
 from typing import NamedTuple
 
 import matplotlib
+from absl import logging
 from matplotlib.figure import Figure
 
 from speculative import disk
@@ -107,28 +109,44 @@ def _tables(rows: Sequence[_Row]) -> dict[str, list[str]]:
 def _figures(rows: Sequence[_Row]) -> list[str]:
     """Figures 2 and 4, with all rows laid over, and where guesses were accepted."""
     shown = [row.record for row in rows]
-    figures = {"figure_2": plots.figure_2(shown), "figure_4": plots.figure_4(shown)}
+    figures: dict[str, Callable[[], Figure]] = {
+        "figure_2": lambda: plots.figure_2(shown),
+        "figure_4": lambda: plots.figure_4(shown),
+    }
     seen = {
-        row.title: (row.record, [example.betas for example in row.examples])
+        _printable(row.title): (row.record, [example.betas for example in row.examples])
         for row in rows
         if row.record.accepted_by_position and not row.record.simulated
     }
     if seen:
-        figures["acceptance"] = plots.acceptance(seen)
+        figures["acceptance"] = lambda: plots.acceptance(seen)
     return ['<div class="figures">', *map(_figure, figures, figures.values()), "</div>"]
 
 
-def _figure(name: str, figure: Figure) -> str:
+def _figure(name: str, draw: Callable[[], Figure]) -> str:
     """A figure and its caption; ids in it begin with its name."""
-    file, caption = io.StringIO(), _text(CAPTIONS[name])
-    nothing = dict.fromkeys(("Creator", "Date", "Format", "Type"))
-    # Without the salt, ids would be others each time.
-    with matplotlib.rc_context({"svg.hashsalt": name, "svg.fonttype": "none"}):
-        figure.savefig(file, format="svg", bbox_inches="tight", transparent=True, metadata=nothing)
-    drawn = file.getvalue().partition("<svg")[2]
-    drawn = re.sub(r'(\bid="|href="#|url\(#)', rf"\1{name}-", drawn)
+    caption = _text(CAPTIONS[name])
+    try:
+        drawn = _svg(name, draw())
+    except Exception as error:  # What took hours to measure is not lost to a picture of it.
+        logging.warning("%s could not be drawn: %r", name, error)
+        return f"<p>{caption} It could not be drawn: {_text(repr(error))}</p>"
     drawn = f'<svg role="img" aria-label="{caption}"{drawn}'
     return f"<figure>{drawn}<figcaption>{caption}</figcaption></figure>"
+
+
+def _svg(name: str, figure: Figure) -> str:
+    """What follows `<svg`."""
+    file = io.StringIO()
+    nothing = dict.fromkeys(("Creator", "Date", "Format", "Type"))
+    # Without the salt, ids would be others each time. Texts stay texts, for which the browser has
+    # fonts where Matplotlib has none.
+    settings = matplotlib.rc_context({"svg.hashsalt": name, "svg.fonttype": "none"})
+    with settings, warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "Glyph .* missing from font")
+        figure.savefig(file, format="svg", bbox_inches="tight", transparent=True, metadata=nothing)
+    drawn = file.getvalue().partition("<svg")[2]
+    return re.sub(r'(\bid="|href="#|url\(#)', rf"\1{name}-", drawn)
 
 
 def _samples(rows: Sequence[_Row]) -> list[str]:
@@ -219,6 +237,14 @@ def _name(name: str) -> str:
 
 
 def _text(text: str) -> str:
-    """Text as HTML; control characters, which a model may emit, are replaced."""
-    control = r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f]"
-    return escape(re.sub(control, "\N{REPLACEMENT CHARACTER}", text))
+    """Text as HTML."""
+    return escape(_printable(text))
+
+
+def _printable(text: str) -> str:
+    """Text without what XML has no place for: control characters, which a model may emit.
+
+    Nor are there halves of characters, as names have them that are not in the system's encoding.
+    """
+    never = r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f\ud800-\udfff\ufffe\uffff]"
+    return re.sub(never, "\N{REPLACEMENT CHARACTER}", text)

@@ -25,6 +25,7 @@ ALPHAS = np.linspace(0, 1, 401)
 MARKERS = "osD^v<>p*h"
 PLACES, FEWEST_TOKENS = 8, 20  # Of `acceptance`.
 LINE = 0.21  # Of its legend, in inches.
+LEGEND: dict[str, Any] = {"loc": "outside upper left", "ncols": 3, "frameon": False}
 
 
 def figure_2(records: Sequence[Record]) -> Figure:
@@ -85,8 +86,12 @@ def acceptance(rows: Mapping[str, tuple[Record, Sequence[Sequence[float]]]]) -> 
     places.set(xlabel="token of the text", ylabel="acceptance β, mean", ylim=(0, 1))
     longest = max((len(beta) for _, betas in rows.values() for beta in betas), default=1)
     places.set_xlim(0, longest + 1)
-    steps.plot([], [], "--", color="dimgrey", linewidth=1, label="$α^i$: one rate for all")
-    figure.legend(loc="outside upper left", ncols=3, frameon=False)
+    rates = steps.plot([], [], "--", color="dimgrey", linewidth=1)
+    shown, names = [*steps.lines[:-1:2], *rates], [*rows, "αⁱ: one rate for all"]
+    # Matplotlib would read what is between $ as mathematics, and leave out what begins with _.
+    legend = figure.legend(shown, ["name"] * len(names), **LEGEND)
+    for text, name in zip(legend.get_texts(), names, strict=True):
+        text.set(text=name, parse_math=False)
     figure.set_figheight(figure.get_figheight() + LINE * (len(rows) // 3))
     return figure
 

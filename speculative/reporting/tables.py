@@ -1,7 +1,7 @@
 """Tables for the terminal, and the columns that they share with the HTML page."""
 
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any, NamedTuple
+from typing import IO, Any, NamedTuple
 
 from rich.console import Console
 from rich.table import Table
@@ -11,7 +11,13 @@ from speculative.rows.records import Record
 from speculative.studies.power import ENOUGH, Power
 from speculative.studies.tune import Tuning
 
-CONSOLE = Console(highlight=False)  # Standard output.
+
+def console(file: IO[str] | None = None, width: int | None = None) -> Console:
+    """Standard output or a file, where names are printed as they are, [ and : included."""
+    return Console(file=file, width=width, highlight=False, markup=False, emoji=False)
+
+
+CONSOLE = console()  # Standard output.
 
 
 class Column(NamedTuple):

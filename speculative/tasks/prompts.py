@@ -18,6 +18,7 @@ KINDS = (
 )
 """What the data of a task may be, for messages."""
 TFDS = "tfds:"
+EXAMPLE = "Example "  # The beginning of the place of a text of TFDS or seqio, and its number.
 
 
 @dataclasses.dataclass(frozen=True)
@@ -27,6 +28,7 @@ class Prompt:
     source: str  # The task's prefix and the text; for a language model, the text to continue.
     reference: str  # The output that a person wrote; empty without one.
     prefix: str = dataclasses.field(default="", compare=False)  # What the task put before the text.
+    place: str = dataclasses.field(default="", compare=False)  # Line or example, for messages.
 
 
 def load_prompts(task: str | tasks.Task, limit: int | None = None) -> list[Prompt]:
@@ -35,7 +37,7 @@ def load_prompts(task: str | tasks.Task, limit: int | None = None) -> list[Promp
     They are those of the task's data, see `KINDS`, in UTF-8 and without the task's prefix; without
     any, those of the split of seqio's task of that name. Raises ValueError if there is no such
     task, the limit is below 1, the split cannot be read, or the file is missing, empty or
-    malformed; the message says in which line.
+    malformed, or a text is empty; the message says in which line or example.
     """
     known = tasks.task(task) if isinstance(task, str) else task
     if limit is not None and limit < 1:
@@ -46,25 +48,50 @@ def load_prompts(task: str | tasks.Task, limit: int | None = None) -> list[Promp
     if data is None or data.startswith(TFDS):
         found = _of_seqio(known) if data is None else _of_tfds(known, data.removeprefix(TFDS))
         try:
-            return list(itertools.islice(found, limit))
+            prompts = list(itertools.islice(found, limit))
         # TFDS and TensorFlow raise errors of every kind if they cannot read a dataset.
         except Exception as error:
-            if isinstance(error, ValueError) and repr(known.name) in str(error):
+            own = repr(known.name) in str(error) or str(error).startswith(EXAMPLE)
+            if isinstance(error, ValueError) and own:
                 raise
             raise ValueError(
                 f"The {known.split or 'test'} split of task {known.name!r} cannot be read "
                 f"({type(error).__name__}: {error}); see that TFDS finds it (TFDS_DATA_DIR), or "
                 f"give a data file: {KINDS}."
             ) from error
-    pairs = read_pairs(data, known.columns)
-    for number, (source, reference) in enumerate(pairs, 1):
+    else:
+        prompts = [
+            Prompt(known.prefix + source, reference, known.prefix, place)
+            for place, source, reference in _placed(data, known.columns)
+        ]
+    for prompt in prompts:
         # A language model, whose task has no prefix, may go on from nothing to a reference.
-        if not source.strip() and (known.prefix or not reference):
-            raise ValueError(f"Line {number} of {data} has an empty source; give a text.")
-    return [
-        Prompt(known.prefix + source, reference, known.prefix)
-        for source, reference in pairs[:limit]
-    ]
+        if prompt.prefix or not prompt.reference:
+            _require_source(prompt)
+    return prompts[:limit]
+
+
+def require(
+    prompts: Sequence[Prompt], metric: str | None = None, decoder_only: bool = False
+) -> None:
+    """Raises ValueError, which names the line or example, if a text cannot be decoded or scored.
+
+    That is an empty one, from which a decoder-only model alone can go on, and one without a
+    reference where there is a `metric`.
+    """
+    for prompt in prompts:
+        if not decoder_only:
+            _require_source(prompt)
+        if metric and not prompt.reference.strip():
+            raise ValueError(
+                f"{prompt.place} has no reference, so that outputs cannot be scored by {metric}; "
+                "give a reference for each text."
+            )
+
+
+def _require_source(prompt: Prompt) -> None:
+    if not prompt.source.removeprefix(prompt.prefix).strip():
+        raise ValueError(f"{prompt.place} has an empty source; give a text.")
 
 
 def _of_seqio(task: tasks.Task) -> Iterator[Prompt]:
@@ -75,15 +102,22 @@ def _of_seqio(task: tasks.Task) -> Iterator[Prompt]:
     registered = tasks.get_task(task.name)
     split = _split(task, registered.splits)
     dataset = registered.get_dataset(None, split, shuffle=False, try_in_mem_cache=False)
-    for example in dataset.as_numpy_iterator():
+    continues = False  # Whether texts have no source: as the first one, so all.
+    for number, example in enumerate(dataset.as_numpy_iterator(), 1):
+        place = f"{EXAMPLE}{number} of task {task.name!r}"
         # seqio keeps the prefixed text beside its tokens.
-        source = example["inputs_pretokenized"].decode()
-        reference = example["targets_pretokenized"].decode()
-        if not source:
+        names = "inputs_pretokenized", "targets_pretokenized"
+        source, reference = (_decoded(example[name], place) for name in names)
+        continues = number == 1 and not source or continues
+        if continues == bool(source):
+            empty = place if not source else f"{EXAMPLE}1 of task {task.name!r}"
+            raise ValueError(f"{empty} has an empty source, but others have one; give a text.")
+        if continues:
             words = reference.split()
             count = min(len(words) // 2, 16)
             source, reference = " ".join(words[:count]), " ".join(words[count:])
-        yield Prompt(source, reference, task.prefix if source.startswith(task.prefix) else "")
+        prefix = task.prefix if source.startswith(task.prefix) else ""
+        yield Prompt(source, reference, prefix, place)
 
 
 def _of_tfds(task: tasks.Task, name: str) -> Iterator[Prompt]:
@@ -100,10 +134,19 @@ def _of_tfds(task: tasks.Task, name: str) -> Iterator[Prompt]:
     builder: Any = tensorflow_datasets.builder(name)
     builder.download_and_prepare()
     dataset = builder.as_dataset(_split(task, builder.info.splits), shuffle_files=False)
-    for example in tensorflow_datasets.as_numpy(dataset):
-        row = {key: x.decode() if isinstance(x, bytes) else x for key, x in example.items()}
-        source, reference = _pair(row, _names(task.columns), f"{TFDS}{name}")
-        yield Prompt(task.prefix + source, reference, task.prefix)
+    for number, example in enumerate(tensorflow_datasets.as_numpy(dataset), 1):
+        place, names = f"{EXAMPLE}{number} of {TFDS}{name}", _names(task.columns)
+        row = {key: _decoded(x, place) if key in names else x for key, x in example.items()}
+        source, reference = _pair(row, names, place)
+        yield Prompt(task.prefix + source, reference, task.prefix, place)
+
+
+def _decoded(value: Any, place: str) -> Any:
+    """A text of TFDS, which are bytes; ValueError names its place if it is not UTF-8."""
+    try:
+        return value.decode() if isinstance(value, bytes) else value
+    except UnicodeDecodeError:
+        raise ValueError(f"{place} is not UTF-8; convert it.") from None
 
 
 def _split(task: tasks.Task, known: Collection[str]) -> str:
@@ -141,6 +184,11 @@ def read_pairs(files: str, columns: str | None = None) -> list[tuple[str, str]]:
     the first line of a .tsv file names. A reference that there is none of is empty. Raises
     ValueError if a file is missing, empty or malformed; the message says in which line.
     """
+    return [(source, reference) for _, source, reference in _placed(files, columns)]
+
+
+def _placed(files: str, columns: str | None) -> list[tuple[str, str, str]]:
+    """Where each source and its reference are, and both; see `read_pairs`."""
     first, *parallel = named_files(files)
     if parallel:
         [second] = parallel
@@ -151,13 +199,14 @@ def read_pairs(files: str, columns: str | None = None) -> list[tuple[str, str]]:
                 f"{first} has {len(sources)} lines and {second} has {len(references)}, but they "
                 f"must be parallel; {shorter} lacks line {min(len(sources), len(references)) + 1}."
             )
-        return list(zip(sources, references, strict=True))
+        places = [f"Line {n} of {files}" for n in range(1, len(sources) + 1)]
+        return list(zip(places, sources, references, strict=True))
     lines = [(f"Line {n} of {files}", line) for n, line in enumerate(_lines(files), 1)]
     match pathlib.Path(files).suffix:
         case ".txt":
-            return [(line, "") for _, line in lines]
+            return [(where, line, "") for where, line in lines]
         case ".jsonl":
-            return [_fields(line, where, columns) for where, line in lines]
+            return [(where, *_fields(line, where, columns)) for where, line in lines]
     rows = [(where, line.split("\t")) for where, line in lines]
     if columns is None:
         for where, row in rows:
@@ -166,7 +215,7 @@ def read_pairs(files: str, columns: str | None = None) -> list[tuple[str, str]]:
                     f"{where} has {len(row)} column{'s' * (len(row) != 1)}, not 2; put one tab "
                     "between source and reference."
                 )
-        return [(source, reference) for _, (source, reference) in rows]
+        return [(where, source, reference) for where, (source, reference) in rows]
     (where, names), *rows = rows
     _pair(dict.fromkeys(names, ""), _names(columns), where)
     if not rows:
@@ -175,7 +224,7 @@ def read_pairs(files: str, columns: str | None = None) -> list[tuple[str, str]]:
         if len(row) != len(names):
             raise ValueError(f"{where} has {len(row)} columns, the first line {len(names)}.")
     records = [(dict(zip(names, row, strict=True)), where) for where, row in rows]
-    return [_pair(record, _names(columns), where) for record, where in records]
+    return [(where, *_pair(record, _names(columns), where)) for record, where in records]
 
 
 def _fields(line: str, where: str, columns: str | None) -> tuple[str, str]:

@@ -2,6 +2,7 @@
 
 import functools
 import json
+import math
 import pathlib
 
 import pytest
@@ -51,6 +52,11 @@ def test_verdicts_and_exit_codes(
     out = capsys.readouterr().out
     assert "are not the argmax" in out and out.count("\n") == 1
 
+    infinite = [line | {"logprobs": [-math.inf] * len(line["tokens"])} for line in made]
+    samples.write_text("\n".join(map(json.dumps, infinite)))
+    assert cli.main(given) == 1
+    assert "that of token 1 of text 1 is not finite; give those" in capsys.readouterr().out
+    samples.write_text("\n".join(map(json.dumps, made)))
     assert cli.main(given) == 0
     out = capsys.readouterr().out
     assert out.startswith("PASSED: 40 texts of 2 prompts") and out.count("\n") == 2

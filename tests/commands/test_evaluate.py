@@ -94,7 +94,7 @@ def test_a_text_without_a_reference_is_named(
     data = tmp_path / "data.tsv"
     data.write_text("a\tb\nc\t\n")
     assert cli.main([*command, "--data_file", str(data), "--output_dir", str(tmp_path)]) == 2
-    assert f"Text 2 of {data} has no reference" in capsys.readouterr().err
+    assert f"Line 2 of {data} has no reference" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("kind", ["evaluate", "generate"])

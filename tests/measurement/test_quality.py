@@ -71,6 +71,18 @@ def test_rouge_takes_words_as_they_are() -> None:
     assert scores["rouge2"] == 0
 
 
+def test_what_rouge_does_not_see() -> None:
+    """It scores another script 0, however good the output is."""
+    assert quality.rouge(["地図を見る"], ["地図を見る"])["rougeL"] == 0
+    for metric in ("rouge", "rougeL", "rougeLsum"):
+        for text, share in (("地図を見る", 0), ("Карта 12", 29)):
+            with pytest.raises(ValueError, match=f"{metric}. sees .* alone, which are {share}% of"):
+                quality.require_seen(metric, [text, "…"])
+        quality.require_seen(metric, ["Über größere Gärten", "地図"])
+    for texts in (["地図"], ["…"], []):
+        quality.require_seen("bleu", texts)
+
+
 def test_rouge_lsum_joins_the_sentences() -> None:
     # Swapping two sentences costs rougeL, not rougeLsum, which scores line by line.
     scores = quality.rouge(["one two three . four five six"], ["four five six . one two three"])

@@ -2,6 +2,7 @@
 
 import collections
 import dataclasses
+import errno
 import html
 import html.parser
 import json
@@ -19,6 +20,7 @@ from speculative.measurement.exactness import Difference
 from speculative.reporting import page, plots
 from speculative.rows.kept import Example, KeptExamples
 from speculative.rows.records import Record
+from speculative.studies import sweep
 from tests.rows import made
 
 GREEDY = made.record(
@@ -250,6 +252,50 @@ def test_text_is_shown_and_not_obeyed(tmp_path: pathlib.Path) -> None:
         assert f"{HOSTILE} {name}" in read.text
     assert not read.tags.keys() & {"script", "b"}
     assert read.tags["pre"] == 1
+
+
+@pytest.mark.parametrize("name", ["dr$$aft", "_dr$x_{1$", "翻訳", "half \udcff"])
+def test_a_name_of_any_characters_is_drawn(name: str, tmp_path: pathlib.Path) -> None:
+    """An undecodable byte of a path, which Python makes a half of a character, is replaced."""
+    row = made.record(
+        experiment=f"own/{name}", draft=name, accepted_by_position=[20, 9, 4, 2, 1, 0]
+    )
+    path = folder(tmp_path, [row])
+    assert json.loads((path / "records.jsonl").read_bytes())["draft"] == name
+    root = ElementTree.fromstring(written(path))
+    drawn = ["".join(figure.itertext()) for figure in root.iter("figure")]
+    assert f"own: {name.replace(chr(0xDCFF), '�')}" in drawn[-1]
+
+
+def test_a_figure_that_cannot_be_drawn_loses_no_table(
+    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(_: object) -> None:
+        raise RuntimeError("no <font>")
+
+    monkeypatch.setattr(plots, "figure_4", fail)
+    root = ElementTree.fromstring(written(folder(tmp_path, [GREEDY])))
+    assert "0.81" in said(section(root, "Speed"))
+    figures = section(root, "Figures")
+    assert len([*figures.iter("figure")]) == 1
+    assert "It could not be drawn: RuntimeError('no <font>')" in said(figures)
+
+
+@pytest.mark.parametrize("fails", ["speculative.reporting.tables.show_records", "page.write"])
+def test_neither_page_nor_terminal_loses_the_other(
+    fails: str, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch, capsys
+) -> None:
+    def fail(*_: object) -> None:
+        raise OSError(errno.EIO, "it is gone")
+
+    monkeypatch.setattr(sweep, "run", lambda *_: [GREEDY])
+    monkeypatch.setattr(fails.replace("page", "speculative.reporting.page"), fail)
+    path = folder(tmp_path, [GREEDY])
+    assert cli.main(["run", "--output_dir", str(path)]) == 2
+    out, err = capsys.readouterr()
+    assert "it is gone" in err
+    assert (path / "report.html").exists() == (fails != "page.write")
+    assert ("ende_small_t0" in out) == (fails == "page.write")
 
 
 def test_control_characters_of_a_model_are_replaced(tmp_path: pathlib.Path) -> None:

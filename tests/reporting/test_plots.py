@@ -1,5 +1,7 @@
 """Figures by the data of their lines, and Table 1, against sums worked out here."""
 
+from typing import Any
+
 import matplotlib.axes
 import numpy as np
 import pytest
@@ -108,6 +110,19 @@ def test_table_1_computed_and_as_printed() -> None:
         operations, operations_printed, speedup, speedup_printed = map(float, cells)
         assert speedup == pytest.approx(speedup_printed, abs=0.011)
         assert operations == pytest.approx(operations_printed, abs=0.011)
+
+
+def test_names_are_drawn_as_they_are() -> None:
+    """What Matplotlib would take for mathematics, or leave out, and what its font lacks."""
+    counted = made.record(gamma=3, alpha=0.8, num_target_calls=20, accepted_by_position=[16, 10, 5])
+    names = ["dr$$aft", "_dr$x_{1$", "$a$", "\\frac", "翻訳", "", "0"]
+    figure = plots.acceptance({name: (counted, [[1.0] * 8]) for name in names})
+    (legend,) = figure.legends
+    assert [text.get_text() for text in legend.get_texts()] == [*names, "αⁱ: one rate for all"]
+    assert not any(text.get_parse_math() for text in legend.get_texts())
+    handles: list[Any] = list(legend.legend_handles)
+    for handle, line in zip(handles, figure.axes[0].lines[:-1:2], strict=False):
+        assert handle.get_color() is line.get_color()
 
 
 def test_acceptance_by_position_and_by_place() -> None:

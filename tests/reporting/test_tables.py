@@ -67,6 +67,13 @@ def test_a_long_name_is_folded_and_numbers_are_whole() -> None:
     assert "".join(line.split()[0] for line in lines[1:3]) == name
 
 
+@pytest.mark.parametrize("name", ["dr$$aft", "_dr$x_{1$", "[bold]a", ":smile:", "翻訳モデル"])
+def test_names_are_printed_as_they_are(name: str) -> None:
+    rows = made.record(experiment=f"own/{name}", draft=name), made.record(draft="other")
+    said = "".join(shown(*rows, width=150))
+    assert said.count(name) >= 3
+
+
 @pytest.mark.parametrize("few", [1, 5])
 def test_few_examples_have_no_interval(few: int) -> None:
     lines = shown(made.record(num_examples=few, lenience=0.5, outputs_identical=None), width=120)

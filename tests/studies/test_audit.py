@@ -173,21 +173,22 @@ CLAIMS = {
 }
 
 
-@pytest.mark.parametrize("claim", CLAIMS)
 @pytest.mark.parametrize("own", [Sampling(0.6), Sampling(0.8), Sampling(1.0, top_k=2)], ids=str)
-def test_no_log_probabilities_excuse_another_distribution(own: Sampling, claim: str) -> None:
+def test_no_log_probabilities_excuse_another_distribution(own: Sampling) -> None:
     """Of samplers with other settings, which say what they sampled, or something else."""
     p = toy.distribution(toy.target_table(), own)
-    found = said_by(p, samples(rules.Token(), 3, own, count=1500))
-    found = [dataclasses.replace(one, logprobs=CLAIMS[claim](one.logprobs or [])) for one in found]
-    result = audit(PAIR, found, OWN, 0.001)
-    assert not result.passed
-    assert not all(test.p_value >= 0.001 / 5 for test in result.tests)  # The samples tell alone.
-    assert bool(result.unexplained) == (claim != "none")
-    if claim in ("infinite", "NaN"):
-        assert len(result.unexplained) == result.tokens
-        assert "that of token 1 of text 1 is not finite" in result.verdict()
-    json.loads(json.dumps(result.fields(), allow_nan=False))
+    made = said_by(p, samples(rules.Token(), 3, own, count=1000))
+    for claim, said in CLAIMS.items():
+        found = [dataclasses.replace(one, logprobs=said(one.logprobs or [])) for one in made]
+        result = audit(PAIR, found, OWN, 0.001)
+        assert not result.passed
+        # The samples tell alone.
+        assert any(test.p_value < 0.001 / 5 for test in result.tests), claim
+        assert bool(result.unexplained) == (claim != "none")
+        if claim in ("infinite", "NaN"):
+            assert len(result.unexplained) == result.tokens
+            assert "that of token 1 of text 1 is not finite" in result.verdict()
+        json.dumps(result.fields(), allow_nan=False)
 
 
 @pytest.mark.parametrize(
@@ -199,8 +200,7 @@ def test_rounded_log_probabilities_pass(own: Sampling) -> None:
     table[..., toy.VOCABULARY :] = toy.target_table()[..., toy.VOCABULARY :]
     p = toy.distribution(table, own)
     found = [
-        said_by(p, samples(rules.Token(), seed, own, target=table, count=2000))
-        for seed in range(SEEDS)
+        said_by(p, samples(rules.Token(), seed, own, target=table, count=1000)) for seed in range(4)
     ]
     assert caught(found, own) == 0
 

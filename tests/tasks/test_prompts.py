@@ -3,12 +3,14 @@
 import dataclasses
 import json
 import pathlib
+import types
+from typing import Any
 
 import pytest
 
-from speculative import tasks
+from speculative import checkpoints, tasks
 from speculative.tasks import Task
-from speculative.tasks.prompts import Prompt, load_prompts
+from speculative.tasks.prompts import Prompt, load_prompts, require
 
 GERMAN = "translate English to German: "
 OWN = Task("own", "Do: ")
@@ -230,6 +232,64 @@ def test_prompts_of_a_task_in_tfds(stored) -> None:
         ("The boat", "sank ."),
         ("Prices", "rose ."),
     }
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("empty", ["", "  \n "])
+def test_an_empty_text_of_tfds_or_seqio_is_named(stored, monkeypatch, empty: str) -> None:
+    import tensorflow as tf
+    import tensorflow_datasets
+
+    rows: Any = {"article": ["a", "b", "c", empty, "d"], "highlights": ["x", "", "y", "z", ""]}
+    dataset = tf.data.Dataset.from_tensor_slices(rows)
+    source = tasks.get_task("cnn_dailymail_v002").source
+    monkeypatch.setattr(source, "get_dataset", lambda split, **_: dataset)
+    said = "Example 4 of task 'cnn_dailymail_v002' has an empty source; give a text."
+    with pytest.raises(ValueError, match=f"^{said}"):
+        load_prompts("cnn_dailymail_v002")
+    found = load_prompts("cnn_dailymail_v002", 3)
+    assert found[2].place == "Example 3 of task 'cnn_dailymail_v002'"
+    with pytest.raises(ValueError, match="^Example 2 of task .* has no reference, so .* by bleu"):
+        require(found, "bleu")
+
+    class Builder:
+        info = types.SimpleNamespace(splits=["test"])
+        download_and_prepare = as_dataset = staticmethod(lambda *_, **__: dataset)
+
+    monkeypatch.setattr(tensorflow_datasets, "builder", lambda _: Builder)
+    of_tfds = Task("own", "Do: ", data="tfds:news", columns="article,highlights")
+    with pytest.raises(ValueError, match="^Example 4 of tfds:news has an empty source"):
+        load_prompts(of_tfds)
+    # Without a prefix a decoder-only target may go on from nothing to a reference.
+    found = load_prompts(dataclasses.replace(of_tfds, prefix=""))
+    require(found, decoder_only=True)
+    with pytest.raises(ValueError, match="^Example 4 of tfds:news has an empty source"):
+        require(found)
+    rows["article"][1] = "Straße".encode("latin-1")
+    dataset = tf.data.Dataset.from_tensor_slices(rows)
+    with pytest.raises(ValueError, match="^Example 2 of tfds:news is not UTF-8"):
+        load_prompts(of_tfds)
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize(("texts", "number"), [(["a", "", "b"], 2), (["", "", "b"], 1)])
+def test_some_sources_of_a_task_of_seqio_are_missing(seqio, texts: list[str], number: int) -> None:
+    """Only where all are is it a language model's, which goes on from half of its texts."""
+    import tensorflow as tf
+
+    name = f"some_{number}"
+    pieces = seqio.SentencePieceVocabulary(str(checkpoints.ASSETS / "debian.model"))
+    rows: Any = {"inputs": texts, "targets": ["one two"] * 3}
+    source = seqio.FunctionDataSource(
+        lambda split, shuffle_files, seed=None: tf.data.Dataset.from_tensor_slices(rows),
+        splits=["test"],
+    )
+    feature = seqio.Feature(pieces, dtype=tf.int32)
+    steps = [seqio.preprocessors.tokenize, seqio.preprocessors.append_eos]
+    features = {"inputs": feature, "targets": feature}
+    seqio.TaskRegistry.add(name, source=source, preprocessors=steps, output_features=features)
+    with pytest.raises(ValueError, match=f"^Example {number} of task '{name}' has an empty source"):
+        load_prompts(name)
 
 
 @pytest.mark.filterwarnings("ignore")
