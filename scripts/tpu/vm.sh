@@ -6,9 +6,9 @@
 #           with whatever else `speculative table` takes, fetches the results to results/ and
 #           deletes the VM. The exit code is that of the program. Results and compiled programs
 #           are copied to the folder of --results every 20 seconds (INTERVAL), so that a new VM
-#           goes on when one is pre-empted. A file or folder gs://… of an option is copied to the
-#           VM first. The same command again watches a run that is under way, or goes on with one
-#           that stopped
+#           goes on when one is pre-empted or no longer answers. A file or folder gs://… of an
+#           option is copied to the VM first. The same command again watches a run that is under
+#           way, or goes on with one that stopped
 # create    makes a VM of ACCELERATOR (v4-8) with the software RUNTIME (tpu-ubuntu2204-base)
 # install   copies the commit that is checked out, which every record then names, and installs it
 #           with the extras tpu and tasks; again after every commit
