@@ -1,12 +1,14 @@
 """The names of a target and a draft are first resolved, and then loaded as a `Pair`."""
 
 import dataclasses
+import functools
 import os
 import pathlib
 from collections.abc import Callable
 from typing import Any
 
 import jax
+from absl import logging
 
 from speculative import checkpoints, checks, removed
 from speculative.backends import for_decoding
@@ -85,7 +87,7 @@ class Resolved:
                 "one, or train a draft for this target (speculative distil)."
             )
         enable_compilation_cache()
-        model = model_of(self.target.config)
+        model = model_of(self.target.config, self.vocabulary.start_id)
         lookup, of_lookup = None, ()
         if self.free:
             given = self.free, model.decoder_only, self.table, self.vocabulary
@@ -161,6 +163,8 @@ def resolve(
             f"{', '.join([*checkpoints.SHIPPED, *MODEL_FREE])}, nor a table (FILE.npz)."
         )
     big = _weights(target, random, dtype, open_checkpoint)
+    if big.checkpoint and big.checkpoint.note:
+        _say_once(big.checkpoint.note)
     big.config.reads.require_none(target)
     draft = default_draft(target, random) if draft is None else draft
     name, free = named.parts(draft)
@@ -216,6 +220,11 @@ def _weights(
     checkpoint = None if random else open_checkpoint(name)
     config = checkpoint.config if checkpoint else SIZES[name]
     return Weights(name, config.replace(dtype=dtype or config.dtype), checkpoint)
+
+
+@functools.cache
+def _say_once(note: str) -> None:
+    logging.warning("%s", note)
 
 
 def _path(what: str, given: Any) -> str:

@@ -16,6 +16,7 @@ State = PyTree  # What a model or a draft remembers between calls.
 # Values by name, as of a JSON object or of gin's bindings.
 Fields = Mapping[str, Any]
 
+PADDING = -1  # Fills inputs up: every token from 0 on may stand in a text.
 PAD_ID = 0  # T5's padding; also the token from which decoding starts.
 EOS_ID = 1  # T5's end of sequence.
 # Of feed-forward layers, in the order of `Activation` in kernels.cc.

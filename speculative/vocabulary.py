@@ -1,59 +1,134 @@
-"""Vocabularies: SentencePiece and bytes as in T5s (pad 0, end 1, unknown 2), and GPT-2's."""
+"""Vocabularies: SentencePiece and bytes as in T5s, and what the library tokenizers reads."""
 
 import abc
+import dataclasses
 import functools
 import hashlib
 import itertools
+import json
 import os
 import pathlib
+import re
 import shutil
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 import sentencepiece
 
 from speculative.disk import reading
+from speculative.special_tokens import AddedToken, SpecialTokens, pattern, split
 from speculative.types import EOS_ID, PAD_ID
 
 EXTRA_IDS = 100  # Sentinel tokens after the pieces of T5's vocabulary.
-# The files of GPT-2's vocabulary: the first alone, or the older two together.
+# Files of the library tokenizers; GPT-2's vocabulary is in the first, or in the other two together.
 TOKENIZER, PAIRS, MERGES = "tokenizer.json", "vocab.json", "merges.txt"
 BYTES = "bytes"  # The name of ByT5's vocabulary, which has no file.
 END_OF_TEXT = "<|endoftext|>"  # GPT-2's only special token.
 
 
 class Vocabulary(abc.ABC):
-    """Turns text into tokens and back."""
+    """Turns text into tokens and back.
+
+    A text's added tokens, sentinels among them, are found first; the parts between them are cut
+    into pieces. What is special in tokens, as sentinels are, is shown only where it is asked for.
+    """
 
     path: pathlib.Path  # Its file, or the name of a vocabulary that needs none.
-    size: int  # Tokens V, the sentinels included.
+    size: int  # Tokens V: one more than the last, sentinels and added ones included.
     extra_ids: int = 0  # Sentinels after its pieces.
-    eos_ids: tuple[int, ...] = (EOS_ID,)  # Each ends a text; the first is given to a text.
+    special: SpecialTokens = SpecialTokens()  # What its checkpoint says of tokens.
+    end_id: int = EOS_ID  # The token that is given to a text's end.
+    eos_ids: tuple[int, ...] = (EOS_ID,)  # Each ends an output.
     start_id: int = PAD_ID  # The token before a text.
     usual_extra_ids: int = 0  # The sentinels that such a vocabulary comes with.
     of_bytes: bool = False  # Whether pieces are made of bytes, and so cover every script.
+    _added: Mapping[str, AddedToken] = {}  # By their spelling.
 
     @functools.cached_property
     @abc.abstractmethod
     def pieces(self) -> tuple[str, ...]:
-        """Every piece, by id."""
+        """Every piece, by id; empty where there is none."""
+
+    def _encode(self, text: str) -> Sequence[int]:
+        """The pieces of a text, or of a part of one."""
+        raise NotImplementedError
 
     @abc.abstractmethod
-    def encode(self, text: str) -> np.ndarray:
-        """Tokens [length] of a text and the end of sequence, int32."""
-
-    @abc.abstractmethod
-    def _text(self, tokens: list[int]) -> str:
+    def _text(self, tokens: list[int], special: bool) -> str:
         """The text of tokens that do not end it; what stands for no text is left out."""
 
-    def decode(self, tokens: np.ndarray | list[int]) -> str:
-        """The text of tokens, up to the end of sequence."""
+    def encode(self, text: str) -> np.ndarray:
+        """Tokens [length] of a text and the end of sequence, int32."""
+        return np.array([*self._tokens(text), self.end_id], np.int32)
+
+    def decode(self, tokens: np.ndarray | list[int], special: bool = False) -> str:
+        """The text of tokens, up to the end of sequence, with the special ones if asked for."""
         before_end = itertools.takewhile(lambda token: token not in self.eos_ids, map(int, tokens))
-        return self._text(list(before_end))
+        return self._text(list(before_end), special)
 
     def prompt(self, text: str) -> np.ndarray:
         """The tokens that a decoder-only model continues: the start token and the text's, int32."""
-        return np.append(self.start_id, self.encode(text)[:-1]).astype(np.int32)
+        return np.array([self.start_id, *self._tokens(text)], np.int32)
+
+    def _tokens(self, text: str) -> list[int]:
+        tokens: list[int] = []
+        for part in split(text, self._spellings, self._added):
+            tokens += [part.id] if isinstance(part, AddedToken) else self._encode(part)
+        return tokens
+
+    @property
+    def _given(self) -> Iterable[AddedToken]:
+        """Added tokens that are no sentinels of a usual number."""
+        return self.special.added
+
+    @functools.cached_property
+    def _spellings(self) -> re.Pattern[str] | None:
+        return pattern(self._added.values())
+
+    def _adopt(self, special: SpecialTokens, known: Callable[[str], int | None], end: int) -> None:
+        """Takes over what a checkpoint says; `known` gives a piece's id, `end` is the usual one.
+
+        ValueError is raised for an end that is no token.
+        """
+        sentinels = [AddedToken(one, i, special=True) for i, one in self._sentinels()]
+        ids = [(one, known(one)) for one in special.spelled]
+        spelled = [AddedToken(one, i, special=True) for one, i in ids if i is not None]
+        listed = [*sentinels, *spelled, *special.added]
+        self._added = {token.content: token for token in listed}
+        self.special = special
+        self.size = max([self.size, *(token.id + 1 for token in listed)])
+        self.end_id = end
+        if special.end is not None:
+            named = self._added.get(special.end)
+            found = named.id if named else known(special.end)
+            if found is None:
+                raise ValueError(
+                    f"The end {special.end!r} of texts is no piece of the vocabulary {self.path}; "
+                    "give it its id among the added tokens, or name another (eos_token)."
+                )
+            self.end_id = found
+        self.eos_ids = special.eos_ids or (self.end_id,)
+        if special.start_id is not None:
+            self.start_id = special.start_id
+        for token in self.eos_ids:
+            if token >= self.size:
+                raise ValueError(
+                    f"The end token {token} lies outside the vocabulary {self.path}, whose last "
+                    f"token is {self.size - 1}; correct the eos_token_id of the checkpoint."
+                )
+
+    def _sentinels(self) -> Iterator[tuple[int, str]]:
+        """The sentinels' ids and spellings."""
+        yield from ()
+
+    def _listed(self, known: Iterable[str]) -> tuple[str, ...]:
+        """Every token, by id, of the pieces and what is added to them."""
+        pieces = [*known]
+        pieces += [""] * (self.size - len(pieces))
+        for token in self._added.values():
+            pieces[token.id] = token.content
+        return tuple(pieces)
 
     @functools.cached_property
     def fingerprint(self) -> str:
@@ -77,6 +152,13 @@ class Vocabulary(abc.ABC):
 
     def require_room(self, rows: int, model: str) -> None:
         """Raises ValueError if it has more pieces than a model's embedding has rows."""
+        for token in self._given:
+            if token.id >= rows:
+                raise ValueError(
+                    f"The added token {token.content!r} of {self.path} has the id {token.id}, but "
+                    f"{model} has {rows} embeddings; give it a row (resize_token_embeddings), or "
+                    "take the token out of the tokenizer's files."
+                )
         if self.size > rows:
             raise ValueError(
                 f"{model} has {rows} embeddings, fewer than the {self.size} pieces of its "
@@ -102,7 +184,12 @@ class SentencePiece(Vocabulary):
 
     usual_extra_ids = EXTRA_IDS
 
-    def __init__(self, path: str | os.PathLike[str], extra_ids: int = 0):
+    def __init__(
+        self,
+        path: str | os.PathLike[str],
+        extra_ids: int = 0,
+        special: SpecialTokens = SpecialTokens(),  # noqa: B008
+    ):
         """Loads a model; raises ValueError if the file is missing or no SentencePiece model."""
         self.path, self.extra_ids = pathlib.Path(path), extra_ids
         if not self.path.is_file():
@@ -112,20 +199,58 @@ class SentencePiece(Vocabulary):
             self._processor.Load(str(self.path))
         self._known: int = self._processor.GetPieceSize()
         self.size = self._known + extra_ids
+        end = self._processor.eos_id()
+        self._adopt(special, self._id, EOS_ID if end < 0 else end)
 
     @functools.cached_property
     def pieces(self) -> tuple[str, ...]:
         """See `Vocabulary`."""
+        return self._listed(self._own)
+
+    @functools.cached_property
+    def _own(self) -> list[str]:
         with reading(self.path, "is no SentencePiece model"):
-            known = self._processor.IdToPiece(list(range(self._known)))
-        return (*known, *(f"<extra_id_{i}>" for i in reversed(range(self.extra_ids))))
+            return self._processor.IdToPiece(list(range(self._known)))
 
-    def encode(self, text: str) -> np.ndarray:
-        """See `Vocabulary`."""
-        return np.array([*self._processor.EncodeAsIds(text), self.eos_ids[0]], np.int32)
+    @functools.cached_property
+    def _nothing(self) -> frozenset[int]:
+        """Pieces that stand for no text, as padding does."""
+        control = self._processor.IsControl(list(range(self._known)))
+        return frozenset(i for i, one in enumerate(control) if one)
 
-    def _text(self, tokens: list[int]) -> str:
-        return self._processor.DecodeIds([i for i in tokens if 0 < i < self._known])
+    @functools.cached_property
+    def _named(self) -> dict[int, AddedToken]:
+        """Added tokens by their ids; what is unknown is shown as SentencePiece shows it."""
+        unknown = self._processor.unk_id()
+        return {token.id: token for token in self._added.values() if token.id != unknown}
+
+    def _id(self, piece: str) -> int | None:
+        found = self._processor.PieceToId(piece)
+        return found if self._processor.IdToPiece(found) == piece else None
+
+    def _sentinels(self) -> Iterator[tuple[int, str]]:
+        last = self.size - 1
+        for i in range(self.extra_ids):
+            yield last - i, f"<extra_id_{i}>"
+
+    def _encode(self, text: str) -> list[int]:
+        return self._processor.EncodeAsIds(text)
+
+    def _text(self, tokens: list[int], special: bool) -> str:
+        text, kept = "", list[int]()
+        for token in tokens:
+            if (name := self._named.get(token)) or token in self._nothing:
+                if special or name and not name.special:
+                    text = self._behind(text, kept) + self.pieces[token].replace("▁", " ")
+                    kept = []
+            elif 0 <= token < self._known:
+                kept.append(token)
+        return self._behind(text, kept)
+
+    def _behind(self, text: str, tokens: list[int]) -> str:
+        """A text and the one of some pieces behind it, whose first space is then kept."""
+        inside = text and tokens and self._own[tokens[0]].startswith("▁")
+        return text + " " * bool(inside) + self._processor.DecodeIds(tokens)
 
 
 class Bytes(Vocabulary):
@@ -134,60 +259,122 @@ class Bytes(Vocabulary):
     usual_extra_ids, of_bytes = 125, True
     _first, _known = 3, 3 + 256  # Behind padding, end and unknown.
 
-    def __init__(self, extra_ids: int = 0):
+    def __init__(
+        self,
+        extra_ids: int = 0,
+        special: SpecialTokens = SpecialTokens(),  # noqa: B008
+    ):
         self.path, self.extra_ids = pathlib.Path(BYTES), extra_ids
         self.size = self._known + extra_ids
+        self._adopt(special, dict(zip(self._named, range(self._first), strict=True)).get, EOS_ID)
+
+    _named = "<pad>", "</s>", "<unk>"
 
     @functools.cached_property
     def pieces(self) -> tuple[str, ...]:
         """Every token, by id, bytes in hexadecimal; sentinels count up, as in transformers."""
-        known = (f"<0x{byte:02X}>" for byte in range(256))
-        sentinels = (f"<extra_id_{i}>" for i in range(self.extra_ids))
-        return ("<pad>", "</s>", "<unk>", *known, *sentinels)
+        return self._listed([*self._named, *(f"<0x{byte:02X}>" for byte in range(256))])
 
-    def encode(self, text: str) -> np.ndarray:
-        """See `Vocabulary`."""
-        return np.array([*(self._first + i for i in text.encode()), self.eos_ids[0]], np.int32)
+    def _sentinels(self) -> Iterator[tuple[int, str]]:
+        for i in range(self.extra_ids):
+            yield self._known + i, f"<extra_id_{i}>"
 
-    def _text(self, tokens: list[int]) -> str:
-        found = [i - self._first for i in tokens if self._first <= i < self._known]
-        return bytes(found).decode(errors="ignore")  # Without bytes that are no UTF-8.
+    def _encode(self, text: str) -> list[int]:
+        return [self._first + byte for byte in text.encode()]
+
+    def _text(self, tokens: list[int], special: bool) -> str:
+        shown = {token.id for token in self._added.values() if special or not token.special}
+        shown |= {*range(self._first)} if special else set()
+        found = bytearray()
+        for token in tokens:
+            if token in shown:
+                found += self.pieces[token].encode()
+            elif self._first <= token < self._known:
+                found.append(token - self._first)
+        return found.decode(errors="ignore")  # Without bytes that are no UTF-8.
 
 
-class BytePairs(Vocabulary):
-    """GPT-2's byte pairs, with one token between texts (Radford et al., 2019)."""
+class Tokenizer(Vocabulary):
+    """A vocabulary that the library `tokenizers` reads: T5's pieces, or byte pairs.
 
-    of_bytes = True
+    A `tokenizer.json` may hold either; the older `vocab.json` with its `merges.txt` holds GPT-2's
+    byte pairs, with one token between texts (Radford et al., 2019).
+    """
 
-    def __init__(self, path: str | os.PathLike[str]):
-        """Loads a `tokenizer.json`, or a `vocab.json` with the `merges.txt` beside it."""
+    def __init__(
+        self,
+        path: str | os.PathLike[str],
+        special: SpecialTokens = SpecialTokens(),  # noqa: B008
+        rows: int | None = None,
+    ):
+        """Loads the files; padding without one of the model's `rows`, if known, is left out.
+
+        ValueError is raised if a file is missing or damaged, or no token ends a text.
+        """
         self.path = pathlib.Path(path)
-        self._tokenizer = _byte_pairs(self.path)
-        end = self._tokenizer.token_to_id(END_OF_TEXT)
+        self._tokenizer = _tokenizer(self.path, special)
+        added = self._tokenizer.get_added_tokens_decoder()
+        if rows is not None and special.pad is not None:
+            beyond = [i for i, token in added.items() if i >= rows and token.content == special.pad]
+            if beyond:  # It is never read, nor written.
+                self._tokenizer = _tokenizer(self.path, special, without=beyond[0])
+        self.of_bytes = type(self._tokenizer.decoder).__name__ == "ByteLevel"
+        vocabulary = self._tokenizer.get_vocab(with_added_tokens=True)
+        self.size = 1 + max(vocabulary.values(), default=-1)
+        known, end = self._tokenizer.token_to_id, special.end
         if end is None:
-            raise ValueError(f"{self.path} is not of GPT-2's kind: it has no piece {END_OF_TEXT}.")
-        self.start_id, self.eos_ids = int(end), (int(end),)
-        self.size = self._tokenizer.get_vocab_size()
+            end = END_OF_TEXT if self.of_bytes or known("</s>") is None else "</s>"
+        if (ends := known(end)) is None and not special.eos_ids:
+            raise ValueError(
+                f"{self.path} is not of GPT-2's kind, nor of T5's: it has no piece {end}."
+            )
+        ends = special.eos_ids[0] if ends is None else ends
+        # The library finds those of its own file.
+        others = tuple(one for one in special.added if known(one.content) != one.id)
+        self._adopt(dataclasses.replace(special, added=others, spelled=(), end=None), known, ends)
+        self.special = special
+        if self.of_bytes and special.start_id is None:
+            self.start_id = ends
+
+    @property
+    def _given(self) -> Iterable[AddedToken]:
+        own = self._tokenizer.get_added_tokens_decoder().items()
+        return [*self.special.added, *(AddedToken(token.content, i) for i, token in own)]
 
     @functools.cached_property
     def pieces(self) -> tuple[str, ...]:
-        """Every piece, by id, with its bytes spelled as GPT-2 spells them."""
-        return tuple(self._tokenizer.id_to_token(i) or "" for i in range(self.size))
+        """Every piece, by id, with bytes spelled as GPT-2 spells them."""
+        return self._listed(self._tokenizer.id_to_token(i) or "" for i in range(self.size))
 
-    def encode(self, text: str) -> np.ndarray:
-        """See `Vocabulary`."""
-        ids = self._tokenizer.encode(text, add_special_tokens=False).ids
-        return np.array([*ids, self.eos_ids[0]], np.int32)
+    def _tokens(self, text: str) -> list[int]:
+        if self._added:
+            return super()._tokens(text)
+        tokens = self._tokenizer.encode(text).ids  # The file may say what is put around a text.
+        return tokens[:-1] if tokens[-1:] == [self.end_id] and not self.of_bytes else tokens
+
+    def _encode(self, text: str) -> list[int]:
+        return self._tokenizer.encode(text, add_special_tokens=False).ids
 
     def prompt(self, text: str) -> np.ndarray:
-        """The text's tokens; for an empty text the end of a text before it, int32."""
-        return self.encode(text)[:-1] if text else self.encode(text)
+        """The text's tokens; for an empty text the token before it, int32."""
+        if not self.of_bytes:
+            return super().prompt(text)
+        return np.array(self._tokens(text) or [self.start_id], np.int32)
 
-    def _text(self, tokens: list[int]) -> str:
-        return self._tokenizer.decode([i for i in tokens if 0 <= i < self.size])
+    def _text(self, tokens: list[int], special: bool) -> str:
+        text, kept = "", list[int]()
+        named = {token.id: token for token in self._added.values()}
+        for token in tokens:
+            if token in named:
+                if special or not named[token].special:
+                    text += self._tokenizer.decode(kept, skip_special_tokens=not special)
+                    text, kept = text + named[token].content, []
+            elif 0 <= token < self.size:
+                kept.append(token)
+        return text + self._tokenizer.decode(kept, skip_special_tokens=not special)
 
 
-def _byte_pairs(path: pathlib.Path) -> Any:
+def _tokenizer(path: pathlib.Path, special: SpecialTokens, without: int | None = None) -> Any:
     try:
         import tokenizers
     except ModuleNotFoundError as error:
@@ -198,32 +385,49 @@ def _byte_pairs(path: pathlib.Path) -> Any:
     for file in (path, merges) if path.name == PAIRS else (path,):
         if not file.is_file():
             raise ValueError(f"There is no vocabulary at {path}: {file.name} is missing.")
-    with reading(path, "is no vocabulary of byte pairs"):
+    with reading(path, "is no vocabulary of byte pairs or pieces"):
         if path.name == PAIRS:
-            model = tokenizers.models.BPE.from_file(str(path), str(merges))
-            tokenizer = tokenizers.Tokenizer(model)
+            vocabulary, pairs = tokenizers.models.BPE.read_file(str(path), str(merges))
+            taken = set(vocabulary.values())
+            added = [one for one in special.added if one.id not in taken]
+            vocabulary = {one.content: one.id for one in added} | vocabulary
+            tokenizer = tokenizers.Tokenizer(tokenizers.models.BPE(vocabulary, pairs))
             tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
             tokenizer.decoder = tokenizers.decoders.ByteLevel()
+            for one in added:
+                flags = {name: getattr(one, name) for name in AddedToken._fields[2:]}
+                token = tokenizers.AddedToken(one.content, normalized=False, **flags)
+                (tokenizer.add_special_tokens if one.special else tokenizer.add_tokens)([token])
             tokenizer.add_special_tokens([END_OF_TEXT])
-        else:
+        elif without is None:
             tokenizer = tokenizers.Tokenizer.from_file(str(path))
+        else:
+            said = json.loads(path.read_text(encoding="utf-8"))
+            said["added_tokens"] = [one for one in said["added_tokens"] if one["id"] != without]
+            tokenizer = tokenizers.Tokenizer.from_str(json.dumps(said))
     # A file may set a length to which texts are cut or padded.
     tokenizer.no_truncation()
     tokenizer.no_padding()
     return tokenizer
 
 
-def open_vocabulary(path: str | os.PathLike[str], extra_ids: int = 0) -> Vocabulary:
-    """The vocabulary of a file: byte pairs if its name ends in .json, otherwise SentencePiece.
+def open_vocabulary(
+    path: str | os.PathLike[str],
+    extra_ids: int = 0,
+    special: SpecialTokens = SpecialTokens(),  # noqa: B008
+    rows: int | None = None,
+) -> Vocabulary:
+    """The vocabulary of a file: `Tokenizer` if its name ends in .json, otherwise SentencePiece.
 
     The path `BYTES` is that of bytes, which need no file. `extra_ids` sentinels follow
-    SentencePiece's pieces or the bytes; byte pairs have none.
+    SentencePiece's pieces or the bytes; a `Tokenizer` has its own. `special` is what a checkpoint
+    says of tokens, `rows` those of its embedding.
     """
     if os.fspath(path) == BYTES:
-        return Bytes(extra_ids)
+        return Bytes(extra_ids, special)
     if pathlib.Path(path).suffix == ".json":
-        return BytePairs(path)
-    return SentencePiece(path, extra_ids)
+        return Tokenizer(path, special, rows)
+    return SentencePiece(path, extra_ids, special)
 
 
 def from_elsewhere(path: str | os.PathLike[str], rows: int) -> Vocabulary:
@@ -236,14 +440,14 @@ def from_elsewhere(path: str | os.PathLike[str], rows: int) -> Vocabulary:
     return open_vocabulary(path, usual) if vocabulary.size + usual <= rows else vocabulary
 
 
-def store(path: pathlib.Path, folder: pathlib.Path) -> str:
+def store(path: pathlib.Path, folder: pathlib.Path, special: SpecialTokens) -> str:
     """Copies a vocabulary into a folder as a single file, if it has one; returns its name."""
     if os.fspath(path) == BYTES:
         return BYTES
     if path.name != PAIRS:
         shutil.copy(path, folder / path.name)
         return path.name
-    _byte_pairs(path).save(str(folder / TOKENIZER))
+    _tokenizer(path, special).save(str(folder / TOKENIZER))
     return TOKENIZER
 
 
@@ -258,13 +462,12 @@ class Numbers(Vocabulary):
         """Every number, by id."""
         return tuple(f"▁{number}" for number in range(self.size))
 
-    def encode(self, text: str) -> np.ndarray:
-        """Raises ValueError, because no text can be encoded."""
+    def _tokens(self, text: str) -> list[int]:
         raise ValueError("There is no vocabulary to encode text with; give one (--vocabulary).")
 
-    def decode(self, tokens: np.ndarray | list[int]) -> str:
+    def decode(self, tokens: np.ndarray | list[int], special: bool = False) -> str:
         """The tokens' numbers, the end's too, separated by spaces."""
-        return self._text([int(token) for token in tokens])
+        return self._text([int(token) for token in tokens], special)
 
-    def _text(self, tokens: list[int]) -> str:
+    def _text(self, tokens: list[int], special: bool) -> str:
         return " ".join(map(str, tokens))

@@ -14,7 +14,7 @@ from speculative import cli
 from speculative.checkpoints import Checkpoint
 from speculative.drafts import NgramDraft, SuffixDraft, count_ngrams, named, ngram, suffix
 from speculative.training import counting
-from speculative.vocabulary import END_OF_TEXT, BytePairs, SentencePiece
+from speculative.vocabulary import END_OF_TEXT, SentencePiece, Tokenizer
 from tests import saved
 from tests.saved import VOCABULARY
 
@@ -160,7 +160,7 @@ def test_counts_begin_as_texts_do(tmp_path: pathlib.Path) -> None:
     tokenizer = tokenizers.Tokenizer(tokenizers.models.BPE(pieces, []))
     tokenizer.add_special_tokens([END_OF_TEXT])
     tokenizer.save(str(file))
-    for vocabulary in (BytePairs(file), SentencePiece(VOCABULARY)):
+    for vocabulary in (Tokenizer(file), SentencePiece(VOCABULARY)):
         text = vocabulary.encode("ba")
         start = vocabulary.start_id
         assert [start] == vocabulary.prompt("").tolist()

@@ -9,7 +9,7 @@ import numpy as np
 from speculative.backends import prepack
 from speculative.models import T5, T5Config
 from speculative.models.reads import Reads
-from speculative.types import PyTree
+from speculative.types import PADDING, PyTree
 from tests import saved
 
 VOCABULARY = 50
@@ -89,5 +89,5 @@ def sources(rows: int) -> np.ndarray:
     """Rows [rows, 9] of different lengths."""
     inputs = np.random.default_rng(3).integers(2, VOCABULARY, (rows, 9)).astype(np.int32)
     for row in range(rows):
-        inputs[row, 4 + row % 6 :] = 0
+        inputs[row, 4 + row % 6 :] = PADDING
     return inputs

@@ -19,6 +19,7 @@ from safetensors.numpy import save_file
 from speculative import disk
 from speculative.models import Config, abstract_params
 from speculative.models.reads import packed, unpacked
+from speculative.special_tokens import SpecialTokens
 from speculative.types import PyTree
 from speculative.vocabulary import Vocabulary, open_vocabulary, store
 
@@ -94,10 +95,12 @@ class Checkpoint:
     tensors: Mapping[str, Tensor]  # By T5X's names, "/" between their parts.
     vocabulary: pathlib.Path | None = None  # The vocabulary's file beside the weights, or `BYTES`.
     extra_ids: int = 0  # Sentinel tokens after the vocabulary's pieces; T5's own has 100.
+    special: SpecialTokens = SpecialTokens()  # What it says of tokens, beside the vocabulary.
     checksums: Checksums = dataclasses.field(default_factory=Checksums)
     made_for: MadeFor | None = None  # Of a draft that reads its target's decoder.
     # Of all steps of its training, those of what it began as included; None if that is not known.
     training_minutes: float | None = None
+    note: str = ""  # What it asks for in generation that is not applied, for people.
 
     def __post_init__(self) -> None:
         where, extra_ids, most = self.location, self.extra_ids, 2**16
@@ -106,6 +109,13 @@ class Checkpoint:
                 f"{where} has the extra_ids {extra_ids!r}; the number of sentinels after a "
                 f"vocabulary's pieces must be a whole number from 0 to {most}."
             )
+        rows, special = self.config.vocab_size, self.special
+        for name, ids in (("end", special.eos_ids), ("start", [special.start_id])):
+            if beyond := [token for token in ids if token is not None and token >= rows]:
+                raise ValueError(
+                    f"{where} has the {name} token {beyond[0]}, outside the {rows} rows of its "
+                    f"embedding; correct it in {CONFIG} or generation_config.json."
+                )
         require_layers(self.config, len(self.tensors), where)
         expected = by_name(abstract_params(self.config))
         for name in sorted(expected.keys() | self.tensors.keys()):
@@ -181,14 +191,16 @@ class Checkpoint:
         if self.vocabulary is None:
             return None
         self.checksums.verify(self.vocabulary)
-        return open_vocabulary(self.vocabulary, self.extra_ids)
+        return open_vocabulary(
+            self.vocabulary, self.extra_ids, self.special, self.config.vocab_size
+        )
 
     def store_vocabulary(self, folder: pathlib.Path) -> str | None:
         """Copies the vocabulary, if there is one, into a folder; returns its file's name there."""
         if self.vocabulary is None:
             return None
         self.checksums.verify(self.vocabulary)
-        return store(self.vocabulary, folder)
+        return store(self.vocabulary, folder, self.special)
 
 
 def narrowed(checkpoint: Checkpoint, tokens: Sequence[int] | np.ndarray) -> Checkpoint:

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 from absl import logging
 
+from speculative.checkpoints import tokens
 from speculative.checkpoints.checkpoint import (
     CONFIG,
     DTYPES,
@@ -58,13 +59,14 @@ def open(folder: str | pathlib.Path) -> Checkpoint:
     for name, original in kind.copies.items():
         if name in table and name not in stored and original in stored:
             stored[name] = stored[original]
-    tensors: dict[str, Tensor] = {}
+    tensors_of: dict[str, Tensor] = {}
     for name, tensor in stored.items():
         if name in table or not kind.passed_over.fullmatch(name.removeprefix(kind.prefix)):
-            tensors |= _parts(f"{name} of {folder}", tensor, table.get(name, Stored((name,))))
+            tensors_of |= _parts(f"{name} of {folder}", tensor, table.get(name, Stored((name,))))
     if lacking := [name for name in table if name not in stored]:
         raise ValueError(f"{folder} lacks the tensor {lacking[0]}.")
     tokenizer = read_json(file) if (file := folder / TOKENIZER).is_file() else {}
+    special, note = tokens.read(folder, settings, bool(config.encoder_layers))
     if (settings | tokenizer).get("tokenizer_class") == BYTES_CLASS:
         # Its own count of sentinels becomes 0 when transformers saves it again.
         vocabulary = pathlib.Path(BYTES)
@@ -73,7 +75,10 @@ def open(folder: str | pathlib.Path) -> Checkpoint:
         files = (folder / name for name in kind.vocabularies)
         vocabulary = next((file for file in files if file.is_file()), None)
         extra_ids = tokenizer.get("extra_ids", kind.model_types[model])
-    return Checkpoint(str(folder), "huggingface", config, tensors, vocabulary, extra_ids)
+        if vocabulary is not None and vocabulary.suffix == ".json":
+            extra_ids = 0  # They are pieces of it.
+    given = str(folder), "huggingface", config, tensors_of, vocabulary, extra_ids, special
+    return Checkpoint(*given, note=note)
 
 
 def write(folder: str | pathlib.Path, checkpoint: Checkpoint, dtype: str | None = None) -> None:
@@ -81,6 +86,9 @@ def write(folder: str | pathlib.Path, checkpoint: Checkpoint, dtype: str | None 
     config, dtype = checkpoint.config, dtype or checkpoint.dtype
     kind = names_of(config)
     settings = kind.settings(config, checkpoint.location) | {"torch_dtype": dtype}
+    vocabulary = checkpoint.open_vocabulary()
+    ids, of_tokens = tokens.written(checkpoint.special, vocabulary, bool(config.encoder_layers))
+    settings |= ids
     table = kind.names(config)
     counts = {name: math.prod(tensor.shape) for name, tensor in checkpoint.tensors.items()}
     sizes = {
@@ -101,11 +109,13 @@ def write(folder: str | pathlib.Path, checkpoint: Checkpoint, dtype: str | None 
             if name == BYTES:
                 tokenizer = {"tokenizer_class": BYTES_CLASS} | kept
             elif name.endswith(".json"):
-                tokenizer = {"tokenizer_class": "GPT2Tokenizer"}
+                of_bytes = vocabulary is not None and vocabulary.of_bytes
+                kind = "GPT2Tokenizer" if of_bytes else "PreTrainedTokenizerFast"
+                tokenizer = {"tokenizer_class": kind}
             else:
                 (unfinished / name).rename(unfinished / SPIECE)
                 tokenizer = {"tokenizer_class": "T5Tokenizer"} | kept
-            descriptions[TOKENIZER] = tokenizer
+            descriptions[TOKENIZER] = tokenizer | of_tokens
         index = write_tensors(unfinished, sizes, SHARD_BYTES, values, {"format": "pt"})
         if len(set(index.values())) > 1:
             contents = {"metadata": {"total_size": sum(sizes.values())}, "weight_map": index}

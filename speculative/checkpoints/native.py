@@ -31,6 +31,7 @@ from speculative.checkpoints.checkpoint import (
 )
 from speculative.disk import reading
 from speculative.models import FAMILIES, Config, format_of
+from speculative.special_tokens import SpecialTokens
 from speculative.types import Fields, PyTree
 from speculative.vocabulary import BYTES
 
@@ -71,6 +72,7 @@ def save(
     vocabulary: str | pathlib.Path | None = None,
     storage: Storage = "float32",
     extra_ids: int = 0,
+    special: SpecialTokens = SpecialTokens(),  # noqa: B008
     made_for: MadeFor | None = None,
     training_minutes: float | None = None,
 ) -> None:
@@ -82,6 +84,7 @@ def save(
         in_memory(str(folder), config, params),
         vocabulary=path,
         extra_ids=extra_ids,
+        special=special,
         made_for=made_for,
         training_minutes=training_minutes,
     )
@@ -119,6 +122,8 @@ def write(folder: str | pathlib.Path, checkpoint: Checkpoint, storage: str | Non
             "model": checkpoint.config.to_json(),
             "sha256": {path.name: sha256(path) for path in sorted(unfinished.iterdir())},
         }
+        if said := checkpoint.special.to_json():
+            description["special_tokens"] = said
         if checkpoint.made_for:
             description["made_for"] = checkpoint.made_for._asdict()
         if checkpoint.training_minutes is not None:
@@ -166,6 +171,8 @@ def open(folder: str | pathlib.Path) -> Checkpoint:
     vocabulary = pathlib.Path(BYTES) if name == BYTES else vocabulary
     missing = "" if CHECKSUM in description else f" but {CONFIG}, as older versions wrote it"
     checksums = Checksums(recorded, f"of every file{missing}")
+    with reading(where, "says badly which tokens are special"):
+        special = SpecialTokens.from_json(description.get("special_tokens", {}))
     with reading(where, "says badly which target it was made for"):
         said = description.get("made_for")
         made_for = said and MadeFor(said["name"], tuple(map(float, said["fingerprint"])))
@@ -174,7 +181,7 @@ def open(folder: str | pathlib.Path) -> Checkpoint:
         minutes = None if minutes is None else float(minutes)
     try:
         tensors = _tensors(folder, checksums, recorded)
-        kept = str(folder), "native", config, tensors, vocabulary, extra_ids, checksums
+        kept = str(folder), "native", config, tensors, vocabulary, extra_ids, special, checksums
         return Checkpoint(*kept, made_for, minutes)
     except ValueError:
         for path in recorded:

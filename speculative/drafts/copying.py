@@ -12,7 +12,7 @@ from jax import Array, lax
 from speculative.drafts.base import Draft, Proposal
 from speculative.ragged import read_rows, write_rows
 from speculative.sampling import Sampling
-from speculative.types import PAD_ID, Flags, PyTree, Rows
+from speculative.types import PADDING, Flags, PyTree, Rows
 
 
 @struct.dataclass
@@ -39,9 +39,8 @@ class CopyDraft(Draft):
     It has no parameters, and its proposals are deterministic.
 
     Attributes:
-        decoder_only: whether inputs are prompts, padded with -1, whose last token comes again as
-            the first `last`. Otherwise they are sources, padded with 0, and the start token
-            separates them from the output.
+        decoder_only: whether inputs are prompts, whose last token comes again as the first `last`.
+            Otherwise they are sources, and the start token separates them from the output.
         longest: tokens compared, from the last one back; 1 to 30.
     """
 
@@ -54,8 +53,7 @@ class CopyDraft(Draft):
 
     def start(self, params, inputs, cache_length, target) -> TextSoFar:
         """The text without the first `last`."""
-        present = inputs >= 0 if self.decoder_only else inputs != PAD_ID
-        tokens = jnp.where(present, inputs, -1).astype(jnp.int32)
+        present, tokens = inputs != PADDING, inputs.astype(jnp.int32)
         room = (0, 0), (self.longest, cache_length)
         ends = self.longest + present.sum(axis=1, dtype=jnp.int32) - self.decoder_only
         return TextSoFar(jnp.pad(tokens, room, constant_values=-1), ends)

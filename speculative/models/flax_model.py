@@ -16,7 +16,7 @@ from speculative.models.interface import Extended, Model, Started
 from speculative.models.reads import unpacked
 from speculative.models.stack import LAST
 from speculative.ragged import move_rows
-from speculative.types import Inputs, Logits, PyTree, Rows, Segments, State, Tokens
+from speculative.types import PAD_ID, Inputs, Logits, PyTree, Rows, Segments, State, Tokens
 
 
 @dataclasses.dataclass(frozen=True)
@@ -27,6 +27,7 @@ class FlaxModel(Model):
     """
 
     config: Config
+    start_id: int = PAD_ID  # The token before a text, where inputs are sources.
     root: ClassVar[type[nn.Module]]  # The module of the whole parameter tree.
 
     @functools.cached_property

@@ -14,7 +14,7 @@ from speculative.models.flax_model import FlaxModel
 from speculative.models.gpt import DecoderOnly, DecoderOnlyConfig, GPTNames
 from speculative.models.names import AnyNames
 from speculative.models.t5 import T5, T5Config, T5Names
-from speculative.types import PyTree
+from speculative.types import PAD_ID, PyTree
 
 
 class Family(NamedTuple):
@@ -54,9 +54,9 @@ def names_of(config: Config) -> AnyNames:
     return FAMILIES[format_of(config)].names
 
 
-def model_of(config: Config) -> FlaxModel:
-    """The model of a configuration."""
-    return FAMILIES[format_of(config)].model(config)
+def model_of(config: Config, start_id: int = PAD_ID) -> FlaxModel:
+    """The model of a configuration, and the token before its texts."""
+    return FAMILIES[format_of(config)].model(config, start_id)
 
 
 @functools.cache

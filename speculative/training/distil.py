@@ -125,9 +125,9 @@ def distil(
     deadline = deadline_after(max_minutes)
     work_dir, references = pathlib.Path(work_dir), references or {}
     checkpoint = checkpoints.open(target_dir)
-    target = model_of(checkpoint.config.replace(dtype=model.dtype))
-    _require_fit(target, model_of(model), target_dir)
     pieces = vocabulary_of(model, vocabulary, target_dir)
+    target = model_of(checkpoint.config.replace(dtype=model.dtype), pieces.start_id)
+    _require_fit(target, model_of(model), target_dir)
     names = *files.train, *files.held_out, *references
     inputs = data_dir if isinstance(data_dir, Mapping) else load_all(data_dir, names)
     _require_same(work_dir, target_dir, inputs, settings or {})
@@ -165,7 +165,7 @@ def distil(
         # Of the steps alone, without what was evaluated and saved between them.
         log = disk.entries(work_dir / "log.jsonl", dict, "line of a log")
         minutes = sum(line.get("seconds", 0.0) for line in log) / 60 + (before or 0.0)
-        kept = pieces.path, "int8", pieces.extra_ids, made_for, minutes
+        kept = pieces.path, "int8", pieces.extra_ids, pieces.special, made_for, minutes
         checkpoints.native.save(out_dir, model.replace(dtype="float32"), params, *kept)
     return finished
 

@@ -168,5 +168,6 @@ def train(
     params, finished = fit(objective, start, config, *batches, work_dir, deadline=deadline)
     if finished:
         stored = model.replace(dtype="float32", dropout_rate=0.0)  # Decoding needs neither.
-        checkpoints.native.save(out_dir, stored, params, pieces.path, storage, pieces.extra_ids)
+        kept = pieces.path, storage, pieces.extra_ids, pieces.special
+        checkpoints.native.save(out_dir, stored, params, *kept)
     return finished

@@ -18,8 +18,8 @@ from speculative.models import DecoderOnlyConfig
 from speculative.models.gpt import LAMDA
 from speculative.vocabulary import (
     END_OF_TEXT,
-    BytePairs,
     SentencePiece,
+    Tokenizer,
     from_elsewhere,
     open_vocabulary,
 )
@@ -202,7 +202,7 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
 @pytest.mark.parametrize("name", ["tokenizer.json", "vocab.json"])
 def test_byte_pairs(files: pathlib.Path, name: str) -> None:
     vocabulary = open_vocabulary(files / name)
-    assert isinstance(vocabulary, BytePairs)
+    assert isinstance(vocabulary, Tokenizer)
     assert vocabulary.size == len(vocabulary.pieces) == 290
     assert vocabulary.pieces[vocabulary.eos_ids[0]] == END_OF_TEXT
     for text in SENTENCES:
@@ -262,7 +262,7 @@ def test_the_vocabulary_travels(
         assert checkpoint.vocabulary is not None
         assert checkpoint.vocabulary.name == "tokenizer.json"
         assert checkpoint.extra_ids == 0
-        open_vocabulary(checkpoint.vocabulary).require_equal(BytePairs(files / "tokenizer.json"))
+        open_vocabulary(checkpoint.vocabulary).require_equal(Tokenizer(files / "tokenizer.json"))
     assert checkpoints.describe(ours)["vocabulary"] == "tokenizer.json, 290 pieces"
 
 

@@ -29,6 +29,7 @@ from speculative.checkpoints.checkpoint import Tensor, by_name
 from speculative.models import SIZES, T5Config, abstract_params, model_of
 from speculative.models.reads import Reads
 from speculative.models.t5 import T5Names
+from speculative.types import PADDING
 from speculative.vocabulary import BYTES, Bytes, from_elsewhere, open_vocabulary
 from tests import saved
 
@@ -72,6 +73,7 @@ def test_what_t5x_wrote_keeps_every_bit_through_all_formats(tmp_path: pathlib.Pa
     with np.load(T5X.parent / "expected.npz") as expected:
         model = model_of(made.config)
         inputs, outputs = expected["encoder_input_tokens"], expected["decoder_input_tokens"]
+        inputs = np.where(inputs == 0, PADDING, inputs)
         logits = saved.forward(model, made.load("float32"), inputs, outputs)
         np.testing.assert_allclose(logits, expected["logits"], atol=1e-4)
 
@@ -221,7 +223,7 @@ def test_golden_files_of_transformers(name: str) -> None:
     params, model = checkpoint.load("float32"), model_of(checkpoint.config)
     assert checkpoint.config.description()[0] == GOLDEN[name]
     with np.load(DATA / name / "expected.npz") as expected:
-        inputs = expected["inputs"]
+        inputs = np.where(expected["inputs"] == 0, PADDING, expected["inputs"])
         # One width for all lengths: no position sees those after it.
         count, given = expected["greedy"].shape[1], expected["decoder_inputs"]
         tokens = np.zeros((len(inputs), count + 1), np.int32)

@@ -65,7 +65,7 @@ def float64_greedy() -> np.ndarray:
     for row, source in enumerate(tiny.sources(ROWS)):
         for i in range(LENGTH):
             logits = numpy_models.logits(
-                tiny.stored_params(), tiny.TARGET.config, source[source != 0], output[row, : i + 1]
+                tiny.stored_params(), tiny.TARGET.config, source[source >= 0], output[row, : i + 1]
             )
             output[row, i + 1] = logits[-1, : tiny.VOCABULARY].argmax()
     return output[:, 1:]

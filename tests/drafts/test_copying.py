@@ -13,7 +13,7 @@ from speculative.decoding import Decoding, Params
 from speculative.drafts import CopyDraft, Draft, Proposal
 from speculative.ragged import grow
 from speculative.sampling import Sampling
-from speculative.types import PyTree
+from speculative.types import PADDING, PyTree
 from tests import toy
 from tests.decoding.test_exactness import FEWER, decode, outputs
 from tests.decoding.test_reference import check_same_tokens
@@ -57,8 +57,7 @@ def begin(
     draft: Draft, params: PyTree, rows: list[list[int]], decoder_only: bool, cache_length: int
 ) -> tuple[Any, list[int], list[list[int]]]:
     """A state, the first `last` of each row and the text up to it."""
-    filler = -1 if decoder_only else 0
-    inputs = jnp.array([[*row, *[filler] * (SIZE - len(row))] for row in rows])
+    inputs = jnp.array([[*row, *[PADDING] * (SIZE - len(row))] for row in rows])
     state = start(draft, params, inputs, cache_length)
     if decoder_only:
         return state, [row[-1] for row in rows], [list(row) for row in rows]

@@ -21,7 +21,7 @@ from speculative.models.interface import Chunk, Extended
 from speculative.models.reads import Reads
 from speculative.models.stack import DecoderState
 from speculative.ragged import grow
-from speculative.types import PyTree
+from speculative.types import PADDING, PyTree
 from tests import numpy_models, saved
 from tests.layouts import LAYOUTS, Layout
 from tests.saved import forward
@@ -84,11 +84,16 @@ def expected() -> dict[str, np.ndarray]:
 
 
 def sources() -> np.ndarray:
-    """Rows of different lengths, 0 behind them."""
+    """Rows of different lengths, padding behind them."""
     rng = np.random.default_rng(5)
     inputs = rng.integers(2, 96, (3, 12))
-    inputs[0, 7:] = inputs[2, 10:] = 0
+    inputs[0, 7:] = inputs[2, 10:] = PADDING
     return inputs.astype(np.int32)
+
+
+def padded(inputs: np.ndarray) -> np.ndarray:
+    """T5X's inputs with our padding in place of its own, 0."""
+    return np.where(inputs == 0, PADDING, inputs)
 
 
 def decoder_inputs(length: int) -> np.ndarray:
@@ -99,7 +104,7 @@ def decoder_inputs(length: int) -> np.ndarray:
 
 def numpy_logits(model: T5, params: PyTree, inputs: np.ndarray, tokens: np.ndarray) -> np.ndarray:
     rows = zip(inputs, tokens, strict=True)
-    return np.stack([numpy_models.logits(params, model.config, s[s != 0], t) for s, t in rows])
+    return np.stack([numpy_models.logits(params, model.config, s[s >= 0], t) for s, t in rows])
 
 
 def in_chunks(
@@ -127,7 +132,7 @@ def test_the_fixture_has_the_tree_that_init_gives() -> None:
 def test_logits_are_those_of_t5x(prepacked_or_not: Layout) -> None:
     model, params = v1_1()
     want = expected()
-    given = want["encoder_input_tokens"], want["decoder_input_tokens"]
+    given = padded(want["encoder_input_tokens"]), want["decoder_input_tokens"]
     logits = forward(model, prepacked_or_not(params), *given)
     assert logits.dtype == jnp.float32
     assert np.abs(logits - want["logits"]).max() < NEAR
@@ -138,7 +143,7 @@ def test_decoding_is_that_of_t5x_in_chunks_with_rewinds(width: int, laid_out: La
     model, params = v1_1()
     params = laid_out(params)
     want = expected()
-    source = want["encoder_input_tokens"]
+    source = padded(want["encoder_input_tokens"])
     logits = in_chunks(model, params, source, want["decoder_input_tokens"], width)
     assert np.abs(logits - want["logits"]).max() < NEAR
     greedy = want["greedy_24"]
@@ -211,11 +216,11 @@ def test_padding_is_not_read() -> None:
 
     lengths = np.array([20, 1, 32, 25])
     there = np.arange(32) < lengths[:, None]
-    found = parts(tokens * there)
+    found = parts(np.where(there, tokens, PADDING))
     for row, length in enumerate(lengths):
         # The bits of XLA's last norm depend on how many positions there are.
         cut, beside = parts(tokens[:, :length]), tokens.copy()
-        beside[row, length:] = 0
+        beside[row, length:] = PADDING
         for got, alone, among in zip(found, cut, parts(beside), strict=True):
             np.testing.assert_array_equal(got[row], among[row])
             np.testing.assert_array_equal(got[row, length:], 0)
@@ -233,7 +238,7 @@ def test_rows_advance_raggedly() -> None:
     np.testing.assert_array_equal(state.lengths, kept + 8)
     for row, source in enumerate(sources()):
         fed = np.concatenate([tokens[row, : kept[row]], tokens[row, 8:]])
-        want = numpy_models.logits(params, model.config, source[source != 0], fed)
+        want = numpy_models.logits(params, model.config, source[source >= 0], fed)
         assert np.abs(logits[row] - want[-8:]).max() < NEAR
 
 
@@ -355,7 +360,7 @@ def test_hidden_states_are_float64_t5(name: str, prepacked_or_not: Layout) -> No
         assert hidden.keys() == set(model.extend_layers)
         chunks.append(jax.device_get(hidden))
     for row, source in enumerate(sources()):
-        source = source[source != 0]
+        source = source[source >= 0]
         want = numpy_models.encode(params, model.config, source)
         assert np.abs(encoded[row, : len(source)] - want).max() < NEAR
         wanted: dict[str, np.ndarray] = {}

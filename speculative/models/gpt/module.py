@@ -13,10 +13,7 @@ from speculative.models.layers import Layer
 from speculative.models.positions import masked, positions_in, same_segment, shifted
 from speculative.models.stack import DecoderState
 from speculative.models.transformer import Transformer
-from speculative.types import Inputs, Logits, Rows
-
-PADDING = -1
-"""What fills prompts up: every token from 0 on may be a piece, as it is in GPT-2's vocabulary."""
+from speculative.types import PADDING, Inputs, Logits, Rows
 
 
 class Decoder(Transformer):

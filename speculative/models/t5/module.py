@@ -15,7 +15,7 @@ from speculative.models.positions import masked, same_segment
 from speculative.models.stack import DecoderState, Stack
 from speculative.models.t5.config import T5Config
 from speculative.models.transformer import Transformer
-from speculative.types import PAD_ID, Inputs, Logits, Rows, Segments, Tokens
+from speculative.types import PADDING, Inputs, Logits, Rows, Segments, Tokens
 
 
 class EncoderDecoder(Transformer):
@@ -32,8 +32,9 @@ class EncoderDecoder(Transformer):
     def encode(self, inputs: Inputs, segments: Array | None = None, train: bool = False) -> Array:
         """Inputs [B, S] -> [B, S, D]; see `FlaxModel.encode`."""
         mask = _padding(inputs) if segments is None else same_segment(segments, segments)
-        # Padding is 0: what is made of it counts nowhere, and kernels on CPU leave it out.
-        x = jnp.where((inputs != PAD_ID)[..., None], self.embed(inputs), 0)
+        seen = inputs != PADDING if segments is None else segments > 0
+        # Padding is made 0: what comes of it counts nowhere, and kernels on CPU leave it out.
+        x = jnp.where(seen[..., None], self.embed(inputs), 0)
         after, _, _ = self.encoder(x, mask, train)
         return self.encoder.dropout(self.encoder.norm.numbers(after[-1]), not train)
 
@@ -61,7 +62,7 @@ class EncoderDecoder(Transformer):
     def start(
         self, inputs: Inputs, cache_length: int, encoded: Array | None, layers: tuple[str, ...]
     ) -> Started:
-        """Encodes inputs [B, S] (0 = padding) and projects keys and values of the source once."""
+        """Encodes inputs [B, S] (-1 = padding) and projects keys and values of the source once."""
         config = self.config
         encoded = self.encode(inputs) if encoded is None else encoded
         sizes = inputs.shape[0], config.num_heads, cache_length, config.head_dim
@@ -88,7 +89,7 @@ class EncoderDecoder(Transformer):
 
 def _padding(inputs: Inputs) -> Array:
     """The mask [B, 1, 1, S] of a source."""
-    return masked(inputs != PAD_ID)[:, None, None, :]
+    return masked(inputs != PADDING)[:, None, None, :]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -96,10 +97,10 @@ class T5(FlaxModel):
     """A T5 of a given configuration, as pure functions on explicit parameters."""
 
     config: T5Config
-    pad_id: ClassVar[int] = PAD_ID
+    pad_id: ClassVar[int] = PADDING
     decoder_only: ClassVar[bool] = False
     root = EncoderDecoder
 
     def first(self, inputs: Inputs) -> Rows:
         """The start token of each row: [B]."""
-        return jnp.full(inputs.shape[0], PAD_ID, jnp.int32)
+        return jnp.full(inputs.shape[0], self.start_id, jnp.int32)

@@ -6,7 +6,7 @@ from typing import Any
 
 from speculative.models.names import SPIECE, Names, Stored
 from speculative.models.t5.config import SIZES, T5Config
-from speculative.vocabulary import EXTRA_IDS
+from speculative.vocabulary import EXTRA_IDS, TOKENIZER
 
 
 class T5Names(Names[T5Config]):
@@ -22,7 +22,7 @@ class T5Names(Names[T5Config]):
     )
     # Logits that are tied but not scaled.
     copies = {"lm_head.weight": "shared.weight"}
-    vocabularies = (SPIECE,)
+    vocabularies = (SPIECE, TOKENIZER)
 
     sizes = {
         "vocab_size": "vocab_size",
@@ -125,9 +125,6 @@ class T5Names(Names[T5Config]):
             "layer_norm_epsilon": 1e-6,
             "feed_forward_proj": kind,
             "tie_word_embeddings": config.logits_via_embedding,
-            "pad_token_id": 0,
-            "eos_token_id": 1,
-            "decoder_start_token_id": 0,
         }
 
     def infer(self, shapes: Mapping[str, tuple[int, ...]], location: str) -> T5Config:

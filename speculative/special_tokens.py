@@ -1,0 +1,112 @@
+"""Tokens beside a vocabulary's pieces, and those that begin and end texts: a checkpoint's own."""
+
+import dataclasses
+import re
+from collections.abc import Iterable, Iterator
+from typing import Any, NamedTuple, Self
+
+from speculative import checks
+from speculative.types import Fields
+
+
+class AddedToken(NamedTuple):
+    """A token for which a text has one spelling, found before the text is cut into pieces.
+
+    The fields are those of the library `tokenizers`.
+    """
+
+    content: str  # The spelling.
+    id: int
+    special: bool = False  # Whether a text leaves it out where nobody asks for it.
+    lstrip: bool = False  # Whether the spaces before it belong to it,
+    rstrip: bool = False  # and those behind it.
+    single_word: bool = False  # Whether it must be a whole word.
+
+
+@dataclasses.dataclass(frozen=True)
+class SpecialTokens:
+    """What a checkpoint says of tokens; what it does not say is as usual for its vocabulary.
+
+    Attributes:
+        eos_ids: the tokens that end an output, each.
+        start_id: the token before a text.
+        pad_id: what others fill texts up with.
+        end: the spelling of the token that ends an encoded text.
+        pad: that of padding.
+        added: tokens beside the vocabulary's pieces.
+        spelled: pieces that are added tokens too, special ones.
+    """
+
+    eos_ids: tuple[int, ...] = ()
+    start_id: int | None = None
+    pad_id: int | None = None
+    end: str | None = None
+    pad: str | None = None
+    added: tuple[AddedToken, ...] = ()
+    spelled: tuple[str, ...] = ()
+
+    def to_json(self) -> Fields:
+        """What is said, as JSON-ready values."""
+        fields = {name: value for name, value in vars(self).items() if value not in ((), None)}
+        if self.added:
+            fields["added"] = [token._asdict() for token in self.added]
+        return {k: list(v) if isinstance(v, tuple) else v for k, v in fields.items()}
+
+    @classmethod
+    def from_json(cls, fields: Fields) -> Self:
+        """What `to_json` gave; raises ValueError for a field of another type."""
+        read: dict[str, Any] = dict(fields)
+        if "added" in fields:
+            read["added"] = tuple(added_token(token["id"], token) for token in fields["added"])
+        for name in ("eos_ids", "spelled"):
+            read[name] = tuple(fields.get(name, ()))
+        for name in ("start_id", "pad_id"):
+            if name in fields:
+                token_id(name, fields[name])
+        for token in read["eos_ids"]:
+            token_id("eos_ids", token)
+        return cls(**read)
+
+
+def token_id(name: str, value: object) -> int:
+    """A token's number, which must be a whole number from 0; ValueError names it."""
+    return checks.whole(name, value, 0, 2**31 - 1)
+
+
+def added_token(number: object, fields: Fields) -> AddedToken:
+    """An added token of a JSON object, as in `tokenizer.json`; ValueError without a spelling."""
+    content = fields.get("content")
+    if not isinstance(content, str) or not content:
+        raise ValueError(f"The added token {number} has the content {content!r}, no text.")
+    flags = {name: bool(fields.get(name, False)) for name in AddedToken._fields[2:]}
+    return AddedToken(content, token_id(f"The id of the added token {content!r}", number), **flags)
+
+
+def pattern(added: Iterable[AddedToken]) -> re.Pattern[str] | None:
+    """What finds the added tokens in a text, the longest at each place; None without any."""
+    spellings = {
+        token.content: rf"\b{re.escape(token.content)}\b"
+        if token.single_word
+        else re.escape(token.content)
+        for token in added
+    }
+    longest_first = sorted(spellings, key=len, reverse=True)
+    return re.compile("|".join(spellings[one] for one in longest_first)) if spellings else None
+
+
+def split(
+    text: str, found: re.Pattern[str] | None, added: dict[str, AddedToken]
+) -> Iterator[str | AddedToken]:
+    """A text's added tokens, and the parts between them, in order; empty parts are left out."""
+    begin, stripped = 0, False
+    for match in found.finditer(text) if found else ():
+        token = added[match.group()]
+        before = text[begin : match.start()]
+        before = before.lstrip() if stripped else before
+        before = before.rstrip() if token.lstrip else before
+        if before:
+            yield before
+        yield token
+        begin, stripped = match.end(), token.rstrip
+    if rest := text[begin:].lstrip() if stripped else text[begin:]:
+        yield rest
