@@ -21,6 +21,7 @@ from speculative.drafts.named import MODEL_FREE
 from speculative.models import SIZES, Config, model_of, random_params
 from speculative.models.reads import unpacked
 from speculative.pair import Pair
+from speculative.special_tokens import SpecialTokens
 from speculative.types import PyTree
 from speculative.vocabulary import Numbers, Vocabulary, from_elsewhere
 
@@ -43,7 +44,8 @@ class Weights:
         """
         found = self.checkpoint.open_vocabulary() if self.checkpoint else None
         if found is None and file is not None:
-            found = from_elsewhere(file, self.config.vocab_size)
+            special = self.checkpoint.special if self.checkpoint else SpecialTokens()
+            found = from_elsewhere(file, self.config.vocab_size, special)
         if found is None and self.checkpoint:
             raise ValueError(f"{self.name} comes without a vocabulary; give one (--vocabulary).")
         found = found or Numbers(self.config.vocab_size)

@@ -198,8 +198,9 @@ class Pair:
                 sources[text] = self.encode(text, settings.source_length)
                 self._require_positions(sources[text], config)
         seed, stop = settings.seed, tuple(settings.stop)
+        shown = stop, settings.show_special
         return [
-            Request(sources[text], config, seed, first + i, stop) for i, text in enumerate(texts)
+            Request(sources[text], config, seed, first + i, *shown) for i, text in enumerate(texts)
         ]
 
     def decode_all(self, requests: Sequence[Request], *, batch_size: int = BATCH) -> list[Result]:
@@ -230,7 +231,7 @@ class Pair:
             return request.source.shape[1], request.config.program
 
         def ends(place: int, tokens: list[int]) -> bool:
-            return self._stops(tokens, requests[place].stop)
+            return self._stops(tokens, requests[place].stop, requests[place].show_special)
 
         def decoded() -> Iterator[tuple[int, Result]]:
             models = self.target, self.draft, self.params
@@ -238,7 +239,9 @@ class Pair:
                 kinds = Kinds.of(one.config.sampling for _, one in group)
                 asked = ends if any(one.stop for _, one in group) else None
                 for place, output in queue.generate(*models, group, kinds, rows, asked):
-                    yield place, self._cut(self.results(output)[0], requests[place].stop)
+                    one = requests[place]
+                    (result,) = self.results(output, one.show_special)
+                    yield place, self._cut(result, one.stop, one.show_special)
 
         return decoded()  # This itself is no generator, so that it raises when it is called.
 
@@ -248,7 +251,7 @@ class Pair:
             return self.decode_all([request], batch_size=1)[0]
         models, params = loop.used(self.target, self.draft, self.params, request.config.gamma)
         output = loop.decode(models, params, request.source, request.draws, request.config)
-        return self.results(output)[0]
+        return self.results(output, request.show_special)[0]
 
     def run(self, sources: Array, draws: Array, config: Decoding) -> Output:
         """`decoding.loop.generate` with this pair, for sources [B, S].
@@ -258,14 +261,14 @@ class Pair:
         self._require_positions(sources, config)
         return loop.generate(self.target, self.draft, self.params, sources, draws, config)
 
-    def results(self, output: Output) -> list[Result]:
+    def results(self, output: Output, show_special: bool = False) -> list[Result]:
         """The rows of an output as texts. ValueError is raised as by `sound`."""
         output = self.sound(jax.device_get(output))
         found = []
         for row, length in enumerate(output.lengths):
             tokens = output.tokens[row, :length].tolist()
             result = Result(
-                self.vocabulary.decode(tokens),
+                self.vocabulary.decode(tokens, show_special),
                 tokens,
                 int(output.target_calls[row]),
                 int(output.drafted[row]),
@@ -276,20 +279,19 @@ class Pair:
             found.append(result)
         return found
 
-    def _stops(self, tokens: list[int], stop: tuple[str, ...]) -> bool:
+    def _stops(self, tokens: list[int], stop: tuple[str, ...], show_special: bool) -> bool:
         """Whether the text of tokens has one of the stop strings."""
-        text = self.vocabulary.decode(tokens) if stop else ""
-        return any(end in text for end in stop)
+        return bool(stop) and self.vocabulary.before(stop, tokens, show_special) is not None
 
-    def _cut(self, result: Result, stop: tuple[str, ...]) -> Result:
+    def _cut(self, result: Result, stop: tuple[str, ...], show_special: bool) -> Result:
         """A result up to the first token with which its text has one of the stop strings."""
         tokens = result.tokens
-        if not self._stops(tokens, stop):
+        if not self._stops(tokens, stop, show_special):
             return result
-        counts = range(len(tokens) + 1)
-        count = bisect.bisect_left(counts, True, key=lambda n: self._stops(tokens[:n], stop))
-        text = self.vocabulary.decode(tokens[:count])
-        text = text[: min(text.find(end) for end in stop if end in text)]
+        counts, how = range(len(tokens) + 1), (stop, show_special)
+        count = bisect.bisect_left(counts, True, key=lambda n: self._stops(tokens[:n], *how))
+        text = self.vocabulary.before(stop, tokens[:count], show_special)
+        assert text is not None
         logprobs = result.logprobs and result.logprobs[:count]
         return dataclasses.replace(
             result, text=text, tokens=tokens[:count], finish_reason="stop", logprobs=logprobs
@@ -331,12 +333,14 @@ class Pair:
             for step in map(self.sound, steps):
                 yield step
                 tokens += step.tokens[0, : step.count[0]].tolist()
-                if self._stops(tokens, request.stop):
+                if self._stops(tokens, request.stop, request.show_special):
                     return
 
         return until_it_stops()
 
-    def collect(self, steps: Iterable[Step], stop: tuple[str, ...] = ()) -> Result:
+    def collect(
+        self, steps: Iterable[Step], stop: tuple[str, ...] = (), show_special: bool = False
+    ) -> Result:
         """The result of streaming one text, which is that of `generate`."""
         tokens: list[int] = []
         drafted, by_step = 0, []  # Whether each position's guess was tested, and accepted.
@@ -347,6 +351,7 @@ class Pair:
             reached = np.minimum([step.accepted[0] + 1, step.accepted[0]], count)
             by_step.append(np.arange(gamma) < reached[:, None])
         tested, accepted = np.sum(by_step, axis=0, dtype=int).tolist()
-        text, calls = self.vocabulary.decode(tokens), len(by_step)
+        text, calls = self.vocabulary.decode(tokens, show_special), len(by_step)
         reason = "stop" if tokens[-1] in self.vocabulary.eos_ids else "length"
-        return self._cut(Result(text, tokens, calls, drafted, tested, accepted, reason), stop)
+        result = Result(text, tokens, calls, drafted, tested, accepted, reason)
+        return self._cut(result, stop, show_special)

@@ -41,6 +41,8 @@ class Settings:
         source_length: tokens to which a longer source or prompt is cut; None reads all of it.
         stop: a text ends where it contains one of these, and is cut before it; its tokens are those
             up to the one that completed it.
+        show_special: whether texts show special tokens, as sentinels are; a stop string may have
+            them either way.
         logprobs: whether the log-probabilities of the tokens are kept.
         processors: what changes the logits of target and draft by the text so far.
         batch_size: texts that are decoded together, where there are as many, each as alone.
@@ -58,6 +60,7 @@ class Settings:
     example: int = 0
     source_length: int | None = None
     stop: Sequence[str] = ()
+    show_special: bool = False
     logprobs: bool = False
     processors: "Sequence[Processor]" = ()
     batch_size: int = 16
@@ -72,6 +75,7 @@ class Settings:
             object.__setattr__(self, name, checks.whole(name, getattr(self, name), low, high))
         if self.source_length is not None:
             checks.whole("source_length", self.source_length, 1, checks.MAX_TOKENS)
+        checks.instance("show_special", self.show_special, bool)
         for name in ("stop", "processors"):
             checks.instance(name, getattr(self, name), list, tuple)
             object.__setattr__(self, name, tuple(getattr(self, name)))

@@ -67,6 +67,26 @@ class Vocabulary(abc.ABC):
         before_end = itertools.takewhile(lambda token: token not in self.eos_ids, map(int, tokens))
         return self._text(list(before_end), special)
 
+    def before(self, stop: Sequence[str], tokens: list[int], special: bool = False) -> str | None:
+        """The text of tokens before the first stop string in it; None if it has none.
+
+        A stop string may have special tokens, whether the text shows them or not.
+        """
+        text = self.decode(tokens, special)
+        if places := [place for one in stop if (place := text.find(one)) >= 0]:
+            return text[: min(places)]
+        whole = self.decode(tokens, special=True)
+        places = [place for one in stop if (place := whole.find(one)) >= 0]
+        if special or not places:
+            return None
+        count = 0  # Tokens that end before the place.
+        while len(self.decode(tokens[: count + 1], special=True)) <= min(places):
+            count += 1
+        shown = self.decode(tokens[:count])
+        if not self.decode(tokens[count : count + 1]):
+            return shown
+        return shown + whole[len(self.decode(tokens[:count], special=True)) : min(places)]
+
     def prompt(self, text: str) -> np.ndarray:
         """The tokens that a decoder-only model continues: the start token and the text's, int32."""
         return np.array([self.start_id, *self._tokens(text)], np.int32)
@@ -430,14 +450,19 @@ def open_vocabulary(
     return SentencePiece(path, extra_ids, special)
 
 
-def from_elsewhere(path: str | os.PathLike[str], rows: int) -> Vocabulary:
+def from_elsewhere(
+    path: str | os.PathLike[str],
+    rows: int,
+    special: SpecialTokens = SpecialTokens(),  # noqa: B008
+) -> Vocabulary:
     """The vocabulary of a file that did not come with its model; see `open_vocabulary`.
 
     The usual sentinels follow its pieces if the model's embedding has enough `rows`.
     """
-    vocabulary = open_vocabulary(path)
+    vocabulary = open_vocabulary(path, special=special, rows=rows)
     usual = vocabulary.usual_extra_ids
-    return open_vocabulary(path, usual) if vocabulary.size + usual <= rows else vocabulary
+    room = usual and vocabulary.size + usual <= rows
+    return open_vocabulary(path, usual, special) if room else vocabulary
 
 
 def store(path: pathlib.Path, folder: pathlib.Path, special: SpecialTokens) -> str:

@@ -10,11 +10,13 @@ from typing import Any
 
 import numpy as np
 import tensorstore
+from absl import logging
 from flax import serialization, traverse_util
 
 from speculative.checkpoints.checkpoint import DTYPES, FLOATS, Checkpoint, Tensor, plain, written
 from speculative.disk import reading
 from speculative.models import FAMILIES, names_of
+from speculative.types import EOS_ID, PAD_ID
 
 INDEX, VERSION = "checkpoint", 3
 WAIT, WAIT_FOR_VALUES = 8, 600
@@ -65,6 +67,21 @@ def write(folder: str | pathlib.Path, checkpoint: Checkpoint, dtype: str | None 
     T5X expects a folder's name like ``checkpoint_1000``. The index says training step 0.
     """
     names_of(checkpoint.config).require_t5x(checkpoint.config, checkpoint.location)
+    special = checkpoint.special
+    usual = (("start", PAD_ID, [special.start_id or PAD_ID]), ("end", EOS_ID, special.eos_ids))
+    for name, read, ids in usual:
+        if other := [token for token in ids if token != read]:
+            raise ValueError(
+                f"{checkpoint.location} has the {name} token {other[0]}, which T5X's format does "
+                f"not hold: it would be read as {read}; write another format (--to native, "
+                "huggingface)."
+            )
+    if special.added:
+        logging.warning(
+            "T5X's format holds no added tokens, of which %s has %s: %s.",
+            *(checkpoint.location, len(special.added)),
+            ", ".join(repr(token.content) for token in special.added[:5]),
+        )
     kind = dtype or checkpoint.dtype
     target: dict[str, Any] = {}
     with written(folder) as unfinished:

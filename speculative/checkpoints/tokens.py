@@ -74,6 +74,7 @@ def read(folder: pathlib.Path, settings: Fields, encoder: bool) -> tuple[Special
     rows = settings["vocab_size"]
     added = [one for one in added if one.content != padding or one.id < rows]
     spelled = [named[name] or usual for name, usual in SPELLED.items()]
+    added = [one._replace(special=one.special or one.content in spelled) for one in added]
     for name in ADDITIONAL:
         spelled += filter(None, map(_spelling, tokenizer.get(name) or ()))
     found = SpecialTokens(

@@ -51,6 +51,7 @@ def _add_generate(parser: argparse.ArgumentParser) -> None:
     )
     option(several, "--output FILE", said)
     flags = {
+        "--show_special": "show special tokens in texts, as sentinels are",
         "--logprobs": "in JSON, natural logarithms of the probabilities with which the target's "
         "tokens are drawn; at T = 0 of its own distribution",
         "--compare": "decode each text without a draft too, and say how many times as long that "
@@ -245,15 +246,19 @@ class Timer:
         result = self.begin(request)
         if isinstance(result, Iterator):
             steps, shown = itertools.tee(result)
-            for part in as_it_grows(self.pair.vocabulary, shown, request.stop):
+            how = request.stop, request.show_special
+            for part in as_it_grows(self.pair.vocabulary, shown, *how):
                 if shows:
                     print(part, end="", flush=True)
-            result = self.pair.collect(steps, request.stop)
+            result = self.pair.collect(steps, *how)
         return Timed(result, time.perf_counter() - seconds_compiling() - began)
 
 
 def as_it_grows(
-    vocabulary: "Vocabulary", steps: Iterable["Step"], stop: Sequence[str] = ()
+    vocabulary: "Vocabulary",
+    steps: Iterable["Step"],
+    stop: Sequence[str] = (),
+    show_special: bool = False,
 ) -> Iterator[str]:
     """The text of a streamed generation, in parts that later tokens do not change.
 
@@ -263,10 +268,10 @@ def as_it_grows(
     shown = text = ""
     for step in steps:
         tokens += step.tokens[0, : step.count[0]].tolist()
-        text = vocabulary.decode(tokens)
-        if places := [place for end in stop if (place := text.find(end)) >= 0]:
-            text = text[: min(places)]
+        if stop and (cut := vocabulary.before(stop, tokens, show_special)) is not None:
+            text = cut
             break
+        text = vocabulary.decode(tokens, show_special)
         # A character cut off after some of its bytes decodes to marks, which more bytes replace.
         final = text.rstrip("\N{REPLACEMENT CHARACTER}")
         # So does what may be the beginning of a stop string.

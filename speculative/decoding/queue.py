@@ -32,6 +32,7 @@ class Request(NamedTuple):
     seed: int = 0
     example: int = 0
     stop: tuple[str, ...] = ()  # Texts with which it ends, none of them shown.
+    show_special: bool = False  # Whether its text shows special tokens.
 
     @property
     def draws(self) -> Array:
