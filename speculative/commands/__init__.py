@@ -15,7 +15,7 @@ from speculative.settings import Settings
 SETTINGS: dict[str, Any] = {field.name: field.default for field in dataclasses.fields(Settings)}
 """The fields of `Settings`, with the values they have where nothing else is said."""
 
-OF_RUN = {"example", "source_length", "logprobs", "processors", "batch_size"}
+OF_RUN = {"example", "source_length", "logprobs", "processors", "batch_size", "show_special"}
 """Those of all texts alike, which lines of results do not tell."""
 
 MAX_LENGTH = 1024  # The longest output; a generation's cache is sized for it.

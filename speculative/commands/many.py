@@ -21,7 +21,8 @@ Place = tuple[int, int]  # The numbers of a prompt and a sample, from 0.
 def told(asked: Asked) -> dict[str, Any]:
     """The settings of a prompt that its lines tell."""
     found = {name: getattr(asked.settings, name) for name in SETTINGS if name not in OF_RUN}
-    return found | {"stop": list(asked.settings.stop)}
+    shown = {"show_special": True} if asked.settings.show_special else {}
+    return found | {"stop": list(asked.settings.stop)} | shown
 
 
 def line(asked: Asked, result: "Result", of_pair: Mapping[str, Any]) -> dict[str, Any]:
@@ -68,6 +69,8 @@ class Results:
         for name, value in must.items():
             if line[name] != value:
                 raise ValueError(f"its {name} is {line[name]!r}, not {value!r}.")
+        if line.get("show_special", False) != asked.settings.show_special:
+            raise ValueError("it was written with another --show_special.")
         if line["prompt"] != asked.text:
             raise ValueError(f"its prompt is not prompt {place[0] + 1}.")
         return place, line
