@@ -128,7 +128,7 @@ class Checkpoint:
                 raise ValueError(
                     f"Tensor {name} of {where} is {shape}; its configuration asks for {wanted}."
                 )
-            if kind not in FLOATS and self.format != "native":
+            if kind not in FLOATS and (self.format, kind) != ("native", "int8"):
                 raise ValueError(
                     f"Tensor {name} of {where} is of type {kind}; read are {', '.join(FLOATS)}."
                 )

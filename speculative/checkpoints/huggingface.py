@@ -47,18 +47,27 @@ def open(folder: str | pathlib.Path) -> Checkpoint:
     if kind is None or not model:
         known = " and ".join(f"{kind.title} ({', '.join(kind.model_types)})" for kind in readable)
         raise ValueError(f"{path} is of a {model!r} model; only {known} are read.")
-    found = _stored(folder)
-    with reading(path):
-        config = kind.configuration(settings, found, path)
-    require_layers(config, len(found), folder)
-    table = kind.names(config)
     stored = {
-        kind.prefix + name if kind.prefix + name in table else name: tensor
-        for name, tensor in found.items()
+        name if name in kind.tied or name.startswith(kind.prefix) else kind.prefix + name: tensor
+        for name, tensor in _stored(folder).items()
     }
-    for name, original in kind.copies.items():
-        if name in table and name not in stored and original in stored:
-            stored[name] = stored[original]
+    for copy, original in kind.tied.items():  # Of which any may be the one that is stored.
+        if copy in stored:
+            stored.setdefault(original, stored[copy])
+
+    def own(name: str) -> bool:
+        tensor, original = stored.get(name), stored.get(kind.tied[name])
+        if tensor is None or original is None or tensor is original:
+            return False
+        return tensor.shape != original.shape or not np.array_equal(tensor.read(), original.read())
+
+    with reading(path):
+        config = kind.configuration(settings, own, path)
+    require_layers(config, len(stored), folder)
+    table = kind.names(config)
+    for copy in kind.filled:
+        if copy in table and (original := kind.tied[copy]) in stored:
+            stored.setdefault(copy, stored[original])
     tensors_of: dict[str, Tensor] = {}
     for name, tensor in stored.items():
         if name in table or not kind.passed_over.fullmatch(name.removeprefix(kind.prefix)):

@@ -40,6 +40,9 @@ class Config:
     # Whether products of queries and keys are multiplied by H^-1/2; T5's initial weights have it.
     scaled_attention: bool = False
     logits_via_embedding: bool = False  # Whether the output is tied to the embedding.
+    # Whether encoder and decoder embed tokens by one table; else the decoder has its own, and
+    # logits that are tied are tied to the encoder's.
+    shared_embedding: bool = True
     dropout_rate: float = 0.0  # In training only.
     dtype: str = "float32"  # Or "bfloat16", of the products; logits and softmax are float32.
     # Whether one table of relative positions serves all layers of a stack, as in T5; in umT5 each
@@ -129,6 +132,7 @@ class Config:
         learned, half = self.positions == "learned", self.num_buckets // 2
         as_many = f"{self.num_heads}, as num_heads is, or 0 for as many"
         positions, shared = "0 where positions is 'relative'", "True where positions is 'learned'"
+        alone = not self.shared_embedding and not self.encoder_layers
         if learned:
             positions = "positive where positions is 'learned' (a configuration of relative "
             positions += "positions needs positions = 'relative')"
@@ -138,6 +142,7 @@ class Config:
             (self.num_kv_heads not in (0, self.num_heads), "num_kv_heads", as_many),
             (learned != (self.max_positions > 0), "max_positions", positions),
             (learned and not self.shared_positions, "shared_positions", shared),
+            (alone, "shared_embedding", "True where there is no encoder"),
             (self.num_buckets < 4 or self.num_buckets % 4, "num_buckets", "a multiple of 4"),
             (self.max_distance <= half, "max_distance", f"above {half}, half the buckets"),
             (not 0 <= self.dropout_rate < 1, "dropout_rate", "in [0, 1)"),

@@ -1,7 +1,7 @@
 """How other programs name, store and describe the tensors of a family's models."""
 
 import re
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, ClassVar, Generic, NamedTuple, TypeVar
 
 from speculative.models.config import Config
@@ -30,18 +30,30 @@ class Names(Generic[C]):
     # the names behind it of those that no model reads, or reads elsewhere.
     prefix: ClassVar[str] = ""
     passed_over: ClassVar[re.Pattern[str]]
-    # Tensors that may be missing, each with the one that it is a copy of then.
-    copies: ClassVar[Mapping[str, str]] = {}
+    # Tensors that are copies of another, unless both are stored and differ; and those of them that
+    # are filled in where they are missing.
+    tied: ClassVar[Mapping[str, str]] = {}
+    filled: ClassVar[tuple[str, ...]] = ()
     vocabularies: ClassVar[tuple[str, ...]]  # Files that may hold its vocabulary, the best first.
     # Settings of a `config.json` that must be there, with our fields; and those of which we
     # compute certain values alone, the first of which is the default.
     sizes: ClassVar[Mapping[str, str]]
+    aliases: ClassVar[Mapping[str, str]]  # Other names of settings, which transformers knows too.
     required: ClassVar[Mapping[str, tuple[Any, ...]]]
+    # transformers' names of the functions of feed-forward layers that are computed here, and ours.
+    activations: ClassVar[Mapping[str, str]] = {
+        "relu": "relu",
+        "gelu_new": "gelu",
+        "gelu_pytorch_tanh": "gelu",
+        "silu": "silu",
+        "swish": "silu",
+    }
 
-    def configuration(self, settings: Fields, stored: Collection[str], location: str) -> C:
-        """The sizes in a `config.json` of transformers, for tensors `stored` under these names.
+    def configuration(self, settings: Fields, own: Callable[[str], bool], location: str) -> C:
+        """The sizes in a `config.json` of transformers; `own` tells whether a tensor of `tied` is.
 
-        Raises ValueError if a size is missing, or not one that is computed here.
+        It is if it is stored and no copy. Raises ValueError if a size is missing, or not one that
+        is computed here.
         """
         raise NotImplementedError
 
@@ -64,14 +76,28 @@ class Names(Generic[C]):
         """Raises ValueError unless T5X's format can hold such a model."""
         raise ValueError(f"T5X's format has no model of the kind of {location}.")
 
-    def _read_sizes(self, settings: Fields, location: str) -> dict[str, int]:
-        """Our fields of `sizes`, which must be positive; `required` settings must be supported."""
-        for name, supported in self.required.items():
-            if settings.get(name, supported[0]) not in supported:
+    def _settings(self, settings: Fields, location: str) -> Fields:
+        """Settings under their first names, if there are all of `required` and no others' values.
+
+        Raises ValueError if a setting is not supported, or contradicts one of the same meaning.
+        """
+        named = {name: value for name, value in settings.items() if name not in self.aliases}
+        for alias, name in self.aliases.items():
+            if alias in settings and named.setdefault(name, settings[alias]) != settings[alias]:
                 raise ValueError(
-                    f"{location} has the {name} {settings[name]!r}; supported is "
+                    f"{location} has the {name} {named[name]!r} and the {alias} "
+                    f"{settings[alias]!r}, which are one setting; remove one of them."
+                )
+        for name, supported in {**_REQUIRED, **self.required}.items():
+            if named.get(name, supported[0]) not in supported:
+                raise ValueError(
+                    f"{location} has the {name} {named[name]!r}; supported is "
                     f"{' or '.join(str(value) for value in supported)}."
                 )
+        return named
+
+    def _read_sizes(self, settings: Fields, location: str) -> dict[str, int]:
+        """Our fields of `sizes`, which must be positive."""
         for name in self.sizes:
             if name not in settings:
                 raise ValueError(f"{location} lacks {name!r}.")
@@ -84,5 +110,11 @@ class Names(Generic[C]):
     def _write_sizes(self, config: C) -> dict[str, Any]:
         return {name: getattr(config, ours) for name, ours in self.sizes.items()}
 
+
+# Settings that change what any model computes, with the values that change nothing.
+_REQUIRED: Mapping[str, tuple[Any, ...]] = {
+    "quantization_config": (None,),
+    "pruned_heads": (None, {}),
+}
 
 AnyNames = Names[Any]  # Of some family.

@@ -102,4 +102,9 @@ def read_by_step(params: PyTree) -> list[Array]:
     untied = any(path & {"logits_dense", "logits"} for path, _ in named)
     unread = {"encoder", "position_embedder", *(["token_embedder"] if untied else [])}
     cross, source = "encoder_decoder_attention", {"key", "value"}
-    return [leaf for path, leaf in named if not (path & unread or cross in path and path & source)]
+    own = {"decoder", "token_embedder"}  # An embedding of the decoder's own is never tied.
+    return [
+        leaf
+        for path, leaf in named
+        if not (path & unread or path >= own or cross in path and path & source)
+    ]

@@ -53,6 +53,9 @@ class Stack(nn.Module):
             self.position_embedder = nn.Embed(*sizes, embedding_init=init)
         elif config.shared_positions:
             self.relpos_bias = RelativeBias(config, bidirectional=encoder)
+        if not encoder and not config.shared_embedding:
+            init = nn.initializers.normal(1.0)
+            self.token_embedder = nn.Embed(config.vocab_size, config.emb_dim, embedding_init=init)
         self.layers = [self.layer(config, self.backend, self.kind) for _ in range(self.depth)]
         self.norm = LayerNorm(config, name=f"{self.kind}_norm")
         self.dropout = nn.Dropout(config.dropout_rate, broadcast_dims=(1,))

@@ -86,9 +86,14 @@ class Transformer(nn.Module):
         width = self.backend.width(batch, length)
         return jnp.pad(x, ((0, 0), (0, width - length), (0, 0))) if width > length else x
 
+    def embedded(self, table: nn.Embed, tokens: Tokens) -> Array:
+        """The rows of a table for tokens [B, L], in the products' type: [B, L, D]."""
+        return look_up(table.embedding, tokens).astype(self.config.dtype)
+
     def embed(self, tokens: Tokens, positions: Array | None = None) -> Array:
-        """Tokens [B, L], with learned positions [B or 1, L] if there are such: [B, L, D]."""
-        x = look_up(self.token_embedder.embedding, tokens).astype(self.config.dtype)
+        """The decoder's tokens [B, L], with learned positions [B or 1, L] if any: [B, L, D]."""
+        of_decoder = self if self.config.shared_embedding else self.decoder
+        x = self.embedded(of_decoder.token_embedder, tokens)
         if self.config.positions != "learned" or positions is None:
             return x
         # A last step may guess beyond the last position; unclipped, such keys would be NaN.

@@ -89,6 +89,7 @@ class DraftSettings:
             **dict.fromkeys(target.depths, 0) | {target.depths[-1]: self.layers},
             reads=Reads(target.emb_dim, tuple(f"decoder/layers_{i}" for i in read)),
             logits_via_embedding=False,
+            shared_embedding=True,
             dropout_rate=0.0,
             dtype="float32",
         )

@@ -592,7 +592,7 @@ DAMAGE = {
             holds(shared__weight=np.zeros((41, 16), np.float32)),
             r"token_embedder/embedding .* \(41, 16\); .* \(40, 16\)",
         ),
-        (holds(shared__weight=np.zeros((40, 16), int)), "shared.weight .* of type I64"),
+        (holds(shared__weight=np.zeros((40, 16), int)), "token_embedder/embedding .* of type I64"),
         (holds(shared__weight=np.nan * INFINITE), "token_embedder/embedding .* not finite"),
         (holds(shared__weight=INFINITE), "token_embedder/embedding .* not finite"),
         (

@@ -14,8 +14,10 @@ class GPTNames(Names[DecoderOnlyConfig]):
     title = "GPT-2"
     model_types = {"gpt2": 0}
     prefix = "transformer."
-    # The causal mask, which early versions kept as a buffer, and a copy of the embedding.
-    passed_over = re.compile(r"h\.\d+\.attn\.(masked_)?bias|lm_head\.weight")
+    # The causal mask and positions, which early versions kept as buffers of any type, and a copy of
+    # the embedding.
+    passed_over = re.compile(r"h\.\d+\.attn\.(masked_)?bias|position_ids|lm_head\.weight")
+    tied = {"lm_head.weight": "transformer.wte.weight"}
     vocabularies = (TOKENIZER, PAIRS, SPIECE)
 
     sizes = {
@@ -24,6 +26,12 @@ class GPTNames(Names[DecoderOnlyConfig]):
         "n_embd": "emb_dim",
         "n_layer": "num_layers",
         "n_head": "num_heads",
+    }
+    aliases = {
+        "hidden_size": "n_embd",
+        "max_position_embeddings": "n_positions",
+        "num_attention_heads": "n_head",
+        "num_hidden_layers": "n_layer",
     }
     required = {
         "activation_function": ("gelu_new", "gelu_pytorch_tanh"),
@@ -41,17 +49,19 @@ class GPTNames(Names[DecoderOnlyConfig]):
         "mlp.c_proj": ("mlp/wo",),
     }
 
-    def configuration(self, settings, stored, location) -> DecoderOnlyConfig:
+    def configuration(self, settings, own, location) -> DecoderOnlyConfig:
         """Of GPT-2 without its variants."""
+        settings = self._settings(settings, location)
         fields: dict[str, Any] = self._read_sizes(settings, location)
         emb_dim, heads = fields["emb_dim"], fields["num_heads"]
         if emb_dim % heads:
             raise ValueError(f"{location} has an n_embd of {emb_dim} for an n_head of {heads}.")
+        inner, tied = settings.get("n_inner"), settings.get("tie_word_embeddings", True)
         return DecoderOnlyConfig(
             **fields,
             head_dim=emb_dim // heads,
-            mlp_dim=settings.get("n_inner") or 4 * emb_dim,
-            logits_via_embedding=settings.get("tie_word_embeddings", True),
+            mlp_dim=4 * emb_dim if inner is None else inner,
+            logits_via_embedding=False if tied is True and own("lm_head.weight") else tied,
         )
 
     def names(self, config: DecoderOnlyConfig) -> dict[str, Stored]:

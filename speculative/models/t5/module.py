@@ -19,7 +19,7 @@ from speculative.types import PADDING, Inputs, Logits, Rows, Segments, Tokens
 
 
 class EncoderDecoder(Transformer):
-    """Encoder and decoder over one embedding; the root of T5X's parameter tree."""
+    """Encoder and decoder, mostly over one embedding; the root of T5X's parameter tree."""
 
     def setup(self) -> None:
         """Declares embedding and stacks."""
@@ -34,7 +34,7 @@ class EncoderDecoder(Transformer):
         mask = _padding(inputs) if segments is None else same_segment(segments, segments)
         seen = inputs != PADDING if segments is None else segments > 0
         # Padding is made 0: what comes of it counts nowhere, and kernels on CPU leave it out.
-        x = jnp.where(seen[..., None], self.embed(inputs), 0)
+        x = jnp.where(seen[..., None], self.embedded(self.token_embedder, inputs), 0)
         after, _, _ = self.encoder(x, mask, train)
         return self.encoder.dropout(self.encoder.norm.numbers(after[-1]), not train)
 

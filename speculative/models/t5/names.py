@@ -20,8 +20,12 @@ class T5Names(Names[T5Config]):
         r"lm_head\.weight|(encoder|decoder)\.embed_tokens\.weight"
         r"|decoder\.block\.0\.layer\.1\.EncDecAttention\.relative_attention_bias\.weight"
     )
-    # Logits that are tied but not scaled.
-    copies = {"lm_head.weight": "shared.weight"}
+    tied = {
+        "encoder.embed_tokens.weight": "shared.weight",
+        "decoder.embed_tokens.weight": "shared.weight",
+        "lm_head.weight": "shared.weight",
+    }
+    filled = ("lm_head.weight",)  # Logits that are tied but not scaled.
     vocabularies = (SPIECE, TOKENIZER)
 
     sizes = {
@@ -32,16 +36,22 @@ class T5Names(Names[T5Config]):
         "d_ff": "mlp_dim",
         "num_layers": "num_encoder_layers",
     }
+    aliases = {
+        "hidden_size": "d_model",
+        "num_attention_heads": "num_heads",
+        "num_hidden_layers": "num_layers",
+        "head_dim": "d_kv",
+    }
     required = {"layer_norm_epsilon": (1e-6,)}
     optional = {
         "num_decoder_layers": "num_decoder_layers",
         "relative_attention_num_buckets": "num_buckets",
         "relative_attention_max_distance": "max_distance",
     }
-    activations = {
-        "relu": ("relu",),
-        "gated-gelu": ("gelu", "linear"),
-        "gated-silu": ("silu", "linear"),
+    projections = {
+        ("relu",): "relu",
+        ("gelu", "linear"): "gated-gelu",
+        ("silu", "linear"): "gated-silu",
     }
     parts = {
         "encoder": {"SelfAttention": "attention", "DenseReluDense": "mlp"},
@@ -52,13 +62,14 @@ class T5Names(Names[T5Config]):
         },
     }
 
-    def configuration(self, settings, stored, location) -> T5Config:
+    def configuration(self, settings, own, location) -> T5Config:
         """Of T5, mT5 and umT5, with the layers of any version."""
-        family = settings["model_type"]
-        kind = settings.get("feed_forward_proj", "relu" if family == "t5" else "gated-gelu")
-        if kind not in self.activations:
-            known = ", ".join(self.activations)
-            raise ValueError(f"{location} has the feed_forward_proj {kind!r}; known are {known}.")
+        settings, family = self._settings(settings, location), settings["model_type"]
+        if own("encoder.embed_tokens.weight"):
+            raise ValueError(
+                f"The encoder.embed_tokens.weight beside {location} is not its shared.weight; an "
+                "embedding of the decoder's own is computed here, of the encoder's own none."
+            )
         fields: dict[str, Any] = self._read_sizes(settings, location)
         fields["num_decoder_layers"] = fields["num_encoder_layers"]
         given = {name for name in self.optional if settings.get(name) is not None}
@@ -67,14 +78,37 @@ class T5Names(Names[T5Config]):
         # are scaled, as tied ones are; those of mT5 never are, those of umT5 are where it says so.
         tied = settings.get("tie_word_embeddings", True)
         tied = settings.get("scale_decoder_outputs", tied) if family != "mt5" else False
-        if family == "umt5" and tied and "lm_head.weight" in stored:
+        if tied is True and own("lm_head.weight"):
             raise ValueError(
                 f"{location} says that logits are tied to the embedding and so scaled, but there "
-                "is an lm_head.weight, as where transformers 5 saved a umT5; with "
+                "is an lm_head.weight of their own, as where transformers 5 saved a umT5; with "
                 '"tie_word_embeddings": false it is read, and not scaled, as in Google\'s own.'
             )
-        fields["mlp_activations"] = self.activations[kind]
+        fields["mlp_activations"] = self._activations(settings, location)
+        fields["shared_embedding"] = not own("decoder.embed_tokens.weight")
         return T5Config(**fields, shared_positions=family != "umt5", logits_via_embedding=tied)
+
+    def _activations(self, settings: Mapping[str, Any], location: str) -> tuple[str, ...]:
+        """The functions of feed-forward layers, of which transformers takes the explicit ones.
+
+        These are `dense_act_fn` and `is_gated_act`; by default `feed_forward_proj` says both.
+        """
+        usual = "relu" if settings["model_type"] == "t5" else "gated-gelu"
+        kind = settings.get("feed_forward_proj", usual)
+        gate, _, function = kind.rpartition("-")
+        function = "gelu_new" if kind == "gated-gelu" else function
+        said = "feed_forward_proj"
+        if settings.get("dense_act_fn", function) != function:
+            said, function = "dense_act_fn", settings["dense_act_fn"]
+        if gate not in ("", "gated") or function not in self.activations:
+            known = (
+                [*self.projections.values()] if said == "feed_forward_proj" else self.activations
+            )
+            raise ValueError(
+                f"{location} has the {said} {settings[said]!r}; known are {', '.join(known)}."
+            )
+        gated = settings.get("is_gated_act", gate == "gated")
+        return (self.activations[function], "linear")[: 2 if gated else 1]
 
     def names(self, config: T5Config) -> dict[str, Stored]:
         """As of `Names`."""
@@ -84,6 +118,8 @@ class T5Names(Names[T5Config]):
             table[f"{theirs}.weight"] = Stored((ours,), transposed)
 
         store("shared", "token_embedder/embedding")
+        if not config.shared_embedding:
+            store("decoder.embed_tokens", "decoder/token_embedder/embedding")
         if not config.logits_via_embedding:
             store("lm_head", "decoder/logits_dense/kernel", True)
         mlp = ("wi_0", "wi_1", "wo") if config.gated else ("wi", "wo")
@@ -109,11 +145,10 @@ class T5Names(Names[T5Config]):
         """As of `Names`."""
         if config.reads.source_dim:
             raise ValueError(f"transformers knows no T5 without an encoder, as {location} is.")
-        names = {activations: name for name, activations in self.activations.items()}
-        if (kind := names.get(config.mlp_activations)) is None:
+        if (kind := self.projections.get(config.mlp_activations)) is None:
             raise ValueError(
                 f"{location} has the mlp_activations {config.mlp_activations}, which transformers "
-                f"has no name for; it has one for {', '.join(map(str, names))}."
+                f"has no name for; it has one for {', '.join(map(str, self.projections))}."
             )
         family = "T5" if config.shared_positions else "UMT5"
         return self._write_sizes(config) | {
@@ -154,7 +189,7 @@ class T5Names(Names[T5Config]):
         config = T5Config(
             vocab_size, emb_dim, heads, width // heads, mlp_dim,
             layers("encoder"), layers("decoder"),
-            mlp_activations=self.activations["gated-gelu" if gated else "relu"],
+            mlp_activations=("gelu", "linear") if gated else ("relu",),
             logits_via_embedding="decoder/logits_dense/kernel" not in shapes,
             shared_positions=shared,
             num_buckets=buckets,
@@ -163,8 +198,10 @@ class T5Names(Names[T5Config]):
 
     def _assumed(self, config: T5Config) -> T5Config:
         """The configuration with what `infer` assumes of what no shape shows."""
-        gate = self.activations["gated-gelu" if config.gated else "relu"]
-        usual = config.replace(mlp_activations=gate, max_distance=T5Config.max_distance)
+        usual = config.replace(
+            mlp_activations=("gelu", "linear") if config.gated else ("relu",),
+            max_distance=T5Config.max_distance,
+        )
         ul2 = SIZES["ul2"].replace(dtype=config.dtype, dropout_rate=config.dropout_rate)
         return ul2 if usual.replace(mlp_activations=ul2.mlp_activations) == ul2 else usual
 
@@ -172,6 +209,11 @@ class T5Names(Names[T5Config]):
         """T5X's own models, all with an encoder."""
         if config.reads.source_dim:
             raise ValueError(f"T5X knows no model without an encoder, as {location} is.")
+        if not config.shared_embedding:
+            raise ValueError(
+                f"T5X knows no decoder with an embedding of its own, as {location} has; write "
+                "another format (--to native, huggingface)."
+            )
         assumed = self._assumed(config)
         for field in ("mlp_activations", "max_distance"):
             if (value := getattr(config, field)) != (read := getattr(assumed, field)):
