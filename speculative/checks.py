@@ -77,6 +77,26 @@ def fields(settings: Any) -> None:
             raise ValueError(f"{type(settings).__name__}.{name} must be {known}, not {value!r}.")
 
 
+# What JAX may be set to, the value that is needed, and why.
+_JAX = (
+    ("jax_enable_x64", False, "models are computed in 32 bits here"),
+    ("jax_numpy_dtype_promotion", "standard", "numbers of several types are mixed here"),
+    ("jax_numpy_rank_promotion", "allow", "arrays of several ranks are mixed here"),
+)
+
+
+def jax_settings() -> None:
+    """Raises ValueError if JAX is set to what would break programs, often with a traceback."""
+    import jax
+
+    for name, needed, why in _JAX:
+        if (value := getattr(jax.config, name)) not in (needed, "warn"):
+            raise ValueError(
+                f"JAX is set to {name} = {value!r} (the variable {name.upper()}, or "
+                f"jax.config.update), but {why}; set it to {needed!r}."
+            )
+
+
 def no_device(error: RuntimeError) -> str | None:
     """What to do about JAX's error of a platform that is not here; None of other errors."""
     found = re.match("Unable to initialize backend '(.*?)'", str(error))

@@ -11,7 +11,7 @@ import jax
 from absl import logging
 
 from speculative import checkpoints, checks, removed
-from speculative.backends import for_decoding
+from speculative.backends import for_decoding, usual_dtype
 from speculative.backends.cpu.kernels import cache_folder
 from speculative.checkpoints import Checkpoint
 from speculative.checkpoints.checkpoint import DTYPES
@@ -133,8 +133,9 @@ def resolve(
         draft: likewise, or one of `MODEL_FREE`, or the path of a counted file, or a checkpoint
             mixed with a lookup (NAME+copy), see `named`; by default the shipped draft of that
             target, see `default_draft`.
-        dtype: "float32" or "bfloat16"; by default that of the checkpoint, and for random weights
-            bfloat16 on accelerators and float32 on CPU.
+        dtype: "float32" or "bfloat16", of weights and products; by default, of each model, what
+            `backends.usual_dtype` makes of that of its checkpoint, or of bfloat16 for random
+            weights.
         vocabulary_file: for checkpoints that come without a vocabulary, as T5X's do, see
             `from_elsewhere`. Without one, tokens of random weights are written as numbers.
         random: whether the names are of `models.SIZES`, with random weights to measure times.
@@ -144,6 +145,7 @@ def resolve(
         ValueError: a checkpoint, table or vocabulary is missing, damaged or not needed, a name is
             unknown, target and draft do not fit each other, or there is no device.
     """
+    checks.jax_settings()
     try:
         jax.default_backend()
     except RuntimeError as error:
@@ -153,9 +155,9 @@ def resolve(
     file = None if vocabulary_file is None else _path("vocabulary", vocabulary_file)
     if dtype not in (None, *DTYPES):
         raise ValueError(f"dtype must be {' or '.join(DTYPES)}, not {dtype!r}.")
-    if random:
-        dtype = dtype or ("float32" if jax.default_backend() == "cpu" else "bfloat16")
-    elif not (draft is None or named.known(draft) or checkpoints.known(named.parts(draft)[0])):
+    if not (
+        random or draft is None or named.known(draft) or checkpoints.known(named.parts(draft)[0])
+    ):
         name = named.parts(draft)[0]
         if name in MODEL_FREE:
             raise ValueError(f"{draft} mixes no model; give a checkpoint in place of {name}.")
@@ -221,7 +223,8 @@ def _weights(
         raise ValueError(f"Random weights are for the sizes {', '.join(SIZES)}, not for {name!r}.")
     checkpoint = None if random else open_checkpoint(name)
     config = checkpoint.config if checkpoint else SIZES[name]
-    return Weights(name, config.replace(dtype=dtype or config.dtype), checkpoint)
+    dtype = dtype or usual_dtype(checkpoint.dtype if checkpoint else "bfloat16")
+    return Weights(name, config.replace(dtype=dtype), checkpoint)
 
 
 @functools.cache

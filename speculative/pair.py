@@ -230,8 +230,8 @@ class Pair:
             _, request = item
             return request.source.shape[1], request.config.program
 
-        def ends(place: int, tokens: list[int]) -> bool:
-            return self._stops(tokens, requests[place].stop, requests[place].show_special)
+        def ends(place: int, tokens: list[int]) -> int:
+            return self._end(tokens, requests[place].stop, requests[place].show_special)
 
         def decoded() -> Iterator[tuple[int, Result]]:
             models = self.target, self.draft, self.params
@@ -283,28 +283,36 @@ class Pair:
         """Whether the text of tokens has one of the stop strings."""
         return bool(stop) and self.vocabulary.before(stop, tokens, show_special) is not None
 
-    def _cut(self, result: Result, stop: tuple[str, ...], show_special: bool) -> Result:
-        """A result up to the first token with which its text has one of the stop strings."""
-        tokens = result.tokens
+    def _end(self, tokens: list[int], stop: tuple[str, ...], show_special: bool) -> int:
+        """With how many of its tokens a text first has one of the stop strings; 0 if it has none.
+
+        A text has one that it had with fewer tokens.
+        """
         if not self._stops(tokens, stop, show_special):
-            return result
+            return 0
         counts, how = range(len(tokens) + 1), (stop, show_special)
-        count = bisect.bisect_left(counts, True, key=lambda n: self._stops(tokens[:n], *how))
-        text = self.vocabulary.before(stop, tokens[:count], show_special)
-        assert text is not None
-        logprobs = result.logprobs and result.logprobs[:count]
-        return dataclasses.replace(
-            result, text=text, tokens=tokens[:count], finish_reason="stop", logprobs=logprobs
-        )
+        return bisect.bisect_left(counts, True, key=lambda n: self._stops(tokens[:n], *how))
+
+    def _cut(self, result: Result, stop: tuple[str, ...], show_special: bool) -> Result:
+        """A result whose last token may complete a stop string, which is cut off its text."""
+        text = self.vocabulary.before(stop, result.tokens, show_special) if stop else None
+        if text is None:
+            return result
+        return dataclasses.replace(result, text=text, finish_reason="stop")
 
     def _require_positions(self, sources: Array, config: Decoding) -> None:
-        needed = sources.shape[1] + config.max_length + config.room
-        for name, part in zip(self.names, (self.target, self.draft), strict=True):
-            if 0 < (most := part.max_positions) < needed:
+        parts = zip(self.names, (self.target, self.draft), strict=True)
+        limited = [(name, part.max_positions) for name, part in parts if part.max_positions]
+        if not limited:
+            return
+        # The last token is not read; where guesses lie beyond it, their logits do not matter.
+        prompt = int((np.asarray(sources) != self.target.pad_id).sum(axis=1).max())
+        needed = prompt + config.max_length - 1
+        for name, most in limited:
+            if most < needed:
                 raise ValueError(
-                    f"{name} has {most} positions, but a prompt of up to {sources.shape[1]} tokens "
-                    f"with max_length = {config.max_length} and gamma = {config.gamma} needs "
-                    f"{needed}; shorten one of them."
+                    f"{name} has {most} positions, but a prompt of {prompt} tokens with max_length "
+                    f"= {config.max_length} needs {needed}; shorten one of them."
                 )
 
     def sound(self, result: OutputOrStep) -> OutputOrStep:
@@ -345,11 +353,16 @@ class Pair:
         tokens: list[int] = []
         drafted, by_step = 0, []  # Whether each position's guess was tested, and accepted.
         for step in steps:
-            count, gamma = int(step.count[0]), step.guesses.shape[1]
-            tokens += step.tokens[0, :count].tolist()
+            before, gamma = len(tokens), step.guesses.shape[1]
+            tokens += step.tokens[0, : step.count[0]].tolist()
+            if end := self._end(tokens, stop, show_special):
+                tokens = tokens[:end]
             drafted += gamma
-            reached = np.minimum([step.accepted[0] + 1, step.accepted[0]], count)
+            accepted = step.accepted[0]
+            reached = np.minimum([accepted + 1, accepted], len(tokens) - before)
             by_step.append(np.arange(gamma) < reached[:, None])
+            if end:
+                break
         tested, accepted = np.sum(by_step, axis=0, dtype=int).tolist()
         text, calls = self.vocabulary.decode(tokens, show_special), len(by_step)
         reason = "stop" if tokens[-1] in self.vocabulary.eos_ids else "length"

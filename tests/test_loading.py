@@ -9,9 +9,12 @@ import pytest
 
 from speculative import checkpoints
 from speculative.checkpoints import native
+from speculative.decoding import Decoding
 from speculative.loading import load, resolve
 from speculative.models import SIZES, Config, T5Config, abstract_params
 from speculative.models.reads import Reads, packed
+from speculative.rows.config import RowConfig
+from speculative.rows.weights import sizes
 from tests import saved
 
 READER = saved.DRAFT.replace(num_encoder_layers=0, reads=Reads(16))
@@ -49,8 +52,8 @@ def test_nothing_is_hashed_but_vocabularies(
     found = resolve(str(folder / "target"), str(folder / "reader"), "bfloat16")
     assert hashed == [saved.VOCABULARY.name] * 2
     assert found.names == (str(folder / "target"), str(folder / "reader"))
-    sizes = [saved.TARGET, READER]
-    assert found.configs == [config.replace(dtype="bfloat16") for config in sizes]
+    models = [saved.TARGET, READER]
+    assert found.configs == [config.replace(dtype="bfloat16") for config in models]
     assert found.vocabulary.size == 8192
     assert found.table is None
     paths = resolve(folder / "target", folder / "reader", "bfloat16")
@@ -154,6 +157,61 @@ def test_random_weights_that_are_refused(
     monkeypatch.setitem(SIZES, "tiny", T5Config(64, 8, 2, 4, 16, 1, 1))
     with pytest.raises(ValueError, match=said):
         resolve(*names, random=True, **more)
+
+
+@pytest.mark.parametrize("platform", ["cpu", "gpu", "tpu"])
+def test_bfloat16_is_for_accelerators(
+    platform: str, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where all weights are stored in it, or random; and `inspect` and estimates say the same."""
+    params = saved.random(saved.TARGET, 1)
+    for storage in ("float32", "bfloat16"):
+        native.save(tmp_path / storage, saved.TARGET, params, saved.VOCABULARY, storage)
+    monkeypatch.setattr(jax, "default_backend", lambda: platform)
+    narrow = "float32" if platform == "cpu" else "bfloat16"
+    for storage, dtype in (("float32", "float32"), ("bfloat16", narrow)):
+        target = str(tmp_path / storage)
+        assert resolve(target, "copy").target.config.dtype == dtype
+        assert resolve(target, "copy", "bfloat16").target.config.dtype == "bfloat16"
+        said = checkpoints.describe(checkpoints.open(target))["computed in"]
+        assert said == f"{dtype} on this device, unless --dtype is given"
+        row = RowConfig(task="debian_ende", target=target, draft="copy")
+        assert [size.dtype for size in sizes(row)] == [dtype]
+    random = resolve("t5_small", "t5_small", random=True)
+    assert [size.dtype for size in random.configs] == [narrow] * 2
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "said"),
+    [
+        ("jax_enable_x64", True, "jax_enable_x64 = True .* JAX_ENABLE_X64.* set it to False"),
+        ("jax_numpy_dtype_promotion", "strict", "'strict' .* set it to 'standard'"),
+        ("jax_numpy_rank_promotion", "raise", "'raise' .* set it to 'allow'"),
+    ],
+)
+def test_settings_of_jax_that_would_break_programs(
+    folder: pathlib.Path, name: str, value: Any, said: str
+) -> None:
+    before = getattr(jax.config, name)
+    jax.config.update(name, value)
+    try:
+        with pytest.raises(ValueError, match=said):
+            resolve(str(folder / "target"), "copy")
+    finally:
+        jax.config.update(name, before)
+
+
+def test_other_keys_by_default_change_no_random_number() -> None:
+    config, examples = Decoding(9, max_length=4), np.arange(2)
+    want = np.asarray(config.draws(3, examples))
+    for name, value in (("jax_default_prng_impl", "rbg"), ("jax_enable_custom_prng", True)):
+        before = getattr(jax.config, name)
+        jax.config.update(name, value)
+        try:
+            jax.clear_caches()
+            np.testing.assert_array_equal(config.draws(3, examples), want)
+        finally:
+            jax.config.update(name, before)
 
 
 def test_random_weights_decode_numbers(monkeypatch: pytest.MonkeyPatch) -> None:

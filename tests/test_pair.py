@@ -10,7 +10,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from speculative import loading
+from speculative import checkpoints, loading
+from speculative.checkpoints import native
 from speculative.decoding import Token
 from speculative.decoding.rules import EXACT, Simulated
 from speculative.drafts import ngram, suffix
@@ -105,26 +106,38 @@ def test_the_end_of_a_long_prompt_is_kept(folder: pathlib.Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("draft", "settings", "needed"),
-    [
-        ("copy", {"max_length": 64, "gamma": 3}, 101),
-        ("model", {"max_length": 48, "gamma": 3}, 85),
-        ("+suffix", {"max_length": 48, "gamma": 3}, 85),  # Of a mixture's model too.
-    ],
+    ("draft", "positions"),
+    [("copy", 96), ("model", 80), ("+suffix", 80)],  # Of a mixture's model too.
 )
-def test_too_few_positions_are_refused(
-    folder: pathlib.Path, draft: str, settings: dict[str, int], needed: int
+def test_a_text_may_have_as_many_tokens_as_there_are_positions(
+    folder: pathlib.Path, draft: str, positions: int
 ) -> None:
-    """Of the target (96), or of its draft (80)."""
+    """Of the target (96), or of its draft (80); guesses of the last step may lie beyond.
+
+    The last token is not read. The prompt counts by its tokens, not as it is padded (to 32).
+    """
     small = str(folder / "gpt_draft")
     pair = load(
         str(folder / "gpt"), draft if draft == "copy" else small + draft.removeprefix("model")
     )
+    prompt = len(pair.vocabulary.prompt(TEXT))
+    most, said = positions + 1 - prompt, f"{positions} positions, but a prompt of {prompt} tokens"
     decode: Callable[..., Any]
     for decode in (pair.generate, pair.stream):
-        with pytest.raises(ValueError, match=rf"positions, but .* needs {needed}"):
-            decode(TEXT, **settings)
-    assert pair.generate(TEXT, max_length=40, gamma=3).tokens
+        with pytest.raises(ValueError, match=f"{said} .* = {most + 1} needs {positions + 1};"):
+            decode(TEXT, max_length=most + 1, gamma=3)
+    alone = pair.generate(TEXT, max_length=most, gamma=0).tokens
+    assert len(alone) == most
+    for gamma in (3, 11):
+        assert pair.generate(TEXT, max_length=most, gamma=gamma).tokens == alone
+    logits = saved.forward(
+        pair.target,
+        checkpoints.open(folder / "gpt").load("float32"),
+        None,
+        np.array([[*pair.vocabulary.prompt(TEXT), *alone[:-1]]]),
+    )
+    near = np.asarray(logits)[0, prompt - 1 :, : pair.vocabulary.size]
+    assert near.argmax(-1).tolist() == alone
 
 
 @pytest.mark.parametrize(
@@ -217,6 +230,47 @@ def test_a_stop_string_cuts_the_text_that_would_have_come(folder: pathlib.Path) 
 def test_stop_strings_are_checked(folder: pathlib.Path, stop: Any, said: str) -> None:
     with pytest.raises(ValueError, match=said):
         load(str(folder / "t5"), "copy").generate([TEXT], stop=stop)
+
+
+def test_a_stop_string_ends_what_is_counted(folder: pathlib.Path) -> None:
+    """Guesses and passes as a text has them that ends with its token there, however it is decoded.
+
+    Wherever in a step that is; the ones before are of the same random numbers.
+    """
+    pair = load(str(folder / "t5"), str(folder / "t5"))
+    asked: dict[str, Any] = {"gamma": 3, "max_length": 20, "temperature": 1.0, "seed": 4}
+    whole, seen = pair.generate(TEXT, **asked), set[int]()
+    for at in range(len(whole.text) - 3):
+        stop = [whole.text[at : at + 3]]
+        found = pair.generate(TEXT, stop=stop, **asked)
+        shorter: dict[str, Any] = asked | {"max_length": len(found.tokens)}
+        ended = pair.generate(TEXT, **shorter)
+        assert found.tokens == ended.tokens
+        for name in ("target_calls", "draft_tokens", "tested_by_position", "accepted_by_position"):
+            assert getattr(found, name) == getattr(ended, name), (stop, name)
+        assert found.accepted <= len(found.tokens)
+        assert pair.collect(pair.stream(TEXT, **asked), tuple(stop)) == found
+        seen.add(len(found.tokens))
+    assert len(seen) > 8
+
+
+@pytest.mark.parametrize("verification", ["token", "block"])
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_a_draft_whose_logits_are_not_finite_is_refused(
+    folder: pathlib.Path, verification: str, temperature: float
+) -> None:
+    """Its weights are, but too large."""
+    config, name = saved.DRAFT, folder / "large"
+    if not name.exists():
+        params = saved.random(config, 5)
+        params["decoder"]["logits_dense"]["kernel"] *= np.float32(1e38)
+        params["decoder"]["decoder_norm"]["scale"] *= np.float32(1e30)
+        native.save(name, config, params, saved.VOCABULARY)
+    for draft in (str(name), f"{name}+copy"):
+        with pytest.raises(ValueError, match=r"The draft .*large.* (not finite|NaN or infinity):"):
+            load(str(folder / "t5"), draft).generate(
+                TEXT, temperature=temperature, verification=verification, max_length=12
+            )
 
 
 def test_streaming_gives_the_same_result(folder: pathlib.Path) -> None:

@@ -21,7 +21,16 @@ def for_decoding(params: PyTree, draft: bool = False, platform: str | None = Non
     return prepack(params, quantized=draft) if platform == "cpu" else params
 
 
+def usual_dtype(stored: str, platform: str | None = None) -> str:
+    """The number format in which weights stored in another are kept and multiplied.
+
+    What is stored in bfloat16 stays so on accelerators. On a CPU it becomes float32, as does all
+    else: most have no instructions for products in bfloat16, which take about 15 times as long.
+    """
+    return "float32" if (platform or jax.default_backend()) == "cpu" else stored
+
+
 __all__ = [
     "PREPACKED", "Attending", "Cache", "Norm", "Prepacked", "Projection", "Weight", "Xla",
-    "compiler_options", "for_decoding", "look_up", "prepack",
+    "compiler_options", "for_decoding", "look_up", "prepack", "usual_dtype",
 ]  # fmt: skip

@@ -13,6 +13,7 @@ from typing import get_args
 import numpy as np
 
 from speculative import removed
+from speculative.backends import usual_dtype
 from speculative.checkpoints import huggingface, native, t5x
 from speculative.checkpoints.checkpoint import DTYPES, Checkpoint, narrowed, read_settings, vacant
 from speculative.disk import reading
@@ -81,6 +82,7 @@ def describe(checkpoint: Checkpoint) -> dict[str, str]:
         "parameters": f"{checkpoint.parameters:,}",
         **training,
         "stored as": ", ".join(f"{kind} ({count} tensors)" for kind, count in kinds.items()),
+        "computed in": f"{usual_dtype(checkpoint.dtype)} on this device, unless --dtype is given",
         "vocabulary": vocabulary,
         "checksums": checkpoint.checksums.extent,
         "sha256": whole.hexdigest() if folder.is_dir() else "not of a remote folder",

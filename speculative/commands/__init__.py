@@ -49,7 +49,8 @@ OPTIONS = {
     "table of speculative count, FILE.npz; a checkpoint mixed with a lookup, NAME+copy or "
     "NAME+suffix (the shipped one of the target)",
     "--vocabulary FILE": "SentencePiece model for a checkpoint without one, or 'bytes' (ByT5)",
-    "--dtype": "of weights and products (as configured, or as the checkpoint says)",
+    "--dtype": "of weights and products (as configured; or bfloat16 on an accelerator where all "
+    "weights are stored in it, and float32 elsewhere)",
     "--task NAME": "the task whose prefix, metric and texts are taken",
     "--data_file [TASK=]FILE": "texts of a task: .tsv, .jsonl, .txt, two parallel files with a "
     "comma between, or tfds:NAME",

@@ -5,6 +5,7 @@ import dataclasses
 import json
 import sys
 
+from speculative import checks
 from speculative.commands import Command, add_options, option, rows
 
 
@@ -29,6 +30,7 @@ def _compile(options: argparse.Namespace) -> int:
     from speculative.reporting import compiled as reporting
     from speculative.studies.compiled import Compiler
 
+    checks.jax_settings()
     if options.topology == chips.PRESENT:
         loading.enable_compilation_cache()
     else:  # Programs for a TPU that is not there could be written, but not read again.

@@ -105,12 +105,13 @@ def generate(
     requests: Iterable[tuple[int, Request]],
     kinds: Kinds,
     batch_size: int,
-    ends: Callable[[int, list[int]], bool] | None = None,
+    ends: Callable[[int, list[int]], int] | None = None,
 ) -> Iterator[tuple[int, Output]]:
     """Decodes numbered texts in batches of `batch_size` and gives the output [1, ...] of each.
 
     It comes as the text ends, which may be before its end of sequence: `ends` is asked after every
-    step, with the text's number and its tokens so far.
+    step, with the text's number and its tokens so far, with how many of these it ends; 0 is not
+    yet. Tokens and guesses beyond are not counted.
 
     Texts are read alone, rows do not meet, and random numbers are a text's own: the outputs are
     those of `loop.generate` for each text, bit for bit where a position's result does not depend on
@@ -129,6 +130,7 @@ def generate(
     of_one = Decoding.together(configs[:1], kinds)  # One program begins texts of all batch sizes.
     one = loop.begin(models, params, read, of_one, size)
     numbers: list[int | None] = [None] * batch_size
+    before = np.zeros(batch_size, int), np.zeros((batch_size, config.gamma, 2), int)
     while upcoming or numbers.count(None) < batch_size:
         for row in range(batch_size):
             if numbers[row] is None and upcoming:
@@ -138,6 +140,8 @@ def generate(
                     read = request.source
                     one = loop.begin(models, params, read, of_one, size)
                 progress, draws = put_row(progress, draws, row, one, request.draws)
+                for counts in before:
+                    counts[row] = 0
                 if request.config != configs[row]:
                     configs[row] = request.config
                     config = Decoding.together(configs, kinds)
@@ -149,14 +153,24 @@ def generate(
         for row, number in enumerate(numbers):
             if number is None:
                 continue
+            found = output.tokens[row, : output.lengths[row]]
+            end = ends(number, found.tolist()) if ends else 0
+            if not (finished[row] or end):
+                continue
             if not finished[row]:
-                if ends is None:
-                    continue
-                if not ends(number, output.tokens[row, : output.lengths[row]].tolist()):
-                    continue
                 progress = _end(progress, row)
-            yield number, jax.tree.unflatten(tree, [rows[row : row + 1] for rows in leaves])
+            one_row = jax.tree.unflatten(tree, [rows[row : row + 1] for rows in leaves])
+            yield number, _until(one_row, end, *(x[row] for x in before)) if end else one_row
             numbers[row] = None
+        before = np.array(output.lengths), np.array(output.by_position)
+
+
+def _until(output: Output, end: int, length: int, by_position: np.ndarray) -> Output:
+    """An output [1, ...] whose text ends within its last step, before which it had these counts."""
+    told = np.arange(len(by_position))[:, None] < end - length
+    of_step = np.where(told, output.by_position - by_position, 0)
+    lengths = np.full_like(output.lengths, end)
+    return dataclasses.replace(output, lengths=lengths, by_position=by_position + of_step)
 
 
 def _empty(

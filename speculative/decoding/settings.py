@@ -189,7 +189,7 @@ _FIXED = "vocab_size", "gamma", "eos_ids", "logprobs", "processors", "growing", 
 def _draws(seed: Array, examples: Array, shape: tuple[int, ...]) -> Array:
     """Numbers [B, *shape], the key of which is folded from seed, example and place."""
     *places, numbers = shape
-    keys = jax.random.key(seed)
+    keys = jax.random.key(seed, impl="threefry2x32")  # Whatever is JAX's default.
     for fold in (examples.astype(jnp.int32), *map(jnp.arange, places)):
         keys = jnp.vectorize(jax.random.fold_in)(keys[..., None], fold)
     draw = functools.partial(jax.random.uniform, shape=(numbers,))

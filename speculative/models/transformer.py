@@ -96,7 +96,8 @@ class Transformer(nn.Module):
         x = self.embedded(of_decoder.token_embedder, tokens)
         if self.config.positions != "learned" or positions is None:
             return x
-        # A last step may guess beyond the last position; unclipped, such keys would be NaN.
+        # A last step may guess beyond the last position, and prompts are filled up beyond it;
+        # unclipped, such keys would be NaN.
         positions = jnp.minimum(positions, self.config.max_positions - 1)
         return x + look_up(self.decoder.position_embedder.embedding, positions).astype(x.dtype)
 

@@ -42,7 +42,7 @@ class RowConfig:
     verification: str = "token"  # How guesses are verified, a name of `decoding.rules.RULES`.
     lenience: float = 1.0  # l in (0, 1] of appendix A.5; below 1 outputs are not the target's own.
     gamma: int | None = None  # Guesses a step; None is for commands that pick a number.
-    dtype: str | None = None  # Of weights and products; None is as the checkpoints say.
+    dtype: str | None = None  # Of weights and products; None is as of `loading.resolve`.
     max_length: int = 128  # Tokens at which an output is cut.
     num_examples: int | None = None  # Examples measured; None is all there are.
     alpha_tokens: int = 10_000  # Of the target's own text, on which alpha is measured (4.2).

@@ -6,6 +6,7 @@ import pathlib
 from collections.abc import Callable
 
 from speculative import checkpoints, loading
+from speculative.backends import usual_dtype
 from speculative.checkpoints import Checkpoint
 from speculative.drafts import named
 from speculative.loading import Resolved, Weights
@@ -87,7 +88,8 @@ def sizes(config: RowConfig) -> list[Config]:
     found = []
     for name in (config.target, named.parts(config.draft)[0]):
         if name in SIZES and (random or config.checkpoints is None and not checkpoints.known(name)):
-            found.append(SIZES[name])
+            found.append((SIZES[name], "bfloat16"))
         elif name:
-            found.append(checkpoints.open(find(config, name)).config)
-    return [size.replace(dtype=config.dtype or size.dtype) for size in found]
+            checkpoint = checkpoints.open(find(config, name))
+            found.append((checkpoint.config, checkpoint.dtype))
+    return [size.replace(dtype=config.dtype or usual_dtype(stored)) for size, stored in found]

@@ -5,14 +5,14 @@ import hashlib
 import json
 import pathlib
 import time
-from collections.abc import Mapping
+from collections.abc import Hashable, Mapping
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
-from speculative import checkpoints, disk
+from speculative import checkpoints, checks, disk
 from speculative.backends import for_decoding
 from speculative.checkpoints.checkpoint import MadeFor
 from speculative.decoding import Decoding, Params, queue
@@ -46,6 +46,7 @@ class Distillation:
 
     draft: FlaxModel  # To train.
     target: FlaxModel  # To imitate; its parameters are frozen.
+    vocab_size: int  # Tokens V that are pieces; others of the models are never chosen.
 
     def __call__(
         self, params: PyTree, frozen: PyTree, batch: Mapping[str, Array], dropout_key: Array | None
@@ -59,7 +60,7 @@ class Distillation:
         encoded = self.target.encode(frozen, batch["encoder_input_tokens"], of_source)
         layers = self.draft.config.reads.target_layers
         target, hidden = teacher_forced(self.target, frozen, batch, None, encoded, layers)
-        log_p = jax.lax.stop_gradient(jax.nn.log_softmax(target))
+        log_p = jax.lax.stop_gradient(jax.nn.log_softmax(target[..., : self.vocab_size]))
         if layers:
             of_target = jnp.concatenate([hidden[name] for name in layers], axis=-1)
             given = batch["decoder_input_tokens"], segments, encoded, of_target, GUESSES
@@ -82,8 +83,10 @@ class Distillation:
 
     def _compared(self, log_p: Array, draft: Logits, weights: Array) -> tuple[Array, Array, Array]:
         """The distance of a draft's logits, and both kinds of acceptance, summed over tokens."""
+        if (tokens := self.draft.draft_vocabulary) is None:
+            draft = draft[..., : self.vocab_size]
         likeliest, guessed = log_p.argmax(-1), draft.argmax(-1)
-        if (tokens := self.draft.draft_vocabulary) is not None:
+        if tokens is not None:
             # Of other tokens q is 0 whatever is learned: their part of the divergence is left out.
             log_p, guessed = log_p[..., tokens], jnp.asarray(tokens)[guessed]
         log_q = jax.nn.log_softmax(draft)
@@ -114,14 +117,17 @@ def distil(
     """Trains a draft on text that its target writes, and saves it; a second call resumes.
 
     The target, a checkpoint of any format, writes outputs of at most `max_length` tokens
-    for the inputs of `files` (a decoder-only target continues the beginnings of their texts) into
-    `<work_dir>/texts`. The draft also learns the target's distribution after each prefix of the
-    targets of `references`, files that are named with their passes an epoch. With `keep` its logits
-    are of so many tokens alone, the most frequent ones of what the target wrote for training.
-    `work_dir` notes target, texts and `settings`, by the names that their user knows, and a second
-    call must have the same. In place of the folder `data_dir` there may be what its files hold, by
-    name. The rest is as in `train.train`; ValueError also if target and draft do not fit.
+    for the inputs of `files` (a decoder-only target continues the beginnings of their texts, as far
+    as target and draft have positions) into `<work_dir>/texts`. The draft also learns the target's
+    distribution after each prefix of the targets of `references`, files that are named with their
+    passes an epoch. With `keep` its logits are of so many tokens alone, the most frequent ones of
+    what the target wrote for training. `work_dir` notes target, texts and `settings`, by the names
+    that their user knows, and a second call must have the same. In place of the folder `data_dir`
+    there may be what its files hold, by name. The rest is as in `train.train`; ValueError also if
+    target and draft do not fit, or a text has tokens that are no pieces, or, among the references,
+    more than there are positions.
     """
+    checks.jax_settings()
     deadline = deadline_after(max_minutes)
     work_dir, references = pathlib.Path(work_dir), references or {}
     checkpoint = checkpoints.open(target_dir)
@@ -130,6 +136,11 @@ def distil(
     _require_fit(target, model_of(model), target_dir)
     names = *files.train, *files.held_out, *references
     inputs = data_dir if isinstance(data_dir, Mapping) else load_all(data_dir, names)
+    positions = min(
+        (most for most in (target.max_positions, model.max_positions) if most), default=0
+    )
+    for name, part in inputs.items():
+        _require_fits(name, part, pieces.size, positions if name in references else 0)
     _require_same(work_dir, target_dir, inputs, settings or {})
     frozen, text_dir = for_decoding(checkpoint.load("float32")), work_dir / "texts"
     for name in (*files.train, *files.held_out):
@@ -141,8 +152,8 @@ def distil(
             if began > deadline:
                 return False
             ends = max_length, pieces.eos_ids
-            decoding = Decoding(target.vocab_size, Sampling(temperature), 0, *ends)
-            texts = answered(target, frozen, given, decoding, generation_batch)
+            decoding = Decoding(pieces.size, Sampling(temperature), 0, *ends)
+            texts = answered(target, frozen, given, decoding, generation_batch, positions)
             (whole_texts(texts) if target.decoder_only else texts).save(path)
             print(f"{path}: {len(texts)} outputs, {time.monotonic() - began:.0f} s", flush=True)
     learned = {f"{n}_{kind}": passes for n, passes in files.train.items() for kind in WRITTEN}
@@ -150,12 +161,13 @@ def distil(
     written = load_all(text_dir, [*learned, *held_out])
     if keep:
         texts = (text for name in learned for _, text in written[name])
-        guessed = packed(most_frequent(texts, keep, model.vocab_size))
+        guessed = packed(most_frequent(texts, keep, pieces.size))
         model = model.replace(reads=dataclasses.replace(model.reads, draft_vocabulary=guessed))
     draft = model_of(model)
     all_files = Files({**learned, **references}, held_out)
     batches = all_files.read({**inputs, **written}, config, pieces.start_id)
-    objective, start = Distillation(draft, target), initial(draft, config.seed, init_from)
+    objective = Distillation(draft, target, pieces.size)
+    start = initial(draft, config.seed, init_from)
     params, finished = fit(objective, start, config, *batches, work_dir, frozen, deadline)
     if finished:
         made_for = None
@@ -171,25 +183,45 @@ def distil(
 
 
 def answered(
-    model: FlaxModel, params: PyTree, examples: Examples, decoding: Decoding, batch_size: int
+    model: FlaxModel,
+    params: PyTree,
+    examples: Examples,
+    decoding: Decoding,
+    batch_size: int,
+    positions: int = 0,
 ) -> Examples:
     """The same inputs with the model's own outputs as targets, in the same order.
 
     The parameters are laid out for decoding. `batch_size` examples are decoded at a time, each as
-    alone (`decoding.queue`), with the random numbers of its place and seed 0. Raises ValueError if
-    the model's logits are not finite.
+    alone (`decoding.queue`), with the random numbers of its place and seed 0. Where there are only
+    so many `positions`, a prompt and its output end with the last. Raises ValueError if an input is
+    too long, or if the model's logits are not finite.
     """
     sizes = np.diff(examples.inputs_offsets)
+    if 0 < positions < sizes.max():
+        raise ValueError(
+            f"Example {sizes.argmax()} has a prompt of {sizes.max()} tokens; there are {positions} "
+            "positions."
+        )
     used, targets = Params(params, ()), [np.zeros(0, np.int32)] * len(examples)
+
+    def settings(i: int) -> Decoding:
+        room = positions + 1 - int(sizes[i])  # The last token is not read.
+        if not positions or room >= decoding.max_length:
+            return decoding
+        return dataclasses.replace(decoding, max_length=room)
 
     def request(i: int) -> tuple[int, queue.Request]:
         source = filled([examples[i][0]], padded(int(sizes[i])), model.pad_id)
-        return i, queue.Request(jax.device_put(source), decoding, example=i)
+        return i, queue.Request(jax.device_put(source), settings(i), example=i)
+
+    def shared(i: int) -> tuple[int, Hashable]:
+        return padded(int(sizes[i])), settings(i).program
 
     kinds = decoding.sampling.kinds
     # Long inputs tend to have long outputs, which had better not begin last.
     order = np.argsort(-sizes, kind="stable").tolist()
-    for chosen, rows in groups(order, lambda i: padded(int(sizes[i])), batch_size):
+    for chosen, rows in groups(order, shared, batch_size):
         for i, output in queue.generate(model, None, used, map(request, chosen), kinds, rows):
             if not output.finite.all():
                 raise ValueError(f"Logits are not finite for example {i}.")
@@ -229,6 +261,25 @@ def _require_same(
                     f"{now.get(name)!r}; go on with the same, or choose another --work_dir."
                 )
         disk.write(file, json.dumps(now, indent=1) + "\n")
+
+
+def _require_fits(name: str, examples: Examples, vocab_size: int, positions: int) -> None:
+    """Raises ValueError if texts have other tokens than pieces, or more than there are positions.
+
+    There is no limit where `positions` is 0.
+    """
+    for part in (examples.inputs, examples.targets):
+        if (most := part.max(initial=0)) >= vocab_size:
+            raise ValueError(
+                f"{name} has token {most}, outside a vocabulary of {vocab_size} pieces; tokenise "
+                "it with that vocabulary."
+            )
+    sizes = np.diff(examples.targets_offsets)
+    if 0 < positions < sizes.max():
+        raise ValueError(
+            f"Example {sizes.argmax()} of {name} has {sizes.max()} tokens, but there are "
+            f"{positions} positions; shorten it or leave it out."
+        )
 
 
 def _require_fit(target: FlaxModel, draft: FlaxModel, where: disk.Path) -> None:

@@ -11,7 +11,7 @@ import numpy as np
 from flax import traverse_util
 from jax import Array
 
-from speculative import checkpoints, disk
+from speculative import checkpoints, checks, disk
 from speculative.checkpoints.checkpoint import by_name, narrowed
 from speculative.models import Config, FlaxModel, model_of
 from speculative.models.reads import unpacked
@@ -157,6 +157,7 @@ def train(
     """
     if storage not in (known := get_args(checkpoints.native.Storage)):
         raise ValueError(f"train.storage must be one of {', '.join(known)}, not {storage!r}.")
+    checks.jax_settings()
     deadline = deadline_after(max_minutes)
     pieces = vocabulary_of(model, vocabulary, init_from)
     if pathlib.Path(out_dir).exists():

@@ -9,7 +9,8 @@ import pytest
 from speculative import checkpoints, cli
 from speculative.checkpoints import native
 from speculative.models import Config, DecoderOnlyConfig, T5Config
-from speculative.models.reads import Reads
+from speculative.models.reads import Reads, unpacked
+from speculative.training.data import load as load_examples
 from speculative.training.data import ragged
 from speculative.training.loop import UNFINISHED
 from speculative.training.recipes import FEWEST, DraftSettings, divided
@@ -63,6 +64,49 @@ def test_a_draft_is_made_and_used(
         assert cli.main([*asked, *other]) == 0
         tokens.append(json.loads(capsys.readouterr().out)["tokens"])
     assert tokens[0] == tokens[1]
+
+
+def test_a_draft_knows_pieces_alone(
+    texts: pathlib.Path,
+    saved_pair: tuple[pathlib.Path, pathlib.Path],
+    tmp_path: pathlib.Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """Where the embedding has more rows, which random weights make as likely."""
+    (vocabulary,) = {checkpoints.open(path).vocabulary for path in saved_pair[:1]}
+    assert vocabulary
+    saved.save(tmp_path / "target", saved.TARGET.replace(vocab_size=2048), 0, vocabulary=vocabulary)
+    target, draft = str(tmp_path / "target"), str(tmp_path / "draft")
+    given = ["distil", str(texts), "--target", target, "--output", draft, *LESS, "--keep", "2000"]
+    assert cli.main(given) == 0
+    tokens = unpacked(checkpoints.open(draft).config.reads.draft_vocabulary)
+    assert 0 < len(tokens) and tokens.max() < saved.FEW
+    for file in (tmp_path / "draft.training" / "texts").iterdir():
+        assert load_examples(file).targets.max() < saved.FEW
+    capsys.readouterr()
+    asked = ["generate", "small editor", "--target", target, "--max_length", "8", "--json"]
+    assert cli.main([*asked, "--draft", draft]) == 0
+    assert max(json.loads(capsys.readouterr().out)["tokens"]) < saved.FEW
+
+
+def test_texts_of_a_gpt_end_with_its_positions(
+    texts: pathlib.Path,
+    saved_pair: tuple[pathlib.Path, pathlib.Path],
+    tmp_path: pathlib.Path,
+) -> None:
+    """With the longest outputs that may be asked for; and they are what `generate` gives there."""
+    vocabulary = checkpoints.open(saved_pair[0]).vocabulary
+    assert vocabulary
+    small = saved.GPT.replace(vocab_size=saved.FEW, max_positions=40)
+    saved.save(tmp_path / "gpt", small, 0, vocabulary=vocabulary)
+    given = ["distil", str(texts), "--target", str(tmp_path / "gpt"), *LESS, "--max_length", "128"]
+    assert cli.main([*given, "--output", str(tmp_path / "draft")]) == 0
+    longest = 0
+    for file in (tmp_path / "draft.training" / "texts").iterdir():
+        lengths = [len(text) for _, text in load_examples(file)]
+        longest = max(longest, *lengths)
+    assert longest == 40
+    assert checkpoints.open(tmp_path / "draft").config.max_positions == 40
 
 
 GIN = """from __gin__ import dynamic_registration

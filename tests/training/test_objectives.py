@@ -97,7 +97,9 @@ def test_distillation_is_divergence_and_rejection(
     p, q = np.exp(log_p[seen]), np.exp(log_q[seen])
     divergence = (p * (log_p[seen] - log_q[seen])).sum()
     variation = np.abs(p - q).sum() / 2
-    total, metrics = jax.jit(Distillation(DRAFT, tiny.MODEL))(draft_params, params, batch, None)
+    total, metrics = jax.jit(Distillation(DRAFT, tiny.MODEL, tiny.VOCABULARY))(
+        draft_params, params, batch, None
+    )
     assert total == pytest.approx(divergence + variation, rel=1e-4)
     assert metrics["alpha"] == pytest.approx(float(seen.sum() - variation), rel=1e-4)
     assert metrics["agreement"] == (p.argmax(-1) == q.argmax(-1)).sum()
@@ -109,7 +111,7 @@ def test_every_guess_of_a_draft_that_reads_the_decoder_counts(params: dict) -> N
     hidden_params = saved.random(HIDDEN, 3)
     examples = tiny.examples(20, 7)
     batches = data.Mixture([(examples, 1.0)], 8, tiny.SOURCE, tiny.TARGET).once()
-    scored = jax.jit(Distillation(draft, tiny.MODEL))
+    scored = jax.jit(Distillation(draft, tiny.MODEL, tiny.VOCABULARY))
     found = [scored(hidden_params, params, b, None) for b in tiny.on_device(batches)]
     loss = sum(float(total) for total, _ in found)
 
@@ -147,7 +149,7 @@ def test_every_guess_of_a_draft_that_reads_the_decoder_counts(params: dict) -> N
 
 def test_only_the_draft_is_pulled(params: dict, draft_params: dict, batch: tiny.Batch) -> None:
     def loss(draft: dict, target: dict) -> jax.Array:
-        return Distillation(DRAFT, tiny.MODEL)(draft, target, batch, None)[0]
+        return Distillation(DRAFT, tiny.MODEL, tiny.VOCABULARY)(draft, target, batch, None)[0]
 
     of_draft, of_target = jax.jit(jax.grad(loss, argnums=(0, 1)))(draft_params, params)
     assert all(np.abs(leaf).max() == 0 for leaf in jax.tree.leaves(of_target))

@@ -60,6 +60,20 @@ def test_sampled_outputs_do_not_depend_on_the_batch() -> None:
     assert len({tuple(one[i][1]) for i in range(7)}) == 7
 
 
+def test_texts_that_do_not_fit_target_or_vocabulary_are_named() -> None:
+    """Before they are learned: tokens that are no pieces, and more than there are positions."""
+    nothing, texts = [np.zeros(0, int)] * 2, [np.full(3, 5), np.full(9, 7)]
+    examples = data.ragged(nothing, texts)
+    distil._require_fits("mine", examples, 8, 9)
+    with pytest.raises(ValueError, match="mine has token 7, outside a vocabulary of 7 pieces"):
+        distil._require_fits("mine", examples, 7, 0)
+    with pytest.raises(ValueError, match="Example 1 of mine has 9 tokens, but there are 8 pos"):
+        distil._require_fits("mine", examples, 8, 8)
+    with pytest.raises(ValueError, match="Example 1 has a prompt of 9 tokens; there are 8 pos"):
+        given = data.ragged(texts, nothing)
+        distil.answered(tiny.MODEL, {}, given, Decoding(tiny.VOCABULARY), 4, positions=8)
+
+
 def test_logits_that_are_not_finite_are_named() -> None:
     """Of the fourth example alone, which has a token that no other has."""
     params = saved.random(tiny.MODEL.config, 4)
@@ -114,7 +128,8 @@ def test_a_draft_learns_from_a_target(
     draft, target = (native.open(tmp_path / name) for name in ("draft", "target"))
     held = data.load(tmp_path / "work" / "texts" / "held_sampled.npz")
     alpha = tokens = 0.0
-    objective = jax.jit(distil.Distillation(model_of(draft.config), model_of(target.config)))
+    models = model_of(draft.config), model_of(target.config)
+    objective = jax.jit(distil.Distillation(*models, tiny.VOCABULARY))
     params = draft.numpy(), target.numpy()
     batches = data.Mixture([(held, 1.0)], 8, tiny.SOURCE, tiny.TARGET).once()
     for batch in tiny.on_device(batches):
