@@ -17,7 +17,7 @@ from speculative.drafts.base import fault_of
 from speculative.grouping import batches, filled
 from speculative.measurement import teacher_forced
 from speculative.pair import Pair
-from speculative.sampling import Kinds, Sampling
+from speculative.sampling import Sampling
 from speculative.types import Inputs, Tokens
 
 
@@ -38,9 +38,7 @@ def alpha_on_target_text(
     the probabilities of target or draft are not finite.
     """
     given = Models(pair.target, pair.draft), pair.params
-    # Nothing is timed here, so that one program may serve all temperatures.
-    kinds = Kinds.of([config.sampling, Sampling(0.0), Sampling(1.0)])
-    how = Sampling.together([config.sampling], kinds), config.rule, config.vocab_size
+    how = config.sampling, config.rule, config.vocab_size
     betas = [np.zeros(0, np.float32)] * len(sources)
     for chosen, places in batches(range(len(sources)), lambda i: sources[i].shape[1], batch_size):
         source = jnp.concatenate([sources[place] for place in places])
