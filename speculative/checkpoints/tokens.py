@@ -82,7 +82,7 @@ def read(folder: pathlib.Path, settings: Fields, encoder: bool) -> tuple[Special
         next(iter(start), None),
         next(iter(pad), None),
         named["eos_token"],
-        padding,
+        padding if encoder else named["pad_token"],
         tuple(added),
         tuple(dict.fromkeys(spelled)),
     )
@@ -110,6 +110,10 @@ def written(
         tokenizer["eos_token"] = special.end
     if special.pad is not None:
         tokenizer["pad_token"] = special.pad
+    usual = {*SPELLED.values(), special.end, special.pad}
+    more = [one for one in special.spelled if one not in usual and "<extra_id_" not in one]
+    if more:
+        tokenizer[ADDITIONAL[0]] = more
     if special.added:
         tokenizer["added_tokens_decoder"] = {
             str(one.id): {k: v for k, v in one._asdict().items() if k != "id"}

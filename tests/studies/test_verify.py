@@ -26,7 +26,7 @@ class Pieces:
 
     size, eos_ids = toy.VOCABULARY, toy.ENDS
 
-    def decode(self, tokens: list[int]) -> str:
+    def decode(self, tokens: list[int], special: bool = False) -> str:
         return " ".join(map(str, tokens))
 
 
