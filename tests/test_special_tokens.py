@@ -120,10 +120,10 @@ def test_ids_of_the_checkpoint(tmp_path: pathlib.Path) -> None:
     encoded = [pair.target.encode(pair.params.target, x) for x in (source, without)]
     assert not np.allclose(encoded[0][0, 0], encoded[1][0, 0])  # pyright: ignore
     for to in ("native", "huggingface"):
-        checkpoints.convert(folder, tmp_path / to, to)
-        again = speculative.load(tmp_path / to, "uniform")
+        checkpoints.convert(folder, tmp_path / f"to_{to}", to)
+        again = speculative.load(tmp_path / f"to_{to}", "uniform")
         assert again.generate("the target").tokens == pair.generate("the target").tokens
-    said = json.loads((tmp_path / "huggingface" / "config.json").read_text())
+    said = json.loads((tmp_path / "to_huggingface" / "config.json").read_text())
     assert {name: said[name] for name in ids} == ids
     with pytest.raises(ValueError, match=r"start token 5, which T5X's format does not hold"):
         checkpoints.convert(folder, tmp_path / "t5x", "t5x")
@@ -147,6 +147,7 @@ def test_ends(tmp_path: pathlib.Path, generation: Any, config: Any, ends: tuple[
     vocabulary = checkpoints.open(folder).open_vocabulary()
     assert vocabulary is not None
     assert (vocabulary.eos_ids, vocabulary.end_id) == (ends, 1)
+    assert checkpoints.open(folder).note.endswith("ends a text: 7, 9.") == (ends == (7, 9))
     assert vocabulary.encode("a")[-1] == 1
 
 

@@ -86,7 +86,14 @@ def read(folder: pathlib.Path, settings: Fields, encoder: bool) -> tuple[Special
         tuple(added),
         tuple(dict.fromkeys(spelled)),
     )
-    return found, _not_applied(folder, settings | generation)
+    note = _not_applied(folder, settings | generation)
+    each = [_ids([source, (folder, {})], "eos_token_id") for source in sources]
+    if all(each) and {*each[0]}.isdisjoint(each[1]):
+        note = (
+            f"{folder / GENERATION} is a copy of {CONFIG} that says another eos_token_id, each of "
+            f"which ends a text: {', '.join(map(str, ends))}. {note}".strip()
+        )
+    return found, note
 
 
 def written(
