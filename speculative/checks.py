@@ -90,7 +90,9 @@ def jax_settings() -> None:
     import jax
 
     for name, needed, why in _JAX:
-        if (value := getattr(jax.config, name)) not in (needed, "warn"):
+        value = getattr(jax.config, name)
+        value = getattr(value, "value", value)  # Of an enumeration.
+        if value not in (needed, "warn"):
             raise ValueError(
                 f"JAX is set to {name} = {value!r} (the variable {name.upper()}, or "
                 f"jax.config.update), but {why}; set it to {needed!r}."
