@@ -212,7 +212,8 @@ class _Scores(NamedTuple):
     own: Array  # Its probability.
     entropy: Array  # Of the distribution, in nats.
     variance: Array  # Of -ln p there.
-    near: Array  # Whether it is the best or is kept by top-k, top-p and min-p, but for rounding.
+    near: Array  # Whether it is the best or is kept by top-k, top-p and min-p, but for rounding,
+    near_widest: Array  # and whether it is but for the rounding of `WIDEST`.
     radius: Array  # How much the rounding of `WIDEST` changes a log-probability, of
     edge: Array  # which this much is by what it adds to or takes from the tokens that are kept.
     first: Array  # [B, V] the distribution of the first token.
@@ -244,7 +245,9 @@ def _score(
     largest = jnp.abs(jnp.where(jnp.isfinite(logits), logits, 0.0)).max(axis=-1)
     finest, widest = (largest * part for part in relative)
     own_logit = jnp.take_along_axis(logits, chosen, axis=-1)
-    near = (own_logit >= _least_kept(logits, sampling, finest))[..., 0]
+    near, near_widest = (
+        (own_logit >= _least_kept(logits, sampling, radius))[..., 0] for radius in (finest, widest)
+    )
     edge = jnp.zeros_like(own)
     if sampling.truncated:
         # At most those are kept that rounding can add, and at least those that it cannot take.
@@ -257,7 +260,7 @@ def _score(
             for kept in (most | least, least)
         ))  # fmt: skip
     radius = edge if sampling.greedy else widest / sampling.temperature + edge
-    return _Scores(below, own, entropy, variance, near, radius, edge, p[:, 0])
+    return _Scores(below, own, entropy, variance, near, near_widest, radius, edge, p[:, 0])
 
 
 def _least_kept(logits: Array, sampling: Sampling, radius: Array) -> Array:
@@ -354,12 +357,14 @@ class _Findings:
         self, batch: Sequence[Sample], scores: _Scores, greedy: bool, rng: np.random.Generator
     ) -> None:
         """Adds a batch of texts, whose rows come first in `scores`."""
-        below, own, entropy, variance, near, radius, at_edge = (
+        below, own, entropy, variance, near, near_widest, radius, at_edge = (
             np.asarray(x[: len(batch)], np.float64) for x in scores[:-1]
         )
         there = np.arange(own.shape[1]) < np.array([[len(sample.tokens)] for sample in batch])
         inside = there & (own > 0)
-        edge = there & ~inside & (near > 0)
+        # Log-probabilities tell of rounding in another dtype, which may let in others, too.
+        told = np.array([[sample.logprobs is not None and not greedy] for sample in batch])
+        edge = there & ~inside & (np.where(told, near_widest, near) > 0)
         self.edges += int(edge.sum())
         for row, position in np.argwhere(there & ~inside & ~edge):
             self.impossible.append((batch[row].number, int(position) + 1))

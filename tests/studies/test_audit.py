@@ -205,6 +205,23 @@ def test_rounded_log_probabilities_pass(own: Sampling) -> None:
     assert caught(found, own) == 0
 
 
+def test_log_probabilities_excuse_tokens_at_the_edge() -> None:
+    """Of top-p 0.9, where the likeliest token has a little more, and less where it is rounded."""
+    own, rounded = (
+        np.log(np.broadcast_to([0.03, end, likely, 0.0195, 1e-9], (toy.PADDED,) * 3))
+        for likely, end in ((0.9005, 0.05), (0.8995, 0.051))
+    )
+    sampling = Sampling(1.0, top_p=0.9)
+    found = samples(rules.Token(), 0, sampling, target=rounded)
+    assert any(toy.EOS in one.tokens for one in found)
+    result = audit(pair_of(own), found, sampling, 0.001)
+    assert result.impossible and not result.passed
+    said = said_by(toy.distribution(rounded, sampling), found)
+    result = audit(pair_of(own), said, sampling, 0.001)
+    assert result.passed and result.edges == sum(toy.EOS in one.tokens for one in found)
+    assert result.largest_difference == pytest.approx(-math.log(0.8995 / 0.9505), rel=1e-4)
+
+
 def test_tokens_that_rounding_lets_in_are_no_others() -> None:
     """Of top-p and min-p, whose limits lie between tokens of very different probabilities."""
     logits = np.log([0.9, 0.06, 0.03, 0.01])
