@@ -10,7 +10,7 @@ from typing import Any
 import jax
 from absl import logging
 
-from speculative import checkpoints, checks, removed
+from speculative import checkpoints, checks, fingerprints, removed
 from speculative.backends import for_decoding, usual_dtype
 from speculative.backends.cpu.kernels import cache_folder
 from speculative.checkpoints import Checkpoint
@@ -73,6 +73,19 @@ class Resolved:
     def configs(self) -> list[Config]:
         """The sizes of the target and, where it is a model, of the draft."""
         return [weights.config for weights in (self.target, self.draft) if weights]
+
+    @property
+    def fingerprints(self) -> dict[str, str]:
+        """Those of the target, draft and vocabulary, as far as they are of files.
+
+        Results keep them, to tell whether other files came to lie under the same names.
+        """
+        opened = {"target": self.target.checkpoint, "draft": self.draft and self.draft.checkpoint}
+        found = {name: one.contents for name, one in opened.items() if one}
+        if self.table:
+            table = fingerprints.of_files({"table": self.table}, {})
+            found["draft"] = fingerprints.of_value([found.get("draft"), table])
+        return found | {"vocabulary": self.vocabulary.contents}
 
     def load(self, target: PyTree | None = None) -> Pair:
         """The pair, ready to decode; `target` holds the target's parameters if loaded already.

@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 import sentencepiece
 
+from speculative import fingerprints
 from speculative.disk import reading
 from speculative.special_tokens import AddedToken, SpecialTokens, pattern, split
 from speculative.types import EOS_ID, PAD_ID
@@ -154,6 +155,17 @@ class Vocabulary(abc.ABC):
     def fingerprint(self) -> str:
         """SHA-256 over the pieces, in hexadecimal."""
         return hashlib.sha256("\0".join(self.pieces).encode()).hexdigest()
+
+    @functools.cached_property
+    def contents(self) -> str:
+        """The fingerprint of its size and files, in which scores and merges are; or of its pieces.
+
+        See `fingerprints.of_files`.
+        """
+        files = [self.path, *([self.path.with_name(MERGES)] if self.path.name == PAIRS else [])]
+        there = {str(i): file for i, file in enumerate(files) if file.is_file()}
+        read = fingerprints.of_files(there, {}) if there else self.fingerprint
+        return fingerprints.of_value([self.size, read])
 
     def spelled_out(self, text: str) -> float:
         """The share of a text's characters that no piece has, as of another script, from 0 to 1.

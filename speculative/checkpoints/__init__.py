@@ -85,6 +85,7 @@ def describe(checkpoint: Checkpoint) -> dict[str, str]:
         "computed in": f"{usual_dtype(checkpoint.dtype)} on this device, unless --dtype is given",
         "vocabulary": vocabulary,
         "checksums": checkpoint.checksums.extent,
+        "fingerprint": f"{checkpoint.contents}, which results keep",
         "sha256": whole.hexdigest() if folder.is_dir() else "not of a remote folder",
     }
 

@@ -16,7 +16,7 @@ import numpy as np
 from flax import traverse_util
 from safetensors.numpy import save_file
 
-from speculative import disk
+from speculative import disk, fingerprints
 from speculative.models import Config, abstract_params
 from speculative.models.reads import packed, unpacked
 from speculative.special_tokens import SpecialTokens
@@ -59,6 +59,11 @@ def sha256(path: pathlib.Path) -> str:
     """A file's SHA-256, in hexadecimal."""
     with disk.reading(path), path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+# What is read of a folder beside its vocabulary, by format; T5X's optimizer state is not.
+OTHERS = ("*.safetensors", "*.bin", "*config.json", "*.index.json", "*token*.json", "merges.txt")
+FILES = {"t5x": ("checkpoint", "target.*/**/*"), "native": OTHERS, "huggingface": OTHERS}
 
 
 class MadeFor(NamedTuple):
@@ -152,6 +157,21 @@ class Checkpoint:
         """Whether this is the model's, but for rounding to bfloat16."""
         own = self.fingerprint()
         return len(own) == len(fingerprint) and np.allclose(own, fingerprint, 1 / 128, atol=0)
+
+    @functools.cached_property
+    def contents(self) -> str:
+        """The fingerprint of its files, the vocabulary's apart, see `fingerprints.of_files`.
+
+        A remote folder's is of the tensors' names, shapes and types, and of the last norm.
+        """
+        folder = pathlib.Path(self.location)
+        if not folder.is_dir():
+            sizes = {name: (tensor.shape, tensor.dtype) for name, tensor in self.tensors.items()}
+            return fingerprints.of_value([sizes, self.fingerprint()])
+        found = {path for pattern in FILES[self.format] for path in folder.glob(pattern)}
+        files = {str(path.relative_to(folder)): path for path in found - {self.vocabulary}}
+        files = {name: path for name, path in sorted(files.items()) if path.is_file()}
+        return fingerprints.of_files(files, self.checksums.recorded)
 
     def read(self, name: str) -> np.ndarray:
         """A tensor's values; raises ValueError if they cannot be read or are not finite."""

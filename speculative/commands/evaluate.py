@@ -23,7 +23,7 @@ def _evaluate(options: argparse.Namespace) -> None:
     from speculative.models import model_of
     from speculative.rows import environment, memory, weights
     from speculative.rows.config import RANDOM, gamma_of
-    from speculative.tasks.prompts import load_prompts, require
+    from speculative.tasks.prompts import fingerprint, load_prompts, require
 
     name, config = rows.row(options)
     gamma, metric = gamma_of(config, name), config.texts.metric
@@ -49,7 +49,8 @@ def _evaluate(options: argparse.Namespace) -> None:
     told = {"target": found.names[0], "draft": found.names[1], "dtype": found.target.config.dtype}
     asked = [Asked(prompt.source, settings) for prompt in prompts]
     with disk.owned(folder):
-        kept = many.Results(texts, asked, told | {"source_length": config.source_length})
+        of_lines = told | {"source_length": config.source_length}
+        kept = many.Results(texts, asked, of_lines, found.fingerprints)
         with progress.bar(config.target) as on_progress:
             on_progress("loading", 0)
             pair = found.load()
@@ -69,6 +70,7 @@ def _evaluate(options: argparse.Namespace) -> None:
             "truncated": truncated,
         }
         fields |= {"batch_size": config.batch_size, **told, "gin": config.gin()}
+        fields["fingerprints"] = found.fingerprints | {"texts": fingerprint(prompts)}
         disk.write(scores, json.dumps(fields | environment.here(), indent=1) + "\n")
     print(
         f"{config.task}: {metric} {score:.2f} ({low:.2f} to {high:.2f}) of {len(lines)} texts, "

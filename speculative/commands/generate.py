@@ -18,6 +18,7 @@ from speculative.settings import Settings
 
 if TYPE_CHECKING:
     from speculative.decoding.loop import Step
+    from speculative.loading import Resolved
     from speculative.pair import Pair, Request, Result
     from speculative.vocabulary import Vocabulary
 
@@ -94,17 +95,24 @@ def _generate(options: argparse.Namespace) -> None:
         lists = iter([list(itertools.chain.from_iterable(lists))])
     begun = [] if typed else next(lists)  # Wrong input ends before anything is loaded.
     lists = lists if typed else itertools.chain([begun], lists)
+    found, kept = _resolved(options, begun), None
+    of_pair = {
+        "target": found.names[0],
+        "draft": found.names[1],
+        "dtype": found.target.config.dtype,
+    }
+    if options.output is not None:  # What it holds of something else ends this before the loading.
+        kept = many.Results(options.output, begun, of_pair, found.fingerprints)
     with progress.bar(options.target) as on_progress:
         on_progress("loading", 0)
-        pair = _load(options, begun)
-    of_pair = {"target": pair.names[0], "draft": pair.names[1], "dtype": pair.target.config.dtype}
+        pair = found.load()
     # What does not fit the pair ends before its decoding.
     requests = _requests(lists, pair, typed)
     if several:
         for listed in requests:
             for asked, one in listed:
                 _warn_of_script(pair.vocabulary, asked.text[len(prefix) :], one.example + 1)
-            _together(pair, listed, of_pair, options)
+            _together(pair, listed, of_pair, options, kept)
         return
     timer = Timer(pair, streams=not options.json)
     if typed:  # Now, so that a first line of usual length is answered at once.
@@ -139,8 +147,8 @@ def _generate(options: argparse.Namespace) -> None:
         print(total, file=sys.stderr)
 
 
-def _load(options: argparse.Namespace, begun: Sequence[Asked]) -> "Pair":
-    """The pair, if there is memory for batches of such prompts as these first ones."""
+def _resolved(options: argparse.Namespace, begun: Sequence[Asked]) -> "Resolved":
+    """The pair to load, if there is memory for batches of such prompts as these first ones."""
     from speculative.loading import resolve
     from speculative.ragged import power_of_two
     from speculative.rows import memory
@@ -152,7 +160,7 @@ def _load(options: argparse.Namespace, begun: Sequence[Asked]) -> "Pair":
         if options.file or options.output:  # There are no others.
             size = min(size, power_of_two(len(begun) * options.samples))
         memory.require_batch(found.names, found.configs, options.gamma or 1, length, size)
-    return found.load()
+    return found
 
 
 def _requests(
@@ -192,13 +200,13 @@ def _together(
     listed: "Sequence[tuple[Asked, Request]]",
     of_pair: dict[str, Any],
     options: argparse.Namespace,
+    kept: many.Results | None,
 ) -> None:
-    """Decodes prompts in batches, and shows their texts in order."""
+    """Decodes prompts in batches, into a file or to show their texts in order."""
     asked, samples = [asked for asked, _ in listed], range(options.samples)
     requests = {(i, k): one.sample(k) for i, (_, one) in enumerate(listed) for k in samples}
-    if options.output is not None:
-        results = many.Results(options.output, asked, of_pair)
-        lines = results.complete(pair, requests, options.batch_size)
+    if kept is not None:
+        lines = kept.complete(pair, requests, options.batch_size)
         print(f"Written: {options.output}, {len(lines)} texts.")
         return
     served = pair.serve(list(requests.values()), batch_size=options.batch_size)

@@ -5,7 +5,9 @@ import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from speculative import disk
+from absl import logging
+
+from speculative import disk, fingerprints
 from speculative.commands import OF_RUN, SETTINGS
 from speculative.commands.prompts import Asked
 
@@ -39,22 +41,33 @@ def line(asked: Asked, result: "Result", of_pair: Mapping[str, Any]) -> dict[str
 class Results:
     """A file of results, a JSON object a line; an interrupted run's file is gone on with.
 
+    A line also keeps the `fingerprints` of what it was made with, see `Resolved.fingerprints`.
+
     Attributes:
         found: its lines by their places.
     """
 
     def __init__(
-        self, path: str | pathlib.Path, prompts: Sequence[Asked], of_pair: Mapping[str, Any]
+        self,
+        path: str | pathlib.Path,
+        prompts: Sequence[Asked],
+        of_pair: Mapping[str, Any],
+        made_with: Mapping[str, str],
     ) -> None:
         """Reads the file, if there is one; OSError is raised if it cannot be written.
 
-        ValueError names a line that is no result of this pair for these prompts.
+        ValueError names a line that is no result of this pair for these prompts. Lines of before
+        fingerprints were kept are taken to be of what is there now, with a warning.
         """
         self.path, self.prompts, self.of_pair = disk.writable(path), prompts, of_pair
+        self.made_with = dict(made_with)
         try:
             self.found = dict(disk.entries(self.path, self._checked, "result"))
         except ValueError as error:
-            raise ValueError(f"{error} Write elsewhere, or delete that file.") from error
+            said = str(error).rstrip(".")
+            raise ValueError(f"{said}; write elsewhere, or delete that file.") from error
+        if not all("fingerprints" in line for line in self.found.values()):
+            logging.warning(fingerprints.UNKNOWN, self.path)
 
     def _checked(self, line: dict[str, Any]) -> tuple[Place, dict[str, Any]]:
         place = line["number"], line["sample"]
@@ -73,6 +86,8 @@ class Results:
             raise ValueError("it was written with another --show_special.")
         if line["prompt"] != asked.text:
             raise ValueError(f"its prompt is not prompt {place[0] + 1}.")
+        if other := fingerprints.changed(line.get("fingerprints", {}), self.made_with):
+            raise ValueError(f"its {other} changed since it was written, under the same name.")
         return place, line
 
     def complete(
@@ -93,7 +108,7 @@ class Results:
                 for at, result in pair.serve(listed, batch_size=batch_size):
                     number, sample = lacking[at]
                     said = line(self.prompts[number], result, self.of_pair)
-                    said |= {"number": number, "sample": sample}
+                    said |= {"number": number, "sample": sample, "fingerprints": self.made_with}
                     disk.append(self.path, said)
                     found[number, sample] = said
                     tokens += len(result.tokens)

@@ -7,7 +7,7 @@ import pathlib
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any
 
-from speculative import disk, tasks
+from speculative import disk, fingerprints, tasks
 
 # The names that source and reference have in a line of JSON, unless others are given.
 COLUMNS = (("article", "highlights"), ("inputs", "targets"), ("source", "reference"))
@@ -92,6 +92,11 @@ def require(
 def _require_source(prompt: Prompt) -> None:
     if not prompt.source.removeprefix(prompt.prefix).strip():
         raise ValueError(f"{prompt.place} has an empty source; give a text.")
+
+
+def fingerprint(prompts: Sequence[Prompt]) -> str:
+    """That of texts and their references, see `fingerprints.of_value`."""
+    return fingerprints.of_value([[prompt.source, prompt.reference] for prompt in prompts])
 
 
 def _of_seqio(task: tasks.Task) -> Iterator[Prompt]:

@@ -2,6 +2,7 @@
 
 import json
 import pathlib
+import shutil
 from typing import Any
 
 import pytest
@@ -9,6 +10,7 @@ import sacrebleu
 
 from speculative import cli
 from speculative.rows import memory
+from tests import saved
 
 SOURCES = ["A small editor for plain text.", "An archive", "A map, and more", "A tool", "b c d e"]
 
@@ -64,6 +66,35 @@ def test_what_is_there_is_not_decoded_again(command: list[str], tmp_path: pathli
     assert cli.main([*command, "--output_dir", str(tmp_path)]) == 0
     assert json.loads(file.read_text().splitlines()[1])["text"] == "end of it"
     assert scores(tmp_path)["score"] != before
+
+
+def test_texts_of_other_weights_are_not_scored(
+    command: list[str], tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Nor those of other sources; other references alone are, for nothing is kept of them."""
+    target, data, out = tmp_path / "target", tmp_path / "data.tsv", tmp_path / "out"
+    shutil.copytree(command[2], target)
+    pairs = pathlib.Path(command[command.index("--data_file") + 1]).read_text()
+    data.write_text(pairs)
+    given = [*command[:2], str(target), *command[3:]]
+    given += ["--data_file", str(data), "--output_dir", str(out)]
+    assert cli.main(given) == 0
+    first = scores(out)
+    data.write_text(pairs.replace(" end of it", ""))
+    assert cli.main(given) == 0
+    second = scores(out)
+    assert first["score"] != second["score"]
+    texts = first["fingerprints"].pop("texts"), second["fingerprints"].pop("texts")
+    assert texts[0] != texts[1] and first["fingerprints"] == second["fingerprints"]
+    data.write_text(pairs.replace("An archive", "An old archive"))
+    assert cli.main(given) == 2
+    assert "its prompt is not prompt 2;" in capsys.readouterr().err
+    data.write_text(pairs)
+    shutil.rmtree(target)
+    saved.save(target, saved.TARGET, 7)
+    assert cli.main(given) == 2
+    assert "its target changed since it was written" in capsys.readouterr().err
+    assert scores(out)["score"] == second["score"]
 
 
 @pytest.mark.parametrize(

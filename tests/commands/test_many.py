@@ -2,15 +2,17 @@
 
 import json
 import pathlib
+import shutil
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
 
 import speculative
-from speculative import cli
+from speculative import cli, loading
 from speculative.commands import many
 from speculative.pair import Pair
+from tests import saved
 
 PROMPTS = ["A small editor for plain text.", "Übergröße", "", "An archive", "A map, and more"]
 SETTINGS = ["--max_length", "12", "--gamma", "2", "--temperature", "1", "--seed", "5"]
@@ -100,11 +102,11 @@ def test_what_is_done_outlives_an_interruption(
 @pytest.mark.parametrize(
     ("change", "said"),
     [
-        (["--temperature", "0.5"], "Line 1 of FILE is no result: its temperature is 1.0, not 0.5."),
-        (["--gamma", "3"], "its gamma is 2, not 3."),
-        (["--prefix", "say: "], "its prompt is not prompt 1."),
-        (["--stop", "x"], "its stop is [], not ['x']."),
-        (["--logprobs"], "it does not say its logprobs."),
+        (["--temperature", "0.5"], "Line 1 of FILE is no result: its temperature is 1.0, not 0.5;"),
+        (["--gamma", "3"], "its gamma is 2, not 3;"),
+        (["--prefix", "say: "], "its prompt is not prompt 1;"),
+        (["--stop", "x"], "its stop is [], not ['x'];"),
+        (["--logprobs"], "it does not say its logprobs;"),
     ],
 )
 def test_results_of_other_settings_are_left_alone(
@@ -120,8 +122,41 @@ def test_results_of_other_settings_are_left_alone(
     assert cli.main([*command, *change, "--samples", "2", "--output", str(file)]) == 2
     err = capsys.readouterr().err
     assert said.replace("FILE", str(file)) in err
-    assert "Write elsewhere, or delete that file." in err
+    assert "; write elsewhere, or delete that file." in err
     assert file.read_text() == samples.read_text()
+
+
+def test_results_of_other_weights_are_left_alone(
+    command: list[str],
+    samples: pathlib.Path,
+    tmp_path: pathlib.Path,
+    capsys: pytest.CaptureFixture[str],
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """They came to lie in the same folder; those that kept no fingerprints are gone on with."""
+    target, file = tmp_path / "target", tmp_path / "out.jsonl"
+    shutil.copytree(command[2], target)
+    given = [*command[:2], str(target), *command[3:], "--samples", "2", "--output", str(file)]
+    made = [line | {"target": str(target)} for line in lines(samples.read_text())]
+    file.write_text("".join(json.dumps(line) + "\n" for line in made[:3]))
+    assert cli.main(given) == 0  # A copy is the same.
+    assert [line["tokens"] for line in lines(file.read_text())] == [x["tokens"] for x in made]
+    whole = file.read_text()
+    shutil.rmtree(target)
+    saved.save(target, saved.TARGET, 7)
+    with monkeypatch.context() as patched:
+        patched.setattr(loading.Resolved, "load", lambda self: pytest.fail("loaded"))
+        assert cli.main(given) == 2
+    said = f"Line 1 of {file} is no result: its target changed since it was written, under the "
+    *_, error = capsys.readouterr().err.splitlines()
+    assert error == f"error: {said}same name; write elsewhere, or delete that file."
+    assert file.read_text() == whole and not caplog.messages
+    for line in made:
+        del line["fingerprints"]
+    file.write_text("".join(json.dumps(line) + "\n" for line in made))
+    assert cli.main(given) == 0
+    assert f"{file} was written before results kept fingerprints" in caplog.messages[0]
 
 
 def test_results_come_in_order_as_soon_as_they_can() -> None:
