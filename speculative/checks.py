@@ -63,7 +63,7 @@ def fields(settings: Any) -> None:
     A whole number will do for a float, no truth value for a number, and no number is infinite.
     """
     words = {int: "a whole number", float: "a finite number", str: "a text", NoneType: "None"}
-    words[list] = "whole numbers"
+    words |= {list: "whole numbers", dict: "texts by name"}
     for name, kind in typing.get_type_hints(type(settings)).items():
         value, kinds = getattr(settings, name), typing.get_args(kind) or (kind,)
         kinds = tuple(typing.get_origin(kind) or kind for kind in kinds)
@@ -72,6 +72,7 @@ def fields(settings: Any) -> None:
         else:
             fits = isinstance(value, kinds) and not isinstance(value, bool | float)
             fits &= not isinstance(value, list) or all(type(number) is int for number in value)
+            fits &= not isinstance(value, dict) or all(type(x) is str for x in value.values())
         if not fits:
             known = " or ".join(words[kind] for kind in kinds)
             raise ValueError(f"{type(settings).__name__}.{name} must be {known}, not {value!r}.")

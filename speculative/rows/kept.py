@@ -1,14 +1,18 @@
 """The measured examples of a row, kept on disk as they come, so that a row can go on.
 
-A folder holds `config.gin`, what they were measured with, and `examples.jsonl`, one a line.
+A folder holds `config.gin`, the settings they were measured with, `fingerprints.json`, of which
+models and texts they are, and `examples.jsonl`, one a line.
 """
 
 import dataclasses
+import json
 import pathlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
-from speculative import disk
+from absl import logging
+
+from speculative import disk, fingerprints
 from speculative.measurement.exactness import Difference
 from speculative.rows.config import changed
 
@@ -45,22 +49,46 @@ class Example:
 class KeptExamples:
     """The examples of a row, in the task's order, in a folder or, without one, in memory alone."""
 
-    def __init__(self, folder: pathlib.Path | None = None, config: str = "") -> None:
-        """Reads what an earlier run left; ValueError if it had another effective `config`."""
-        self._folder, self._config = folder, config
+    def __init__(
+        self,
+        folder: pathlib.Path | None = None,
+        config: str = "",
+        made_with: Mapping[str, str] | None = None,
+    ) -> None:
+        """Reads what an earlier run left.
+
+        ValueError is raised if it had another effective `config` or other fingerprints than
+        `made_with`, which are those of models and texts. Examples of before these were kept are
+        taken to be of what is there now, with a warning.
+        """
+        self._folder = folder
         self._examples: dict[tuple[int, int], Example] = {}
+        self._unwritten: dict[str, str] = {}  # What is still to be written, by file.
         if folder is None:
             return
-        file = folder / "config.gin"
-        # A run that was killed may have left it empty.
-        before = disk.text(file) if file.is_file() else ""
-        if before and (other := changed(before, config)):
+        files = {
+            "config.gin": config,
+            "fingerprints.json": json.dumps(dict(made_with or {}), indent=1) + "\n",
+        }
+        # A run that was killed may have left one empty.
+        before = {name: disk.text(folder / name) for name in files if (folder / name).is_file()}
+        self._unwritten = {name: said for name, said in files.items() if not before.get(name)}
+        if (gin := before.get("config.gin")) and (other := changed(gin, config)):
             raise ValueError(
                 f"{folder} holds examples of another configuration ({'; '.join(other)}); give "
                 "another --output_dir, or delete that folder to measure anew."
             )
-        self._config = "" if before else config  # Which is still to be written.
+        kept = (
+            disk.read_json(folder / "fingerprints.json") if before.get("fingerprints.json") else {}
+        )
+        if other := fingerprints.changed(kept, made_with or {}):
+            raise ValueError(
+                f"{folder} holds examples whose {other} changed since they were measured, under "
+                "the same name; give another --output_dir, or delete that folder to measure anew."
+            )
         self._examples = {(example.number, example.sample): example for example in read(folder)}
+        if self._examples and not kept and made_with:
+            logging.warning(fingerprints.UNKNOWN, folder)
 
     def __contains__(self, number_and_sample: tuple[int, int]) -> bool:
         return number_and_sample in self._examples
@@ -72,9 +100,9 @@ class KeptExamples:
         """Keeps an example; it is on disk when this returns."""
         self._examples[example.number, example.sample] = example
         if self._folder:
-            if self._config:
-                disk.write(self._folder / "config.gin", self._config)
-                self._config = ""
+            for name, said in self._unwritten.items():
+                disk.write(self._folder / name, said)
+            self._unwritten = {}
             disk.append(self._folder / "examples.jsonl", dataclasses.asdict(example))
 
 

@@ -99,6 +99,8 @@ class Record:
     quality_difference_low: float | None = None
     quality_difference_high: float | None = None
     truncated: int | None = None  # Sources that were cut to the row's `source_length`.
+    # Of the target, draft, vocabulary and texts, see `Resolved.fingerprints`.
+    fingerprints: dict[str, str] | None = None
 
     def __post_init__(self) -> None:
         checks.fields(self)

@@ -6,7 +6,9 @@ import pathlib
 import shutil
 from collections.abc import Callable, Mapping, Sequence
 
-from speculative import checkpoints, disk, gin_files, paper, progress
+from absl import logging
+
+from speculative import checkpoints, disk, fingerprints, gin_files, paper, progress
 from speculative.measurement import quality
 from speculative.models import Config, model_of
 from speculative.pair import BATCH
@@ -30,7 +32,7 @@ from speculative.studies import verify as verifying
 from speculative.studies.audit import Audit
 from speculative.studies.bench import Batches
 from speculative.studies.tune import Tuning, tune
-from speculative.tasks.prompts import Prompt, load_prompts, require
+from speculative.tasks.prompts import Prompt, fingerprint, load_prompts, require
 
 RUNS = "configs/runs"  # Where the tables are.
 GAMMA = 5  # Guesses a step with which a pair is verified, where its row names none.
@@ -85,8 +87,9 @@ def run(
     """Measures the rows, given by name, that have no record yet, and gives the records of all.
 
     The output's folder holds `records.jsonl` and, in `rows`, the examples of each row; if they are
-    of other settings, or another process writes there, ValueError is raised. Files and folders of
-    an `earlier` run are removed first. A KeyboardInterrupt says what is kept.
+    of other settings, if models or texts changed under the same name, or if another process writes
+    there, ValueError is raised. Files and folders of an `earlier` run are removed first. A
+    KeyboardInterrupt says what is kept.
     """
     with disk.owned(output_dir):
         for old in earlier:
@@ -96,17 +99,32 @@ def run(
         todo: dict[str, tuple[list[Prompt] | None, str, KeptExamples]] = {}
         load = load or weights.Loader()
         here = "".join(f"{name} = {value!r}\n" for name, value in environment.here().items())
+        made_with: dict[str, dict[str, str]] = {}
         for name, config in configs.items():
-            gin = config.gin()
-            if name not in done:
-                gamma_of(config, name)
-                memory.require(config, load.resolve(config).configs)
-                prompts = _prompts(config, load.resolve(config).target.config, scored=True)
-                todo[name] = prompts, name, KeptExamples(folder / name, gin + here)
-            elif changed(done[name].gin, gin):
+            gin, record = config.gin(), done.get(name)
+            if record and changed(record.gin, gin):
                 raise ValueError(
                     f"{path} has a record of {name} with other settings; give another "
                     "--output_dir, or delete that record's line to measure anew."
+                )
+            gamma_of(config, name)
+            found = load.resolve(config)
+            if not record:
+                memory.require(config, found.configs)
+            prompts = _prompts(config, found.target.config, scored=True)
+            made_with[name] = found.fingerprints
+            if prompts is not None:
+                made_with[name]["texts"] = fingerprint(prompts)
+            if not record:
+                kept = KeptExamples(folder / name, gin + here, made_with[name])
+                todo[name] = prompts, name, kept
+            elif record.fingerprints is None:
+                logging.warning(fingerprints.UNKNOWN, f"The record of {name} in {path}")
+            elif other := fingerprints.changed(record.fingerprints, made_with[name]):
+                raise ValueError(
+                    f"{path} has a record of {name} whose {other} changed since it was measured, "
+                    "under the same name; give another --output_dir, or delete that record's line "
+                    "and its folder in rows to measure anew."
                 )
         try:
             for number, (name, config) in enumerate(configs.items(), 1):
@@ -115,7 +133,8 @@ def run(
                     row = f"{number} of {len(configs)}, {name.rpartition('/')[2]}"
                     with progress.bar(row) as on_progress:
                         on_progress("loading", 0)
-                        done[name] = run_row(load(config), config, *todo[name], on_progress)
+                        record = run_row(load(config), config, *todo[name], on_progress)
+                    done[name] = dataclasses.replace(record, fingerprints=made_with[name])
                     disk.append(path, dataclasses.asdict(done[name]))
         except KeyboardInterrupt:
             finished = sum(name in done for name in configs)

@@ -42,6 +42,26 @@ def test_a_setting_that_did_not_exist_had_its_default(tmp_path: pathlib.Path) ->
     assert changed(before, now) == changed(now, before) == []
 
 
+def test_examples_of_other_weights_are_refused(
+    tmp_path: pathlib.Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """And the same ones go on; what kept no fingerprints goes on too, which is said, once."""
+    KeptExamples(tmp_path, "a\n", {"target": "1", "texts": "2"}).add(ONE)
+    assert list(KeptExamples(tmp_path, "a\n", {"texts": "2", "target": "1"})) == [ONE]
+    for now, said in (
+        ({"target": "3", "texts": "2"}, "target"),
+        ({"target": "3", "texts": "3"}, "target and texts"),
+    ):
+        with pytest.raises(ValueError, match=f"examples whose {said} changed since .*output_dir"):
+            KeptExamples(tmp_path, "a\n", now)
+    assert not caplog.messages
+    (tmp_path / "fingerprints.json").unlink()
+    KeptExamples(tmp_path, "a\n", {"target": "3"}).add(OTHER)
+    assert f"{tmp_path} was written before results kept fingerprints" in caplog.messages[0]
+    assert list(KeptExamples(tmp_path, "a\n", {"target": "3"})) == [OTHER, ONE]
+    assert len(caplog.messages) == 1
+
+
 def test_a_damaged_line_is_named(tmp_path: pathlib.Path) -> None:
     KeptExamples(tmp_path, "a\n").add(ONE)
     with (tmp_path / "examples.jsonl").open("a") as file:

@@ -3,6 +3,7 @@
 import dataclasses
 import json
 import pathlib
+import shutil
 import signal
 import subprocess
 import sys
@@ -16,6 +17,7 @@ from speculative.reporting import page
 from speculative.rows import records
 from speculative.rows.config import RowConfig, experiment
 from speculative.studies import sweep
+from tests import saved
 from tests.rows import made
 
 ROW = """
@@ -108,6 +110,50 @@ def test_a_row_killed_on_its_way_goes_on(
     (tmp_path / "out" / "records.jsonl").unlink()
     assert cli.main([*arguments, "--seed", "1"]) == 2
     assert "(RowConfig.seed = 0)" in capsys.readouterr().err
+
+
+def test_a_row_of_other_weights_or_texts_is_refused(
+    arguments: list[str],
+    tmp_path: pathlib.Path,
+    capsys: pytest.CaptureFixture[str],
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """Finished or not, where they lie under the same names; what did not change is as it was."""
+    models, data, out = tmp_path / "models", tmp_path / "texts.tsv", tmp_path / "out"
+    shutil.copytree(arguments[4], models)
+    arguments[4] = str(models)
+    texts = "a map\teine Karte\nan editor\tein Editor\n"
+    data.write_text(texts)
+    arguments += ["--data_file", str(data)]
+    assert cli.main(arguments) == 0
+    (record,) = records.read(out / "records.jsonl")
+    assert [*(record.fingerprints or {})] == ["target", "draft", "vocabulary", "texts"]
+    row = out / "rows" / "table2" / "small"
+
+    kept = (out / "records.jsonl").read_text()
+
+    def changed(said: str) -> None:
+        for words in ("has a record of table2/small whose", f"{row} holds examples whose"):
+            assert cli.main(arguments) == 2
+            error = capsys.readouterr().err
+            assert f"{words} {said} changed" in error
+            assert "under the same name; give another --output_dir" in error
+            (out / "records.jsonl").write_text("")
+        (out / "records.jsonl").write_text(kept)
+
+    data.write_text(texts.replace("Editor", "Texteditor"))
+    changed("texts")
+    data.write_text(texts)
+    shutil.rmtree(models / "draft")
+    saved.save(models / "draft", saved.DRAFT, 7)
+    changed("draft")
+    # Those of before fingerprints were kept are gone on with, which is said.
+    disk.write(out / "records.jsonl", "")
+    old = dataclasses.asdict(record)
+    del old["fingerprints"]
+    disk.append(out / "records.jsonl", old)
+    assert cli.main(arguments) == 0
+    assert "record of table2/small" in caplog.messages[0] and "not known" in caplog.messages[0]
 
 
 def test_a_second_run_in_a_folder_is_refused(
