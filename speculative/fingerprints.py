@@ -5,7 +5,8 @@ import json
 import os
 import pathlib
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
 from typing import Any
 
 from speculative import disk
@@ -25,33 +26,47 @@ def of_value(value: Any) -> str:
     return hashlib.sha256(said.encode(errors="surrogatepass")).hexdigest()[:DIGITS]
 
 
-def of_files(files: Mapping[str, pathlib.Path], sha256: Mapping[pathlib.Path, str]) -> str:
+def sha256(path: pathlib.Path) -> str:
+    """A file's SHA-256, in hexadecimal."""
+    with disk.reading(path), path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def of_files(
+    files: Mapping[str, pathlib.Path],
+    recorded: Mapping[pathlib.Path, str] = MappingProxyType({}),
+    sha256: Callable[[pathlib.Path], str] = sha256,
+) -> str:
     """The fingerprint of files by their names in the fingerprint; their places do not matter.
 
-    It is of each file's SHA-256, which may be known or be the name of the hub's file already. Where
-    the rest is larger than `WHOLE`, files above `EVERY` are known by their size and samples of each
-    MiB alone: to read 45 GB would take as long as to load them. Times are not part of it, so a copy
-    has the fingerprint of its original. Raises ValueError if a file cannot be read.
+    It is of each file's SHA-256, which may be `recorded` or be the name of the hub's file; else
+    `sha256` computes it, or has kept it. Where what is to be read is larger than `WHOLE`, files
+    above `EVERY` are known by their size and samples of each MiB alone: to read 45 GB would take as
+    long as to load them. Times are not part of it, so a copy has the fingerprint of its original.
+    Raises ValueError if a file cannot be read.
     """
     known, sizes = dict[str, str](), dict[str, int]()
     for name, path in files.items():
         with disk.reading(path):
             real = path.resolve(strict=True)
-            if (recorded := sha256.get(path)) or re.fullmatch("[0-9a-f]{64}", real.name):
-                known[name] = recorded or real.name
+            if (said := recorded.get(path)) or re.fullmatch("[0-9a-f]{64}", real.name):
+                known[name] = said or real.name
             else:
                 sizes[name] = real.stat().st_size
     sampled = sum(sizes.values()) > WHOLE
     for name, size in sizes.items():
-        with disk.reading(files[name]), files[name].open("rb") as file:
-            if sampled and size > EVERY:
-                parts = hashlib.sha256(str(size).encode())
-                for start in range(0, size, EVERY):
-                    parts.update(os.pread(file.fileno(), SAMPLE, start))
-                known[name] = f"sampled {parts.hexdigest()}"
-            else:
-                known[name] = hashlib.file_digest(file, "sha256").hexdigest()
+        whole = not sampled or size <= EVERY
+        known[name] = sha256(files[name]) if whole else f"sampled {_sampled(files[name], size)}"
     return of_value(known)
+
+
+def _sampled(path: pathlib.Path, size: int) -> str:
+    """The SHA-256, in hexadecimal, of a file's size and samples."""
+    parts = hashlib.sha256(str(size).encode())
+    with disk.reading(path), path.open("rb") as file:
+        for start in range(0, size, EVERY):
+            parts.update(os.pread(file.fileno(), SAMPLE, start))
+    return parts.hexdigest()
 
 
 def changed(before: Mapping[str, str], now: Mapping[str, str]) -> str:

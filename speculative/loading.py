@@ -83,7 +83,7 @@ class Resolved:
         opened = {"target": self.target.checkpoint, "draft": self.draft and self.draft.checkpoint}
         found = {name: one.contents for name, one in opened.items() if one}
         if self.table:
-            table = fingerprints.of_files({"table": self.table}, {})
+            table = fingerprints.of_files({"table": self.table})
             found["draft"] = fingerprints.of_value([found.get("draft"), table])
         return found | {"vocabulary": self.vocabulary.contents}
 

@@ -164,7 +164,7 @@ class Vocabulary(abc.ABC):
         """
         files = [self.path, *([self.path.with_name(MERGES)] if self.path.name == PAIRS else [])]
         there = {str(i): file for i, file in enumerate(files) if file.is_file()}
-        read = fingerprints.of_files(there, {}) if there else self.fingerprint
+        read = fingerprints.of_files(there) if there else self.fingerprint
         return fingerprints.of_value([self.size, read])
 
     def spelled_out(self, text: str) -> float:

@@ -18,20 +18,20 @@ def test_files_are_known_by_content(tmp_path: pathlib.Path) -> None:
     shutil.copy(tmp_path / "a", tmp_path / "b")
     os.utime(tmp_path / "b", (1, 1))
     one, copy = ({"w": tmp_path / name} for name in "ab")
-    assert fingerprints.of_files(one, {}) == fingerprints.of_files(copy, {})
+    assert fingerprints.of_files(one) == fingerprints.of_files(copy)
     (tmp_path / "b").write_bytes(b"Weights")
-    assert fingerprints.of_files(one, {}) != fingerprints.of_files(copy, {})
-    assert fingerprints.of_files(one, {}) != fingerprints.of_files({"v": tmp_path / "a"}, {})
+    assert fingerprints.of_files(one) != fingerprints.of_files(copy)
+    assert fingerprints.of_files(one) != fingerprints.of_files({"v": tmp_path / "a"})
     digest = hashlib.sha256(b"weights").hexdigest()
     expected = fingerprints.of_value({"w": digest})
-    assert fingerprints.of_files(one, {}) == expected
+    assert fingerprints.of_files(one) == expected
     assert fingerprints.of_files(one, {tmp_path / "a": digest}) == expected
     # As the hub's cache lays files: links to what is named by its SHA-256, and is not read.
     (tmp_path / digest).write_bytes(b"not read")
     (tmp_path / "link").symlink_to(digest)
-    assert fingerprints.of_files({"w": tmp_path / "link"}, {}) == expected
+    assert fingerprints.of_files({"w": tmp_path / "link"}) == expected
     with pytest.raises(ValueError, match=f"{tmp_path / 'gone'} cannot be read"):
-        fingerprints.of_files({"w": tmp_path / "gone"}, {})
+        fingerprints.of_files({"w": tmp_path / "gone"})
 
 
 def test_large_files_are_sampled(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -41,12 +41,12 @@ def test_large_files_are_sampled(tmp_path: pathlib.Path, monkeypatch: pytest.Mon
     file, found = tmp_path / "weights", []
     for content in (draws, draws[::-1], draws + b"1", draws[: 2**20] + b"11" + draws[2**20 + 2 :]):
         file.write_bytes(content)
-        found.append(fingerprints.of_files({"w": file}, {}))
+        found.append(fingerprints.of_files({"w": file}))
     assert len({*found}) == 4
     read: list[int] = []
     pread = os.pread
     monkeypatch.setattr(os, "pread", lambda *given: read.append(given[1]) or pread(*given))
-    assert fingerprints.of_files({"w": file}, {}) == found[-1]
+    assert fingerprints.of_files({"w": file}) == found[-1]
     assert read == [fingerprints.SAMPLE] * 4
 
 

@@ -3,7 +3,6 @@
 import contextlib
 import dataclasses
 import functools
-import hashlib
 import math
 import os
 import pathlib
@@ -17,6 +16,7 @@ from flax import traverse_util
 from safetensors.numpy import save_file
 
 from speculative import disk, fingerprints
+from speculative.fingerprints import sha256
 from speculative.models import Config, abstract_params
 from speculative.models.reads import packed, unpacked
 from speculative.special_tokens import SpecialTokens
@@ -53,12 +53,6 @@ def plain(name: Any, where: object) -> str:
             "must be a plain name. Do not trust this checkpoint; fetch it from where it was made."
         )
     return name
-
-
-def sha256(path: pathlib.Path) -> str:
-    """A file's SHA-256, in hexadecimal."""
-    with disk.reading(path), path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 # What is read of a folder beside its vocabulary, by format; T5X's optimizer state is not.
@@ -171,7 +165,7 @@ class Checkpoint:
         found = {path for pattern in FILES[self.format] for path in folder.glob(pattern)}
         files = {str(path.relative_to(folder)): path for path in found - {self.vocabulary}}
         files = {name: path for name, path in sorted(files.items()) if path.is_file()}
-        return fingerprints.of_files(files, self.checksums.recorded)
+        return fingerprints.of_files(files, self.checksums.recorded, self.checksums.sha256)
 
     def read(self, name: str) -> np.ndarray:
         """A tensor's values; raises ValueError if they cannot be read or are not finite."""

@@ -25,11 +25,11 @@ from speculative.checkpoints.checkpoint import (
     in_memory,
     plain,
     read_settings,
-    sha256,
     write_tensors,
     written,
 )
 from speculative.disk import reading
+from speculative.fingerprints import sha256
 from speculative.models import FAMILIES, Config, format_of
 from speculative.special_tokens import SpecialTokens
 from speculative.types import Fields, PyTree

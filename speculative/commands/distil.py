@@ -88,7 +88,7 @@ def _of_files(options: argparse.Namespace, given: dict[str, Any]) -> dict[str, A
 
 def _of_config(options: argparse.Namespace, given: dict[str, Any]) -> dict[str, Any]:
     """The parameters of `distil.distil` as a gin file says."""
-    from speculative.training import distil, recipes
+    from speculative.training import begun, distil, recipes
 
     names = [
         "columns",
@@ -105,7 +105,7 @@ def _of_config(options: argparse.Namespace, given: dict[str, Any]) -> dict[str, 
     if options.init_from:
         given["init_from"] = options.init_from
     parameters = recipes.configured(distil.distil, options.config, options.gin or [], given)
-    return parameters | {"settings": recipes.settings(parameters)}
+    return parameters | {"settings": begun.settings("distil", parameters)}
 
 
 def _show(accepted: dict[tuple[str, float], list[float]]) -> None:

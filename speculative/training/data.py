@@ -108,6 +108,9 @@ class Mixture:
     `sources` are each file's examples and passes an epoch; 1.5 passes show every example once, and
     a random half of them a second time. The decoder reads `start_id` before each target. Raises
     ValueError if a weight is not positive or no example fits a row.
+
+    Attributes:
+        left_out: the examples of each file that have no target or do not fit a row.
     """
 
     def __init__(
@@ -141,6 +144,7 @@ class Mixture:
         ends = np.cumsum([len(part) for part, _ in sources])
         members = np.split(np.arange(len(fits)), ends[:-1])
         self._parts = [(m[fits[m]], weight) for m, weight in zip(members, weights, strict=True)]
+        self.left_out = [int((~fits[m]).sum()) for m in members]
 
     @functools.cached_property
     def steps_per_epoch(self) -> int:

@@ -1,8 +1,6 @@
 """Distilling a draft from a target, on text that the target writes."""
 
 import dataclasses
-import hashlib
-import json
 import pathlib
 import time
 from collections.abc import Hashable, Mapping
@@ -21,6 +19,7 @@ from speculative.models import Config, FlaxModel, model_of
 from speculative.models.positions import shifted
 from speculative.models.reads import packed
 from speculative.sampling import Sampling
+from speculative.training import begun
 from speculative.training.counting import most_frequent
 from speculative.training.data import Examples, load_all, prompts, ragged, whole_texts
 from speculative.training.loop import Metrics, TrainConfig, deadline_after, fit
@@ -122,8 +121,8 @@ def distil(
     distribution after each prefix of the targets of `references`, files that are named with their
     passes an epoch. With `keep` its logits are of so many tokens alone, the most frequent ones of
     what the target wrote for training. `work_dir` notes target, texts and `settings`, by the names
-    that their user knows, and a second call must have the same. In place of the folder `data_dir`
-    there may be what its files hold, by name. The rest is as in `train.train`; ValueError also if
+    that their user knows, and a second call must have the same, see `begun.require_same`. In place
+    of the folder `data_dir` there may be what its files hold, by name. The rest is as in `train.train`; ValueError also if
     target and draft do not fit, or a text has tokens that are no pieces, or, among the references,
     more than there are positions.
     """
@@ -141,7 +140,14 @@ def distil(
     )
     for name, part in inputs.items():
         _require_fits(name, part, pieces.size, positions if name in references else 0)
-    _require_same(work_dir, target_dir, inputs, settings or {})
+    made_with = {
+        "target": checkpoint.contents,
+        "vocabulary": pieces.contents,
+        "texts": begun.of_examples(inputs),
+    }
+    if init_from:
+        made_with["init_from"] = checkpoints.open(init_from).contents
+    begun.require_same(work_dir, {"target": str(target_dir), **(settings or {})}, made_with)
     frozen, text_dir = for_decoding(checkpoint.load("float32")), work_dir / "texts"
     for name in (*files.train, *files.held_out):
         given = prompts(inputs[name], pieces.start_id) if target.decoder_only else inputs[name]
@@ -239,28 +245,6 @@ def acceptance(work_dir: pathlib.Path) -> dict[tuple[str, float], list[float]]:
         if name and metric.startswith("alpha" if WRITTEN[kind] else "agreement"):
             found.setdefault((name, WRITTEN[kind]), []).append(last[column])
     return found
-
-
-def _require_same(
-    work_dir: pathlib.Path, target: disk.Path, texts: Mapping[str, Examples], settings: Fields
-) -> None:
-    """Notes what a run is of; raises ValueError if its folder is of something else."""
-    whole = hashlib.sha256()
-    for part in texts.values():
-        for array in vars(part).values():
-            whole.update(array.tobytes())
-    now = {"target": str(target), **settings, "texts": whole.hexdigest()}
-    now = json.loads(json.dumps(now, default=str))  # As a file holds it: tuples are lists.
-    file = work_dir / "settings.json"
-    with disk.owned(work_dir):
-        before = disk.read_json(file) if file.is_file() else now
-        for name in now | before:
-            if before.get(name) != now.get(name):
-                raise ValueError(
-                    f"{work_dir} holds a run whose {name} is {before.get(name)!r}, not "
-                    f"{now.get(name)!r}; go on with the same, or choose another --work_dir."
-                )
-        disk.write(file, json.dumps(now, indent=1) + "\n")
 
 
 def _require_fits(name: str, examples: Examples, vocab_size: int, positions: int) -> None:

@@ -18,6 +18,7 @@ from jax import Array
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TimeRemainingColumn
 
 from speculative import checks, disk
+from speculative.training import begun
 from speculative.training.data import Batch, Mixture
 from speculative.types import PyTree
 
@@ -140,6 +141,18 @@ def _evaluate(
     return _with_counts(objective(params, frozen, batch, None)[1], batch)
 
 
+@jax.jit
+def _finite(state: TrainState) -> Array:
+    """Whether all numbers of a checkpoint are finite."""
+    return jnp.stack([jnp.isfinite(leaf).all() for leaf in jax.tree.leaves(state)]).all()
+
+
+def last_step(folder: pathlib.Path) -> int:
+    """The last step in the log of a run's folder; 0 without one."""
+    lines = disk.entries(folder / "log.jsonl", lambda line: int(line["step"]), "line of a log")
+    return lines[-1] if lines else 0
+
+
 def fit(
     objective: Objective,
     params: PyTree,
@@ -157,7 +170,9 @@ def fit(
     over the `held_out` batches of each name, evaluated without dropout. A resumed run uses the same
     batches and dropout masks as one that never stopped. After `deadline`, a `time.monotonic()` in
     seconds, the run saves and stops. Returns the parameters, and whether the run is finished.
-    Raises ValueError if the loss stops being finite, or another process trains in the folder.
+    Raises ValueError if the loss or the parameters stop being finite, or if another process trains
+    in the folder. Such parameters are never saved, and the two newest checkpoints are kept: where
+    the fault follows the newest at once, it had begun in there, and the older one is gone on with.
     """
     folder = pathlib.Path(folder).absolute()
     params = jax.tree.map(lambda x: jnp.array(x, jnp.float32), params)
@@ -165,7 +180,7 @@ def fit(
     del params  # These are copies, which the first step donates.
     # Committed to a device, as a restored checkpoint is: a resumed run compiles the same step.
     state = jax.device_put(state, jax.local_devices()[0])
-    options = ocp.CheckpointManagerOptions(max_to_keep=1)
+    options = ocp.CheckpointManagerOptions(max_to_keep=2)
     columns = (BarColumn(), MofNCompleteColumn(), TimeRemainingColumn(), "{task.description}")
     with (
         disk.owned(folder),
@@ -190,10 +205,7 @@ def fit(
                 continue
             line = {"step": done} | _means(window)
             if not math.isfinite(line["loss"]):
-                raise ValueError(
-                    f"The loss is {line['loss']} at step {done} of {folder}; lower "
-                    "TrainConfig.learning_rate and start again from the last checkpoint."
-                )
+                raise _overflow(f"The loss is {line['loss']}", done, config, manager, folder)
             line["learning_rate"] = float(learning_rate(done - 1))
             seconds = time.monotonic() - since
             line["tokens_per_second"] = round(line.pop("tokens") / seconds)
@@ -204,15 +216,42 @@ def fit(
                     line |= {f"{name}/{key}": of[key] for key in of if key != "tokens"}
                 said = (f"{k} {f'{v:.4g}' if isinstance(v, float) else v}" for k, v in line.items())
                 progress.console.print("  ".join(said), highlight=False)
+            stop = time.monotonic() > deadline
+            saves = last or stop or done % config.checkpoint_every == 0
+            if saves and not _finite(state):
+                raise _overflow("Parameters are not finite", done, config, manager, folder)
             disk.append(log, line)
             progress.update(bar, completed=done, description=f"loss {line['loss']:.3f}")
-            stop = time.monotonic() > deadline
-            if last or stop or done % config.checkpoint_every == 0:
+            if saves:
                 manager.save(done, args=ocp.args.StandardSave(state))
             if stop:
                 break
             window, since = [], time.monotonic()
     return state.params, int(state.step) >= config.steps
+
+
+def _overflow(
+    fault: str,
+    step: int,
+    config: TrainConfig,
+    manager: ocp.CheckpointManager,
+    folder: pathlib.Path,
+) -> ValueError:
+    """The error of a run that is finite no more, whose folder may be gone on with at a lower rate.
+
+    The newest checkpoint is removed if no line of the log came between it and the fault.
+    """
+    manager.wait_until_finished()
+    newest = manager.latest_step()
+    if newest is not None and step - newest <= config.log_every:
+        manager.delete(newest)
+    begun.allow_another_rate(folder)
+    from_step = manager.latest_step()
+    where = f"from its checkpoint of step {from_step}" if from_step else "from the beginning"
+    return ValueError(
+        f"{fault} at step {step} of {folder}; lower {begun.RATE} and run the same command again, "
+        f"which goes on {where}."
+    )
 
 
 def deadline_after(minutes: float | None) -> float:

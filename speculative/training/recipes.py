@@ -3,7 +3,8 @@
 import dataclasses
 import inspect
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+import sys
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import gin
@@ -42,20 +43,6 @@ def configured(
         raise ValueError(f"{file} cannot be used: {error}") from error
     finally:
         gin.clear_config()
-
-
-def settings(parameters: Mapping[str, Any]) -> dict[str, Any]:
-    """What gin decided of the parameters of `distil.distil`, by the names of the bindings."""
-    elsewhere = {"target_dir", "data_dir", "work_dir", "out_dir", "max_minutes"}
-    found = dict[str, Any]()
-    for name, value in parameters.items():
-        if dataclasses.is_dataclass(value):
-            kind = type(value).__name__
-            fields = value.to_json() if isinstance(value, Config) else vars(value)
-            found |= {f"{kind}.{field}": given for field, given in fields.items()}
-        elif name not in elsewhere:
-            found[f"distil.{name}"] = value
-    return found
 
 
 @dataclasses.dataclass(frozen=True)

@@ -2,6 +2,7 @@
 
 import dataclasses
 import pathlib
+import sys
 from collections.abc import Mapping, Sequence
 from typing import get_args
 
@@ -12,11 +13,12 @@ from flax import traverse_util
 from jax import Array
 
 from speculative import checkpoints, checks, disk
-from speculative.checkpoints.checkpoint import by_name, narrowed
+from speculative.checkpoints.checkpoint import by_name, narrowed, vacant
 from speculative.models import Config, FlaxModel, model_of
 from speculative.models.reads import unpacked
+from speculative.training import begun
 from speculative.training.data import Batch, Examples, Mixture, load_all
-from speculative.training.loop import Metrics, TrainConfig, deadline_after, fit
+from speculative.training.loop import Metrics, TrainConfig, deadline_after, fit, last_step
 from speculative.types import Logits, PyTree
 from speculative.vocabulary import Vocabulary, from_elsewhere
 
@@ -126,12 +128,28 @@ class Files:
     def read(
         self, examples: Mapping[str, Examples], config: TrainConfig, start_id: int
     ) -> tuple[Mixture, dict[str, list[Batch]]]:
-        """Training batches, and each held-out file's examples once in batches of a microbatch."""
+        """Training batches, and each held-out file's examples once in batches of a microbatch.
+
+        Examples that are left out are counted on standard error.
+        """
         rest = config.source_length, config.target_length, start_id
         rows = config.batch_size // config.microbatches
-        held_out = {n: Mixture([(examples[n], 1.0)], rows, *rest).once() for n in self.held_out}
+        whole = {n: Mixture([(examples[n], 1.0)], rows, *rest) for n in self.held_out}
         sources = [(examples[name], passes) for name, passes in self.train.items()]
-        return Mixture(sources, config.batch_size, *rest), held_out
+        train = Mixture(sources, config.batch_size, *rest)
+        left_out = dict(zip(self.train, train.left_out, strict=True))
+        for name, mixture in whole.items():
+            left_out[name] = mixture.left_out[0]
+        for name, count in left_out.items():
+            if count:
+                print(
+                    f"{name}: {count:,} of {len(examples[name]):,} examples are left out; they "
+                    f"have no target, or more than {config.source_length} source or "
+                    f"{config.target_length} target tokens (TrainConfig.source_length, "
+                    "target_length).",
+                    file=sys.stderr,
+                )
+        return train, {name: mixture.once() for name, mixture in whole.items()}
 
 
 def train(
@@ -153,18 +171,29 @@ def train(
     default that of `init_from`. This is a checkpoint of any format to start from, of the same
     sizes or with fewer layers; None starts from random weights. After `max_minutes`, if given, the
     run saves and stops. Returns whether the model is finished and saved. Raises ValueError if a
-    setting is unknown, a file is missing or damaged, or the loss is not finite.
+    setting is unknown, a file is missing or damaged, the loss is not finite, or `work_dir` was
+    begun with something else, see `begun.require_same`.
     """
     if storage not in (known := get_args(checkpoints.native.Storage)):
         raise ValueError(f"train.storage must be one of {', '.join(known)}, not {storage!r}.")
     checks.jax_settings()
-    deadline = deadline_after(max_minutes)
+    deadline, work_dir = deadline_after(max_minutes), pathlib.Path(work_dir)
     pieces = vocabulary_of(model, vocabulary, init_from)
-    if pathlib.Path(out_dir).exists():
+    examples = load_all(data_dir, [*files.train, *files.held_out])
+    if last_step(work_dir) == 0:
+        vacant(out_dir)  # No run in that work folder has made it.
+    made_with = {"vocabulary": pieces.contents, "texts": begun.of_examples(examples)}
+    if init_from:
+        made_with["init_from"] = checkpoints.open(init_from).contents
+    decisive = {"model": model, "config": config, "files": files, "storage": storage}
+    decisive |= {"vocabulary": vocabulary, "init_from": init_from}
+    begun.require_same(work_dir, begun.settings("train", decisive), made_with)
+    if last_step(work_dir) == config.steps and pathlib.Path(out_dir).exists():
+        print(f"{out_dir} is finished, by the run in {work_dir}; there is nothing to do.")
         return True
+    vacant(out_dir)
     made = model_of(model)
     objective, start = CrossEntropy(made), initial(made, config.seed, init_from)
-    examples = load_all(data_dir, [*files.train, *files.held_out])
     batches = files.read(examples, config, pieces.start_id)
     params, finished = fit(objective, start, config, *batches, work_dir, deadline=deadline)
     if finished:

@@ -15,7 +15,8 @@ from safetensors.numpy import load_file, save_file
 
 from speculative import checkpoints
 from speculative.checkpoints import native
-from speculative.checkpoints.checkpoint import read_settings, sha256
+from speculative.checkpoints.checkpoint import read_settings
+from speculative.fingerprints import sha256
 from speculative.models import T5Config
 from tests import saved
 

@@ -2,6 +2,7 @@
 
 import json
 import pathlib
+import shutil
 
 import numpy as np
 import pytest
@@ -40,7 +41,9 @@ def test_a_draft_is_made_and_used(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     """Stopped, gone on with, and then a draft whose texts are the target's own."""
-    target, draft = saved_pair[0], tmp_path / "draft"
+    target, draft, few = tmp_path / "target", tmp_path / "draft", tmp_path / "few.model"
+    shutil.copytree(saved_pair[0], target)
+    shutil.copy(target / "few.model", few)
     reader = ["--target", "debian_draft", "--output", str(tmp_path / "none")]
     assert cli.main(["distil", str(texts), *reader]) == 2
     assert "debian_draft reads its target's encoder, so it can be" in capsys.readouterr().err
@@ -49,6 +52,17 @@ def test_a_draft_is_made_and_used(
     assert "the same command goes on" in capsys.readouterr().out
     assert cli.main([*given, "--seed", "1"]) == 2
     assert "holds a run whose seed is 0, not 1;" in capsys.readouterr().err
+    whole = texts.read_text()
+    texts.write_text(whole.replace("editor", "archive"))
+    assert cli.main(given) == 2
+    assert "holds a run whose texts changed since it began" in capsys.readouterr().err
+    texts.write_text(whole)
+    shutil.rmtree(target)
+    saved.save(target, saved.TARGET.replace(vocab_size=saved.FEW), 9, vocabulary=few)
+    assert cli.main(given) == 2
+    assert "holds a run whose target changed since it began" in capsys.readouterr().err
+    shutil.rmtree(target)
+    shutil.copytree(saved_pair[0], target)  # The same weights, where they were.
     assert cli.main(given) == 0
     said = capsys.readouterr().out
     assert "guess 3" in said and f"Written: {draft}" in said

@@ -188,8 +188,33 @@ def test_training_learns(tmp_path: pathlib.Path) -> None:
 
 def test_a_loss_that_is_not_finite_stops_the_run(tmp_path: pathlib.Path) -> None:
     broken = jax.tree.map(lambda x: x * np.nan, initial())
-    with pytest.raises(ValueError, match="loss is nan at step 2"):
+    with pytest.raises(ValueError, match="loss is nan at step 2 .* goes on from the beginning"):
         loop.fit(OBJECTIVE, broken, tiny.CONFIG, tiny.mixture(), {}, tmp_path)
+
+
+def test_a_run_that_overflows_goes_on_at_a_lower_rate(tmp_path: pathlib.Path) -> None:
+    """Its last checkpoint is finite still, and lost: of the older one as much is left to learn."""
+    draws = np.random.default_rng(0).normal(size=(3, 4)).astype(np.float32)
+
+    def square(params: Any, frozen: Any, batch: Any, dropout_key: Any) -> tuple[jax.Array, dict]:
+        tokens = batch["decoder_loss_weights"].sum()
+        loss = tokens * (params["x"] ** 2).sum()
+        return loss, {"loss": loss}
+
+    wild = dataclasses.replace(
+        tiny.CONFIG, steps=8, log_every=1, evaluate_every=8, checkpoint_every=1, warmup_steps=1,
+        learning_rate=1e25,
+    )  # fmt: skip
+    kept = tmp_path / "checkpoints"
+    for _ in range(2):  # The same again does not get further back.
+        with pytest.raises(ValueError, match=r"at step 3 .* goes on from its checkpoint of step 1"):
+            loop.fit(square, {"x": draws}, wild, tiny.mixture(), {}, tmp_path)
+        assert [path.name for path in kept.iterdir()] == ["1"]
+    calm = dataclasses.replace(wild, learning_rate=0.1)
+    params, finished = loop.fit(square, {"x": draws}, calm, tiny.mixture(), {}, tmp_path)
+    assert finished and (np.abs(params["x"]) < np.abs(draws)).all()
+    assert [line["step"] for line in log(tmp_path)] == [*range(1, 9)]
+    assert sorted(path.name for path in kept.iterdir()) == ["7", "8"]
 
 
 @pytest.mark.parametrize(

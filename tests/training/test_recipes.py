@@ -23,6 +23,7 @@ from speculative.rows import weights
 from speculative.rows.config import experiment, read_row
 from speculative.sampling import Sampling
 from speculative.studies import sweep
+from speculative.training import begun as begun_lib
 from speculative.training import data, distil, loop, recipes
 from speculative.training import train as train_lib
 from tests import saved
@@ -211,14 +212,41 @@ def run(
 
 
 def test_the_target_config_trains_and_saves(
-    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    """Stopped and gone on with; with other data or settings it is refused, finished or not."""
     for task in ("debian_ende", "debian_synopsis"):
         for split, count in (("train", 60), ("validation", 9)):
             tiny.examples(count, count).save(tmp_path / f"{task}_{split}.npz")
     assert run(monkeypatch, tmp_path, SMALL, "--max_minutes=0") == loop.UNFINISHED
+    (tmp_path / "other").mkdir()
+    for file in tmp_path.glob("*.npz"):
+        tiny.examples(40, 3).save(tmp_path / "other" / file.name)
+    other: dict[str, tuple[dict[str, Any], list[str]]] = {
+        "TrainConfig.steps is 4, not 6": ({"loop.TrainConfig.steps": 6}, []),
+        "TrainConfig.learning_rate is 0.02, not 0.1": ({"loop.TrainConfig.learning_rate": 0.1}, []),
+        "TrainConfig.batch_size is 4, not 8": ({"loop.TrainConfig.batch_size": 8}, []),
+        "train.storage is 'int8', not 'float32'": ({"train.train.storage": "'float32'"}, []),
+        "texts changed since it began": ({}, [f"--data_dir={tmp_path / 'other'}"]),
+    }
+
+    def refused() -> None:
+        for said, (change, flags) in other.items():
+            assert run(monkeypatch, tmp_path, SMALL | change, *flags) == 2
+            assert f"work holds a run whose {said}" in capsys.readouterr().err
+
+    refused()
+    capsys.readouterr()
     assert run(monkeypatch, tmp_path, SMALL | {"train.train.max_minutes": None}) == 0
     assert read_settings(tmp_path / "out")["quantisation"] == "int8"
+    assert "left out" not in capsys.readouterr().err
+    refused()
+    assert run(monkeypatch, tmp_path, SMALL) == 0
+    assert f"{tmp_path / 'out'} is finished" in capsys.readouterr().out
+    # What another work folder made is not this one's.
+    assert run(monkeypatch, tmp_path, SMALL, f"--work_dir={tmp_path / 'new'}") == 2
+    assert f"{tmp_path / 'out'} exists already" in capsys.readouterr().err
+    assert not (tmp_path / "new").exists()
 
 
 SHARED = "finetune"
@@ -368,6 +396,48 @@ def test_what_is_wrong_is_told_in_one_line(
     [error] = capsys.readouterr().err.splitlines()
     assert error.startswith("error: ") and said in error
     assert not of_file or str(file) in error
+
+
+def test_examples_that_are_left_out_are_counted(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    long, short, end = np.full(tiny.SOURCE + 1, 5), np.full(3, 5), np.array([1])
+    examples = {
+        "whole": data.ragged([short] * 3, [end] * 3),
+        "long": data.ragged([long, short, short, long], [end, end, np.zeros(0, int), end]),
+    }
+    files = train_lib.Files({"long": 1.0, "whole": 1.0}, ["long"])
+    files.read(examples, tiny.CONFIG, 0)
+    assert capsys.readouterr().err.startswith("long: 3 of 4 examples are left out; they have no ")
+    train_lib.Files({"whole": 2.0}, ["whole"]).read(examples, tiny.CONFIG, 0)
+    assert capsys.readouterr().err == ""
+    recipes.divided([np.full(513, 5)] * 2 + [short] * 48, saved.TARGET)
+    assert "2 of 50 texts are longer than the 512 tokens" in capsys.readouterr().err
+
+
+def test_a_run_that_overflowed_may_have_another_rate(
+    tmp_path: pathlib.Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    rate, made = {begun_lib.RATE: 1.0, "TrainConfig.steps": 4}, {"texts": "1"}
+    begun_lib.require_same(tmp_path, rate, made)
+    lower = rate | {begun_lib.RATE: 0.1}
+    with pytest.raises(ValueError, match="learning_rate is 1.0, not 0.1; go on with the same"):
+        begun_lib.require_same(tmp_path, lower, made)
+    begun_lib.allow_another_rate(tmp_path)
+    with pytest.raises(ValueError, match="steps is 4, not 5"):
+        begun_lib.require_same(tmp_path, lower | {"TrainConfig.steps": 5}, made)
+    begun_lib.require_same(tmp_path, lower, made)
+    with pytest.raises(ValueError, match="learning_rate is 0.1, not 1.0"):
+        begun_lib.require_same(tmp_path, rate, made)
+    assert not caplog.messages
+    # A folder of before noted the texts alone, beside its settings.
+    (tmp_path / begun_lib.FILE).write_text('{"target": "a", "texts": "1"}')
+    with pytest.raises(ValueError, match="texts changed since it began, under the same name"):
+        begun_lib.require_same(tmp_path, {"target": "a"}, {"target": "2", "texts": "3"})
+    begun_lib.require_same(tmp_path, {"target": "a"}, {"target": "2", "texts": "1"})
+    assert len(caplog.messages) == 1 and "before results kept fingerprints" in caplog.messages[0]
+    with pytest.raises(ValueError, match="run whose target changed since it began"):
+        begun_lib.require_same(tmp_path, {"target": "a"}, {"target": "3", "texts": "1"})
 
 
 def test_a_run_without_a_vocabulary_is_refused(

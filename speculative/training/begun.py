@@ -1,0 +1,78 @@
+"""What a run was begun with, noted in its work folder: it goes on with the same or not at all."""
+
+import dataclasses
+import hashlib
+import json
+import pathlib
+from collections.abc import Mapping
+from typing import Any
+
+from absl import logging
+
+from speculative import disk, fingerprints
+from speculative.models import Config
+from speculative.training.data import Examples
+from speculative.types import Fields
+
+FILE = "settings.json"
+RATE = "TrainConfig.learning_rate"
+ELSEWHERE = {"target_dir", "data_dir", "work_dir", "out_dir", "max_minutes"}
+"""Parameters that are noted by what lies there, or decide nothing of a result."""
+
+
+def settings(recipe: str, parameters: Mapping[str, Any]) -> Fields:
+    """What decides a run of "train" or "distil", by the names that gin files have for it."""
+    found = dict[str, Any]()
+    for name, value in parameters.items():
+        if dataclasses.is_dataclass(value):
+            kind = type(value).__name__
+            fields = value.to_json() if isinstance(value, Config) else vars(value)
+            found |= {f"{kind}.{field}": given for field, given in fields.items()}
+        elif name not in ELSEWHERE:
+            found[f"{recipe}.{name}"] = value
+    return found
+
+
+def of_examples(examples: Mapping[str, Examples]) -> str:
+    """The fingerprint of tokenised files."""
+    whole = hashlib.sha256()
+    for part in examples.values():
+        for array in vars(part).values():
+            whole.update(array.tobytes())
+    return whole.hexdigest()
+
+
+def require_same(work_dir: pathlib.Path, said: Fields, made_with: Mapping[str, str]) -> None:
+    """Notes the settings of a run, and the fingerprints of what it is made with.
+
+    ValueError is raised if the folder is of a run with others. What an earlier version did not note
+    is taken to be the same, with a warning where that is a model or a text.
+    """
+    now = json.loads(json.dumps(said, default=str))  # As a file holds it: tuples are lists.
+    file = work_dir / FILE
+    with disk.owned(work_dir):
+        before = disk.read_json(file) if file.is_file() else {}
+        noted = before.pop("fingerprints", None)
+        earlier = {"texts": before.pop("texts")} if "texts" in before else {}
+        for name in before:
+            if before[name] != now.get(name):
+                raise ValueError(
+                    f"{work_dir} holds a run whose {name} is {before[name]!r}, not "
+                    f"{now.get(name)!r}; go on with the same, or choose another --work_dir."
+                )
+        if other := fingerprints.changed(earlier if noted is None else noted, made_with):
+            raise ValueError(
+                f"{work_dir} holds a run whose {other} changed since it began, under the same "
+                "name; go on with the same, or choose another --work_dir."
+            )
+        if noted is None and (before or (work_dir / "checkpoints").exists()):
+            logging.warning(fingerprints.UNKNOWN, work_dir)
+        disk.write(file, json.dumps(now | {"fingerprints": made_with}, indent=1) + "\n")
+
+
+def allow_another_rate(work_dir: pathlib.Path) -> None:
+    """A run that overflowed may go on with a lower learning rate."""
+    if (file := work_dir / FILE).is_file():
+        noted = disk.read_json(file)
+        noted.pop(RATE, None)
+        disk.write(file, json.dumps(noted, indent=1) + "\n")
