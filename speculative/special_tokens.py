@@ -2,7 +2,7 @@
 
 import dataclasses
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, NamedTuple, Self
 
 from speculative import checks
@@ -95,7 +95,7 @@ def pattern(added: Iterable[AddedToken]) -> re.Pattern[str] | None:
 
 
 def split(
-    text: str, found: re.Pattern[str] | None, added: dict[str, AddedToken]
+    text: str, found: re.Pattern[str] | None, added: Mapping[str, AddedToken]
 ) -> Iterator[str | AddedToken]:
     """A text's added tokens, and the parts between them, in order; empty parts are left out."""
     begin, stripped = 0, False

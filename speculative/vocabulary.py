@@ -298,7 +298,8 @@ class Bytes(Vocabulary):
     ):
         self.path, self.extra_ids = pathlib.Path(BYTES), extra_ids
         self.size = self._known + extra_ids
-        self._adopt(special, dict(zip(self._named, range(self._first), strict=True)).get, EOS_ID)
+        ids: dict[str, int] = dict(zip(self._named, range(self._first), strict=True))
+        self._adopt(special, ids.get, EOS_ID)
 
     _named = "<pad>", "</s>", "<unk>"
 

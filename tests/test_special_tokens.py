@@ -48,7 +48,7 @@ def say(folder: pathlib.Path, **files: Any) -> None:
         path.write_text(json.dumps(before | fields))
 
 
-def trained(folder: pathlib.Path, **ids: int) -> pathlib.Path:
+def trained(folder: pathlib.Path, **ids: Any) -> pathlib.Path:
     """A SentencePiece model of the README with these special ids, and pieces <2de> and <2fr>."""
     corpus = pathlib.Path(__file__).parent.parent / "README.md"
     sentencepiece.SentencePieceTrainer.Train(  # pyright: ignore[reportAttributeAccessIssue]

@@ -124,7 +124,7 @@ def write(folder: str | pathlib.Path, checkpoint: Checkpoint, dtype: str | None 
             else:
                 (unfinished / name).rename(unfinished / SPIECE)
                 tokenizer = {"tokenizer_class": "T5Tokenizer"} | kept
-            descriptions[TOKENIZER] = tokenizer | of_tokens
+            descriptions[TOKENIZER] = {**tokenizer, **of_tokens}
         index = write_tensors(unfinished, sizes, SHARD_BYTES, values, {"format": "pt"})
         if len(set(index.values())) > 1:
             contents = {"metadata": {"total_size": sum(sizes.values())}, "weight_map": index}

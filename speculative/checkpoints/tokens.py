@@ -86,7 +86,7 @@ def read(folder: pathlib.Path, settings: Fields, encoder: bool) -> tuple[Special
         tuple(added),
         tuple(dict.fromkeys(spelled)),
     )
-    note = _not_applied(folder, settings | generation)
+    note = _not_applied(folder, {**settings, **generation})
     each = [_ids([source, (folder, {})], "eos_token_id") for source in sources]
     if all(each) and {*each[0]}.isdisjoint(each[1]):
         note = (
@@ -107,7 +107,7 @@ def written(
         ends, start = ends or (EOS_ID,), PAD_ID if start is None else start
     ids: dict[str, Any] = {}
     if ends:
-        ids["eos_token_id"] = list(ends) if len(ends) > 1 else ends[0]
+        ids["eos_token_id"] = ends[0] if len(ends) == 1 else list(ends)
     if start is not None:
         ids["decoder_start_token_id" if encoder else "bos_token_id"] = start
     if encoder or special.pad_id is not None:

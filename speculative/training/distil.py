@@ -122,9 +122,9 @@ def distil(
     passes an epoch. With `keep` its logits are of so many tokens alone, the most frequent ones of
     what the target wrote for training. `work_dir` notes target, texts and `settings`, by the names
     that their user knows, and a second call must have the same, see `begun.require_same`. In place
-    of the folder `data_dir` there may be what its files hold, by name. The rest is as in `train.train`; ValueError also if
-    target and draft do not fit, or a text has tokens that are no pieces, or, among the references,
-    more than there are positions.
+    of the folder `data_dir` there may be what its files hold, by name. The rest is as in
+    `train.train`; ValueError also if target and draft do not fit, or a text has tokens that are no
+    pieces, or, among the references, more than there are positions.
     """
     checks.jax_settings()
     deadline = deadline_after(max_minutes)

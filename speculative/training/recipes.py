@@ -3,7 +3,6 @@
 import dataclasses
 import inspect
 import math
-import sys
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
