@@ -118,7 +118,7 @@ def test_what_arrives_together_is_checked_together(
     assert generate_from(monkeypatch, pair, chunks) == 2
     out, err = capsys.readouterr()
     assert [json.loads(line)["text"] for line in out.splitlines()] == [answers[0].text]
-    said = r"error: The prompt has 100,001 tokens, the limit is 100,000; shorten it.\n"
+    said = r"error: Line 3 of standard input: The prompt has 100,001 tokens, .*\n"
     assert re.fullmatch(said, err)
 
 
