@@ -41,6 +41,8 @@ BEGINNING = 3  # Tokens of a text that are tested together, where a prompt has m
 ROWS = 64  # Texts that are scored at a time,
 NUMBERS = 2**24  # or as many as have so many probabilities: 64 MiB of float32.
 
+CERTAIN = 1e-4  # Nats that -ln p varies by where float32 cannot tell by how much.
+
 WIDEST = "bfloat16"
 """The number format whose rounding is the most that log-probabilities are excused by."""
 
@@ -435,7 +437,8 @@ class _Findings:
             for p, tokens in self._first.values()
         ]
         excess, variance, count = self._likelihood
-        square = excess**2 / variance if variance else 0.0
+        # Of tokens that are all but certain, there is rounding alone.
+        square = excess**2 / variance if variance > count * CERTAIN**2 else 0.0
         found = [
             (_pooled("first tokens", of_first), first),
             (_pooled(f"first {BEGINNING} tokens", map(_cells, self._begins.values())), beginnings),
