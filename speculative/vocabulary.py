@@ -301,7 +301,7 @@ class Bytes(Vocabulary):
         ids: dict[str, int] = dict(zip(self._named, range(self._first), strict=True))
         self._adopt(special, ids.get, EOS_ID)
 
-    _named = "<pad>", "</s>", "<unk>"
+    _named: tuple[str, ...] = "<pad>", "</s>", "<unk>"
 
     @functools.cached_property
     def pieces(self) -> tuple[str, ...]:
