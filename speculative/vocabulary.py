@@ -233,6 +233,12 @@ class SentencePiece(Vocabulary):
         self.size = self._known + extra_ids
         end = self._processor.eos_id()
         self._adopt(special, self._id, EOS_ID if end < 0 else end)
+        # Added tokens by their ids; what is unknown is shown as SentencePiece shows it.
+        unknown = self._processor.unk_id()
+        self._named = {token.id: token for token in self._added.values() if token.id != unknown}
+        # Pieces that stand for no text, as padding does.
+        control = self._processor.IsControl(list(range(self._known)))
+        self._nothing = frozenset(i for i, one in enumerate(control) if one)
 
     @functools.cached_property
     def pieces(self) -> tuple[str, ...]:
@@ -244,18 +250,6 @@ class SentencePiece(Vocabulary):
         with reading(self.path, "is no SentencePiece model"):
             return self._processor.IdToPiece(list(range(self._known)))
 
-    @functools.cached_property
-    def _nothing(self) -> frozenset[int]:
-        """Pieces that stand for no text, as padding does."""
-        control = self._processor.IsControl(list(range(self._known)))
-        return frozenset(i for i, one in enumerate(control) if one)
-
-    @functools.cached_property
-    def _named(self) -> dict[int, AddedToken]:
-        """Added tokens by their ids; what is unknown is shown as SentencePiece shows it."""
-        unknown = self._processor.unk_id()
-        return {token.id: token for token in self._added.values() if token.id != unknown}
-
     def _id(self, piece: str) -> int | None:
         found = self._processor.PieceToId(piece)
         return found if self._processor.IdToPiece(found) == piece else None
@@ -264,6 +258,12 @@ class SentencePiece(Vocabulary):
         last = self.size - 1
         for i in range(self.extra_ids):
             yield last - i, f"<extra_id_{i}>"
+
+    def encode(self, text: str) -> np.ndarray:
+        """See `Vocabulary`."""
+        if self._added:
+            return super().encode(text)
+        return np.array([*self._processor.EncodeAsIds(text), self.end_id], np.int32)
 
     def _encode(self, text: str) -> list[int]:
         return self._processor.EncodeAsIds(text)
@@ -277,7 +277,7 @@ class SentencePiece(Vocabulary):
                     kept = []
             elif 0 <= token < self._known:
                 kept.append(token)
-        return self._behind(text, kept)
+        return self._behind(text, kept) if text else self._processor.DecodeIds(kept)
 
     def _behind(self, text: str, tokens: list[int]) -> str:
         """A text and the one of some pieces behind it, whose first space is then kept."""
