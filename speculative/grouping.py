@@ -15,7 +15,7 @@ NARROWEST = 32  # Tokens to which the shortest sources are padded.
 
 def padded(tokens: int) -> int:
     """The width to which a source of so many tokens is padded: each is a compiled program."""
-    return max(NARROWEST, power_of_two(tokens))
+    return max(NARROWEST, 2 ** (tokens - 1).bit_length())
 
 
 def filled(rows: Iterable[Sequence[int] | np.ndarray], width: int, pad: int = 0) -> np.ndarray:

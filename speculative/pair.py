@@ -73,12 +73,6 @@ def lengths_accepted(target_calls: int, accepted_by_position: Sequence[int]) -> 
     return [more - fewer for more, fewer in itertools.pairwise(reached)]
 
 
-def _cut(tokens: list[int], length: int, prompt: bool) -> list[int]:
-    if len(tokens) <= length:
-        return tokens
-    return tokens[-length:] if prompt else [*tokens[: length - 1], tokens[-1]]
-
-
 @dataclasses.dataclass(frozen=True)
 class Pair:
     """Target, draft, their parameters and the vocabulary they share."""
@@ -100,35 +94,35 @@ class Pair:
             ValueError: there is no text, one is not UTF-8 or has more than 100,000 tokens, or a
                 source is empty (a prompt may be).
         """
-        rows, prompts = self._tokens(texts), self.target.decoder_only
-        if source_length is not None:
-            cut = checks.whole("source_length", source_length, 1, checks.MAX_TOKENS)
-            rows = [_cut(row, cut, prompts) for row in rows]
-        # jnp.asarray compiles for each shape.
-        return jax.device_put(filled(rows, padded(max(map(len, rows))), self.target.pad_id))
-
-    def truncated(self, texts: Texts, source_length: int | None) -> int:
-        """How many of the texts `encode` cuts to so many tokens."""
-        return sum(len(row) > source_length for row in self._tokens(texts)) if source_length else 0
-
-    def _tokens(self, texts: Texts) -> list[list[int]]:
-        """The tokens of each text; see `encode`."""
         listed = texts if isinstance(texts, list | tuple) else [texts]
         if not listed:
             raise ValueError("There is no text to decode; give one, or a list of them.")
-        prompts, rows = self.target.decoder_only, []
+        if source_length is not None:
+            checks.whole("source_length", source_length, 1, checks.MAX_TOKENS)
+        prompts, limit, rows = self.target.decoder_only, source_length or checks.MAX_TOKENS, []
         read = self.vocabulary.prompt if prompts else self.vocabulary.encode
         for text in listed:
             if not checks.text("The prompt", text).strip() and not prompts:
                 raise ValueError("The prompt is empty; give a text to decode.")
             tokens = read(text)
-            if len(tokens) > checks.MAX_TOKENS:
-                raise ValueError(
-                    f"The prompt has {len(tokens):,} tokens, the limit is {checks.MAX_TOKENS:,}; "
-                    "shorten it."
-                )
+            if len(tokens) > limit:
+                if source_length is None:
+                    raise ValueError(
+                        f"The prompt has {len(tokens):,} tokens, the limit is {limit:,}; shorten "
+                        "it, or have it cut (--source_length, or source_length=)."
+                    )
+                tokens = tokens[-limit:] if prompts else [*tokens[: limit - 1], tokens[-1]]
             rows.append(tokens)
-        return rows
+        # jnp.asarray compiles for each shape.
+        return jax.device_put(filled(rows, padded(max(map(len, rows))), self.target.pad_id))
+
+    def truncated(self, texts: Texts, source_length: int | None) -> int:
+        """How many of the texts `encode` cuts to so many tokens."""
+        if source_length is None:
+            return 0
+        read = self.vocabulary.prompt if self.target.decoder_only else self.vocabulary.encode
+        listed = texts if isinstance(texts, list | tuple) else [texts]
+        return sum(len(read(text)) > source_length for text in listed)
 
     @overload
     @by_name

@@ -115,15 +115,15 @@ def test_lines_end_where_editors_end_them_and_blank_ones_are_left_out(
 def test_a_prompt_that_cannot_be_read_is_named_by_its_line(
     pair: list[str], tmp_path: pathlib.Path, capsys, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    file, long = tmp_path / "prompts.txt", f"{TEXT}\n\n{'word ' * 600}\n"
+    file, long = tmp_path / "prompts.txt", f"{TEXT}\n\n{'word ' * 100_000}\n"
     file.write_text(long)
     give_input(monkeypatch, long.encode())
     for options, place in (["--file", str(file)], file), ([], "standard input"):
         assert generate(pair, *options) == 2
         out, err = capsys.readouterr()
-        assert out == "" and f"error: Line 3 of {place}: The prompt has 601 tokens" in err
-    assert generate(pair, "word " * 600) == 2
-    assert capsys.readouterr().err.startswith("error: The prompt has 601 tokens")
+        assert out == "" and f"error: Line 3 of {place}: The prompt has 100,001 tokens" in err
+    assert generate(pair, "word " * 100_000) == 2
+    assert capsys.readouterr().err.startswith("error: The prompt has 100,001 tokens")
 
 
 @pytest.mark.parametrize("encoding", ["latin-1", "utf-8"])

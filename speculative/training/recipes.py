@@ -3,12 +3,12 @@
 import dataclasses
 import inspect
 import math
+import sys
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import gin
 import numpy as np
-from absl import logging
 
 from speculative import checks, gin_files
 from speculative.models import Config, DecoderOnlyConfig, T5Config, model_of, named
@@ -91,7 +91,8 @@ def divided(
     texts = list(texts)
     most = min(size or checks.MAX_TOKENS for size in (source_length, target.max_positions))
     if longer := sum(len(x) > most for x in texts):
-        logging.warning("Of %d texts %d are cut to %d tokens.", len(texts), longer, most)
+        said = f"{longer:,} of {len(texts):,} texts are longer than {most} tokens"
+        print(f"{said}, and are cut there.", file=sys.stderr)
     cut = [x if len(x) <= most else np.append(x[: most - 1], x[-1:]) for x in texts]
     if len(cut) < FEWEST:
         raise ValueError(

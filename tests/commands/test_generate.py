@@ -151,7 +151,7 @@ def test_a_terminal_is_answered_line_by_line(
         assert re.fullmatch(rf"{re.escape(TEXT)}\r\n.*\r\n{FIGURES}\r\n> ", said), said
         assert answers[0].text in said
         for wrong, complaint in {
-            b"caf\xe9\n": "error: Line 3 of standard input is not UTF-8; convert it.",
+            b"caf\xe9\n": "error: Line 2 of standard input is not UTF-8; convert it.",
         }.items():
             os.write(ours, wrong)
             assert f"\r\n{complaint}" in until(ours, "\n> ")

@@ -28,7 +28,9 @@ def toy_pair(draft: Draft, draft_params: Any, table: np.ndarray | None = None) -
     table = toy.target_table() if table is None else table
     parts: dict[str, Any] = {
         "target": Target(),
-        "vocabulary": types.SimpleNamespace(size=toy.VOCABULARY, eos_ids=toy.ENDS, decode=str),
+        "vocabulary": types.SimpleNamespace(
+            size=toy.VOCABULARY, eos_ids=toy.ENDS, decode=lambda tokens, special: str(tokens)
+        ),
     }
     params = Params(toy.params(table), draft_params)
     return Pair(draft=draft, params=params, names=("toy target", "toy draft"), **parts)

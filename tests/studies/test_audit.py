@@ -285,7 +285,10 @@ def test_a_file_of_samples(tmp_path: pathlib.Path) -> None:
         ({"prompt": "a", "tokens": [1], "logprobs": [0.1]}, "logprobs must be a number of at most"),
         ({"prompt": "a", "tokens": [1], "logprobs": [-(10**400)]}, "int too large"),
         ({"prompt_tokens": ["a"], "tokens": [1]}, "prompt_tokens must be a list of whole numbers"),
-        ({"prompt_tokens": [2] * 513, "tokens": [1]}, "prompt has 513 tokens, the limit is 512"),
+        (
+            {"prompt_tokens": [2] * 100_001, "tokens": [1]},
+            "its prompt has 100001 tokens, the limit",
+        ),
         (
             {"prompt": "a", "tokens": [1], "temperature": 0.7},
             "its temperature is 0.7, but the audit is of 1.0 (--temperature)",

@@ -78,7 +78,7 @@ def test_packing_changes_no_example(params: dict) -> None:
     alone = 0.0
     for source, target in examples:
         # One example, no segments: padding in the source is masked, in the target it is later.
-        inputs = np.zeros((1, 8), np.int32)
+        inputs = np.full((1, 8), -1, np.int32)
         inputs[0, : len(source)] = source
         targets = np.zeros((1, 8), np.int32)
         targets[0, : len(target)] = target
@@ -120,13 +120,13 @@ def test_every_guess_of_a_draft_that_reads_the_decoder_counts(params: dict) -> N
         encoded = tiny.MODEL.encode(params, source)
         logits, hidden = tiny.MODEL.forward_with_hidden(params, source, fed, layers=LAYERS)
         of_target = jnp.concatenate([hidden[name] for name in LAYERS], axis=-1)
-        segments = (source > 0).astype(int), jnp.ones_like(fed)
+        segments = (source >= 0).astype(int), jnp.ones_like(fed)
         return logits, draft.unroll(hidden_params, fed, segments, encoded, of_target, 3)
 
     expected, alphas, counts = 0.0, np.zeros(3), np.zeros(3)
     for source, target in examples:
         # Padding in the source is masked, in the text it is later.
-        source = np.pad(source, (0, tiny.SOURCE - len(source)))
+        source = np.pad(source, (0, tiny.SOURCE - len(source)), constant_values=-1)
         length = len(target)
         fed = np.pad(target[:-1], (1, tiny.TARGET - length))
         logits, drafts = alone(source[None], fed[None])

@@ -42,7 +42,7 @@ def test_the_greedy_outputs_are_the_argmax_of_the_model_on_them() -> None:
     written = distil.answered(tiny.MODEL, params, examples, decoding, batch_size=4)
     for (given, target), (wanted, _) in zip(written, examples, strict=True):
         np.testing.assert_array_equal(given, wanted)
-        source = np.zeros((1, 8), np.int32)
+        source = np.full((1, 8), -1, np.int32)
         source[0, : len(given)] = given
         before = np.zeros((1, 9), np.int32)
         before[0, 1 : len(target)] = target[:-1]
@@ -411,8 +411,8 @@ def test_examples_that_are_left_out_are_counted(
     assert capsys.readouterr().err.startswith("long: 3 of 4 examples are left out; they have no ")
     train_lib.Files({"whole": 2.0}, ["whole"]).read(examples, tiny.CONFIG, 0)
     assert capsys.readouterr().err == ""
-    recipes.divided([np.full(513, 5)] * 2 + [short] * 48, saved.TARGET)
-    assert "2 of 50 texts are longer than the 512 tokens" in capsys.readouterr().err
+    recipes.divided([np.full(513, 5)] * 2 + [short] * 48, saved.TARGET, 512)
+    assert "2 of 50 texts are longer than 512 tokens" in capsys.readouterr().err
 
 
 def test_a_run_that_overflowed_may_have_another_rate(
