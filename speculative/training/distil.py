@@ -130,10 +130,10 @@ def distil(
     deadline = deadline_after(max_minutes)
     work_dir, references = pathlib.Path(work_dir), references or {}
     checkpoint = checkpoints.open(target_dir)
-    config = checkpoint.config.replace(dtype=model.dtype)
-    _require_fit(model_of(config), model_of(model), target_dir)
+    sizes = checkpoint.config.replace(dtype=model.dtype)
+    _require_fit(model_of(sizes), model_of(model), target_dir)
     pieces = vocabulary_of(model, vocabulary, target_dir)
-    target = model_of(config, pieces.start_id)
+    target = model_of(sizes, pieces.start_id)
     names = *files.train, *files.held_out, *references
     inputs = data_dir if isinstance(data_dir, Mapping) else load_all(data_dir, names)
     positions = min(
