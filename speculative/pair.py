@@ -3,7 +3,7 @@
 import bisect
 import dataclasses
 import itertools
-from collections.abc import Hashable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from typing import TypeVar, overload
 
 import jax
@@ -100,11 +100,10 @@ class Pair:
         if source_length is not None:
             checks.whole("source_length", source_length, 1, checks.MAX_TOKENS)
         prompts, limit, rows = self.target.decoder_only, source_length or checks.MAX_TOKENS, []
-        read = self.vocabulary.prompt if prompts else self.vocabulary.encode
         for text in listed:
             if not checks.text("The prompt", text).strip() and not prompts:
                 raise ValueError("The prompt is empty; give a text to decode.")
-            tokens = read(text)
+            tokens = self._read(text)
             if len(tokens) > limit:
                 if source_length is None:
                     raise ValueError(
@@ -120,9 +119,13 @@ class Pair:
         """How many of the texts `encode` cuts to so many tokens."""
         if source_length is None:
             return 0
-        read = self.vocabulary.prompt if self.target.decoder_only else self.vocabulary.encode
         listed = texts if isinstance(texts, list | tuple) else [texts]
-        return sum(len(read(text)) > source_length for text in listed)
+        return sum(len(self._read(text)) > source_length for text in listed)
+
+    @property
+    def _read(self) -> Callable[[str], np.ndarray]:
+        """What makes tokens of a text."""
+        return self.vocabulary.prompt if self.target.decoder_only else self.vocabulary.encode
 
     @overload
     @by_name

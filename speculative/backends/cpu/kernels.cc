@@ -600,6 +600,20 @@ ffi::Error Multiply(ffi::ThreadPool pool, ffi::AnyBuffer x, Rank1 norm, Rank1 bi
 constexpr float kMasked = -1e9f;  // Keys whose bias lies below this are masked.
 constexpr int kMixed = kLanes == 4 ? 8 : 4;  // Vectors of values that are summed together.
 
+// Makes weights of a query's scores, [0, count), of which `peak` is the greatest, and tells what
+// they are multiplied with at last. Behind them is room for whole vectors; `none` is whether one of
+// them is no number.
+inline float Weigh(float* scores, int64_t count, float peak, bool none) {
+  std::fill(scores + count, scores + (count + kLanes - 1) / kLanes * kLanes, -INFINITY);
+  Vector sums = {};
+  for (int64_t t = 0; t < count; t += kLanes) {
+    const Vector w = Exp(Load(scores + t) - peak);
+    sums += w;
+    Store(scores + t, w);
+  }
+  return none ? NAN : 1.0f / Sum(sums);
+}
+
 struct Attention {
   const float *query, *keys, *values, *bias;
   float scale;
@@ -630,9 +644,8 @@ struct Attention {
     int64_t count = seen;  // What lies behind the mask is not even read.
     while (count > 0 && shift[count - 1] < kMasked) --count;
     if (count == 0) count = seen;
-    const int64_t width = (count + kLanes - 1) / kLanes * kLanes;
     float peak = -INFINITY;
-    bool none = false;  // Whether one of the scores is no number.
+    bool none = false;
     for (int64_t t = 0; t < count; ++t) {
       const float* key = k + t * size;
       for (int64_t h = 0; h < size; h += 16) __builtin_prefetch(key + further + h);
@@ -641,14 +654,7 @@ struct Attention {
       peak = std::max(peak, weights[t]);
       none |= std::isnan(weights[t]);
     }
-    std::fill(weights + count, weights + width, -INFINITY);
-    Vector sums = {};
-    for (int64_t t = 0; t < width; t += kLanes) {
-      const Vector w = Exp(Load(weights + t) - peak);
-      sums += w;
-      Store(weights + t, w);
-    }
-    const float factor = none ? NAN : 1.0f / Sum(sums);
+    const float factor = Weigh(weights, count, peak, none);
     int64_t h = 0;
     for (; h + kMixed * kLanes <= size; h += kMixed * kLanes) {
       Mix<kMixed>(weights, v + h, count, further, factor, out + h);
@@ -795,8 +801,15 @@ struct WholeTexts {
     float factors[kTile] = {};
     for (int64_t l = 0; l < positions && first + l < count; ++l) {  // Padding keeps 0.
       float* row = scores + l * seen;
-      factors[l] = Weigh(row, by_distance + n * distances + length - 1 - (first + l),
-                         mask + b * length, count);
+      const float* bias = by_distance + n * distances + length - 1 - (first + l);
+      float peak = -INFINITY;
+      bool none = false;
+      for (int64_t t = 0; t < count; ++t) {
+        row[t] += bias[t] + mask[b * length + t];
+        none |= std::isnan(row[t]);
+        peak = std::max(peak, row[t]);
+      }
+      factors[l] = Weigh(row, count, peak, none);
       std::fill(row + count, row + seen, 0.0f);
     }
     const float* v = values.data() + head * rows * Columns();
@@ -809,27 +822,6 @@ struct WholeTexts {
         }
       }
     }
-  }
-
-  // Makes weights of a query's scores, [0, count), and tells what they are multiplied with at last.
-  static float Weigh(float* scores, const float* bias, const float* mask, int64_t count) {
-    float peak = -INFINITY, sum = 0.0f;
-    bool none = false;  // Whether one of the scores is no number.
-    for (int64_t t = 0; t < count; ++t) {
-      scores[t] += bias[t] + mask[t];
-      none |= std::isnan(scores[t]);
-      peak = std::max(peak, scores[t]);
-    }
-    // Rows have room for whole vectors; what lies behind the last score is not counted.
-    std::fill(scores + count, scores + (count + kLanes - 1) / kLanes * kLanes, -INFINITY);
-    Vector sums = {};
-    for (int64_t t = 0; t < count; t += kLanes) {
-      const Vector w = Exp(Load(scores + t) - peak);
-      sums += w;
-      Store(scores + t, w);
-    }
-    sum = Sum(sums);
-    return none ? NAN : 1.0f / sum;
   }
 };
 
