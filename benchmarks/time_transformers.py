@@ -38,7 +38,9 @@ def main() -> None:
     torch.set_default_device("cuda" if torch.cuda.is_available() else "cpu")
     configs = named(options.target), named(options.draft)
     target, draft = (
-        T5ForConditionalGeneration(T5Config(**names_of(config).settings(config, ""))).eval()
+        T5ForConditionalGeneration(
+            T5Config(decoder_start_token_id=0, **names_of(config).settings(config, ""))
+        ).eval()
         for config in configs
     )
     for model in (target, draft):  # Tied to the embedding, as initialized, it repeats its input.
