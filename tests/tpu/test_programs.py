@@ -52,7 +52,7 @@ def cut_models(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 def forget() -> None:
     """No program that was traced is used again."""
-    traced: list[Any] = [loop.decode, loop.one_step, loop.begin, alpha.acceptances]
+    traced: list[Any] = [loop.decode, loop.one_step, loop.begin, alpha.reading, alpha.acceptances]
     for one in traced:
         one.clear_cache()
 
