@@ -183,17 +183,24 @@ class Pair:
     def requests(self, texts: Sequence[str], settings: Settings) -> list[Request]:
         """What `serve` is asked for by texts, equal ones of which are read once.
 
-        ValueError is raised as by `encode`, or if target or draft has too few positions.
+        ValueError is raised as by `encode`, or if target or draft has too few positions; of several
+        texts it says which.
         """
         if not texts:
             raise ValueError("There is no text to decode; give one, or a list of them.")
         config = settings.decoding(self.vocabulary.size, self.vocabulary.eos_ids)
         first = checks.whole("example", settings.example, 0, 2**31 - len(texts))
         sources: dict[str, Array] = {}
-        for text in texts:
-            if checks.text("The prompt", text) not in sources:
-                sources[text] = self.encode(text, settings.source_length)
-                self._require_positions(sources[text], config)
+        for number, text in enumerate(texts, 1):
+            try:
+                if checks.text("The prompt", text) in sources:
+                    continue
+                source = self.encode(text, settings.source_length)
+                self._require_positions(source, config)
+            except ValueError as error:
+                place = f"Text {number} of {len(texts)}: " if len(texts) > 1 else ""
+                raise ValueError(f"{place}{error}") from error
+            sources[text] = source
         seed, stop = settings.seed, tuple(settings.stop)
         shown = stop, settings.show_special
         return [

@@ -93,6 +93,14 @@ def test_a_language_model_may_begin_with_nothing(folder: pathlib.Path) -> None:
         load(str(folder / "t5"), "copy").encode("")
 
 
+def test_an_error_says_which_of_several_texts_it_is_about(folder: pathlib.Path) -> None:
+    pair = load(str(folder / "t5"), "copy")
+    with pytest.raises(ValueError, match="^Text 3 of 4: The prompt is empty"):
+        pair.generate([TEXT, TEXT, " ", ""], max_length=4)
+    with pytest.raises(ValueError, match="^The prompt is empty"):
+        pair.generate(" ", max_length=4)
+
+
 def test_the_end_of_a_long_prompt_is_kept(folder: pathlib.Path) -> None:
     pair = language_model(folder)
     text = "word " * 600 + TEXT

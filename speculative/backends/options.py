@@ -12,29 +12,38 @@ READ_AHEAD: dict[str, str | bool] = {
     'instruction_name_regex: "while.*" size_gte: 1000000 } keep_in_default_memory { } }',
     "xla_max_cross_program_prefetches": "0",
 }
-"""For programs with a draft on a TPU: no kernel stays on the chip through a loop.
+"""For a TPU: no kernel stays on the chip through a loop.
 
 XLA fills most of a v4's 128 MiB on the chip with kernels that stay there from step to step, and
 then has no room to read the others ahead. A guess of T5 v1.1 large beside XXL would take 1.9 times
-as long, of small 1.15 times, and XXL's verification 1.04 times. Streamed steps would begin with
-reading a large kernel that is used after the draft's loop only.
+as long, of small 1.15 times, and an autoregressive step of XXL 1.05 times. Streamed steps would
+begin with reading a large kernel that is used after the draft's loop only.
 """
 
-QUICK: dict[str, str | bool] = {"xla_cpu_use_fusion_emitters": False}
-"""For programs on a CPU: XLA's older emitter of loops, which compiles in about 0.7 of the time.
+LARGE = 2**30
+"""Bytes of weights from which on reading ahead pays without a draft, too: eight times the chip's."""
 
-What is between our kernels runs as fast with it, and to the same bits.
+QUICK: dict[str, str | bool] = {"xla_cpu_use_fusion_emitters": False}
+"""For greedy programs on a CPU: XLA's older emitter of loops, which compiles in 0.7 of the time.
+
+What is between our kernels runs as fast with it, and to the same bits. But it computes exponentials
+one by one, and programs that sample have one of each logit.
 """
 
 
 @functools.cache
-def compiler_options(draft: bool, device: Any = None) -> tuple[tuple[str, str | bool], ...]:
-    """The options for programs with a draft or without, on a device; by default the present one.
+def compiler_options(
+    reads_ahead: bool, samples: bool, device: Any = None
+) -> tuple[tuple[str, str | bool], ...]:
+    """The options for a program on a device; by default the present one.
 
-    None where the compiler does not know them: libtpu 0.0.52 knows `READ_AHEAD`, 0.0.42 does not.
+    It `reads_ahead` with a draft, or weights of more than `LARGE` bytes; it `samples` where any row
+    may have a temperature above 0. None where the compiler does not know them: libtpu 0.0.52 knows
+    `READ_AHEAD`, 0.0.42 does not.
     """
     device = device or jax.devices()[0]
-    options = {"tpu": READ_AHEAD if draft else {}, "cpu": QUICK}.get(device.platform, {})
+    chosen = {"tpu": READ_AHEAD if reads_ahead else {}, "cpu": {} if samples else QUICK}
+    options = chosen.get(device.platform, {})
     small = jax.ShapeDtypeStruct((8, 128), jnp.float32, sharding=SingleDeviceSharding(device))
     try:
         if options:

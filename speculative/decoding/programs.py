@@ -3,6 +3,7 @@
 import contextlib
 import ctypes
 import functools
+import math
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -12,6 +13,9 @@ import jax
 import numpy as np
 
 from speculative.backends import compiler_options
+from speculative.backends.options import LARGE
+from speculative.sampling import Sampling
+from speculative.types import PyTree
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -41,6 +45,17 @@ def _trim() -> None:
     """Gives back what compilers have freed, of which the C library of Linux keeps much."""
     with contextlib.suppress(OSError, AttributeError):
         ctypes.CDLL("libc.so.6").malloc_trim(0)
+
+
+def _reads_ahead(models: Any, params: PyTree) -> bool:
+    sizes = (math.prod(leaf.shape) * leaf.dtype.itemsize for leaf in jax.tree.leaves(params))
+    return models.draft is not None or sum(sizes) > LARGE
+
+
+def _samples(given: Sequence[Any]) -> bool:
+    """Whether the settings among a program's arguments let a row have a temperature above 0."""
+    leaves = jax.tree.leaves(given, is_leaf=lambda x: isinstance(x, Sampling))
+    return any(isinstance(leaf, Sampling) and not leaf.greedy for leaf in leaves)
 
 
 class Program(Generic[P, T]):
@@ -76,7 +91,7 @@ class Program(Generic[P, T]):
         key = self, device, models, tree, tuple(map(np.shape, leaves)), tuple(given[end:])
         with self._lock:
             if (jitted := self._kept.pop(key, None)) is None:
-                options = compiler_options(models.draft is not None, device)
+                options = compiler_options(_reads_ahead(*given[:2]), _samples(given[2:]), device)
                 # A function of its own, or JAX would keep what it traced for as long as this one.
                 own = functools.wraps(self._function)(functools.partial(self._function))
                 jitted = jax.jit(
