@@ -17,6 +17,7 @@ import numpy as np
 from jax import Array, lax
 
 from speculative import checks
+from speculative.backends.cpu.kernels import softmax
 
 # Below it logits divided by temperature may overflow float32; for argmax the temperature is 0.
 SMALLEST_TEMPERATURE = 1e-6
@@ -127,8 +128,7 @@ def standardise(logits: Array, sampling: Sampling) -> Array:
     temperature, top_k, top_p, min_p = (of_rows(value, logits.ndim) for value in values)
     cold = sampling.cold(logits.ndim) if sampling.mixed else None
     # As written, or XLA multiplies by the inverse of one temperature and divides by those of rows.
-    inverse = 1.0 / (temperature if cold is None else jnp.where(cold, 1.0, temperature))
-    scaled = logits * inverse
+    scaled = logits * (1.0 / (temperature if cold is None else jnp.where(cold, 1.0, temperature)))
     if kinds.top_k:
 
         def as_many(kept: Array) -> Array:
@@ -136,10 +136,7 @@ def standardise(logits: Array, sampling: Sampling) -> Array:
 
         # Rows of a batch that do not use it are left as they are, here and below.
         scaled = jnp.where(_fewest(scaled, as_many) | (top_k == 0), scaled, -jnp.inf)
-    # The greatest of logits, which decoding asks for too (`greatest`): of those that are scaled XLA
-    # would search it once more, and on CPU wait for another thread with it.
-    weights = jnp.exp(scaled - logits.max(axis=-1, keepdims=True) * inverse)
-    probabilities = weights / weights.sum(axis=-1, keepdims=True)
+    probabilities = softmax(scaled)
 
     def only(kept: Array, used: Array) -> Array:
         chosen = jnp.where(kept, probabilities, 0.0)

@@ -21,29 +21,25 @@ begin with reading a large kernel that is used after the draft's loop only.
 """
 
 LARGE = 2**30
-"""Bytes of weights from which on reading ahead pays without a draft, too: eight times the chip's."""
+"""Bytes of weights from which on reading ahead pays without a draft, too: eight chips full."""
 
 QUICK: dict[str, str | bool] = {"xla_cpu_use_fusion_emitters": False}
-"""For greedy programs on a CPU: XLA's older emitter of loops, which compiles in 0.7 of the time.
+"""For programs on a CPU: XLA's older emitter of loops, which compiles in about 0.7 of the time.
 
-What is between our kernels runs as fast with it, and to the same bits. But it computes exponentials
-one by one, and programs that sample have one of each logit.
+What is between our kernels runs as fast with it, and to the same bits, but for exponentials, which
+are in a kernel of ours too.
 """
 
 
 @functools.cache
-def compiler_options(
-    reads_ahead: bool, samples: bool, device: Any = None
-) -> tuple[tuple[str, str | bool], ...]:
+def compiler_options(reads_ahead: bool, device: Any = None) -> tuple[tuple[str, str | bool], ...]:
     """The options for a program on a device; by default the present one.
 
-    It `reads_ahead` with a draft, or weights of more than `LARGE` bytes; it `samples` where any row
-    may have a temperature above 0. None where the compiler does not know them: libtpu 0.0.52 knows
-    `READ_AHEAD`, 0.0.42 does not.
+    It `reads_ahead` with a draft, or weights of more than `LARGE` bytes. None where the compiler
+    does not know them: libtpu 0.0.52 knows `READ_AHEAD`, 0.0.42 does not.
     """
     device = device or jax.devices()[0]
-    chosen = {"tpu": READ_AHEAD if reads_ahead else {}, "cpu": {} if samples else QUICK}
-    options = chosen.get(device.platform, {})
+    options = {"tpu": READ_AHEAD if reads_ahead else {}, "cpu": QUICK}.get(device.platform, {})
     small = jax.ShapeDtypeStruct((8, 128), jnp.float32, sharding=SingleDeviceSharding(device))
     try:
         if options:

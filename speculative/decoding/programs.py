@@ -14,7 +14,6 @@ import numpy as np
 
 from speculative.backends import compiler_options
 from speculative.backends.options import LARGE
-from speculative.sampling import Sampling
 from speculative.types import PyTree
 
 P = ParamSpec("P")
@@ -52,12 +51,6 @@ def _reads_ahead(models: Any, params: PyTree) -> bool:
     return models.draft is not None or sum(sizes) > LARGE
 
 
-def _samples(given: Sequence[Any]) -> bool:
-    """Whether the settings among a program's arguments let a row have a temperature above 0."""
-    leaves = jax.tree.leaves(given, is_leaf=lambda x: isinstance(x, Sampling))
-    return any(isinstance(leaf, Sampling) and not leaf.greedy for leaf in leaves)
-
-
 class Program(Generic[P, T]):
     """A jitted function whose first arguments are a pair's models, a static one, and parameters.
 
@@ -91,7 +84,7 @@ class Program(Generic[P, T]):
         key = self, device, models, tree, tuple(map(np.shape, leaves)), tuple(given[end:])
         with self._lock:
             if (jitted := self._kept.pop(key, None)) is None:
-                options = compiler_options(_reads_ahead(*given[:2]), _samples(given[2:]), device)
+                options = compiler_options(_reads_ahead(*given[:2]), device)
                 # A function of its own, or JAX would keep what it traced for as long as this one.
                 own = functools.wraps(self._function)(functools.partial(self._function))
                 jitted = jax.jit(

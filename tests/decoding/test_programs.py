@@ -5,10 +5,8 @@ import pytest
 from jax import Array
 
 from speculative.backends import compiler_options, options
-from speculative.decoding import Decoding, programs
 from speculative.decoding.loop import Models
 from speculative.decoding.programs import Program
-from speculative.sampling import Kinds, Sampling
 from tests import tiny
 
 
@@ -47,28 +45,8 @@ def test_all_programs_share_what_is_kept_and_static_arguments_are_told_apart(
 
 
 def test_options_are_those_that_the_compiler_knows(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert compiler_options(False, False) == tuple(options.QUICK.items())
+    assert compiler_options(False) == tuple(options.QUICK.items())
     monkeypatch.setattr(options, "QUICK", {"xla_cpu_of_a_later_release": True})
     compiler_options.cache_clear()
-    assert compiler_options(False, False) == ()
+    assert compiler_options(False) == ()
     compiler_options.cache_clear()
-
-
-def test_only_greedy_programs_are_compiled_quickly(monkeypatch: pytest.MonkeyPatch) -> None:
-    asked = []
-    monkeypatch.setattr(
-        programs, "compiler_options", lambda ahead, samples, _: asked.append(samples) or ()
-    )
-
-    def same(models: Models, params: Array, x: Array, config: Decoding) -> Array:
-        return x
-
-    program = Program(same)
-    for sampling in Sampling(0.0), Sampling(0.7):
-        config = Decoding(5, sampling)
-        program(Models(tiny.TARGET, None), jnp.ones(1), jnp.ones(1), config)
-    # Rows of both kinds, as a batch may have them.
-    both = Kinds.of([Sampling(0.0), Sampling(0.7)])
-    config = Decoding.together([Decoding(5, Sampling(0.0))], both)
-    program(Models(tiny.TARGET, None), jnp.ones(1), jnp.ones(1), config)
-    assert asked == [False, True, True]

@@ -124,11 +124,11 @@ def test_a_draft_is_read_ahead_if_no_kernel_stays_on_the_chip(
 
 def test_a_compiler_without_the_option_does_without(monkeypatch: pytest.MonkeyPatch) -> None:
     device = chips.device("v4-8")
-    assert compiler_options(True, False, device) == tuple(options.READ_AHEAD.items())
-    assert compiler_options(False, False, device) == ()
+    assert compiler_options(True, device) == tuple(options.READ_AHEAD.items())
+    assert compiler_options(False, device) == ()
     monkeypatch.setattr(options, "READ_AHEAD", {"xla_tpu_of_a_later_release": "true"})
     compiler_options.cache_clear()
-    assert compiler_options(True, False, device) == ()
+    assert compiler_options(True, device) == ()
     compiler_options.cache_clear()
 
 

@@ -1,5 +1,5 @@
-// What decoding computes on CPU, as XLA calls: products with a few positions, gated layers, and
-// attention.
+// What decoding computes on CPU, as XLA calls: products with a few positions, gated layers,
+// attention, and softmax.
 //
 // The order of summation is the same for any number of positions, threads and masked keys, so a
 // position's result does not depend on the positions beside it, to the last bit. A verify pass
@@ -848,6 +848,36 @@ ffi::Error AttendWhole(ffi::ThreadPool pool, Rank3 projected, Rank2 by_distance,
   return ffi::Error::Success();
 }
 
+// ---- The softmax ------------------------------------------------------------------------
+
+// Of each row of x [..., V]. A row with NaN or infinity, or with nothing but -infinity, is all NaN.
+ffi::Error Softmax(ffi::ThreadPool pool, ffi::AnyBuffer x, ffi::Result<ffi::AnyBuffer> y) {
+  const int64_t size = x.dimensions().back(), rows = size ? x.element_count() / size : 0;
+  // An exponential takes as long as reading some numbers.
+  Parallel(pool, rows, 4 * size, [&](int64_t begin, int64_t end) {
+    std::vector<float> weights((size + kLanes - 1) / kLanes * kLanes);
+    for (int64_t r = begin; r < end; ++r) {
+      const float* from = x.typed_data<float>() + r * size;
+      std::copy(from, from + size, weights.begin());
+      std::fill(weights.begin() + size, weights.end(), -INFINITY);
+      Vector peaks = All(-INFINITY);
+      Whole none = {};
+      for (size_t i = 0; i < weights.size(); i += kLanes) {
+        const Vector v = Load(weights.data() + i);
+        peaks = v > peaks ? v : peaks;
+        none |= v != v;
+      }
+      float peak = -INFINITY;
+      bool any = false;
+      for (int i = 0; i < kLanes; ++i) peak = std::max(peak, peaks[i]), any |= none[i] != 0;
+      const float factor = Weigh(weights.data(), size, peak, any);
+      float* to = y->typed_data<float>() + r * size;
+      for (int64_t i = 0; i < size; ++i) to[i] = weights[i] * factor;
+    }
+  });
+  return ffi::Error::Success();
+}
+
 // ---- The read ---------------------------------------------------------------------------
 
 // The sum of all numbers, which takes as long as reading them does, panels' way.
@@ -895,4 +925,6 @@ XLA_FFI_DEFINE_HANDLER_SYMBOL(speculative_attend_self, AttendSelf,
 XLA_FFI_DEFINE_HANDLER_SYMBOL(speculative_attend_whole, AttendWhole,
                               Bind().Arg<Rank3>().Arg<Rank2>().Arg<Rank4>()
                                   .Ret<Rank4>().Attr<float>("scale"));
+XLA_FFI_DEFINE_HANDLER_SYMBOL(speculative_softmax, Softmax,
+                              Bind().Arg<ffi::AnyBuffer>().Ret<ffi::AnyBuffer>());
 XLA_FFI_DEFINE_HANDLER_SYMBOL(speculative_total, Total, Bind().Arg<Rank1>().Ret<Number>());

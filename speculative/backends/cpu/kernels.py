@@ -1,4 +1,4 @@
-"""Products with a few positions, and attention, in C++.
+"""Products with a few positions, attention and softmax in C++.
 
 With XLA's products on CPU a pass over gamma + 1 positions costs about twice a pass over one,
 although it reads the same weights, and attention is a dozen small operations a layer. The
@@ -21,7 +21,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from absl import logging
-from jax import Array
+from jax import Array, lax
 
 from speculative.backends.xla import Attending, Cache, Norm, Projection, Weight
 from speculative.types import ACTIVATIONS
@@ -30,7 +30,15 @@ SOURCE = pathlib.Path(__file__).with_name("kernels.cc")
 # For this very processor, in the way that every compiler for it, Apple's too, understands.
 NATIVE = "-mcpu=native" if platform.machine() in ("arm64", "aarch64") else "-march=native"
 FLAGS = ("-O3", NATIVE, "-std=c++17", "-pthread")
-TARGETS = ("product_float32", "product_int8", "attend", "attend_self", "attend_whole", "total")
+TARGETS = (
+    "product_float32",
+    "product_int8",
+    "attend",
+    "attend_self",
+    "attend_whole",
+    "softmax",
+    "total",
+)
 PANEL = 32  # Outputs that a product sums side by side; `kPanel` in `kernels.cc`.
 FOUR = 4  # Inputs that are multiplied at a time where kernels are int8.
 FLOAT32 = functools.partial(jax.ShapeDtypeStruct, dtype=jnp.float32)
@@ -206,6 +214,20 @@ def whole_attention(projected: Array, heads: int, spec: Attending) -> Array:
     table = jnp.zeros((1, 2 * length - 1)) if table is None else table.astype(jnp.float32)
     mask = jnp.broadcast_to(spec.bias.astype(jnp.float32), (batch, 1, 1, length))
     return call(projected.astype(jnp.float32), table, mask, scale=np.float32(spec.scale))
+
+
+def softmax(x: Array) -> Array:
+    """Of the last axis of x [..., V], float32.
+
+    XLA computes it in a loop that its older emitter does not vectorise, or in several threads,
+    which wait for those of our products.
+    """
+    if jax.default_backend() != "cpu" or not native():
+        return jax.nn.softmax(x, axis=-1)
+    target, shape = "speculative_softmax", FLOAT32(x.shape)
+    call = jax.ffi.ffi_call(target, shape, vmap_method="broadcast_all")
+    # A program for a TPU may be compiled on a machine without one.
+    return lax.platform_dependent(x, cpu=call, default=jax.nn.softmax)
 
 
 def total(values: Array) -> Array:
