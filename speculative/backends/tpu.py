@@ -19,6 +19,13 @@ ROWS = 8
 """Rows of the smallest tile of a TPU's registers: a product of fewer takes no less time."""
 
 
+LANES = 128
+"""Numbers side by side in a tile."""
+
+MANY = 256
+"""Rows of a product of a group's heads, with more of which the heads are taken apart."""
+
+
 @dataclasses.dataclass(frozen=True)
 class Tpu(Xla):
     """Products of chunks that fill the rows of a tile: for models bound by reading weights."""
@@ -40,44 +47,83 @@ class Tpu(Xla):
         # reading them does.
         return lax.optimization_barrier(super().product(x, projection, norm, activation, out_dtype))
 
+    def groups(self, heads: int, size: int) -> int:
+        """Groups G of neighbouring heads that lie side by side in caches.
+
+        They fill the lanes of a register, which heads of 64 alone would leave half empty.
+        """
+        each = max(1, LANES // size)
+        return heads // each if heads % each == 0 else heads
+
+    def cache_shape(self, batch, heads, length, size) -> tuple[int, ...]:
+        """[B, G, T, N / G * H]."""
+        groups = self.groups(heads, size)
+        return batch, groups, length, heads // groups * size
+
+    def by_head(self, x, heads) -> Array:
+        """Keys or values [B, L, N * H] by group: [B, G, L, N / G * H]."""
+        return super().by_head(x, self.groups(heads, x.shape[-1] // heads))
+
+    def of_source(self, x, projections, heads) -> list[Array]:
+        """See `Xla`; a few rows attend to long sources faster by head."""
+        if len(x) >= ROWS:
+            return super().of_source(x, projections, heads)
+        return [Xla.by_head(self, self.product(x, each), heads) for each in projections]
+
+    def attention(self, q, k, v, spec) -> Array:
+        """See `Xla`, with keys and values [B, G, T, N / G * H].
+
+        All scores of a group are one product, of a query for each head that is 0 outside it. That
+        is N / G times the arithmetic, of which there is little.
+        """
+        batch, length, heads, size = q.shape
+        groups = k.shape[1]
+        each = heads // groups
+        if each * length > MANY:
+            k, v = (Xla.by_head(self, _side_by_side(x), heads) for x in (k, v))
+        if each == 1 or each * length > MANY:
+            return super().attention(q, k, v, spec)
+        of_head = np.arange(each * size) // size == np.arange(each)[:, None]
+        own = jnp.asarray(of_head, q.dtype)[:, None]  # [N / G, 1, N / G * H]
+        spread = (q * spec.scale).reshape(batch, length, groups, 1, -1).transpose(
+            0, 2, 3, 1, 4
+        ) * own
+        spread, exact = spread.reshape(batch, groups, each * length, -1), precision(q)
+        of_groups = (0, 1), (0, 1)
+        scores = lax.dot_general(spread, k, (((3,), (3,)), of_groups), exact, jnp.float32)
+        scores = spec.capped(scores.reshape(batch, heads, length, -1)) + spec.of_queries(0, length)
+        weights = jax.nn.softmax(scores, axis=-1).astype(q.dtype)
+        weights = weights.reshape(batch, groups, each * length, -1)
+        mixed = lax.dot_general(weights, v, (((3,), (2,)), of_groups), exact)
+        mixed = (mixed.reshape(batch, groups, each, length, -1) * own).sum(axis=2)
+        return mixed.swapaxes(1, 2).reshape(q.shape)
+
 
 @dataclasses.dataclass(frozen=True)
 class TpuDraft(Tpu):
     """For models bound by the number of operations: heads are never taken apart.
 
-    Keys and values are [B, 1, T, N * H]. All heads' scores are one product, of a query for each
-    head that is 0 outside it. That is N times the arithmetic, of which there is little, and half of
-    the operations: nothing is transposed.
+    Keys and values are [B, 1, T, N * H], and all heads attend in one product. That is half of the
+    operations: nothing is transposed.
     """
-
-    def cache_shape(self, batch, heads, length, size) -> tuple[int, ...]:
-        """[B, 1, T, N * H]."""
-        return batch, 1, length, heads * size
-
-    def attention(self, q, k, v, spec) -> Array:
-        """See `Xla`, with keys and values [B, 1, T, N * H]."""
-        batch, length, heads, size = q.shape
-        k, v = k[:, 0], v[:, 0]
-        if length > 2 * ROWS:  # A whole text, whose arithmetic counts.
-            k, v = (Xla.by_head(self, x, heads) for x in (k, v))
-            return super().attention(q, k, v, spec)
-        q = q.reshape(batch, length, -1)
-        of_head = np.arange(heads * size) // size == np.arange(heads)[:, None]
-        own = jnp.asarray(of_head, q.dtype)[None, :, None, :]
-        spread, exact = (q * spec.scale)[:, None] * own, precision(q)  # [B, N, L, N * H]
-        scores = lax.dot_general(spread, k, (((3,), (2,)), ((0,), (0,))), exact, jnp.float32)
-        weights = jax.nn.softmax(scores + spec.of_queries(0, length), axis=-1).astype(q.dtype)
-        mixed = lax.dot_general(weights, v, (((3,), (1,)), ((0,), (0,))), exact)
-        return (mixed * own).sum(axis=1).reshape(batch, length, heads, size)
 
     def product(self, x, projection, norm=None, activation="linear", out_dtype=None) -> Array:
         """See `Xla`; small products may be merged, but not those of a layer without gate."""
         y = Xla.product(self, x, projection, norm, activation, out_dtype)
         return y if activation == "linear" else lax.optimization_barrier(y)
 
-    def by_head(self, x, heads) -> Array:
-        """As they are: [B, 1, L, N * H]."""
-        return x[:, None]
+    def groups(self, heads, size) -> int:
+        """One."""
+        return 1
+
+    def of_source(self, x, projections, heads) -> list[Array]:
+        """See `Xla`."""
+        return Xla.of_source(self, x, projections, heads)
+
+
+def _side_by_side(x: Array) -> Array:
+    """Keys or values [B, G, T, N / G * H] as [B, T, N * H]."""
+    return x.swapaxes(1, 2).reshape(x.shape[0], x.shape[2], -1)
 
 
 def lay_out(params: PyTree, draft: bool) -> Prepacked:

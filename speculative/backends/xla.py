@@ -81,6 +81,10 @@ class Attending(NamedTuple):
     # both are of the same L positions. Keys that are those positions several times have it each.
     by_distance: Array | None = None
 
+    def capped(self, scores: Array) -> Array:
+        """Scores under the soft cap, if there is one."""
+        return scores if self.soft_cap is None else self.soft_cap * jnp.tanh(scores / self.soft_cap)
+
     def of_queries(self, first: Array | int, count: int) -> Array:
         """The biases of queries from `first` on, together: [B or 1, N or 1, count or 1, T]."""
         bias, table = self.bias, self.by_distance
@@ -224,9 +228,7 @@ class Xla:
         of_heads, exact = ((0, 1), (0, 1)), precision(q)
         scores = lax.dot_general(q, k, (((3,), (3,)), of_heads), exact, jnp.float32)
         scores = scores.reshape(batch, heads, length, -1) if shared else scores
-        if spec.soft_cap is not None:
-            scores = spec.soft_cap * jnp.tanh(scores / spec.soft_cap)
-        weights = jax.nn.softmax(scores + bias, axis=-1).astype(q.dtype)
+        weights = jax.nn.softmax(spec.capped(scores) + bias, axis=-1).astype(q.dtype)
         weights = weights.reshape(batch, k.shape[1], -1, k.shape[2]) if shared else weights
         mixed = lax.dot_general(weights, v, (((3,), (2,)), of_heads), exact)
         mixed = mixed.reshape(batch, heads, length, size) if shared else mixed

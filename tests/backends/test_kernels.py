@@ -542,6 +542,35 @@ def test_attention_depends_neither_on_queries_beside_nor_on_room_behind_the_mask
 
 
 @needs_compiler
+@pytest.mark.parametrize("shape", [(1,), (3, 5), (1, 4, 16), (2, 3, 8195)])
+def test_softmax(shape: tuple[int, ...]) -> None:
+    x = np.random.default_rng(sum(shape)).normal(0, 20, shape).astype(np.float32)
+    x[..., 2::3] = -np.inf
+    weights = np.exp(x.astype(np.float64) - x.max(axis=-1, keepdims=True))
+    exact = weights / weights.sum(axis=-1, keepdims=True)
+    for found in (kernels.softmax(x), jax.vmap(kernels.softmax)(x[None])[0]):
+        # Differences of 100 are rounded by 4e-6, and so are the exponents.
+        np.testing.assert_allclose(found, exact, rtol=1e-5, atol=1e-37)
+
+
+@needs_compiler
+def test_softmax_hides_no_number_that_is_none() -> None:
+    x = np.zeros((4, 37), np.float32)
+    x[0, 20], x[1, 3], x[2] = np.nan, np.inf, -np.inf
+    found = np.asarray(kernels.softmax(x))
+    assert np.isnan(found[:3]).all()
+    np.testing.assert_allclose(found[3], 1 / 37, rtol=1e-6)
+
+
+@needs_compiler
+def test_softmax_for_another_platform_is_its_own() -> None:
+    x = jax.ShapeDtypeStruct((2, 9), np.float32)
+    for platform, ours in (("cpu", True), ("tpu", False)):
+        lowered = jax.jit(kernels.softmax).trace(x).lower(lowering_platforms=(platform,))
+        assert ("speculative_softmax" in lowered.as_text()) is ours
+
+
+@needs_compiler
 def test_attention_hides_no_number_that_is_none() -> None:
     query, keys, values = numbers(1, 1, 1, 8), *numbers(2, 1, 1, 20, 8)
     keys[0, 0, 5, 0] = np.nan

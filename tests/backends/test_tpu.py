@@ -9,8 +9,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from speculative.backends import for_decoding
-from speculative.backends.tpu import ROWS, Tpu, lay_out
+from speculative.backends import Attending, Projection, Weight, Xla, for_decoding
+from speculative.backends.tpu import ROWS, Tpu, TpuDraft, lay_out
 from speculative.decoding import Decoding, Params
 from speculative.decoding.loop import Models, begin, generate, stream
 from speculative.decoding.queue import put_row
@@ -70,6 +70,44 @@ def test_a_row_of_a_batch_is_replaced() -> None:
     put, _ = put_row(whole, draws, 1, one, draws[1:2])
     for left, right in zip(jax.tree.leaves(put), want, strict=True):
         np.testing.assert_allclose(left, right, atol=1e-5)
+
+
+@pytest.mark.parametrize("backend", [Tpu(), TpuDraft()])
+@pytest.mark.parametrize(
+    ("heads", "size", "batch", "length"),
+    [(4, 64, 1, 1), (4, 64, 9, 3), (4, 64, 2, 140), (3, 64, 2, 3), (2, 128, 2, 3)],
+)
+def test_attention_of_groups_of_heads(
+    backend: Tpu, heads: int, size: int, batch: int, length: int
+) -> None:
+    rng = np.random.default_rng(length)
+
+    def normal(*shape: int) -> jax.Array:
+        return jnp.asarray(rng.normal(size=shape), jnp.float32)
+
+    q, source = normal(batch, length, heads, size), normal(batch, 9, 8)
+    kernels = [Projection(Weight(normal(8, heads * size)), (heads * size,)) for _ in range(2)]
+    spec = Attending(normal(batch, heads, 1, 9), 0.1, soft_cap=2.0)
+    want = Xla().attention(q, *Xla().of_source(source, kernels, heads), spec)
+    found = backend.of_source(source, kernels, heads)
+    np.testing.assert_allclose(backend.attention(q, *found, spec), want, atol=1e-5)
+    # Caches have the same groups as the keys that enter them.
+    one = backend.by_head(jnp.zeros((batch, length, heads * size)), heads)
+    assert one.shape == backend.cache_shape(batch, heads, length, size)
+    grouped = backend.attention(q, *(backend.by_head(x, heads) for x in _flat(found, heads)), spec)
+    np.testing.assert_allclose(grouped, want, atol=1e-5)
+
+
+def _flat(found: list[jax.Array], heads: int) -> list[jax.Array]:
+    """Keys and values [B, G, T, N / G * H] as [B, T, N * H]."""
+    return [x.swapaxes(1, 2).reshape(x.shape[0], x.shape[2], -1) for x in found]
+
+
+def test_two_heads_of_64_lie_side_by_side() -> None:
+    shapes = {(64, 64): (64 // 2, 128), (3, 64): (3, 64), (128, 128): (128, 128), (4, 32): (1, 128)}
+    for (heads, size), (groups, width) in shapes.items():
+        assert Tpu().cache_shape(2, heads, 16, size) == (2, groups, 16, width)
+        assert TpuDraft().cache_shape(2, heads, 16, size) == (2, 1, 16, heads * size)
 
 
 def test_chunks_fill_tiles() -> None:
