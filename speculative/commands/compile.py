@@ -12,7 +12,7 @@ from speculative.commands import Command, add_options, option, rows
 def _add_compile(parser: argparse.ArgumentParser) -> None:
     rows.add_row(parser)
     option(parser, "--table N", "all rows of a table of the paper, instead of one row")
-    add_options(parser, "--family", "--topology")
+    add_options(parser, "--family", "--topology", "--batch_size", batch_size=1)
     parser.add_argument("--json", action="store_true", help="one object a row, as it is done")
 
 
@@ -36,7 +36,7 @@ def _compile(options: argparse.Namespace) -> int:
     else:  # Programs for a TPU that is not there could be written, but not read again.
         jax.config.update("jax_enable_compilation_cache", False)
     configs = dict([rows.row(options)]) if options.table is None else rows.of_table(options)
-    found, compiler = [], Compiler(options.topology)
+    found, compiler = [], Compiler(options.topology, options.batch_size)
     for number, (name, config) in enumerate(configs.items(), 1):
         row = f"{number} of {len(configs)}, {name.rpartition('/')[2]}"
         with progress.bar(f"{row}, {options.topology}") as on_progress:

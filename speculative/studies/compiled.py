@@ -19,7 +19,7 @@ from jax.sharding import SingleDeviceSharding
 
 from speculative import theory
 from speculative.backends import for_decoding
-from speculative.decoding import Decoding, Params, loop
+from speculative.decoding import Decoding, Params, loop, queue
 from speculative.decoding.loop import Models
 from speculative.drafts import model_draft, named
 from speculative.measurement import alpha, chips
@@ -59,8 +59,8 @@ class Estimate:
     """A row by the estimate of the TPU's compiler, as `speculative compile --json` prints it.
 
     Times are milliseconds, of steps inside the decoding loop unless said, with the longest caches.
-    A floor is the time of reading the weights and caches of a step once. None is what was not
-    compiled, because the models do not fit.
+    A floor is the time of reading the weights, and all rows' caches, of a step once. None is what
+    was not compiled: streamed steps of a batch, or all, because the models do not fit.
     """
 
     experiment: str
@@ -72,6 +72,7 @@ class Estimate:
     dtype: str
     temperature: float
     gamma: int
+    batch_size: int
     source_length: int
     max_length: int
     fits: bool
@@ -127,7 +128,7 @@ class _Setting:
     models: Models
     params: Params
     config: Decoding
-    source: Any  # int32 [1, S]
+    source: Any  # int32 [B, S]
     device: Any  # Described; None is the present one.
 
     @property
@@ -137,7 +138,7 @@ class _Setting:
         return dataclasses.replace(self, models=models, params=params, config=self.config.alone)
 
     def begun(self) -> loop.Progress:
-        """The shapes of a generation's progress, with the longest caches."""
+        """The shapes of the progress of all rows, with the longest caches."""
         size = self.config.cache_lengths()[-1]
         return jax.eval_shape(
             lambda params, source: loop.start(self.models, params, source, self.config, size),
@@ -146,14 +147,24 @@ class _Setting:
 
     @property
     def _text(self) -> Any:
-        """The shape of a whole text, which alpha is measured on."""
-        text = jax.ShapeDtypeStruct((1, self.config.max_length), jnp.int32)
+        """The shape of whole texts, which alpha is measured on."""
+        text = jax.ShapeDtypeStruct((self.source.shape[0], self.config.max_length), jnp.int32)
         return _placed(text, self.device)
+
+    def _queue(self) -> Any:
+        """The loop of a batch, whose rows begin the next text as theirs end."""
+        rows = self.source.shape[0]
+        config = Decoding.together([self.config] * rows, self.config.sampling.kinds)
+        draws = jax.ShapeDtypeStruct(config.draws_shape(rows), jnp.float32)
+        begun, draws = _placed((self.begun(), draws), self.device)
+        given = self.models, self.params, begun, draws, config, np.int32(1), np.int32(1)
+        return queue.run.lower(*given, device=self.device)
 
     def lowered(self, program: str) -> Any:
         """One of the row's programs, as it is dispatched."""
         models, params, source, config = self.models, self.params, self.source, self.config
-        if program == PREFILL:
+        if program == PREFILL:  # A queue begins its texts one by one.
+            source = _placed(jax.ShapeDtypeStruct((1, source.shape[1]), jnp.int32), self.device)
             given = models, params, source, config, config.cache_lengths()[-1]
             return loop.begin.lower(*given, device=self.device)
         if program == SCORING:
@@ -167,6 +178,8 @@ class _Setting:
             return alpha.reading.lower(*given, device=self.device)
         draws = _placed(jax.eval_shape(lambda: config.draws(0, np.arange(1))), self.device)
         if program in (LOOP, SPECULATIVE_LOOP):
+            if source.shape[0] > 1:
+                return self._queue()
             return loop.decode.lower(models, params, source, draws, config, device=self.device)
         begun = _placed(self.begun(), self.device)
         return loop.one_step.lower(models, params, begun, draws, config, device=self.device)
@@ -175,9 +188,9 @@ class _Setting:
 class Compiler:
     """Compiles rows for a chip; a program that several rows share is compiled once."""
 
-    def __init__(self, topology: str) -> None:
+    def __init__(self, topology: str, batch_size: int = 1) -> None:
         """Describes the topology; ValueError if it is unknown or its compiler is missing."""
-        self.topology, self.chip = topology, chips.chip(topology)
+        self.topology, self.chip, self._rows = topology, chips.chip(topology), batch_size
         self._device = None if topology == chips.PRESENT else chips.device(topology)
         self._done: dict[Any, Compiled] = {}
 
@@ -198,6 +211,7 @@ class Compiler:
             "dtype": config.dtype or DTYPE,
             "temperature": float(config.temperature),
             "gamma": gamma,
+            "batch_size": self._rows,
             "hbm_limit": self.chip.hbm,
             "hbm_weights": size,
             "paper_alpha": paper_alpha,
@@ -206,7 +220,9 @@ class Compiler:
         }
         # Where acceptance is simulated there is nothing to score.
         scoring = [] if config.simulated_alpha is not None else [READING, SCORING]
-        names = [SPECULATIVE_LOOP, LOOP, SPECULATIVE_STEP, STEP, PREFILL, *scoring]
+        # Batches are not streamed.
+        streamed = [SPECULATIVE_STEP, STEP] if self._rows == 1 else []
+        names = [SPECULATIVE_LOOP, LOOP, *streamed, PREFILL, *scoring]
         found, began = dict[str, Compiled](), time.perf_counter()
         try:
             if size > self.chip.hbm:
@@ -236,6 +252,7 @@ class Compiler:
         rate = paper_alpha if config.simulated_alpha is None else config.simulated_alpha
         speedups = {} if rate is None else {g: theory.speedup(rate, g, c, v) for g in GAMMAS}
         best = max(speedups, key=speedups.__getitem__, default=None)
+        streamed_ms = [1e3 * found[name].once.seconds for name in streamed] or [None, None]
         return Estimate(
             **known,
             fits=fault is None,
@@ -248,8 +265,8 @@ class Compiler:
             ms_verify_floor=floor,
             ms_draft_step=draft,
             ms_draft_step_floor=draft_floor,
-            ms_streamed_target_step=1e3 * found[STEP].once.seconds,
-            ms_streamed_step=1e3 * found[SPECULATIVE_STEP].once.seconds,
+            ms_streamed_target_step=streamed_ms[1],
+            ms_streamed_step=streamed_ms[0],
             ms_step=1e3 * both.seconds,
             ms_prefill=1e3 * found[PREFILL].once.seconds,
             ms_scoring=sum(1e3 * found[name].once.seconds for name in scoring) or None,
@@ -275,7 +292,7 @@ class Compiler:
         rows = target.config.vocab_size
         decoding = config.decoding(PIECES.get(rows, rows), gamma)
         decoding = dataclasses.replace(decoding, growing=False)
-        source = jax.ShapeDtypeStruct((1, config.random_length), jnp.int32)
+        source = jax.ShapeDtypeStruct((self._rows, config.random_length), jnp.int32)
         given = Params(*map(_laid_out, sizes, (False, True))), source
         params, source = _placed(given, self._device)
         return _Setting(Models(target, model_draft(draft)), params, decoding, source, self._device)
