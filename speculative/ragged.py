@@ -1,6 +1,5 @@
 """Buffers of a batch whose rows advance raggedly: writing, reading and growing them."""
 
-import functools
 from typing import TypeVar
 
 import jax
@@ -19,24 +18,17 @@ def write_rows(buffer: Array, chunk: Array, starts: Rows, axis: int) -> Array:
     never is.
     """
     chunk = chunk.astype(buffer.dtype)
-    if starts.shape[0] == 1:  # In place and one operation.
+    if starts.shape[0] == 1:
+        # In place and one operation; the general form below becomes a scatter.
         return lax.dynamic_update_slice_in_dim(buffer, chunk, starts[0], axis)
-    ways = {"tpu": _selected, "default": _scattered}
-    return lax.platform_dependent(
-        *(buffer, chunk, starts),
-        **{platform: functools.partial(way, axis=axis) for platform, way in ways.items()},
-    )
-
-
-def _scattered(buffer: Array, chunk: Array, starts: Rows, axis: int) -> Array:
     return jax.vmap(lambda b, c, s: lax.dynamic_update_slice_in_dim(b, c, s, axis - 1))(
         buffer, chunk, starts
     )
 
 
-def _selected(buffer: Array, chunk: Array, starts: Rows, axis: int) -> Array:
-    """By one pass over the buffer: a TPU's compiler makes a loop over the rows of a scatter."""
-    shape = [1] * buffer.ndim
+def select_rows(buffer: Array, chunk: Array, starts: Rows, axis: int) -> Array:
+    """`write_rows` by one pass over the buffer, without a scatter."""
+    chunk, shape = chunk.astype(buffer.dtype), [1] * buffer.ndim
     shape[0], shape[axis] = len(starts), buffer.shape[axis]
     behind = (jnp.arange(buffer.shape[axis]) - starts[:, None]).reshape(shape)
     for i in range(chunk.shape[axis]):

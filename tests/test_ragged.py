@@ -7,8 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from speculative import ragged
-from speculative.ragged import grow, move_rows, read_rows, write_rows
+from speculative.ragged import grow, move_rows, read_rows, select_rows, write_rows
 
 
 @pytest.mark.parametrize("batch", [1, 3])
@@ -33,26 +32,10 @@ def test_rows_are_written_and_moved_each_to_its_own_place(batch: int, axis: int)
     given = jax.device_put(starts), axis
     got = jax.jit(write_rows, static_argnums=3)(buffer, chunk, *given)
     np.testing.assert_array_equal(got, written)
+    got = jax.jit(select_rows, static_argnums=3)(buffer, chunk, *given)
+    np.testing.assert_array_equal(got, written)
     got = jax.jit(move_rows, static_argnums=3)(buffer, places, *given)
     np.testing.assert_array_equal(got, moved)
-
-
-@pytest.mark.parametrize("axis", [1, 2])
-@pytest.mark.parametrize("size", [1, 3])
-def test_a_tpu_writes_the_same_without_a_scatter(axis: int, size: int) -> None:
-    rng, shape = np.random.default_rng(axis), [4, 7, 8, 5]
-    buffer = jnp.asarray(rng.normal(size=shape), jnp.bfloat16)
-    shape[axis] = size
-    chunk, starts = jnp.asarray(rng.normal(size=shape), jnp.bfloat16), jnp.array([0, 2, 4, 1])
-    want = np.array(buffer)
-    for row, start in enumerate(starts):
-        at = (row, *[slice(None)] * (axis - 1), slice(start, start + size))
-        want[at] = chunk[row]
-    np.testing.assert_array_equal(ragged._selected(buffer, chunk, starts, axis), want)
-    np.testing.assert_array_equal(write_rows(buffer, chunk, starts, axis), want)
-    traced = jax.jit(write_rows, static_argnums=3).trace(buffer, chunk, starts, axis)
-    for platform, scatters in (("tpu", False), ("cpu", True)):
-        assert ("scatter" in traced.lower(lowering_platforms=(platform,)).as_text()) is scatters
 
 
 def test_write_rows_keeps_the_buffer_s_type() -> None:

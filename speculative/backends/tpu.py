@@ -13,6 +13,7 @@ from jax import Array, lax
 
 from speculative.backends.prepacked import FUSED, Prepacked, split
 from speculative.backends.xla import Weight, Xla, precision
+from speculative.ragged import select_rows
 from speculative.types import PyTree
 
 ROWS = 8
@@ -115,6 +116,14 @@ class TpuDraft(Tpu):
     def groups(self, heads, size) -> int:
         """One."""
         return 1
+
+    def enter(self, cache, keys, values) -> tuple[Array, Array]:
+        """See `Xla`; of such caches a scatter is a slow loop over the rows of a batch."""
+        if len(cache.starts) == 1:
+            return super().enter(cache, keys, values)
+        pairs = (cache.keys, keys), (cache.values, values)
+        keys, values = (select_rows(old, new, cache.starts, axis=2) for old, new in pairs)
+        return keys, values
 
     def of_source(self, x, projections, heads) -> list[Array]:
         """See `Xla`."""

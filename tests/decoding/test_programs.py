@@ -1,12 +1,15 @@
 """Compiled programs: which are kept."""
 
+import jax
 import jax.numpy as jnp
 import pytest
 from jax import Array
 
 from speculative.backends import compiler_options, options
+from speculative.decoding import programs
 from speculative.decoding.loop import Models
 from speculative.decoding.programs import Program
+from speculative.drafts import TransformerDraft
 from tests import tiny
 
 
@@ -50,3 +53,11 @@ def test_options_are_those_that_the_compiler_knows(monkeypatch: pytest.MonkeyPat
     compiler_options.cache_clear()
     assert compiler_options(False) == ()
     compiler_options.cache_clear()
+
+
+def test_a_large_model_by_itself_is_read_ahead() -> None:
+    assert programs._reads_ahead(Models(tiny.TARGET, TransformerDraft(tiny.DRAFT)), ())
+    large = jax.ShapeDtypeStruct((options.LARGE // 4 + 1,), "float32")
+    assert programs._reads_ahead(Models(tiny.TARGET, None), [large])
+    small = jax.ShapeDtypeStruct((options.LARGE // 4,), "float32")
+    assert not programs._reads_ahead(Models(tiny.TARGET, None), [small])

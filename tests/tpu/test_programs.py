@@ -16,7 +16,7 @@ from rich.console import Console
 from speculative import cli
 from speculative.backends import Xla, compiler_options, options
 from speculative.backends import tpu as backend
-from speculative.decoding import loop, programs
+from speculative.decoding import loop, programs, queue
 from speculative.gin_files import CONFIGS
 from speculative.measurement import alpha, chips
 from speculative.models import SIZES, abstract_params
@@ -52,7 +52,14 @@ def cut_models(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 def forget() -> None:
     """No program that was traced is used again."""
-    traced: list[Any] = [loop.decode, loop.one_step, loop.begin, alpha.reading, alpha.acceptances]
+    traced: list[Any] = [
+        queue.run,
+        loop.decode,
+        loop.one_step,
+        loop.begin,
+        alpha.reading,
+        alpha.acceptances,
+    ]
     for one in traced:
         one.clear_cache()
 
@@ -120,6 +127,38 @@ def test_a_draft_is_read_ahead_if_no_kernel_stays_on_the_chip(
     assert ahead is not None and stayed is not None
     assert ahead.named < 0.65 * stayed.named
     assert ahead.seconds < 0.75 * stayed.seconds
+
+
+def test_a_batch_is_near_its_floor(monkeypatch: pytest.MonkeyPatch) -> None:
+    def batch() -> float:
+        forget()
+        compiler = Compiler("v4-8", batch_size=16)
+        found = compiler._program(compiler._setting(ROW, 7), compiled.LOOP, "cut").step
+        assert found is not None
+        return found.seconds
+
+    near = batch()
+    found = Compiler("v4-8", batch_size=16).estimate("cut", ROW)
+    assert found.ms_target_step == pytest.approx(1e3 * near)
+    assert found.ms_streamed_step is None
+    assert found.ms_target_step_floor is not None
+    assert 0.99 <= found.ms_target_step / found.ms_target_step_floor <= 1.55
+    # Heads of 64 by themselves fill half of a tile's lanes, and a scatter into them is slow.
+    monkeypatch.setattr(backend, "LANES", 64)
+    assert batch() > 1.5 * near
+
+
+def test_a_draft_s_batch_is_written_by_one_pass(monkeypatch: pytest.MonkeyPatch) -> None:
+    def guesses() -> float:
+        forget()
+        compiler = Compiler("v4-8", batch_size=16)
+        found = compiler._program(compiler._setting(ROW, 7), compiled.SPECULATIVE_LOOP, "cut").step
+        assert found is not None
+        return found.named
+
+    near = guesses()
+    monkeypatch.setattr(backend.TpuDraft, "enter", Xla.enter)
+    assert guesses() > 1.5 * near
 
 
 def test_a_compiler_without_the_option_does_without(monkeypatch: pytest.MonkeyPatch) -> None:
