@@ -548,7 +548,8 @@ def test_softmax(shape: tuple[int, ...]) -> None:
     x[..., 2::3] = -np.inf
     weights = np.exp(x.astype(np.float64) - x.max(axis=-1, keepdims=True))
     exact = weights / weights.sum(axis=-1, keepdims=True)
-    for found in (kernels.softmax(x), jax.vmap(kernels.softmax)(x[None])[0]):
+    given = jnp.asarray(x)
+    for found in (kernels.softmax(given), jax.vmap(kernels.softmax)(given[None])[0]):
         # Differences of 100 are rounded by 4e-6, and so are the exponents.
         np.testing.assert_allclose(found, exact, rtol=1e-5, atol=1e-37)
 
@@ -557,7 +558,7 @@ def test_softmax(shape: tuple[int, ...]) -> None:
 def test_softmax_hides_no_number_that_is_none() -> None:
     x = np.zeros((4, 37), np.float32)
     x[0, 20], x[1, 3], x[2] = np.nan, np.inf, -np.inf
-    found = np.asarray(kernels.softmax(x))
+    found = np.asarray(kernels.softmax(jnp.asarray(x)))
     assert np.isnan(found[:3]).all()
     np.testing.assert_allclose(found[3], 1 / 37, rtol=1e-6)
 

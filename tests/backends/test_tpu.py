@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from speculative.backends import Attending, Projection, Weight, Xla, for_decoding
-from speculative.backends.tpu import ROWS, Tpu, TpuDraft, lay_out
+from speculative.backends.tpu import ROWS, Tpu, TpuDraft, _side_by_side, lay_out
 from speculative.decoding import Decoding, Params
 from speculative.decoding.loop import Models, begin, generate, stream
 from speculative.decoding.queue import put_row
@@ -88,19 +88,15 @@ def test_attention_of_groups_of_heads(
     q, source = normal(batch, length, heads, size), normal(batch, 9, 8)
     kernels = [Projection(Weight(normal(8, heads * size)), (heads * size,)) for _ in range(2)]
     spec = Attending(normal(batch, heads, 1, 9), 0.1, soft_cap=2.0)
-    want = Xla().attention(q, *Xla().of_source(source, kernels, heads), spec)
-    found = backend.of_source(source, kernels, heads)
-    np.testing.assert_allclose(backend.attention(q, *found, spec), want, atol=1e-5)
+    k, v = Xla().of_source(source, kernels, heads)
+    want = Xla().attention(q, k, v, spec)
+    k, v = backend.of_source(source, kernels, heads)
+    np.testing.assert_allclose(backend.attention(q, k, v, spec), want, atol=1e-5)
     # Caches have the same groups as the keys that enter them.
     one = backend.by_head(jnp.zeros((batch, length, heads * size)), heads)
     assert one.shape == backend.cache_shape(batch, heads, length, size)
-    grouped = backend.attention(q, *(backend.by_head(x, heads) for x in _flat(found, heads)), spec)
-    np.testing.assert_allclose(grouped, want, atol=1e-5)
-
-
-def _flat(found: list[jax.Array], heads: int) -> list[jax.Array]:
-    """Keys and values [B, G, T, N / G * H] as [B, T, N * H]."""
-    return [x.swapaxes(1, 2).reshape(x.shape[0], x.shape[2], -1) for x in found]
+    k, v = (backend.by_head(_side_by_side(x), heads) for x in (k, v))
+    np.testing.assert_allclose(backend.attention(q, k, v, spec), want, atol=1e-5)
 
 
 def test_two_heads_of_64_lie_side_by_side() -> None:

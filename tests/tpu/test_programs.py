@@ -141,7 +141,7 @@ def test_a_batch_is_near_its_floor(monkeypatch: pytest.MonkeyPatch) -> None:
     found = Compiler("v4-8", batch_size=16).estimate("cut", ROW)
     assert found.ms_target_step == pytest.approx(1e3 * near)
     assert found.ms_streamed_step is None
-    assert found.ms_target_step_floor is not None
+    assert found.ms_target_step is not None and found.ms_target_step_floor is not None
     assert 0.99 <= found.ms_target_step / found.ms_target_step_floor <= 1.55
     # Heads of 64 by themselves fill half of a tile's lanes, and a scatter into them is slow.
     monkeypatch.setattr(backend, "LANES", 64)
