@@ -66,8 +66,11 @@ class Tpu(Xla):
         return super().by_head(x, self.groups(heads, x.shape[-1] // heads))
 
     def of_source(self, x, projections, heads) -> list[Array]:
-        """See `Xla`; a few rows attend to long sources faster by head."""
-        if len(x) >= ROWS:
+        """See `Xla`; long sources stay by head, to which one row attends faster.
+
+        It must not depend on the batch: rows begin alone and join one.
+        """
+        if x.shape[1] <= LANES:
             return super().of_source(x, projections, heads)
         return [Xla.by_head(self, self.product(x, each), heads) for each in projections]
 

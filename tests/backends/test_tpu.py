@@ -72,26 +72,29 @@ def test_a_row_of_a_batch_is_replaced() -> None:
         np.testing.assert_allclose(left, right, atol=1e-5)
 
 
+@pytest.mark.parametrize("keys", [9, 150])
 @pytest.mark.parametrize("backend", [Tpu(), TpuDraft()])
 @pytest.mark.parametrize(
     ("heads", "size", "batch", "length"),
     [(4, 64, 1, 1), (4, 64, 9, 3), (4, 64, 2, 140), (3, 64, 2, 3), (2, 128, 2, 3)],
 )
 def test_attention_of_groups_of_heads(
-    backend: Tpu, heads: int, size: int, batch: int, length: int
+    backend: Tpu, heads: int, size: int, batch: int, length: int, keys: int
 ) -> None:
     rng = np.random.default_rng(length)
 
     def normal(*shape: int) -> jax.Array:
         return jnp.asarray(rng.normal(size=shape), jnp.float32)
 
-    q, source = normal(batch, length, heads, size), normal(batch, 9, 8)
+    q, source = normal(batch, length, heads, size), normal(batch, keys, 8) / 3
     kernels = [Projection(Weight(normal(8, heads * size)), (heads * size,)) for _ in range(2)]
-    spec = Attending(normal(batch, heads, 1, 9), 0.1, soft_cap=2.0)
+    spec = Attending(normal(batch, heads, 1, keys), 0.1, soft_cap=2.0)
     k, v = Xla().of_source(source, kernels, heads)
     want = Xla().attention(q, k, v, spec)
     k, v = backend.of_source(source, kernels, heads)
     np.testing.assert_allclose(backend.attention(q, k, v, spec), want, atol=1e-5)
+    # A row that began alone joins a batch.
+    assert backend.of_source(source[:1], kernels, heads)[0].shape[1:] == k.shape[1:]
     # Caches have the same groups as the keys that enter them.
     one = backend.by_head(jnp.zeros((batch, length, heads * size)), heads)
     assert one.shape == backend.cache_shape(batch, heads, length, size)
