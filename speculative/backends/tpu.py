@@ -42,10 +42,9 @@ class Tpu(Xla):
     def product(self, x, projection, norm=None, activation="linear", out_dtype=None) -> Array:
         """See `Xla`."""
         # XLA would merge projections with their split into heads, and for that copy the kernel into
-        # another layout: T5 v1.1 XXL would copy all kernels of attention at every streamed step,
-        # and before every generation. And it would merge the two products of a feed-forward layer
-        # without gate. Those of T5 11B do not fit the memory on the chip, and take 1.4 times what
-        # reading them does.
+        # another layout: without `READ_AHEAD` at every streamed step, and before every generation.
+        # And it would merge the two products of a feed-forward layer without gate. Those of T5 11B
+        # do not fit the memory on the chip, and take 1.4 times what reading them does.
         return lax.optimization_barrier(super().product(x, projection, norm, activation, out_dtype))
 
     def groups(self, heads: int, size: int) -> int:
