@@ -84,14 +84,14 @@ class Tpu(Xla):
         each = heads // groups
         if each * length > MANY:
             k, v = (Xla.by_head(self, _side_by_side(x), heads) for x in (k, v))
-        if each == 1 or each * length > MANY:
+            each = 1
+        if each == 1:
             return super().attention(q, k, v, spec)
         of_head = np.arange(each * size) // size == np.arange(each)[:, None]
         own = jnp.asarray(of_head, q.dtype)[:, None]  # [N / G, 1, N / G * H]
-        spread = (q * spec.scale).reshape(batch, length, groups, 1, -1).transpose(
-            0, 2, 3, 1, 4
-        ) * own
-        spread, exact = spread.reshape(batch, groups, each * length, -1), precision(q)
+        by_group = (q * spec.scale).reshape(batch, length, groups, 1, -1).transpose(0, 2, 3, 1, 4)
+        spread = (by_group * own).reshape(batch, groups, each * length, -1)
+        exact = precision(q)
         of_groups = (0, 1), (0, 1)
         scores = lax.dot_general(spread, k, (((3,), (3,)), of_groups), exact, jnp.float32)
         scores = spec.capped(scores.reshape(batch, heads, length, -1)) + spec.of_queries(0, length)
@@ -119,13 +119,11 @@ class TpuDraft(Tpu):
         """One."""
         return 1
 
-    def enter(self, cache, keys, values) -> tuple[Array, Array]:
-        """See `Xla`; of such caches a scatter is a slow loop over the rows of a batch."""
-        if len(cache.starts) == 1:
-            return super().enter(cache, keys, values)
-        pairs = (cache.keys, keys), (cache.values, values)
-        keys, values = (select_rows(old, new, cache.starts, axis=2) for old, new in pairs)
-        return keys, values
+    def write(self, buffer, chunk, starts) -> Array:
+        """See `Xla`; into such caches a scatter is a slow loop over the rows of a batch."""
+        if len(starts) == 1:
+            return super().write(buffer, chunk, starts)
+        return select_rows(buffer, chunk, starts, axis=2)
 
     def of_source(self, x, projections, heads) -> list[Array]:
         """See `Xla`."""

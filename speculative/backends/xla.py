@@ -234,11 +234,14 @@ class Xla:
         mixed = mixed.reshape(batch, heads, length, size) if shared else mixed
         return mixed.swapaxes(1, 2)
 
+    def write(self, buffer: Array, chunk: Array, starts: Rows) -> Array:
+        """A cache [B, K, T, H] with new positions [B, K, L, H] from `starts` [B] on."""
+        return write_rows(buffer, chunk, starts, axis=2)
+
     def enter(self, cache: Cache, keys: Array, values: Array) -> tuple[Array, Array]:
         """The cache's keys and values with the new ones, [B, K, L, H] by `by_head`."""
-        pairs = (cache.keys, keys), (cache.values, values)
-        keys, values = (write_rows(old, new, cache.starts, axis=2) for old, new in pairs)
-        return keys, values
+        keys = self.write(cache.keys, keys, cache.starts)
+        return keys, self.write(cache.values, values, cache.starts)
 
     def self_attention(
         self,

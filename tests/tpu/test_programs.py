@@ -151,7 +151,7 @@ def test_a_batch_is_near_its_floor(monkeypatch: pytest.MonkeyPatch) -> None:
         patch.setattr(backend, "LANES", 64)
         assert 1e3 * batch(compiled.LOOP).seconds > 1.5 * found.ms_target_step
     # All heads of a draft lie side by side, and a scatter into them is slow too.
-    monkeypatch.setattr(backend.TpuDraft, "enter", Xla.enter)
+    monkeypatch.setattr(backend.TpuDraft, "write", Xla.write)
     assert 1e3 * batch(compiled.SPECULATIVE_LOOP).named / 7 > 1.5 * found.ms_draft_step
 
 
