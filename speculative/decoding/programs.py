@@ -46,9 +46,13 @@ def _trim() -> None:
         ctypes.CDLL("libc.so.6").malloc_trim(0)
 
 
+def bytes_of(tree: PyTree) -> int:
+    """The bytes of arrays, or of arrays of which there are shapes only."""
+    return sum(math.prod(x.shape) * np.dtype(x.dtype).itemsize for x in jax.tree.leaves(tree))
+
+
 def _reads_ahead(models: Any, params: PyTree) -> bool:
-    sizes = (math.prod(leaf.shape) * leaf.dtype.itemsize for leaf in jax.tree.leaves(params))
-    return models.draft is not None or sum(sizes) > LARGE
+    return models.draft is not None or bytes_of(params) > LARGE
 
 
 class Program(Generic[P, T]):

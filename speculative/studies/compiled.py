@@ -5,7 +5,6 @@ cycles (`measurement.schedule`); only a chip can tell how long they take.
 """
 
 import dataclasses
-import math
 import re
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -21,6 +20,7 @@ from speculative import theory
 from speculative.backends import for_decoding
 from speculative.decoding import Decoding, Params, loop, queue
 from speculative.decoding.loop import Models
+from speculative.decoding.programs import bytes_of
 from speculative.drafts import model_draft, named
 from speculative.measurement import alpha, chips
 from speculative.measurement.chips import GIB, Chip
@@ -200,7 +200,7 @@ class Compiler:
         """A row's programs, compiled; `fits` is False where they need too much memory."""
         gamma, what = gamma_of(config, experiment), f"{config.target} with {config.draft}"
         setting = self._setting(config, gamma)
-        size = _bytes(setting.params)
+        size = bytes_of(setting.params)
         paper_alpha, paper_speedup = paper_numbers(config, experiment)
         own = ("task", "target", "draft", "max_length")
         known = {name: getattr(config, name) for name in own} | {
@@ -242,7 +242,7 @@ class Compiler:
         assert alone is not None and both is not None
         begun = setting.begun()
         read_once = [  # Bytes.
-            _bytes([read_by_step(params), state.keys, state.values, state.cross])
+            bytes_of([read_by_step(params), state.keys, state.values, state.cross])
             for params, state in zip(setting.params, (begun.target, begun.draft.model), strict=True)
         ]
         floor, draft_floor = (1e3 * size / self.chip.bandwidth for size in read_once)
@@ -320,7 +320,7 @@ class Compiler:
             if name in (STEP, SPECULATIVE_STEP):
                 inside, elsewhere = inside + elsewhere, []
             memory = compiled.memory_analysis()
-            hbm = _bytes(lowered.args_info) - _bytes(setting.params)
+            hbm = bytes_of(lowered.args_info) - bytes_of(setting.params)
             hbm += memory.temp_size_in_bytes + memory.generated_code_size_in_bytes
             hbm += memory.output_size_in_bytes - memory.alias_size_in_bytes
             step, once = max(loops, default=None), schedule.cost(program.entry)
@@ -341,11 +341,6 @@ def _placed(tree: PyTree, device: Any) -> PyTree:
     """
     on = SingleDeviceSharding(device) if device else None
     return jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=on), tree)
-
-
-def _bytes(tree: PyTree) -> int:
-    leaves = jax.tree.leaves(tree)
-    return sum(math.prod(leaf.shape) * jnp.dtype(leaf.dtype).itemsize for leaf in leaves)
 
 
 def _kernels(params: Params) -> set[tuple[str, int]]:

@@ -176,11 +176,11 @@ def test_it_is_near_the_floor_of_a_v5e() -> None:
 @pytest.mark.parametrize("topology", ["v5p-8", "v6e-1"])
 def test_it_compiles_for_other_chips(topology: str) -> None:
     # Two layers of both stacks of both models, embeddings and logits, in bfloat16.
-    weights = compiled._bytes([abstract_params(size) for size in cut(ROW)]) / 2
+    weights = programs.bytes_of([abstract_params(size) for size in cut(ROW)]) / 2
     compiler = Compiler(topology)
     setting = compiler._setting(ROW, 7)
     loop = compiler._program(setting, compiled.SPECULATIVE_LOOP, "the row")
-    need = compiled._bytes(setting.params) + loop.hbm
+    need = programs.bytes_of(setting.params) + loop.hbm
     assert weights < need < weights + 2**28
 
 
