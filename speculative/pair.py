@@ -45,6 +45,8 @@ class Result:
     accepted_by_position: list[int]  # Before the text's end.
     finish_reason: str = "stop"  # The end of sequence or a stop string; "length" is `max_length`.
     logprobs: list[float] | None = None  # As `sampling.log_probabilities`, if asked for.
+    # Of trees, those accepted by position and by rank among the successors of the same token.
+    accepted_by_rank: list[list[int]] | None = None
 
     @property
     def tested(self) -> int:
@@ -271,14 +273,17 @@ class Pair:
         found = []
         for row, length in enumerate(output.lengths):
             tokens = output.tokens[row, :length].tolist()
+            tested, *by_rank = np.asarray(output.by_position[row]).T
             result = Result(
                 self.vocabulary.decode(tokens, show_special),
                 tokens,
                 int(output.target_calls[row]),
                 int(output.drafted[row]),
-                *np.asarray(output.by_position[row]).T.tolist(),
+                tested.tolist(),
+                np.sum(by_rank, axis=0).tolist(),
                 finish_reason="stop" if tokens[-1] in self.vocabulary.eos_ids else "length",
                 logprobs=output.logprobs[row, :length].tolist() if output.logprobs.size else None,
+                accepted_by_rank=np.stack(by_rank, 1).tolist() if len(by_rank) > 1 else None,
             )
             found.append(result)
         return found

@@ -96,13 +96,26 @@ class History:
 
         Of a tree, they are of the tokens after the guesses on the path of each place.
         """
-        counts, own = jnp.arange(guesses.shape[1] + 1), guesses
-        if tree is not None:
-            counts, own = jnp.asarray(tree.depths), guesses[:, tree.on_paths - 1]
+        batch, places, _ = logits.shape
+        if tree is None:
+            depths, paths = jnp.arange(places)[None], guesses[:, None]
+        else:
+            at = jnp.maximum(tree.on_paths[..., 1:] - 1, 0)  # [B, G + 1, D]
+            own = jnp.take_along_axis(guesses, at.reshape(batch, -1), axis=1)
+            depths, paths = tree.depths, own.reshape(at.shape)
+        return self.process_paths(logits, paths, depths)
 
-        def after(logits: Array, guesses: Tokens, count: Array) -> Array:
-            tokens = write_rows(self.tokens, guesses, self.lengths, axis=1)
+    def process_paths(self, logits: Array, paths: Array, counts: Array) -> Array:
+        """Likewise logits [B, K, V], each of the token after the first of its path's tokens.
+
+        Paths are [B, K or 1, D], of which `counts` [B or 1, K] count.
+        """
+        batch, many, _ = logits.shape
+        paths = jnp.broadcast_to(paths, (batch, many, paths.shape[2]))
+        counts = jnp.broadcast_to(counts, (batch, many))
+
+        def after(logits: Array, path: Array, count: Array) -> Array:
+            tokens = write_rows(self.tokens, path, self.lengths, axis=1)
             return History(tokens, self.lengths + count, self.processors).process(logits)
 
-        axes = 1, None if tree is None else 1, 0
-        return jax.vmap(after, in_axes=axes, out_axes=1)(logits, own, counts)
+        return jax.vmap(after, in_axes=1, out_axes=1)(logits, paths, counts)

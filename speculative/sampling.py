@@ -155,8 +155,32 @@ def standardise(logits: Array, sampling: Sampling) -> Array:
     return probabilities if cold is None else jnp.where(cold, _one_hot(logits), probabilities)
 
 
+def greatest_few(values: Array, count: int) -> tuple[Array, Array]:
+    """The greatest values [..., count], descending, and where they are: of values [..., V].
+
+    Of equal ones the first comes first.
+    """
+    values, at = lax.top_k(values, count)
+    return values, at
+
+
 def _one_hot(logits: Array) -> Array:
     return jax.nn.one_hot(argmax(logits), logits.shape[-1])
+
+
+def log_weights(logits: Array, sampling: Sampling) -> Array:
+    """Log p of the distribution to sample from, [..., V], but for a number of each row's own."""
+    if sampling.mixed or sampling.truncated:
+        return jnp.log(standardise(logits, sampling))
+    return logits.astype(jnp.float32) * (1.0 / of_rows(sampling.temperature, logits.ndim))
+
+
+def choose(logits: Array, sampling: Sampling, noise: Array) -> Array:
+    """The token [...] of the greatest log p + noise, for logits and Gumbel noise [..., V].
+
+    It is distributed as p (`noise`); at temperature 0 it is the argmax.
+    """
+    return argmax(logits if sampling.greedy else log_weights(logits, sampling) + noise)
 
 
 def log_probabilities(logits: Array, tokens: Array, sampling: Sampling) -> Array:

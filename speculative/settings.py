@@ -28,12 +28,13 @@ class Settings:
     """How texts are decoded; a value of another type or range raises ValueError.
 
     Attributes:
-        gamma: guesses a step; 0 decodes with the target alone.
+        gamma: guesses a step; 0 decodes with the target alone. Of a tree, its depth.
         temperature: 0 is argmax; this and the next three are described by `Sampling`.
         top_k: the likeliest tokens that are kept; 0 is all.
         top_p: their mass, in (0, 1].
         min_p: their least probability, as a share of the greatest.
         verification: how guesses are verified, a rule or a name of `decoding.rules.RULES`.
+        tree: guesses of a step's tree, of which several may be for one position; 0 is a chain.
         lenience: of a rule that is named; below 1 outputs are not exact, but faster (A.5).
         max_length: tokens at which an output is cut.
         seed: of all random numbers.
@@ -54,6 +55,7 @@ class Settings:
     top_p: float = 1.0
     min_p: float = 0.0
     verification: "str | Rule" = "token"
+    tree: int = 0
     lenience: float = 1.0
     max_length: int = 128
     seed: int = 0
@@ -102,14 +104,23 @@ class Settings:
 
     def decoding(self, vocab_size: int, eos_ids: tuple[int, ...]) -> "Decoding":
         """The settings of the loop, for a vocabulary of so many tokens and its ends."""
-        from speculative.decoding import Decoding, rules
+        from speculative.decoding import Decoding
         from speculative.sampling import Sampling
 
         sampling = Sampling(self.temperature, self.top_k, self.top_p, self.min_p)
-        rule = self.rule if self.gamma else rules.EXACT
-        length, processors = self.max_length, tuple(self.processors)
+        rule = self.rule if self.gamma else self.rule.alone
+        if self.tree:
+            rule.require_trees(sampling)
         return Decoding(
-            vocab_size, sampling, self.gamma, length, eos_ids, rule, self.logprobs, processors
+            vocab_size,
+            sampling,
+            self.gamma,
+            self.max_length,
+            eos_ids,
+            rule,
+            self.logprobs,
+            tuple(self.processors),
+            tree=self.tree,
         )
 
 

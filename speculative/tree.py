@@ -3,52 +3,124 @@
 import dataclasses
 import functools
 
-import jax
-import numpy as np
+import jax.numpy as jnp
+from flax import struct
+from jax import Array
 
 from speculative import checks
+from speculative.types import Flags, Rows
+
+MAX_NODES = 255  # Guesses of a tree.
 
 
-@jax.tree_util.register_static
 @dataclasses.dataclass(frozen=True)
-class Tree:
-    """Which guess follows which, in all rows alike; it shapes programs.
+class Growth:
+    """How trees of guesses grow: a draft reads a level of nodes in one pass; it shapes programs.
 
-    A place is where a token stands in the chunk that the target reads: 0 is the newest token of the
-    text, i the i-th guess. D is the depth of the tree, the most guesses that may be accepted.
+    Of every node that is read, the `BRANCHES` likeliest successors are candidates, and the `WIDTH`
+    likeliest candidates of a level are read next. Of all candidates, the likeliest nodes are the
+    tree. How likely a candidate is, is the product along its path of the draft's own probabilities
+    (EAGLE-2, Li et al., arXiv 2406.16858) or, with `shares`, of how often the target's choice was
+    the draft's first, second, ... one. As no node is likelier than its parent, the nodes taken are
+    a tree, and no other tree of as many has a greater sum, which is what the dynamic programming of
+    Sequoia (Chen et al., arXiv 2402.12374) finds.
+
+    Attributes:
+        nodes: guesses of a tree.
+        depth: the most guesses that may be accepted in a step, gamma.
+        shares: by rank, in (0, 1]; further ranks are not guessed.
     """
 
-    parents: tuple[int, ...]  # Of each guess, the place of the token before it, which is less.
+    WIDTH = 8  # Rows of a tile of a TPU, in which a pass takes no longer than for one node.
+    BRANCHES = 8
+
+    nodes: int
+    depth: int
+    shares: tuple[float, ...] | None = None
 
     def __post_init__(self) -> None:
-        for place, parent in enumerate(self.parents, 1):
-            checks.whole(f"The parent of guess {place}", parent, 0, place - 1)
+        checks.whole("gamma", self.depth, 1, checks.MAX_GAMMA)
+        most = min(MAX_NODES, self.BRANCHES + (self.depth - 1) * self.WIDTH * self.BRANCHES)
+        if not self.depth <= checks.whole("tree", self.nodes, 1) <= most:
+            raise checks.SettingError(
+                f"tree = {self.nodes} guesses do not fit gamma = {self.depth}, the depth of the "
+                f"tree: give from {self.depth} to {most}, or 0 for a chain."
+            )
+        if self.shares is not None:
+            checks.whole("The number of shares", len(self.shares), 1, self.BRANCHES)
+            for share in self.shares:
+                checks.real("A share", share, "lie in (0, 1]", lambda x: 0 < x <= 1)
+
+    @property
+    def read(self) -> int:
+        """Nodes that a draft reads: those of all levels but the last."""
+        return (self.depth - 1) * self.WIDTH
+
+
+@struct.dataclass
+class Tree:
+    """Which guess follows which, in each row.
+
+    A place is where a token stands in the chunk that the target reads: 0 is the newest token of the
+    text, i the i-th guess. All is computed by comparisons and sums of [G + 1, G + 1], because on a
+    TPU a gather or a scatter is a loop.
+    """
+
+    parents: Array  # [B, G] int32, the places of the tokens before the guesses, which are less.
+    ranks: Array  # [B, G] int32, of each guess among those of its parent by likelihood, from 0.
+    depth: int = struct.field(pytree_node=False)  # D, the most guesses on a path.
 
     @functools.cached_property
-    def paths(self) -> list[list[int]]:
-        """Of each place, the places of the guesses from the newest token to it, its own at last."""
-        found: list[list[int]] = [[]]
-        for place, parent in enumerate(self.parents, 1):
-            found.append([*found[parent], place])
-        return found
+    def follows(self) -> Flags:
+        """Whether each place's parent is each other: [B, G + 1, G + 1]; the first has none."""
+        places = jnp.arange(self.parents.shape[1] + 1)
+        return jnp.pad(self.parents[..., None] == places, ((0, 0), (1, 0), (0, 0)))
+
+    @functools.cached_property
+    def mask(self) -> Flags:
+        """Whether each place sees each other, which then is on its path: [B, G + 1, G + 1]."""
+        seen = self.follows | jnp.eye(self.follows.shape[1], dtype=bool)
+        reach = 1
+        while reach < self.depth:  # What is seen by what is seen.
+            counts = seen.astype(jnp.float32)
+            seen, reach = jnp.einsum("bij,bjk->bik", counts, counts) > 0.5, 2 * reach
+        return seen
+
+    @functools.cached_property
+    def depths(self) -> Array:
+        """The guesses on the path of each place, [B, G + 1] int32."""
+        return self.mask.sum(axis=-1, dtype=jnp.int32) - 1
+
+    @functools.cached_property
+    def on_paths(self) -> Array:
+        """The places on the path of each place, [B, G + 1, D + 1] int32; beyond its end 0."""
+        at = self.mask[:, :, None] & self._at_depth[:, None]
+        return jnp.where(at, jnp.arange(at.shape[-1]), 0).sum(axis=-1, dtype=jnp.int32)
 
     @property
-    def depths(self) -> np.ndarray:
-        """The guesses on the path of each place, [G + 1] int32."""
-        return np.array([len(path) for path in self.paths], np.int32)
+    def _at_depth(self) -> Flags:
+        """Whether places have each depth: [B, D + 1, G + 1]."""
+        return self.depths[:, None] == jnp.arange(self.depth + 1)[:, None]
 
-    @property
-    def depth(self) -> int:
-        """D."""
-        return int(self.depths.max())
+    def by_place(self, numbers: Array) -> Array:
+        """What is [B, D + 1, ...] of positions, of the places [B, G + 1, ...] at them."""
+        at = self.depths.reshape(*self.depths.shape, *[1] * (numbers.ndim - 2))
+        return jnp.take_along_axis(numbers, at, axis=1)
 
-    @property
-    def on_paths(self) -> np.ndarray:
-        """The paths as rows [G + 1, D] of places; beyond a path's end any."""
-        return np.array([path + [1] * (self.depth - len(path)) for path in self.paths])
+    def longest(self, guesses: Array, choices: Array) -> tuple[Array, Rows, Rows]:
+        """The longest path whose every guess [B, G] is the choice [B, G + 1] made at its parent.
 
-    @property
-    def mask(self) -> np.ndarray:
-        """Whether each place sees each other, which then is on its path: [G + 1, G + 1]."""
-        places = np.arange(len(self.paths))
-        return np.array([np.isin(places, [0, *path]) for path in self.paths])
+        Returns:
+            path [B, D + 1], its places from 0 on, and behind them 0; how many guesses are on it
+            [B]; and the choice made at its end [B].
+        """
+        chosen = jnp.where(self.follows, choices[:, None], 0).sum(axis=-1)[:, 1:]
+        right = jnp.pad(guesses == chosen, ((0, 0), (1, 0)), constant_values=True)
+        stands = ~(self.mask & ~right[:, None]).any(axis=-1)
+        reached = jnp.where(stands, self.depths, 0)
+        accepted = reached.max(axis=1)
+        # Of siblings with the same token the first one.
+        ends = stands & (reached == accepted[:, None])
+        end = ends & (jnp.cumsum(ends, axis=1) == 1)
+        path = jnp.where(end[..., None], self.on_paths, 0).sum(axis=1)
+        return path, accepted, jnp.where(end, choices, 0).sum(axis=1)

@@ -102,11 +102,9 @@ class CertainDraft(Draft):
     def start(self, params, inputs, cache_length, target) -> tuple[()]:
         return ()
 
-    def propose(
-        self, params, state, last, uniforms, sampling, vocab_size, history=None
-    ) -> Proposal:
+    def propose(self, params, state, last, numbers, sampling, vocab_size, history=None) -> Proposal:
         guesses = [last]
-        for _ in range(uniforms.shape[1]):
+        for _ in range(numbers.shape[1]):
             guesses.append(params[guesses[-1]])
         return Proposal(jnp.stack(guesses[1:], axis=1), None, state)
 

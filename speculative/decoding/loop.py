@@ -16,12 +16,13 @@ from flax import struct
 from jax import Array, lax
 
 from speculative.decoding.programs import Program
-from speculative.decoding.rules import DRAFT
 from speculative.decoding.settings import Decoding, Output
 from speculative.drafts.base import Draft, Proposal, fault_of, require_shapes
 from speculative.models.interface import Model
+from speculative.processors import History
 from speculative.ragged import grow, write_rows
 from speculative.sampling import first, greatest, log_probabilities
+from speculative.tree import Growth
 from speculative.types import PAD_ID, Flags, Inputs, PyTree, Rows, State
 
 PROPOSING = "propose"  # The name of the draft's part of a step, in profiles and compiled programs.
@@ -81,11 +82,28 @@ def start(
         finished=jnp.zeros(batch, bool),
         target_calls=zeros,
         drafted=zeros,
-        by_position=jnp.zeros((batch, config.gamma, 2), jnp.int32),
+        by_position=jnp.zeros((batch, config.gamma, 1 + config.ranks), jnp.int32),
         finite=jnp.ones(batch, bool),
         fault=zeros,
         logprobs=jnp.zeros((batch, config.capacity if config.logprobs else 0)),
     )
+
+
+def propose(
+    draft: Draft,
+    params: PyTree,
+    state: State,
+    last: Rows,
+    numbers: Array,
+    config: Decoding,
+    history: History | None,
+) -> Proposal:
+    """The guesses of a step, a chain or a tree; the arguments are those of `Draft.propose`."""
+    given = params, state, last
+    if config.growth is None:
+        return draft.propose(*given, numbers, config.sampling, config.vocab_size, history)
+    noise = None if config.sampling.greedy else numbers
+    return draft.grow(*given, noise, config.sampling, config.vocab_size, config.growth, history)
 
 
 def step(
@@ -93,16 +111,16 @@ def step(
 ) -> tuple[Progress, Step]:
     """One step of Algorithm 1 for every row."""
     gamma, vocab_size, draft = config.gamma, config.vocab_size, models.draft
-    uniforms = config.step_draws(draws, progress.lengths)
+    numbers = config.step_draws(draws, progress.lengths)
     history = config.history(progress.tokens, progress.lengths)
     proposal, fault = Proposal(progress.tokens[:, :0], None, ()), progress.fault
     if draft:
-        numbers = uniforms[:, :gamma, DRAFT]
-        given = progress.last, numbers, config.sampling, vocab_size, history
+        to_guess = jnp.asarray(config.rule.to_guess(numbers))
         with jax.named_scope(PROPOSING):
-            proposal = draft.propose(params.draft, progress.draft, *given)
-        require_shapes(proposal, len(progress.last), gamma, vocab_size)
-        of_step = jnp.where(progress.finished, 0, fault_of(proposal, numbers, vocab_size))
+            given = params.draft, progress.draft, progress.last, to_guess
+            proposal = propose(draft, *given, config, history)
+        require_shapes(proposal, len(progress.last), config.guesses, vocab_size)
+        of_step = jnp.where(progress.finished, 0, fault_of(proposal, to_guess, vocab_size))
         fault = jnp.where(fault > 0, fault, of_step)
     guesses, tree, layers = proposal.guesses, proposal.tree, draft.layers if draft else ()
     logits, target, hidden = models.target.extend(
@@ -114,18 +132,22 @@ def step(
         )
     logits = logits[..., :vocab_size]
     logits = history.process_block(logits, guesses, tree) if history else logits
-    given, path = (guesses, logits, proposal.q, config.sampling, uniforms), None
+    known = jnp.isfinite(greatest(logits, config.sampling))
+    path, ranks = None, None
     if tree is None:
+        given = guesses, logits, proposal.q, config.sampling, numbers
         accepted, next_token = config.rule.verify(*given)
     else:  # From here on the guesses are a chain, those along the path.
+        given = guesses, logits, config.sampling, numbers
         path, accepted, next_token = config.rule.verify_tree(*given, tree)
         proposal = proposal.along(path)
-        guesses = proposal.guesses
+        guesses, known = proposal.guesses, jnp.take_along_axis(known, path, axis=1)
+        ranks = jnp.take_along_axis(tree.ranks, jnp.maximum(path[:, 1:] - 1, 0), axis=1)
         take = functools.partial(jnp.take_along_axis, indices=path[..., None], axis=1)
-        logits, hidden = jax.tree.map(take, (logits, hidden))
+        hidden = jax.tree.map(take, hidden)
+        logits = take(logits) if config.logprobs else logits
 
-    depth = guesses.shape[1]
-    proposed = jnp.arange(depth + 1) < accepted[:, None]
+    proposed = jnp.arange(gamma + 1) < accepted[:, None]
     block = jnp.where(proposed, jnp.pad(guesses, ((0, 0), (0, 1))), next_token[:, None])
     end = first(config.ends(block))
     count = jnp.minimum(jnp.minimum(end, accepted) + 1, config.max_length - progress.lengths)
@@ -134,10 +156,14 @@ def step(
     live = ~progress.finished
     finished = progress.finished | (end <= accepted) | (lengths >= config.max_length)
     # Of a text that is not to be, as after a rejected guess, a processor may forbid every token.
-    said = jnp.arange(depth + 1) < count[:, None]
-    finite = (jnp.isfinite(greatest(logits, config.sampling)) | ~said).all(axis=1)
-    tested = jnp.stack([jnp.minimum(accepted + 1, depth), accepted], axis=1)
-    by_position = jnp.arange(gamma)[:, None] < jnp.minimum(tested, count[:, None])[:, None]
+    said = jnp.arange(gamma + 1) < count[:, None]
+    finite = (known | ~said).all(axis=1)
+    reached = jnp.arange(gamma)[:, None] < count[:, None, None]
+    tested = reached & (jnp.arange(gamma)[:, None] <= accepted[:, None, None])
+    stood = reached & (jnp.arange(gamma)[:, None] < accepted[:, None, None])
+    if ranks is not None:
+        stood &= ranks[..., None] == jnp.arange(Growth.BRANCHES)
+    by_position = jnp.concatenate([tested, stood], axis=-1)
     logprobs = progress.logprobs
     if config.logprobs:
         own = log_probabilities(logits, block, config.sampling)
@@ -145,7 +171,7 @@ def step(
     if path is None:
         target = models.target.rewind(target, lengths)
     else:
-        target = models.target.keep(target, gamma + 1, path, count)
+        target = models.target.keep(target, config.guesses + 1, path, count)
     progress = dataclasses.replace(
         progress,
         target=target,
@@ -155,7 +181,7 @@ def step(
         lengths=lengths,
         finished=finished,
         target_calls=progress.target_calls + live,
-        drafted=progress.drafted + live * gamma,
+        drafted=progress.drafted + live * config.guesses,
         by_position=progress.by_position + by_position,
         finite=progress.finite & finite,
         fault=fault,

@@ -130,7 +130,8 @@ def generate(
     of_one = Decoding.together(configs[:1], kinds)  # One program begins texts of all batch sizes.
     one = loop.begin(models, params, read, of_one, size)
     numbers: list[int | None] = [None] * batch_size
-    before = np.zeros(batch_size, int), np.zeros((batch_size, config.gamma, 2), int)
+    counts = np.zeros((batch_size, config.gamma, 1 + config.ranks), int)
+    before = np.zeros(batch_size, int), counts
     while upcoming or numbers.count(None) < batch_size:
         for row in range(batch_size):
             if numbers[row] is None and upcoming:
@@ -179,7 +180,7 @@ def _empty(
     """The progress and the random numbers of rows that have no text yet."""
     inputs = jax.ShapeDtypeStruct((batch_size, *source.shape[1:]), source.dtype)
     start = functools.partial(loop.start, models, config=config, cache_length=size)
-    draws = jax.ShapeDtypeStruct(config.draws_shape(batch_size), np.float32)
+    draws = config.draws_struct(batch_size)
     leaves, tree = jax.tree.flatten((jax.eval_shape(start, params, inputs), draws))
     progress, draws = jax.tree.unflatten(tree, _zeros(tuple(leaves)))
     return dataclasses.replace(progress, finished=np.ones(batch_size, bool)), draws

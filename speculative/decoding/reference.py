@@ -9,8 +9,7 @@ import jax
 import numpy as np
 
 from speculative.decoding.algorithm_1 import one_hot, standardise
-from speculative.decoding.loop import Params
-from speculative.decoding.rules import DRAFT
+from speculative.decoding.loop import Params, propose
 from speculative.decoding.settings import Decoding
 from speculative.drafts.base import DRAWN_TOLERANCE, TOLERANCE, Draft, Proposal, require_shapes
 from speculative.models.interface import Model
@@ -46,7 +45,8 @@ start_draft = jax.jit(lambda draft, *given: draft.start(*given), static_argnums=
 _extend = jax.jit(
     lambda target, layers, *given: target.extend(*given, layers=layers), static_argnums=(0, 1)
 )
-_propose = jax.jit(lambda draft, *given: draft.propose(*given), static_argnums=(0, 6))
+_propose = jax.jit(propose, static_argnums=0)
+_numbers = jax.jit(lambda config, *given: config.step_draws(*given))
 _commit = jax.jit(lambda draft, *given: draft.commit(*given), static_argnums=0)
 _processed = jax.jit(History.process_block)
 _keep = jax.jit(lambda target, *given: target.keep(*given), static_argnums=(0, 2))
@@ -87,6 +87,27 @@ def _require_proper(proposal: Proposal, uniforms: np.ndarray, vocab_size: int, n
             )
 
 
+def _longest(
+    config: Decoding, guesses: list[int], parents: np.ndarray, rows: np.ndarray, numbers: np.ndarray
+) -> list[int]:
+    """The places in a tree along the target's own tokens, and the token after them.
+
+    Guesses and their parents are of the places from 1 on; logits `rows` [G + 1, V] follow each
+    place, and numbers [depth + 1, ...] are of the positions.
+    """
+    place, depth, path = 0, 0, [0]
+    while True:
+        given = rows[place, None], config.sampling, numbers[depth, None]
+        token = int(config.rule.choices_reference(*given)[0])
+        after = [
+            i for i, parent in enumerate(parents, 1) if parent == place and guesses[i - 1] == token
+        ]
+        if not after:
+            return [*path, token]
+        place, depth = after[0], depth + 1
+        path.append(place)
+
+
 def generate(
     target: Model,
     draft: Draft,
@@ -104,22 +125,21 @@ def generate(
     if config.gamma < 1:
         raise ValueError(f"The reference loop needs gamma of at least 1, not {config.gamma}.")
     gamma, vocab_size = config.gamma, config.vocab_size
-    draws, source = np.asarray(draws, np.float64), np.asarray(inputs)[None]
+    draws, source = np.asarray(draws)[None], np.asarray(inputs)[None]
     size, layers = config.cache_lengths()[-1], draft.layers
     begun = start_target(target, params.target, source, size, None, layers)
     target_state, draft_state = begun.state, start_draft(draft, params.draft, source, size, begun)
     output, last, steps = [], int(target.first(jax.device_put(source))[0]), []
     while len(output) < config.max_length and not {*config.eos_ids} & {*output[-1:]}:
         at = len(output)
-        here = draws[at] if config.rule.keyed_by == "step" else draws[at : at + gamma + 1]
+        here = np.asarray(_numbers(config, draws, np.array([at], np.int32)), np.float64)
         newest = np.array([last], np.int32)
-        uniforms = here[None, :gamma, DRAFT].astype(np.float32)
+        to_guess = np.asarray(config.rule.to_guess(here), np.float32)
         said = np.array([[*output, *[NO_TOKEN] * (config.capacity - at)]], np.int32)
         history = config.history(*jax.device_put((said, np.array([at], np.int32))))
-        given = newest, uniforms, config.sampling, vocab_size, history
-        proposal = _propose(draft, params.draft, draft_state, *given)
-        require_shapes(proposal, 1, gamma, vocab_size)
-        _require_proper(proposal, uniforms, vocab_size, len(steps) + 1)
+        proposal = _propose(draft, params.draft, draft_state, newest, to_guess, config, history)
+        require_shapes(proposal, 1, config.guesses, vocab_size)
+        _require_proper(proposal, to_guess, vocab_size, len(steps) + 1)
         guesses, tree = np.asarray(proposal.guesses)[0].tolist(), proposal.tree
         logits, target_state, hidden = _extend(
             target, layers, params.target, target_state, proposal.chunk(newest)
@@ -128,16 +148,14 @@ def generate(
             logits = _processed(history, logits[..., :vocab_size], proposal.guesses, tree)
         rows = np.asarray(logits)[0, :, :vocab_size]
         q = None if proposal.q is None else np.asarray(proposal.q, np.float64)[0]
-        given = guesses, rows, q, config.sampling, here
         if tree is None:
-            n, next_token = config.rule.verify_reference(*given)
+            n, next_token = config.rule.verify_reference(guesses, rows, q, config.sampling, here[0])
             path = np.arange(gamma + 1)[None]
         else:
-            places, next_token = config.rule.verify_tree_reference(*given, tree)
-            n, on_path = len(places) - 1, np.array(places[1:], int) - 1
-            guesses, rows = [guesses[i] for i in on_path], rows[places]
-            q = None if q is None else q[on_path]
-            path = np.array([places + [0] * (tree.depth - n)])
+            places = _longest(config, guesses, np.asarray(tree.parents)[0], rows, here[0])
+            *places, next_token = places
+            n, guesses = len(places) - 1, [guesses[place - 1] for place in places[1:]]
+            rows, path = rows[places], np.array([places + [0] * (gamma + 1 - len(places))])
             proposal = proposal.along(path)
             hidden = {name: x[:, path[0]] for name, x in hidden.items()}
         block = [*guesses[:n], next_token][: config.max_length - at]
@@ -145,9 +163,9 @@ def generate(
         block = block[:end]
         output, last = output + block, next_token
         kept, accepted = np.array([[len(block)], [n]], np.int32)
-        target_state = _keep(target, target_state, gamma + 1, path, kept)
+        target_state = _keep(target, target_state, config.guesses + 1, path, kept)
         draft_state = _commit(draft, params.draft, proposal, accepted, hidden)
-        q = one_hot(np.array(guesses), vocab_size) if q is None else q
+        q = one_hot(np.array(guesses, int), vocab_size) if q is None else q
         p = standardise(rows, config.sampling)
         steps.append(TraceStep(guesses, p, q, n, next_token, block))
     return Trace(steps)

@@ -7,17 +7,18 @@ takes the place of q: more guesses are accepted, and no token is more probable t
 import abc
 import dataclasses
 import functools
+import math
 from collections.abc import Iterable
 from typing import Any, ClassVar, Literal
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax import Array
+from jax import Array, lax
 
-from speculative import checks
+from speculative import checks, noise
 from speculative.decoding import algorithm_1, block
-from speculative.sampling import Sampling, argmax, categorical, first, of_rows, standardise
+from speculative.sampling import Sampling, argmax, categorical, choose, first, of_rows, standardise
 from speculative.tree import Tree
 
 # The uses of a position's three random numbers: to guess, to test the guess, to correct it.
@@ -30,29 +31,34 @@ class Rule(abc.ABC):
 
     `verify` is for a batch on the device, in float32; a rule may have a twin of it for one row on
     the host, in float64, which the reference loop then compares with it. `docs/extending.md` adds a
-    rule. One that verifies trees of guesses has `verify_tree`, and is keyed by step.
+    rule. One that chooses the target's tokens before it looks at guesses (`choices`, as all do at
+    temperature 0) verifies trees.
 
     Attributes:
         keyed_by: what random numbers belong to, beside seed and example. With "position", it is
             the token's position in the text: exact where no emitted token depends on a number that
             a later step uses again. With "step", it is the position where the step began and the
-            offset in it.
+            offset in it. With "token", numbers are Gumbel noise of each token at each position.
         numbers: random numbers of a position or an offset; the first one draws the guess.
         by_guess: whether each guess is tested by itself, so that alpha and Eq. 1 predict the tokens
             of a call; if not, `chances` of blocks of gamma guesses do (`measurement.blocks`).
     """
 
     by_guess: ClassVar[bool] = True
-    keyed_by: ClassVar[Literal["position", "step"]] = "position"
+    keyed_by: ClassVar[Literal["position", "step", "token"]] = "position"
     numbers: ClassVar[int] = 3
 
     def __init_subclass__(cls) -> None:
-        if cls.verify_tree is not Rule.verify_tree and cls.keyed_by != "step":
-            raise ValueError(
-                f"{cls.__name__} verifies trees, in which several guesses are for one position, "
-                'each with random numbers of its own; give it keyed_by = "step".'
-            )
         jax.tree_util.register_pytree_node(cls, _parted, functools.partial(_joined, cls))
+
+    @property
+    def alone(self) -> "Rule":
+        """The rule by which the target decodes without guesses."""
+        return EXACT
+
+    def to_guess(self, numbers: Array | np.ndarray) -> Array | np.ndarray:
+        """What a draft guesses with, of a step's numbers [B, G + 1, numbers]: [B, G]."""
+        return numbers[:, :-1, DRAFT]
 
     @property
     def data(self) -> tuple[str, ...]:
@@ -82,28 +88,37 @@ class Rule(abc.ABC):
             accepted [B], between 0 and G; next_token [B].
         """
 
-    def verify_tree(
-        self,
-        guesses: Array,
-        logits: Array,
-        q: Array | None,
-        sampling: Sampling,
-        uniforms: Array,
-        tree: Tree,
-    ) -> tuple[Array, Array, Array]:
-        """Accepts a path in each row's tree of guesses and chooses the token that follows it.
+    def choices(self, logits: Array, sampling: Sampling, numbers: Array) -> Array:
+        """The target's own tokens [B, K], chosen whatever the guesses are.
 
-        The arguments are those of `verify`: logits follow each place of the tree, and q, like a
-        guess, is given the path before it.
+        Logits are [B, K, V]; numbers [B, K, ...] are those of their positions.
+        """
+        self.require_trees(sampling)
+        return argmax(logits)
+
+    def verify_tree(
+        self, guesses: Array, logits: Array, sampling: Sampling, numbers: Array, tree: Tree
+    ) -> tuple[Array, Array, Array]:
+        """Accepts the longest path of the target's own tokens in each row's tree of guesses.
+
+        The arguments are those of `verify`: logits [B, N + 1, V] follow each place of the tree, and
+        numbers [B, G + 1, ...] are those of positions.
 
         Returns:
-            path [B, D + 1], the places from that of the newest token, 0, along the accepted
-            guesses, and behind them any; accepted [B], between 0 and D; next_token [B].
+            path [B, G + 1], the places from that of the newest token, 0, along the accepted
+            guesses, and behind them 0; accepted [B], between 0 and G; next_token [B].
         """
-        raise ValueError(
-            f"{type(self).__name__} verifies chains of guesses, but the draft proposed a tree; "
-            "take a rule with verify_tree, or a draft that guesses chains."
-        )
+        chosen = self.choices(logits, sampling, tree.by_place(numbers))
+        return tree.longest(guesses, chosen)
+
+    def require_trees(self, sampling: Sampling) -> None:
+        """Raises ValueError unless it verifies trees: without random numbers, exact rules do."""
+        if not sampling.greedy or not self.exact:
+            raise checks.SettingError(
+                f"tree is for temperature 0 or verification = 'coupled'; {self} tests each guess "
+                f"against the draft's q, or is not exact: set tree to 0, or verification to coupled"
+                + (", and lenience to 1." if not self.exact else ".")
+            )
 
     def verify_reference(
         self,
@@ -122,19 +137,11 @@ class Rule(abc.ABC):
         accepted, next_token = _of_one_row(type(self).verify, self, *given)
         return int(accepted), int(next_token)
 
-    def verify_tree_reference(
-        self,
-        guesses: list[int],
-        logits: np.ndarray,
-        q: np.ndarray | None,
-        sampling: Sampling,
-        uniforms: np.ndarray,
-        tree: Tree,
-    ) -> tuple[list[int], int]:
-        """Likewise `verify_tree`, for one row: path, [0] if nothing is accepted, and token."""
-        given = guesses, logits, q, sampling, uniforms, tree
-        path, accepted, next_token = _of_one_row(type(self).verify_tree, self, *given)
-        return path[: int(accepted) + 1].tolist(), int(next_token)
+    def choices_reference(
+        self, logits: np.ndarray, sampling: Sampling, numbers: np.ndarray
+    ) -> np.ndarray:
+        """As `choices`, for one row: [K, V] and [K, ...] -> [K]."""
+        return np.asarray(logits, np.float64).argmax(axis=-1)
 
     @abc.abstractmethod
     def acceptance(self, logits: Array, q: Array, sampling: Sampling) -> Array:
@@ -149,11 +156,11 @@ class Rule(abc.ABC):
         raise NotImplementedError(f"{type(self).__name__} does not tell the chances of guesses.")
 
 
-def _of_one_row(verify, rule, guesses, logits, q, sampling, uniforms, *tree) -> list[np.ndarray]:
-    """What `Rule.verify` or `verify_tree` gives for a single row, in JAX's float32."""
+def _of_one_row(verify, rule, guesses, logits, q, sampling, uniforms) -> list[np.ndarray]:
+    """What `Rule.verify` gives for a single row, in JAX's float32."""
     rows = [None if x is None else np.asarray(x)[None] for x in (guesses, logits, q, uniforms)]
     guesses, logits, q, uniforms = rows
-    found = jax.jit(verify)(rule, guesses, logits, q, sampling, uniforms, *tree)
+    found = jax.jit(verify)(rule, guesses, logits, q, sampling, uniforms)
     return [np.asarray(x)[0] for x in found]
 
 
@@ -304,6 +311,82 @@ class Block(Rule):
 
 
 @dataclasses.dataclass(frozen=True)
+class Coupled(Rule):
+    """Decodes perturbed logits greedily: no draft can change a text; exact.
+
+    The target's token at a position is the x with the greatest log p(x) + g(x), for noise g of
+    Gumbel's distribution that belongs to the position and to the token (`noise`). The draft guesses
+    the greatest log q(x) + g(x), with the same g, which is often the same token (Daliri et al.,
+    arXiv 2408.07978). A guess is accepted if it is the target's token, so that trees are verified
+    at any temperature.
+    """
+
+    keyed_by: ClassVar[Literal["position", "step", "token"]] = "token"
+
+    @property
+    def exact(self) -> bool:
+        """Always."""
+        return True
+
+    @property
+    def alone(self) -> "Rule":
+        """The same: the noise is the text's."""
+        return self
+
+    def to_guess(self, numbers: Array | np.ndarray) -> Array | np.ndarray:
+        """The noise [B, G, V]."""
+        return numbers[:, :-1]
+
+    def require_trees(self, sampling: Sampling) -> None:
+        """It verifies all."""
+
+    def choices(self, logits, sampling, numbers) -> Array:
+        """See `Rule.choices`."""
+        return choose(logits, sampling, numbers)
+
+    def choices_reference(self, logits, sampling, numbers) -> np.ndarray:
+        """See `Rule.choices_reference`."""
+        p = algorithm_1.standardise(logits, sampling)
+        with np.errstate(divide="ignore"):
+            return (np.log(p) + (0 if sampling.greedy else numbers)).argmax(axis=-1)
+
+    def verify(self, guesses, logits, q, sampling, uniforms) -> tuple[Array, Array]:
+        """See `Rule.verify`; numbers are noise [B, G + 1, V]."""
+        chosen = self.choices(logits, sampling, uniforms)
+        accepted = leading(guesses == chosen[:, :-1])
+        return accepted, following(chosen, accepted)
+
+    def verify_reference(self, guesses, logits, q, sampling, uniforms) -> tuple[int, int]:
+        """See `Rule.verify_reference`."""
+        chosen = self.choices_reference(logits, sampling, uniforms)
+        accepted = [*(np.array(guesses) == chosen[:-1]), False].index(False)
+        return accepted, int(chosen[accepted])
+
+    def acceptance(self, logits, q, sampling) -> Array:
+        """The share of `NOISES` noises with which the same token is chosen from p and from q.
+
+        The probability itself, the sum over x of 1 / sum over y of max(p(y) / p(x), q(y) / q(x)),
+        takes V^2 quotients. It is at least the sum of min(p, q) over that of max(p, q).
+        """
+        if sampling.greedy:
+            return EXACT.acceptance(logits, q, sampling)
+        rows, size = logits.shape[:-1], logits.shape[-1]
+        p = standardise(logits, sampling)
+        log_p, log_q = jnp.log(p), jnp.log(q)
+
+        def same(example: Array) -> Array:
+            keys = noise.keys_of(0, example[None])
+            many = math.prod(rows)
+            of_rows = noise.gumbel(keys, jnp.zeros(1, jnp.int32), many, size).reshape(p.shape)
+            return argmax(log_p + of_rows) == argmax(log_q + of_rows)
+
+        return lax.map(same, jnp.arange(NOISES)).mean(axis=0)
+
+
+NOISES = 8  # With which `Coupled.acceptance` measures.
+
+
+@dataclasses.dataclass(frozen=True)
 class Simulated(Rule):
     """Accepts each guess with probability alpha, whatever the logits: only for timing.
 
@@ -346,7 +429,7 @@ class Simulated(Rule):
 EXACT = Token()
 
 # The rules by name (`RowConfig.verification`), made without arguments; a new one is added here.
-RULES: dict[str, type[Rule]] = {"token": Token, "block": Block}
+RULES: dict[str, type[Rule]] = {"token": Token, "block": Block, "coupled": Coupled}
 
 
 def select(

@@ -13,11 +13,12 @@ import numpy as np
 from flax import struct
 from jax import Array
 
-from speculative import checks
+from speculative import checks, noise
 from speculative.decoding.rules import EXACT, Rule
 from speculative.processors import History, Processor
 from speculative.ragged import power_of_two, read_rows
 from speculative.sampling import Kinds, Sampling
+from speculative.tree import Growth
 from speculative.types import EOS_ID, Flags, Rows, Tokens
 
 
@@ -33,7 +34,8 @@ class Decoding:
     Attributes:
         vocab_size: tokens V of the vocabulary; a model's tokens beyond them are never chosen.
         sampling: temperature, top-k, top-p, the same for target and draft.
-        gamma: guesses a step; 0 is autoregressive decoding, one token a target call.
+        gamma: guesses a step; 0 is autoregressive decoding, one token a target call. Of a tree, its
+            depth.
         max_length: tokens after which a row ends without an end-of-sequence token.
         eos_ids: the tokens that end a row, each, which is the row's last token then; maybe none.
         rule: how guesses are verified.
@@ -41,6 +43,8 @@ class Decoding:
         processors: what changes logits before `sampling`, in order.
         growing: whether caches grow with the text; by default, unless this is a TPU: there they are
             a few percent of what a step reads, and its compiler schedules larger ones worse.
+        tree: guesses of a step's tree; 0 is a chain.
+        shares: of `tree.Growth`.
     """
 
     vocab_size: int
@@ -52,12 +56,16 @@ class Decoding:
     logprobs: bool = False
     processors: tuple[Processor, ...] = ()
     growing: bool | None = None
+    tree: int = 0
+    shares: tuple[float, ...] | None = None
 
     def __post_init__(self) -> None:
         bounds = ("vocab_size", 1, None), ("gamma", 0, None), ("max_length", 1, checks.MAX_TOKENS)
         for name, low, high in bounds:
             object.__setattr__(self, name, checks.whole(name, getattr(self, name), low, high))
         checks.instance("sampling", self.sampling, Sampling)
+        checks.whole("tree", self.tree, 0)
+        _ = self.growth  # This checks the number.
         checks.instance("rule", self.rule, Rule)
         checks.instance("logprobs", self.logprobs, bool)
         checks.instance("growing", self.growing, bool, NoneType)
@@ -115,12 +123,27 @@ class Decoding:
     @property
     def alone(self) -> "Decoding":
         """The same settings without a draft."""
-        return dataclasses.replace(self, gamma=0, rule=EXACT)
+        return dataclasses.replace(self, gamma=0, tree=0, rule=self.rule.alone)
+
+    @functools.cached_property
+    def growth(self) -> Growth | None:
+        """How a step's tree grows; None of a chain."""
+        return Growth(self.tree, self.gamma, self.shares) if self.tree else None
+
+    @property
+    def guesses(self) -> int:
+        """Guesses G of a step, of a chain or of a tree."""
+        return self.tree or self.gamma
+
+    @property
+    def ranks(self) -> int:
+        """Ranks R by which accepted guesses are counted."""
+        return Growth.BRANCHES if self.tree else 1
 
     @property
     def room(self) -> int:
         """Positions a step may touch beyond the tokens a row holds."""
-        return self.gamma + 2
+        return max(self.guesses, self.growth.read if self.growth else 0) + 2
 
     @property
     def capacity(self) -> int:
@@ -146,36 +169,51 @@ class Decoding:
         earlier steps. A position that is drafted twice, because an earlier guess was rejected, uses
         the same numbers again; decoding is still exact if no emitted token depends on their first
         use. Rules that are keyed by the step (`Rule.keyed_by`) have numbers for each offset from
-        the position where it began: [B, positions, gamma + 1, numbers]. `examples` [B] are numbers
-        of examples in a task.
+        the position where it began: [B, positions, gamma + 1, numbers]. Of rules that are keyed by
+        the token it is the keys, [B, 2] uint32, from which a step makes its noise. `examples` [B]
+        are numbers of examples in a task.
         """
         seed = checks.whole("seed", seed, 0, 2**32 - 1)  # Others would wrap around.
+        if self.rule.keyed_by == "token":
+            return noise.keys_of(seed, examples)
         # One dispatch: each costs as much as the numbers of a text.
-        return _draws(np.uint32(seed), examples, self.draws_shape(0)[1:])
+        return _draws(np.uint32(seed), examples, self.draws_struct(0).shape[1:])
 
-    def draws_shape(self, batch: int) -> tuple[int, ...]:
-        """The shape of the random numbers of so many rows."""
+    def draws_struct(self, batch: int) -> jax.ShapeDtypeStruct:
+        """Shape and type of the random numbers of so many rows."""
+        if self.rule.keyed_by == "token":
+            return jax.ShapeDtypeStruct((batch, 2), np.uint32)
         if self.rule.keyed_by == "step":  # Of the positions at which a step may begin.
-            return batch, self.longest, self.gamma + 1, self.rule.numbers
-        # A few more than are needed, so that few gammas need a program of their own to draw them.
-        return batch, self.longest + -(-self.room // 16) * 16, self.rule.numbers
+            shape = batch, self.longest, self.gamma + 1, self.rule.numbers
+        else:
+            # A few more than needed, so that few gammas need a program of their own to draw them.
+            room = -(-(self.gamma + 2) // 16) * 16
+            shape = batch, self.longest + room, self.rule.numbers
+        return jax.ShapeDtypeStruct(shape, np.float32)
 
     def check_draws(self, draws: Array, batch: int) -> None:
         """Raises ValueError unless there are numbers for every row and position that may be read.
 
         A read beyond the last position would be shifted back silently and use numbers twice.
         """
-        needed = self.draws_shape(batch)
-        fits = draws.ndim == len(needed) and np.greater_equal(draws.shape, needed).all()
-        if not fits or (draws.shape[0], draws.shape[-1]) != (batch, self.rule.numbers):
+        needed = self.draws_struct(batch)
+        fits = draws.ndim == len(needed.shape) and np.greater_equal(draws.shape, needed.shape).all()
+        fits = fits and (draws.shape[0], draws.shape[-1]) == (batch, needed.shape[-1])
+        if not fits or draws.dtype != needed.dtype:
             raise ValueError(
-                f"Random numbers of shape {draws.shape} do not fit {batch} rows with max_length = "
-                f"{self.max_length} and gamma = {self.gamma}, which need {needed}, keyed by the "
-                f"{self.rule.keyed_by}; draw them with Decoding.draws."
+                f"Random numbers of shape {draws.shape} and type {draws.dtype} do not fit {batch} "
+                f"rows with max_length = {self.max_length} and gamma = {self.gamma}, which need "
+                f"{needed.shape} of {needed.dtype}, keyed by the {self.rule.keyed_by}; draw them "
+                "with Decoding.draws."
             )
 
     def step_draws(self, draws: Array, lengths: Rows) -> Array:
-        """The numbers [B, gamma + 1, numbers] of a step that begins after `lengths` [B] tokens."""
+        """The numbers [B, gamma + 1, numbers] of a step that begins after `lengths` [B] tokens.
+
+        Of a rule that is keyed by the token: the noise [B, gamma + 1, V].
+        """
+        if self.rule.keyed_by == "token":
+            return noise.gumbel(draws, lengths, self.gamma + 1, self.vocab_size)
         if self.rule.keyed_by == "step":  # A row of `max_length` tokens has finished.
             return read_rows(draws, lengths, 1)[:, 0, : self.gamma + 1]
         return read_rows(draws, lengths, self.gamma + 1)
@@ -183,6 +221,7 @@ class Decoding:
 
 _DATA = "sampling", "rule", "max_length"
 _FIXED = "vocab_size", "gamma", "eos_ids", "logprobs", "processors", "growing", "longest"
+_FIXED += "tree", "shares"
 
 
 @functools.partial(jax.jit, static_argnums=2)
@@ -204,7 +243,9 @@ class Output:
     lengths: Rows  # Tokens emitted, the end-of-sequence token included.
     target_calls: Rows  # Passes of the target while the row was unfinished.
     drafted: Rows  # Guesses proposed.
-    by_position: Array  # [B, gamma, 2] int32, of `tested` and `accepted`, by depth in a step.
+    # [B, gamma, 1 + R] int32, by depth in a step: guesses tested, of a tree once however many, and
+    # those accepted, by their rank among the guesses after the same token; R is 1 of chains.
+    by_position: Array
     finite: Flags  # Whether the target's logits were finite.
     fault: Rows  # The draft's first one, in `drafts.base.FAULTS`; 0 where there is none.
     logprobs: Array  # [B, longest] float32 of `sampling.log_probabilities`; [B, 0] if not kept.
@@ -217,4 +258,4 @@ class Output:
     @property
     def accepted(self) -> Rows:
         """Guesses accepted, before the row's end."""
-        return self.by_position[..., 1].sum(axis=-1)
+        return self.by_position[..., 1:].sum(axis=(-2, -1))

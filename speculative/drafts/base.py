@@ -1,15 +1,15 @@
 """The interface of drafts: start, propose, commit."""
 
 import abc
-from typing import NamedTuple
+from typing import ClassVar, NamedTuple
 
 import jax.numpy as jnp
 from jax import Array
 
 from speculative.models.interface import Chunk, Started
 from speculative.processors import History
-from speculative.sampling import Sampling, argmax, categorical, greatest, standardise
-from speculative.tree import Tree
+from speculative.sampling import Sampling, categorical, choose, greatest, standardise
+from speculative.tree import Growth, Tree
 from speculative.types import Guesses, Inputs, PyTree, Rows, State
 
 
@@ -29,26 +29,18 @@ class Proposal(NamedTuple):
     def chunk(self, last: Rows) -> Chunk:
         """What the target reads of `last` [B], the newest token of each row, and the guesses."""
         tokens = jnp.concatenate([last[:, None], self.guesses], axis=1)
-        if self.tree is None:
-            return Chunk(tokens)
-        positions, mask = jnp.asarray(self.tree.depths), jnp.asarray(self.tree.mask)
-        return Chunk(tokens, positions[None], mask[None])
+        return Chunk(tokens, *((self.tree.depths, self.tree.mask) if self.tree else ()))
 
     def along(self, path: Array) -> "Proposal":
         """The guesses of a tree on a path, [B, D + 1] places from that of `last` on, as a chain."""
         at = jnp.maximum(path[:, 1:] - 1, 0)
-        q = None if self.q is None else jnp.take_along_axis(self.q, at[..., None], axis=1)
-        return Proposal(jnp.take_along_axis(self.guesses, at, axis=1), q, self.state, path=path)
+        guesses = jnp.take_along_axis(self.guesses, at, axis=1)
+        return Proposal(guesses, None, self.state, path=path)
 
 
 def require_shapes(proposal: Proposal, batch: int, gamma: int, vocab_size: int) -> None:
     """Raises ValueError unless guesses are integers [B, G], and q, if there is one, [B, G, V]."""
-    guesses, q, tree = proposal.guesses, proposal.q, proposal.tree
-    if tree is not None and len(tree.parents) != gamma:
-        raise ValueError(
-            f"The draft proposed a tree of {len(tree.parents)} guesses; it must name the parents "
-            f"of {gamma}, gamma."
-        )
+    guesses, q = proposal.guesses, proposal.q
     if guesses.shape != (batch, gamma) or not jnp.issubdtype(guesses.dtype, jnp.integer):
         raise ValueError(
             f"The draft proposed guesses of shape {guesses.shape} and type {guesses.dtype}; they "
@@ -75,7 +67,7 @@ FAULTS = (
 TOLERANCE, DRAWN_TOLERANCE = 1e-3, 1e-4
 
 
-def fault_of(proposal: Proposal, uniforms: Array, vocab_size: int) -> Rows:
+def fault_of(proposal: Proposal, numbers: Array, vocab_size: int) -> Rows:
     """What is wrong with each row of a proposal, a number in `FAULTS`: [B].
 
     Decoding is exact only if each guess is drawn from its q by the random number [B, G] given for
@@ -89,7 +81,7 @@ def fault_of(proposal: Proposal, uniforms: Array, vocab_size: int) -> Rows:
         total = jnp.where(q < 0, -jnp.inf, q).sum(axis=-1)
         before = jnp.where(jnp.arange(vocab_size) < guesses[..., None], q, 0.0).sum(axis=-1)
         own = jnp.take_along_axis(q, guesses[..., None], axis=-1)[..., 0]
-        low, high, at = before - DRAWN_TOLERANCE, before + own + DRAWN_TOLERANCE, uniforms * total
+        low, high, at = before - DRAWN_TOLERANCE, before + own + DRAWN_TOLERANCE, numbers * total
         drawn = (low < at) & (at < high) & (own > 0)
         of_q = jnp.where(jnp.abs(total - 1) <= TOLERANCE, jnp.where(drawn, 0, 5), 4)
         of_q = jnp.where(jnp.isfinite(total), of_q, jnp.where(total == -jnp.inf, 3, 2))
@@ -98,27 +90,33 @@ def fault_of(proposal: Proposal, uniforms: Array, vocab_size: int) -> Rows:
 
 
 def guess(
-    logits: Array, uniform: Rows, sampling: Sampling, history: History | None = None
+    logits: Array, numbers: Array, sampling: Sampling, history: History | None = None
 ) -> tuple[Rows, Array | None]:
-    """Draws a token [B] from logits [B, V], and gives its q [B, V]; None if all rows are greedy.
+    """Draws a token [B] from logits [B, V], and gives its q [B, V].
 
-    At T = 0, where q cannot show it, the token is -1 if the greatest logit is not finite. The
-    `history` is the text before it, where there are processors.
+    By a number [B] it is drawn by inversion; by noise [B, V] it is the `sampling.choose`. There is
+    no q then, nor if all rows are greedy. The token is -1 if the greatest logit is not finite and q
+    cannot show it. The `history` is the text before it, where there are processors.
     """
     if history is not None:
-        processed = history.process(logits)
-        # A draft may find all tokens forbidden that it knows; it guesses without processors then.
-        some = (processed > -jnp.inf).any(axis=-1, keepdims=True)
-        logits = jnp.where(some, processed, logits)
-    if sampling.greedy:
-        best = jnp.isfinite(greatest(logits, sampling))
-        return jnp.where(best, argmax(logits), -1), None
+        logits = allowed(logits, history.process(logits))
+    if sampling.greedy or numbers.ndim > 1:
+        known = jnp.isfinite(greatest(logits, sampling))
+        return jnp.where(known, choose(logits, sampling, numbers), -1), None
     q = standardise(logits, sampling)
-    token = categorical(q, uniform)
+    token = categorical(q, numbers)
     if sampling.mixed:
         unknown = sampling.cold(1) & ~jnp.isfinite(greatest(logits, sampling))
         token = jnp.where(unknown, -1, token)
     return token, q
+
+
+def allowed(logits: Array, processed: Array) -> Array:
+    """The processed logits [..., V], or the others where all tokens are forbidden.
+
+    That may be all that a draft knows.
+    """
+    return jnp.where((processed > -jnp.inf).any(axis=-1, keepdims=True), processed, logits)
 
 
 class Draft(abc.ABC):
@@ -128,6 +126,8 @@ class Draft(abc.ABC):
     far; better guesses only make it faster. The loop refuses drafts that break this contract
     (`fault_of`), and `Pair.check` tells where they do.
     """
+
+    grows: ClassVar[bool] = False  # Whether it has `grow`.
 
     @property
     def layers(self) -> tuple[str, ...]:
@@ -153,7 +153,7 @@ class Draft(abc.ABC):
         params: PyTree,
         state: State,
         last: Rows,
-        uniforms: Array,
+        numbers: Array,
         sampling: Sampling,
         vocab_size: int,
         history: History | None = None,
@@ -161,14 +161,29 @@ class Draft(abc.ABC):
         """Guesses the G = gamma tokens after `last` [B], the newest token of each row.
 
         Each guess is a token below `vocab_size`, drawn from its q by inversion with its own of the
-        random numbers `uniforms` [B, G] in [0, 1), as `sampling.categorical` does: it is the first
-        token at which the running sum of q exceeds the number. `history` is the text so far where
-        there are logits processors: a draft that hands it to `guess` has them change its q as they
-        change p; others guess without them.
-
-        Guesses may be a tree (`Proposal.tree`), of which each guess has a q of its own, given the
-        text and the guesses on its path. The rule must be one that verifies trees.
+        random numbers [B, G] in [0, 1), as `sampling.categorical` does: it is the first token at
+        which the running sum of q exceeds the number. Where the rule is coupled, `numbers` are
+        noise [B, G, V] in place of that, each guess is its `sampling.choose`, and there is no q.
+        `history` is the text so far where there are logits processors: a draft that hands it to
+        `guess` has them change its q as they change p; others guess without them.
         """
+
+    def grow(
+        self,
+        params: PyTree,
+        state: State,
+        last: Rows,
+        noise: Array | None,
+        sampling: Sampling,
+        vocab_size: int,
+        growth: Growth,
+        history: History | None = None,
+    ) -> Proposal:
+        """Guesses a tree of tokens after `last` [B], for a draft that `grows`.
+
+        `noise` [B, D, V] is that of the D positions after it; None if all rows are greedy.
+        """
+        raise NotImplementedError(f"{type(self).__name__} guesses chains.")
 
     @abc.abstractmethod
     def commit(

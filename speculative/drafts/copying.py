@@ -82,16 +82,14 @@ class CopyDraft(Draft):
         # A source may hold tokens outside the target's vocabulary; then any guess is as good.
         return jnp.clip(token, 0, vocab_size - 1), lax.clz(differs) - (32 - longest)
 
-    def propose(
-        self, params, state, last, uniforms, sampling, vocab_size, history=None
-    ) -> Proposal:
+    def propose(self, params, state, last, numbers, sampling, vocab_size, history=None) -> Proposal:
         """Copies one token at a time; a guess becomes part of the text that is copied from."""
 
         def copy(text: TextSoFar, _: None) -> tuple[TextSoFar, Rows]:
             token = self.following(text, vocab_size)[0]
             return text.extended(token[:, None]), token
 
-        text, guesses = lax.scan(copy, state.extended(last[:, None]), length=uniforms.shape[1])
+        text, guesses = lax.scan(copy, state.extended(last[:, None]), length=numbers.shape[1])
         return Proposal(guesses.T, None, text)
 
     def sure(

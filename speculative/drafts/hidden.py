@@ -7,8 +7,10 @@ from flax import struct
 from jax import Array
 
 from speculative.drafts.base import Draft, Proposal
-from speculative.drafts.transformer import TransformerDraft, guess_on
+from speculative.drafts.growing import Level
+from speculative.drafts.transformer import TransformerDraft, grow_on, guess_on
 from speculative.models import FlaxModel
+from speculative.models.interface import Chunk
 from speculative.types import Logits, Rows, State
 
 
@@ -30,6 +32,7 @@ class HiddenDraft(Draft):
     """
 
     model: FlaxModel
+    grows = True
 
     @property
     def max_positions(self) -> int:
@@ -55,22 +58,43 @@ class HiddenDraft(Draft):
         state = self.model.start(params, inputs, cache_length, encoded).state
         return HiddenDraftState(state, hidden)
 
-    def propose(
-        self, params, state, last, uniforms, sampling, vocab_size, history=None
-    ) -> Proposal:
+    def propose(self, params, state, last, numbers, sampling, vocab_size, history=None) -> Proposal:
         """Gamma steps of width 1."""
-        logits, model, own = self.model.read_on(params, state.model, last[:, None], state.hidden)
+        logits, model, own = self.model.read_on(
+            params, state.model, Chunk(last[:, None]), state.hidden
+        )
 
         def read(state: tuple[State, Array], newest: Rows) -> tuple[Logits, tuple[State, Array]]:
             model, own = state
-            logits, model, own = self.model.read_on(params, model, newest[:, None], own=own)
+            logits, model, own = self.model.read_on(params, model, Chunk(newest[:, None]), own=own)
             return logits, (model, own)
 
         guesses, q, (model, _) = guess_on(
-            self.model, logits, (model, own), read, uniforms, sampling, vocab_size, history
+            self.model, logits, (model, own), read, numbers, sampling, vocab_size, history
         )
         model = self.model.rewind(model, state.model.lengths)
         return Proposal(guesses, q, (HiddenDraftState(model, state.hidden), last))
+
+    def grow(
+        self, params, state, last, noise, sampling, vocab_size, growth, history=None
+    ) -> Proposal:
+        """A pass for each level but the last, each node read with its parent's hidden state."""
+        chunk = Chunk(last[:, None])
+        logits, model, own = self.model.read_on(params, state.model, chunk, state.hidden)
+        own = jnp.broadcast_to(own, (len(last), growth.WIDTH, own.shape[2]))
+
+        def read(state: tuple[State, Array], level: Level) -> tuple[Logits, tuple[State, Array]]:
+            model, own = state
+            own = jnp.take_along_axis(own, level.parents[..., None], axis=1)
+            logits, model, own = self.model.read_on(params, model, level.chunk, own=own)
+            return logits, (model, own)
+
+        found = grow_on(
+            self.model, logits, (model, own), read, noise, sampling, vocab_size, growth, history
+        )
+        model = self.model.rewind(found.state[0], state.model.lengths)
+        state = HiddenDraftState(model, state.hidden)
+        return Proposal(found.guesses, None, (state, last), found.tree)
 
     def follow(self, params, state, last, guesses) -> tuple[HiddenDraftState, Rows]:
         """The state of a proposal of these guesses, which `commit` reads."""
@@ -81,7 +105,7 @@ class HiddenDraft(Draft):
         before, last = proposal.state
         of_target = self._of_target(hidden)
         behind = jnp.concatenate([before.hidden, of_target[:, :-1]], axis=1)
-        model = self.model.read_on(params, before.model, proposal.chunk(last).tokens, behind)[1]
+        model = self.model.read_on(params, before.model, proposal.chunk(last), behind)[1]
         model = self.model.rewind(model, before.model.lengths + accepted + 1)
         newest = jnp.take_along_axis(of_target, accepted[:, None, None], axis=1)
         return HiddenDraftState(model, newest)

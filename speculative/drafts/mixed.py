@@ -42,17 +42,16 @@ class MixedDraft(Draft):
         given = inputs, cache_length, target
         return self.model.start(params[0], *given), self.lookup.start(params[1], *given)
 
-    def propose(
-        self, params, state, last, uniforms, sampling, vocab_size, history=None
-    ) -> Proposal:
+    def propose(self, params, state, last, numbers, sampling, vocab_size, history=None) -> Proposal:
         """Asks the model unless every row knows how its text goes on."""
         (of_model, of_lookup), (model, lookup) = params, state
-        given = last, uniforms, sampling, vocab_size
+        given = last, numbers, sampling, vocab_size
         known = self.lookup.sure(of_lookup, lookup, last, vocab_size, sampling) & (not self.asks)
 
         def look_up() -> tuple[Array, Array | None, State]:
             found = self.lookup.propose(of_lookup, lookup, *given)
-            q = None if sampling.greedy else jax.nn.one_hot(found.guesses, vocab_size)
+            drawn = numbers.ndim == 2 and not sampling.greedy  # From a q, which is one-hot here.
+            q = jax.nn.one_hot(found.guesses, vocab_size) if drawn else None
             read = self.model.follow(of_model, model, last, found.guesses)
             return found.guesses, q, (read, found.state)
 

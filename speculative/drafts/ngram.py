@@ -12,11 +12,12 @@ from flax import struct
 from jax import Array, lax
 
 from speculative.drafts.base import Draft, Proposal, guess
+from speculative.drafts.growing import Level, grow
 from speculative.drafts.tables import COMMAND, FileKind
 from speculative.processors import History
 from speculative.progress import OnProgress
 from speculative.ragged import read_rows
-from speculative.types import PAD_ID, Rows
+from speculative.types import PAD_ID, Rows, State
 from speculative.vocabulary import Vocabulary
 
 LONGEST = 3  # Tokens of the longest n-grams.
@@ -58,6 +59,7 @@ class NgramDraft(Draft):
 
     order: int
     decoder_only: bool = False
+    grows = True
 
     def __post_init__(self) -> None:
         _require_order(self.order)
@@ -70,28 +72,50 @@ class NgramDraft(Draft):
         padded = jnp.pad(inputs, ((0, 0), (size, 0)), constant_values=-1)
         return read_rows(padded, (inputs >= 0).sum(axis=1) - 1, size)
 
-    def propose(
-        self, params, state, last, uniforms, sampling, vocab_size, history=None
-    ) -> Proposal:
-        """Looks up one row of the table a guess; the new state holds known and guessed tokens."""
+    def propose(self, params, state, last, numbers, sampling, vocab_size, history=None) -> Proposal:
+        """Looks up one row of the table a guess; the new state holds the known tokens."""
 
-        def step(carry: tuple[Array, History | None], uniform: Array) -> Any:
+        def step(carry: tuple[Array, History | None], number: Array) -> Any:
             context, history = carry
             row = distribution(params, context)[:, :vocab_size]
             row = row if sampling.greedy and history is None else jnp.log(row)
-            token, q = guess(row, uniform, sampling, history)
+            token, q = guess(row, number, sampling, history)
             context = jnp.concatenate([context, token[:, None]], axis=1)[:, 1:]
             return (context, history and history.followed_by(token)), (token, q)
 
         known = jnp.concatenate([state, last[:, None]], axis=1)
         context = known[:, known.shape[1] - (self.order - 1) :]
-        _, drawn = lax.scan(step, (context, history), uniforms.T)
+        _, drawn = lax.scan(step, (context, history), numbers.swapaxes(0, 1))
         guesses, q = jax.tree.map(lambda x: x.swapaxes(0, 1), drawn)
-        return Proposal(guesses, q, jnp.concatenate([known, guesses], axis=1))
+        return Proposal(guesses, q, known)
+
+    def grow(
+        self, params, state, last, noise, sampling, vocab_size, growth, history=None
+    ) -> Proposal:
+        """Looks up one row of the table for each node."""
+        known = jnp.concatenate([state, last[:, None]], axis=1)
+        size = self.order - 1
+
+        def logits(contexts: Array) -> Array:
+            """[B, W, n] -> [B, W, V]."""
+            batch, width, _ = contexts.shape
+            found = distribution(params, contexts.reshape(batch * width, -1))[:, :vocab_size]
+            return jnp.log(found).reshape(batch, width, -1)
+
+        def read(state: State, level: Level) -> tuple[Array, State]:
+            before = jnp.repeat(known[:, None], level.paths.shape[1], axis=1)
+            text = jnp.concatenate([before, level.paths], axis=2)
+            begin = known.shape[1] + level.depth - size
+            return logits(lax.dynamic_slice_in_dim(text, begin, size, axis=2)), state
+
+        first = logits(known[:, None, known.shape[1] - size :])[:, 0]
+        found = grow(first, (), read, noise, sampling, growth, history=history)
+        return Proposal(found.guesses, None, known, found.tree)
 
     def commit(self, params, proposal, accepted, hidden) -> Array:
         """Removes rejected guesses, and tokens too far back to matter."""
-        return read_rows(proposal.state, accepted + 1, max(self.order - 2, 0))
+        text = jnp.concatenate([proposal.state, proposal.guesses], axis=1)
+        return read_rows(text, accepted + 1, max(self.order - 2, 0))
 
 
 def distribution(params: NgramParams, context: Array) -> Array:

@@ -53,9 +53,7 @@ class SuffixDraft(Draft):
         states = jnp.concatenate([root[None], states])
         return text, jnp.take_along_axis(states, read[None], axis=0)[0]
 
-    def propose(
-        self, params, state, last, uniforms, sampling, vocab_size, history=None
-    ) -> Proposal:
+    def propose(self, params, state, last, numbers, sampling, vocab_size, history=None) -> Proposal:
         """Uses past outputs where the text itself has no match long enough to copy from.
 
         A match of one token is enough, or of two where past outputs are sure of their guess; of
@@ -75,7 +73,7 @@ class SuffixDraft(Draft):
 
         first = follow(params, state[1], last)
         begun = state[0].extended(last[:, None]), first
-        (text, _), (guesses, states) = lax.scan(follow_guess, begun, length=uniforms.shape[1])
+        (text, _), (guesses, states) = lax.scan(follow_guess, begun, length=numbers.shape[1])
         return Proposal(guesses.T, None, (text, jnp.concatenate([first[None], states])))
 
     def sure(

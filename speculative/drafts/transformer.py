@@ -12,9 +12,11 @@ from jax import Array, lax
 
 from speculative.backends import look_up
 from speculative.drafts.base import Draft, Proposal, guess
+from speculative.drafts.growing import Grown, Level, grow, nodes_read
 from speculative.models.interface import Chunk, Model
 from speculative.processors import History
 from speculative.sampling import Sampling
+from speculative.tree import Growth
 from speculative.types import Guesses, Logits, PyTree, Rows, State
 
 
@@ -31,7 +33,7 @@ def guess_on(
     logits: Logits,
     state: State,
     read: Callable[[State, Rows], tuple[Logits, State]],
-    uniforms: Array,
+    numbers: Array,
     sampling: Sampling,
     vocab_size: int,
     history: History | None,
@@ -43,32 +45,61 @@ def guess_on(
     tokens = getattr(model, "draft_vocabulary", None)
     size = vocab_size if tokens is None else len(tokens)
 
-    def draw(logits: Logits, uniform: Rows, history: History | None) -> tuple[Rows, Array | None]:
+    def draw(logits: Logits, number: Array, history: History | None) -> tuple[Rows, Array | None]:
         logits = logits[:, 0, :size]
         if tokens is None:
-            return guess(logits, uniform, sampling, history)
+            return guess(logits, number, sampling, history)
         if history is not None:  # Processors change the logits of all tokens.
-            return guess(whole(logits, tokens, vocab_size, -jnp.inf), uniform, sampling, history)
-        place, q = guess(logits, uniform, sampling)
+            return guess(whole(logits, tokens, vocab_size, -jnp.inf), number, sampling, history)
+        place, q = guess(logits, number if number.ndim == 1 else number[:, tokens], sampling)
         token = look_up(jnp.asarray(tokens)[:, None], place)[:, 0]
         return jnp.where(place < 0, -1, token), q
 
-    def step(carry: tuple[State, Array, History | None], uniform: Array) -> Any:
+    def step(carry: tuple[State, Array, History | None], number: Array) -> Any:
         state, newest, history = carry
         history = history and history.followed_by(newest)
         logits, state = read(state, newest)
-        token, q = draw(logits, uniform, history)
+        token, q = draw(logits, number, history)
         return (state, token, history), (token, q)
 
-    first, q = draw(logits, uniforms[:, 0], history)
+    first, q = draw(logits, numbers[:, 0], history)
     # In a loop there is one step to compile, whatever gamma is.
-    (state, *_), others = lax.scan(step, (state, first, history), uniforms[:, 1:].T)
+    (state, *_), others = lax.scan(step, (state, first, history), numbers[:, 1:].swapaxes(0, 1))
     guesses, q = jax.tree.map(
         lambda one, more: jnp.concatenate([one[None], more]).swapaxes(0, 1), (first, q), others
     )
     if q is not None and tokens is not None and history is None:
         q = whole(q, tokens, vocab_size, 0.0)
     return guesses, q, state
+
+
+def grow_on(
+    model: Model,
+    logits: Logits,
+    state: State,
+    read: Callable[[State, Level], tuple[Logits, State]],
+    noise: Array | None,
+    sampling: Sampling,
+    vocab_size: int,
+    growth: Growth,
+    history: History | None,
+) -> Grown:
+    """Grows a tree on a model, from logits [B, 1, V] of the first guesses; see `guess_on`."""
+    tokens = getattr(model, "draft_vocabulary", None)
+    size = vocab_size if tokens is None else len(tokens)
+
+    def of(logits: Logits) -> Logits:
+        logits = logits[..., :size]
+        if tokens is None or history is None:
+            return logits
+        return whole(logits, tokens, vocab_size, -jnp.inf)  # Processors change those of all tokens.
+
+    def read_of(state: State, level: Level) -> tuple[Logits, State]:
+        logits, state = read(state, level)
+        return of(logits), state
+
+    known = None if history is not None else tokens
+    return grow(of(logits)[:, 0], state, read_of, noise, sampling, growth, known, history)
 
 
 def whole(values: Array, tokens: np.ndarray, vocab_size: int, others: float) -> Array:
@@ -91,6 +122,7 @@ class TransformerDraft(Draft):
 
     model: Model
     reads_target: bool = False
+    grows = True
 
     @property
     def max_positions(self) -> int:
@@ -108,9 +140,7 @@ class TransformerDraft(Draft):
         state = self.model.start(params, inputs, cache_length, encoded).state
         return TransformerDraftState(state, jnp.full(inputs.shape[0], -1, jnp.int32))
 
-    def propose(
-        self, params, state, last, uniforms, sampling, vocab_size, history=None
-    ) -> Proposal:
+    def propose(self, params, state, last, numbers, sampling, vocab_size, history=None) -> Proposal:
         """One step of width 2, which reads `unseen` too, then gamma - 1 steps of width 1."""
         logits, model = self._catch_up(params, state, last)
 
@@ -118,9 +148,23 @@ class TransformerDraft(Draft):
             return self.model.extend(params, model, Chunk(newest[:, None]))[:2]
 
         guesses, q, model = guess_on(
-            self.model, logits, model, read, uniforms, sampling, vocab_size, history
+            self.model, logits, model, read, numbers, sampling, vocab_size, history
         )
         return Proposal(guesses, q, TransformerDraftState(model, guesses[:, -1]))
+
+    def grow(
+        self, params, state, last, noise, sampling, vocab_size, growth, history=None
+    ) -> Proposal:
+        """One step of width 2, which reads `unseen` too, then a pass a level but for the last."""
+        logits, model = self._catch_up(params, state, last)
+
+        def read(model: State, level: Level) -> tuple[Logits, State]:
+            return self.model.extend(params, model, level.chunk)[:2]
+
+        found = grow_on(
+            self.model, logits, model, read, noise, sampling, vocab_size, growth, history
+        )
+        return Proposal(found.guesses, None, (found.state, found.read_as, growth), found.tree)
 
     def follow(self, params, state, last, guesses) -> TransformerDraftState:
         """The state of a proposal of these guesses: it reads them at once."""
@@ -143,9 +187,22 @@ class TransformerDraft(Draft):
 
     def commit(self, params, proposal, accepted, hidden) -> TransformerDraftState:
         """Rewinds to the accepted prefix; keeps the last guess as unseen if all were accepted."""
+        if proposal.path is not None:
+            return self._commit_path(proposal, proposal.path, accepted)
         gamma = proposal.guesses.shape[1]
         drafted: TransformerDraftState = proposal.state
         # The model has read `last` and all guesses but the last one.
         first = drafted.model.lengths - (gamma - 1)
         model = self.model.rewind(drafted.model, first + jnp.minimum(accepted, gamma - 1))
         return TransformerDraftState(model, jnp.where(accepted == gamma, drafted.unseen, -1))
+
+    def _commit_path(
+        self, proposal: Proposal, path: Array, accepted: Rows
+    ) -> TransformerDraftState:
+        """Keeps the nodes of a tree's path that were read; the last one may be unseen."""
+        model, read_as, growth = proposal.state
+        nodes, known = nodes_read(read_as, path, accepted)
+        model = self.model.keep(model, growth.read, nodes, known)
+        last = jnp.maximum(accepted - 1, 0)[:, None]
+        newest = jnp.take_along_axis(proposal.guesses, last, axis=1)
+        return TransformerDraftState(model, jnp.where(known < accepted, newest[:, 0], -1))

@@ -5,7 +5,7 @@ import dataclasses
 import jax.numpy as jnp
 
 from speculative.drafts.base import Draft, Proposal
-from speculative.sampling import categorical
+from speculative.sampling import argmax, categorical
 from speculative.types import State
 
 
@@ -17,12 +17,12 @@ class UniformDraft(Draft):
         """The empty state."""
         return ()
 
-    def propose(
-        self, params, state, last, uniforms, sampling, vocab_size, history=None
-    ) -> Proposal:
+    def propose(self, params, state, last, numbers, sampling, vocab_size, history=None) -> Proposal:
         """Uniform guesses; top-k, top-p and temperature leave a uniform q as it is."""
-        q = jnp.full((*uniforms.shape, vocab_size), 1.0 / vocab_size, jnp.float32)
-        return Proposal(categorical(q, uniforms), q, state)
+        if numbers.ndim > 2:
+            return Proposal(argmax(numbers), None, state)
+        q = jnp.full((*numbers.shape, vocab_size), 1.0 / vocab_size, jnp.float32)
+        return Proposal(categorical(q, numbers), q, state)
 
     def commit(self, params, proposal, accepted, hidden) -> State:
         """The empty state."""

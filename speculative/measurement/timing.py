@@ -26,6 +26,7 @@ from speculative.drafts import Draft, MixedDraft, Proposal, UniformDraft
 from speculative.measurement.hardware import elapsed
 from speculative.pair import Pair
 from speculative.sampling import Sampling
+from speculative.tree import Tree
 
 # Steps in a timed loop: enough to hide the cost of starting it, few enough for a short cache.
 ITERATIONS = 32
@@ -70,6 +71,10 @@ class _Given(UniformDraft):
         guesses, q = params
         return Proposal(guesses, q, state)
 
+    def grow(self, params, state, *given: Any, **named: Any) -> Proposal:
+        guesses, tree = params
+        return Proposal(guesses, None, state, tree)
+
 
 @dataclasses.dataclass(frozen=True)
 class _Rejected(Draft):
@@ -86,6 +91,9 @@ class _Rejected(Draft):
 
     def propose(self, *given: Any, **named: Any) -> Proposal:
         return self.draft.propose(*given, **named)
+
+    def grow(self, *given: Any, **named: Any) -> Proposal:
+        return self.draft.grow(*given, **named)
 
     def commit(self, params, proposal, accepted, hidden) -> Any:
         return self.draft.commit(params, proposal, jnp.zeros_like(accepted), hidden)
@@ -152,7 +160,7 @@ def timed_calls(
     """
     if min(gammas) < 1:
         raise ValueError(f"Costs are timed for gamma of at least 1, not {min(gammas)}.")
-    if cache_length < (needed := ITERATIONS + max(gammas) + 2):
+    if cache_length < (needed := ITERATIONS + max(max(gammas) + 2, config.room)):
         raise ValueError(
             f"Timing gamma = {max(gammas)} needs a cache of {needed} positions, not {cache_length}."
         )
@@ -179,12 +187,19 @@ def timed_calls(
         ("verify", 0): functools.partial(_steps, *target, alone, autoregressive),
     }
     for gamma in gammas:
-        config = dataclasses.replace(config, gamma=gamma, max_length=cache_length - gamma - 2)
+        config = dataclasses.replace(config, gamma=gamma)
+        config = dataclasses.replace(config, max_length=cache_length - config.room)
         size = config.vocab_size
-        guesses = jax.device_put(np.full((1, gamma), size - 1, np.int32))
-        q = None if config.sampling.greedy else jnp.full((1, gamma, size), 1 / size)
-        given = Models(pair.target, _Given()), Params(params.target, (guesses, q))
-        counted = {"by_position": jax.device_put(np.zeros((1, gamma, 2), np.int32))}
+        guesses = jax.device_put(np.full((1, config.guesses), size - 1, np.int32))
+        if config.growth:  # The shape of a tree costs nothing; this one is a chain with twigs.
+            parents = np.minimum(np.arange(config.guesses), gamma - 1)[None].astype(np.int32)
+            more: Any = Tree(jax.device_put(parents), jax.device_put(0 * parents), gamma)
+        elif config.sampling.greedy or config.rule.keyed_by == "token":
+            more = None
+        else:
+            more = jnp.full((1, gamma, size), 1 / size)
+        given = Models(pair.target, _Given()), Params(params.target, (guesses, more))
+        counted = {"by_position": jax.device_put(np.zeros((1, gamma, 1 + config.ranks), np.int32))}
         without, whole = (dataclasses.replace(one, **counted) for one in (alone, begun))
         calls["verify", gamma] = functools.partial(_steps, *given, without, config)
         calls["step", gamma] = functools.partial(_steps, models, params, whole, config)
@@ -195,7 +210,7 @@ def timed_calls(
 def _steps(models: Models, params: Params, progress: Progress, config: Decoding) -> Progress:
     """Decoding steps, each at the position of the first, with the token of the step before."""
     numbers = jax.eval_shape(lambda: config.draws(0, jnp.arange(len(progress.last))))
-    draws = jnp.full(numbers.shape, 0.5)
+    draws = jnp.full(numbers.shape, 0.5, numbers.dtype)
 
     def body(_: Array, progress: Progress) -> Progress:
         after = step(models, params, progress, draws, config)[0]

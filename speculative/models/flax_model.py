@@ -12,7 +12,7 @@ from jax import Array
 
 from speculative.backends import PREPACKED, Prepacked
 from speculative.models.config import Config
-from speculative.models.interface import Extended, Model, Started
+from speculative.models.interface import Chunk, Extended, Model, Started
 from speculative.models.reads import unpacked
 from speculative.models.stack import LAST
 from speculative.ragged import move_rows
@@ -122,7 +122,7 @@ class FlaxModel(Model):
         self,
         params: PyTree,
         state: State,
-        tokens: Tokens,
+        chunk: Chunk,
         hidden: Array | None = None,
         own: Array | None = None,
     ) -> tuple[Logits, State, Array]:
@@ -132,7 +132,7 @@ class FlaxModel(Model):
         those of all layers side by side, or with this model's own [B, L, D]. Gives logits
         [B, L, V], the state, and this model's own hidden states [B, L, D].
         """
-        return self._apply(params, state, tokens, hidden, own, method="read_on")
+        return self._apply(params, state, chunk, hidden, own, method="read_on")
 
     def rewind(self, state: State, lengths: Rows) -> State:
         """As of the interface."""

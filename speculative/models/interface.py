@@ -2,7 +2,8 @@
 
 from typing import ClassVar, NamedTuple, Protocol
 
-from jax import Array
+import jax.numpy as jnp
+from jax import Array, lax
 
 from speculative.types import Inputs, Logits, PyTree, Rows, State, Tokens
 
@@ -13,11 +14,23 @@ class Chunk(NamedTuple):
     In a chain, each sees all tokens before it and itself. Else the chunk branches: `positions`
     [B or 1, L] are those behind the text, from 0, and `mask` [B or 1, L, L] tells which tokens of
     the chunk each one sees, itself among them. In the caches they lie in the chunk's order.
+
+    Branches may be read in several chunks, of which `begun` tokens are already in the caches:
+    `positions` [B or 1, M] and `mask` [B or 1, L, M] are then of all M tokens of the branches.
     """
 
     tokens: Tokens
     positions: Array | None = None
     mask: Array | None = None
+    begun: Array | int = 0
+
+    @property
+    def behind(self) -> Array:
+        """Positions [B or 1, L] of the chunk's tokens, counted from the first behind the text."""
+        length = self.tokens.shape[1]
+        if self.positions is None:
+            return jnp.arange(length)[None]
+        return lax.dynamic_slice_in_dim(self.positions, self.begun, length, axis=1)
 
 
 class Started(NamedTuple):

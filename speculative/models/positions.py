@@ -6,7 +6,8 @@ import numpy as np
 from jax import Array, lax
 
 from speculative.models.config import Config
-from speculative.ragged import sheared, write_rows
+from speculative.ragged import sheared
+from speculative.types import Rows
 
 # Added to the score of a position that must not be seen; finite, so padding stays finite.
 MASKED = -1e10
@@ -69,18 +70,20 @@ def causal_bias(by_distance: Array, starts: Array, length: int) -> Array:
     return jax.vmap(window)(starts) if starts.shape[0] > 1 else window(starts[0])[None]
 
 
-def branching_bias(by_distance: Array, starts: Array, positions: Array, mask: Array) -> Array:
-    """Likewise of a chunk that branches (`interface.Chunk`), whose keys are in the cache.
+def branching_bias(
+    by_distance: Array, text: Rows, behind: Array, positions: Array, mask: Array
+) -> Array:
+    """Likewise of queries in branches (`interface.Chunk`) behind texts of lengths `text` [B].
 
-    `positions` [B or 1, Q] are those of the queries; `mask` [B or 1, Q, L], Q >= L, is of the
-    chunk's keys, which the first L queries belong to.
+    `behind` [B or 1, Q] and `positions` [B or 1, M] are those of the queries and of all tokens of
+    the branches, which lie in the cache in this order from `text` on; `mask` [B or 1, Q, M].
     """
-    batch, cache = starts.shape[0], by_distance.shape[1]
-    queries = starts[:, None] + positions
-    seen = jnp.broadcast_to(mask, (batch, *mask.shape[1:]))
-    index = jnp.broadcast_to(jnp.arange(cache), (batch, cache))
-    keys = write_rows(index, queries[:, : mask.shape[2]], starts, axis=1)
-    before = jnp.broadcast_to((index < starts[:, None])[:, None], (*queries.shape, cache))
-    distance = queries[..., None] - keys[:, None]
+    batch, cache = text.shape[0], by_distance.shape[1]
+    index = jnp.arange(cache) - text[:, None]
+    entry = index[..., None] == jnp.arange(positions.shape[1])  # [B, T, M]
+    key = jnp.where(index < 0, index, (entry * positions[:, None]).sum(axis=-1))
+    mask = jnp.broadcast_to(mask, (batch, *mask.shape[1:]))
+    of_branch = jnp.einsum("bqm,btm->bqt", mask * 1.0, entry * 1.0) > 0.5
+    distance = jnp.broadcast_to(behind, (batch, behind.shape[1]))[..., None] - key[:, None]
     bias = by_distance[:, cache - 1 - jnp.clip(distance, 0, cache - 1)].swapaxes(0, 1)
-    return bias + masked(write_rows(before, seen, starts, axis=2))[:, None]
+    return bias + masked(of_branch | (index < 0)[:, None])[:, None]

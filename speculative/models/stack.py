@@ -102,9 +102,11 @@ class Stack(nn.Module):
         if chunk is None or chunk.mask is None or chunk.positions is None:
             found = [causal_bias(by_distance, starts, length) for by_distance in back]
         else:
-            more = (0, 0), (0, length - chunk.positions.shape[1])
-            given = jnp.pad(chunk.positions, more), jnp.pad(chunk.mask, (*more, (0, 0)))
-            found = [branching_bias(by_distance, starts, *given) for by_distance in back]
+            text = starts - chunk.begun
+            more = (0, 0), (0, length - chunk.tokens.shape[1])
+            behind = jnp.pad(chunk.behind, more)
+            given = behind, chunk.positions, jnp.pad(chunk.mask, (*more, (0, 0)))
+            found = [branching_bias(by_distance, text, *given) for by_distance in back]
         return [Attending(bias) for bias in found] * (self.depth // len(found))
 
     def hidden(self, after: Sequence[Array], wanted: tuple[str, ...]) -> dict[str, Array]:

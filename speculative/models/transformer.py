@@ -66,8 +66,8 @@ class Transformer(nn.Module):
         """A chunk; see `interface.Model.extend`. `read` may add to its embedding [B, L, D]."""
         length = chunk.tokens.shape[1]
         starts = state.lengths if state.prompt is None else state.prompt + state.lengths
-        behind = jnp.arange(length) if chunk.positions is None else chunk.positions
-        x = self._filled(read(self.embed(chunk.tokens, starts[:, None] + behind)))
+        text = (starts - chunk.begun)[:, None]
+        x = self._filled(read(self.embed(chunk.tokens, text + chunk.behind)))
         bias = state.source_bias
         sources = [Source(*cross, bias) for cross in state.cross if bias is not None]
         both = zip(state.keys, state.values, strict=True)
@@ -114,12 +114,12 @@ class Transformer(nn.Module):
         return self.backend.product(x, projection, norm, out_dtype="float32")
 
     def read_on(
-        self, state: DecoderState, tokens: Tokens, hidden: Array | None, own: Array | None
+        self, state: DecoderState, chunk: Chunk, hidden: Array | None, own: Array | None
     ) -> tuple[Logits, DecoderState, Array]:
-        """A chunk [B, L] with hidden states of the positions before it; see `FlaxModel`."""
+        """A chunk with hidden states of the positions before its tokens; see `FlaxModel`."""
         before, reads = (own, self.reads_itself) if hidden is None else (hidden, self.reads_target)
         assert before is not None, "a token is read with a hidden state"
-        chunk, last = Chunk(tokens), f"decoder/layers_{self.config.decoder_layers - 1}"
+        last = f"decoder/layers_{self.config.decoder_layers - 1}"
         logits, state, found = self.extend(state, chunk, None, (last,), lambda x: reads(before, x))
         return logits, state, found[last]
 

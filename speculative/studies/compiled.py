@@ -155,8 +155,7 @@ class _Setting:
         """The loop of a batch, whose rows begin the next text as theirs end."""
         rows = self.source.shape[0]
         config = Decoding.together([self.config] * rows, self.config.sampling.kinds)
-        draws = jax.ShapeDtypeStruct(config.draws_shape(rows), jnp.float32)
-        begun, draws = _placed((self.begun(), draws), self.device)
+        begun, draws = _placed((self.begun(), config.draws_struct(rows)), self.device)
         given = self.models, self.params, begun, draws, config, np.int32(1), np.int32(1)
         return queue.run.lower(*given, device=self.device)
 

@@ -343,10 +343,8 @@ class Reader(Draft):
         batch = inputs.shape[0]
         return jnp.zeros((batch, cache_length), jnp.int32), jnp.zeros(batch, jnp.int32)
 
-    def propose(
-        self, params, state, last, uniforms, sampling, vocab_size, history=None
-    ) -> Proposal:
-        return Proposal((uniforms * vocab_size).astype(jnp.int32), None, state)
+    def propose(self, params, state, last, numbers, sampling, vocab_size, history=None) -> Proposal:
+        return Proposal((numbers * vocab_size).astype(jnp.int32), None, state)
 
     def commit(self, params, proposal, accepted, hidden) -> Any:
         read, count = proposal.state

@@ -1,7 +1,7 @@
 """Trees of guesses: whichever branch stands, outputs are those of the target alone."""
 
 import dataclasses
-from typing import Any, ClassVar, Literal
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -10,14 +10,14 @@ import pytest
 from jax import Array
 
 from speculative.decoding import Decoding, Output, Params, Rule, loop, queue, rules
-from speculative.decoding.rules import EXACT, Token
+from speculative.decoding.rules import EXACT
 from speculative.drafts import Draft, Proposal
 from speculative.measurement import teacher_forced
 from speculative.models import FlaxModel
 from speculative.models.interface import Chunk
 from speculative.processors import History, Processor, RepetitionPenalty
 from speculative.ragged import read_rows, write_rows
-from speculative.sampling import Sampling, argmax
+from speculative.sampling import Sampling
 from speculative.tree import Tree
 from speculative.types import PyTree
 from tests import tiny
@@ -26,8 +26,9 @@ from tests.decoding.test_loop import check_stream
 from tests.decoding.test_reference import check_same_tokens
 
 # Two branches, of three guesses and of two: places 1, 3, 5 and 2, 4.
-FORK = Tree((0, 0, 1, 2, 3))
-GAMMA, LENGTH, END = 5, 24, 7
+PARENTS = np.array([[0, 0, 1, 2, 3]], np.int32)
+BRANCHES, DEPTHS = np.array([1, 2, 1, 2, 1]), np.array([1, 1, 2, 2, 3])
+NODES, GAMMA, LENGTH, END = 5, 3, 24, 7
 
 
 @dataclasses.dataclass(frozen=True)
@@ -54,15 +55,21 @@ class Fork(Draft):
         known = (inputs[:, None] == params[0]).all(axis=-1)
         return known.argmax(axis=1), jnp.zeros(len(inputs), jnp.int32)
 
-    def propose(
-        self, params, state, last, uniforms, sampling, vocab_size, history=None
+    grows = True
+
+    def propose(self, *given: Any, **named: Any) -> Proposal:
+        raise AssertionError("it is asked for trees only")
+
+    def grow(
+        self, params, state, last, noise, sampling, vocab_size, growth, history=None
     ) -> Proposal:
         _, texts, wrong = params
         number, length = state
         coming = read_rows(jnp.pad(texts[number], ((0, 0), (0, 3))), length, 3)
-        branch, depth = np.array([path[0] for path in FORK.paths[1:]]), FORK.depths[1:]
-        right = (branch == 1 + length[:, None] % 2) & (depth <= 1 + length[:, None] % 4)
-        return Proposal(jnp.where(right, coming[:, depth - 1], wrong), None, state, FORK)
+        right = (BRANCHES == 1 + length[:, None] // 2 % 2) & (DEPTHS <= 1 + length[:, None] // 4 % 3)
+        parents = jnp.broadcast_to(PARENTS, (len(last), NODES))
+        tree = Tree(parents, jnp.broadcast_to(BRANCHES - 1, parents.shape), growth.depth)
+        return Proposal(jnp.where(right, coming[:, DEPTHS - 1], wrong), None, state, tree)
 
     def commit(self, params, proposal, accepted, hidden) -> Any:
         number, length = proposal.state
@@ -79,33 +86,13 @@ class Reading(Fork):
     def start(self, params, inputs, cache_length, target) -> Any:
         return super().start(params, inputs, cache_length, target), jnp.zeros((len(inputs), 28, 16))
 
-    def propose(
-        self, params, state, last, uniforms, sampling, vocab_size, history=None
-    ) -> Proposal:
-        found = super().propose(params, state[0], last, uniforms, sampling, vocab_size)
-        return found._replace(state=state)
+    def grow(self, params, state, *given: Any, **named: Any) -> Proposal:
+        return super().grow(params, state[0], *given, **named)._replace(state=state)
 
     def commit(self, params, proposal, accepted, hidden) -> Any:
         (number, length), read = proposal.state
         read = write_rows(read, hidden[self.layers[0]], length, axis=1)
         return (number, length + accepted + 1), read
-
-
-class Follow(Token):
-    """At temperature 0: a guess stands if it is the argmax after one that stands."""
-
-    keyed_by: ClassVar[Literal["position", "step"]] = "step"
-
-    def verify_tree(self, guesses, logits, q, sampling, uniforms, tree) -> Any:
-        best, stand = argmax(logits), [jnp.ones(len(guesses), bool)]
-        for guess, parent in enumerate(tree.parents):
-            stand.append(stand[parent] & (guesses[:, guess] == best[:, parent]))
-        stands = jnp.stack(stand, axis=1)
-        accepted = jnp.where(stands, tree.depths, 0).max(axis=1)
-        levels = [stands & (tree.depths == depth) for depth in range(tree.depth + 1)]
-        path = jnp.stack([level.argmax(axis=1) for level in levels], axis=1)
-        at = jnp.take_along_axis(path, accepted[:, None], axis=1)
-        return path, accepted, jnp.take_along_axis(best, at, axis=1)[:, 0]
 
 
 TARGETS: dict[str, tuple[FlaxModel, Any, np.ndarray]] = {
@@ -115,11 +102,9 @@ TARGETS: dict[str, tuple[FlaxModel, Any, np.ndarray]] = {
 
 
 def settings(processors: tuple[Processor, ...] = (), rule: Rule | None = None) -> Decoding:
-    gamma = 0 if rule is None else GAMMA
-    greedy = Sampling(0.0)
-    return Decoding(
-        tiny.VOCABULARY, greedy, gamma, LENGTH, (END,), rule or EXACT, processors=processors
-    )
+    gamma, tree = (0, 0) if rule is None else (GAMMA, NODES)
+    given = Sampling(0.0), gamma, LENGTH, (END,), rule or EXACT
+    return Decoding(tiny.VOCABULARY, *given, processors=processors, tree=tree)
 
 
 def decode(name: str, draft: Draft | None, of_draft: PyTree, config: Decoding, rows: int) -> Output:
@@ -150,14 +135,14 @@ IDS = ["T5", "GPT", "T5, processors", "GPT, processors"]
 def test_outputs_are_the_targets_own(name: str, processors: tuple[Processor, ...]) -> None:
     """In batches of one and of three, and by the reference loop, along either branch."""
     expected, of_draft = known(name, processors)
-    config = settings(processors, Follow())
+    config = settings(processors, EXACT)
     for rows in (1, 3):
         found = decode(name, Fork(), of_draft, config, rows)
         require_equal(found, expected)
         assert (found.target_calls < 0.6 * found.lengths).all()
-    tested, accepted = found.by_position.sum(axis=0).T
-    assert (accepted[:3] > 0).all() and (accepted[:3] < tested[:3]).any()
-    assert not found.by_position[:, 3:].any()  # No deeper than the tree.
+    tested, *accepted = found.by_position.sum(axis=0).T
+    assert (accepted[0] > 0).all() and (accepted[1][:2] > 0).all()
+    assert (sum(accepted) < tested).any() and not any(x.any() for x in accepted[2:])
     model, params, inputs = TARGETS[name]
     both = Params(params(), of_draft)
     check_same_tokens(model, Fork(), both, inputs, config, seed=0)
@@ -166,7 +151,7 @@ def test_outputs_are_the_targets_own(name: str, processors: tuple[Processor, ...
 @pytest.mark.parametrize("name", TARGETS)
 def test_streams_and_queues_take_either_branch(name: str) -> None:
     expected, of_draft = known(name)
-    config = settings(rule=Follow())
+    config = settings(rule=EXACT)
     model, params, inputs = TARGETS[name]
     draws, both = config.draws(0, np.arange(3)), Params(params(), of_draft)
     given = model, Fork(), both
@@ -184,7 +169,7 @@ def test_a_draft_is_given_the_hidden_states_of_the_path(name: str) -> None:
     """Those of a pass over the text."""
     expected, of_draft = known(name)
     model, params, inputs = TARGETS[name]
-    config, inputs, draft = settings(rule=Follow()), jax.device_put(inputs), Reading()
+    config, inputs, draft = settings(rule=EXACT), jax.device_put(inputs), Reading()
     given = loop.Models(model, draft), Params(params(), of_draft)
     draws, size = config.draws(0, np.arange(3)), config.cache_lengths()[-1]
     progress = loop.begin(*given, inputs, config, size)
@@ -210,11 +195,11 @@ def of_all_branches(self: History, logits: Array, guesses: Array, tree: Tree) ->
 
 
 def seeing_other_branches(self: Proposal, last: Array) -> Chunk:
-    return CHUNK(self, last)._replace(mask=jnp.tri(GAMMA + 1, dtype=bool)[None])
+    return CHUNK(self, last)._replace(mask=jnp.ones((1, NODES + 1, NODES + 1), bool))
 
 
 def placed_as_a_chain(self: Proposal, last: Array) -> Chunk:
-    return CHUNK(self, last)._replace(positions=jnp.arange(GAMMA + 1)[None])
+    return CHUNK(self, last)._replace(positions=jnp.arange(NODES + 1)[None])
 
 
 PROCESSED, CHUNK = History.process_block, Proposal.chunk
@@ -233,25 +218,22 @@ def test_a_planted_fault_is_found(monkeypatch: pytest.MonkeyPatch, fault: str, n
     expected, of_draft = known(name, PROCESSORS)
     where, wrong = FAULTS[fault]
     monkeypatch.setattr(where, "chunk" if fault == "positions" else fault, wrong)
-    found = decode(name, Fork(), of_draft, settings(PROCESSORS, Follow()), 3)
+    found = decode(name, Fork(), of_draft, settings(PROCESSORS, EXACT), 3)
     assert (found.tokens != expected.tokens).any()
 
 
-@pytest.mark.parametrize("rule", [EXACT, rules.Block(), rules.Simulated(0.5)], ids=str)
-def test_rules_for_chains_refuse_trees(rule: Rule) -> None:
-    _, of_draft = known("T5")
-    with pytest.raises(
-        ValueError, match="verifies chains of guesses.*take a rule with verify_tree"
-    ):
-        decode("T5", Fork(), of_draft, settings(rule=rule), 1)
+@pytest.mark.parametrize(
+    ("rule", "temperature"),
+    [(EXACT, 1.0), (rules.Block(), 1.0), (rules.Token(0.5), 0.0), (rules.Token(0.5), 1.0)],
+    ids=str,
+)
+def test_rules_for_chains_refuse_trees(rule: Rule, temperature: float) -> None:
+    with pytest.raises(ValueError, match="tree is for temperature 0 or verification = 'coupled'"):
+        rule.require_trees(Sampling(temperature))
+    rules.Coupled().require_trees(Sampling(temperature))
 
 
 def test_wrong_trees_are_refused() -> None:
-    with pytest.raises(ValueError, match="parent of guess 2 must be a whole number from 0 to 1"):
-        Tree((0, 2))
-    with pytest.raises(ValueError, match="a tree of 5 guesses; it must name the parents of 3"):
-        decode(
-            "T5", Fork(), known("T5")[1], dataclasses.replace(settings(rule=Follow()), gamma=3), 1
-        )
-    with pytest.raises(ValueError, match='Keyed verifies trees.*keyed_by = "step"'):
-        type("Keyed", (Token,), {"verify_tree": Follow.verify_tree})
+    for nodes, gamma in ((2, 3), (9, 1), (256, 7)):
+        with pytest.raises(ValueError, match=f"tree = {nodes} guesses do not fit gamma = {gamma}"):
+            dataclasses.replace(settings(rule=EXACT), tree=nodes, gamma=gamma)

@@ -39,16 +39,16 @@ class Strange(Draft):
         params: PyTree,
         state: Array,
         last: Rows,
-        uniforms: Array,
+        numbers: Array,
         sampling: Sampling,
         vocab_size: int,
         history: Any = None,
     ) -> Proposal:
         guesses, q = self.make(last.shape[0])
         later = state[:, None] > 0
-        right = jnp.full((*uniforms.shape, vocab_size), 0.25)
-        if guesses.shape == uniforms.shape:
-            guesses = jnp.where(later, guesses, categorical(right, uniforms))
+        right = jnp.full((*numbers.shape, vocab_size), 0.25)
+        if guesses.shape == numbers.shape:
+            guesses = jnp.where(later, guesses, categorical(right, numbers))
         if q is not None and q.shape == right.shape:
             q = jnp.where(later[..., None], q, right)
         return Proposal(guesses, q, state + 1)
@@ -155,10 +155,8 @@ class Planted(Draft):
     def commit(self, params, proposal, accepted, hidden) -> Any:
         return self.draft.commit(params[0], proposal, accepted, hidden)
 
-    def propose(
-        self, params, state, last, uniforms, sampling, vocab_size, history=None
-    ) -> Proposal:
-        given = state, last, uniforms, sampling, vocab_size, history
+    def propose(self, params, state, last, numbers, sampling, vocab_size, history=None) -> Proposal:
+        given = state, last, numbers, sampling, vocab_size, history
         found = self.draft.propose(params[0], *given)
         if found.q is None:
             return found

@@ -1,5 +1,5 @@
 // What decoding computes on CPU, as XLA calls: products with a few positions, gated layers,
-// attention, and softmax.
+// attention, softmax, and Gumbel noise.
 //
 // The order of summation is the same for any number of positions, threads and masked keys, so a
 // position's result does not depend on the positions beside it, to the last bit. A verify pass
@@ -44,6 +44,7 @@ constexpr int kLanes = 4;
 
 typedef float Vector __attribute__((vector_size(kLanes * sizeof(float))));
 typedef int32_t Whole __attribute__((vector_size(kLanes * sizeof(int32_t))));
+typedef uint32_t Bits __attribute__((vector_size(kLanes * sizeof(uint32_t))));
 
 inline Vector Load(const float* from) {
   Vector v;
@@ -100,6 +101,21 @@ inline Vector Exp(Vector x) {
   // 2^n goes into the exponent's bits.
   const Whole power = (reinterpret_cast<Whole>(shifted) - 0x4B400000) << 23;
   return counts ? reinterpret_cast<Vector>(reinterpret_cast<Whole>(p) + power) : Vector{};
+}
+
+// log(x) for normal x > 0, within 2 units in the last place.
+inline Vector Log(Vector x) {
+  // x = 2^n m, with m from sqrt(1/2) to sqrt(2).
+  const Whole bits = reinterpret_cast<Whole>(x) - 0x3F3504F3;
+  const Vector n = __builtin_convertvector(bits >> 23, Vector);
+  const Vector m = reinterpret_cast<Vector>((bits & 0x007FFFFF) + 0x3F3504F3) - 1.0f;
+  Vector p = All(7.0376836292e-2f);
+  for (float next : {-1.1514610310e-1f, 1.1676998740e-1f, -1.2420140846e-1f, 1.4249322787e-1f,
+                     -1.6668057665e-1f, 2.0000714765e-1f, -2.4999993993e-1f, 3.3333331174e-1f}) {
+    p = p * m + next;
+  }
+  const Vector square = m * m;
+  return (p * m * square - n * 2.12194440e-4f - 0.5f * square) + m + n * 0.693359375f;
 }
 
 // ---- Threads ----------------------------------------------------------------------------
@@ -878,6 +894,57 @@ ffi::Error Softmax(ffi::ThreadPool pool, ffi::AnyBuffer x, ffi::Result<ffi::AnyB
   return ffi::Error::Success();
 }
 
+// ---- Gumbel noise -----------------------------------------------------------------------
+
+// The two words of Threefry-2x32-20 (Salmon et al., 2011) for a key and the counters (0, count).
+inline std::pair<Bits, Bits> Threefry(uint32_t k0, uint32_t k1, Bits count) {
+  constexpr int kTurns[2][4] = {{13, 15, 26, 6}, {17, 29, 16, 24}};
+  const uint32_t keys[3] = {k0, k1, k0 ^ k1 ^ 0x1BD11BDA};
+  Bits x = Bits{} + keys[0], y = count + keys[1];
+  for (uint32_t i = 1; i <= 5; ++i) {
+    for (const int turn : kTurns[(i - 1) % 2]) {
+      x += y;
+      y = ((y << turn) | (y >> (32 - turn))) ^ x;
+    }
+    x += keys[i % 3];
+    y += keys[(i + 1) % 3] + i;
+  }
+  return {x, y};
+}
+
+// The noise of all tokens for each key; see `noise.py`.
+ffi::Error Gumbel(ffi::ThreadPool pool, ffi::AnyBuffer keys, ffi::Result<ffi::AnyBuffer> y) {
+  const int64_t size = y->dimensions().back(), rows = size ? y->element_count() / size : 0;
+  const int64_t vectors = (size + kLanes - 1) / kLanes;
+  // A token's noise takes as long as reading some twenty numbers.
+  Parallel(pool, rows * vectors, 20 * kLanes, [&](int64_t begin, int64_t end) {
+    for (int64_t i = begin; i < end; ++i) {
+      const int64_t row = i / vectors, first = i % vectors * kLanes;
+      const uint32_t* key = keys.typed_data<uint32_t>() + 2 * row;
+      Bits tokens;
+      for (int l = 0; l < kLanes; ++l) tokens[l] = static_cast<uint32_t>(first + l);
+      const auto [a, b] = Threefry(key[0], key[1], tokens);
+      const auto number = [](Bits bits) {
+        return __builtin_convertvector(reinterpret_cast<Whole>(bits), Vector);
+      };
+      // Numbers near 1 are told by what lacks to 1, which is as exact as numbers near 0.
+      const Whole above = reinterpret_cast<Whole>(a) >> 31;
+      const Bits top = a ^ reinterpret_cast<Bits>(above), next = b ^ reinterpret_cast<Bits>(above);
+      const Vector high = number(top >> 8), low = number(((top & 0xFF) << 16) | (next >> 16));
+      const Vector v = high * 0x1p-24f + (low + 0.5f) * 0x1p-48f;
+      // -log(1 - v), where 1 - v is rounded (Kahan).
+      const Vector rest = 1.0f - v, gone = 1.0f - rest;
+      const Whole tiny = gone == Vector{};
+      const Vector log = -Log(above ? v : rest);
+      const Vector one = above ? log : tiny ? v : log * (v / (tiny ? All(1.0f) : gone));
+      const Vector noise = -Log(one);
+      const int64_t count = std::min<int64_t>(kLanes, size - first);
+      std::memcpy(y->typed_data<float>() + row * size + first, &noise, count * sizeof(float));
+    }
+  });
+  return ffi::Error::Success();
+}
+
 // ---- The read ---------------------------------------------------------------------------
 
 // The sum of all numbers, which takes as long as reading them does, panels' way.
@@ -926,5 +993,7 @@ XLA_FFI_DEFINE_HANDLER_SYMBOL(speculative_attend_whole, AttendWhole,
                               Bind().Arg<Rank3>().Arg<Rank2>().Arg<Rank4>()
                                   .Ret<Rank4>().Attr<float>("scale"));
 XLA_FFI_DEFINE_HANDLER_SYMBOL(speculative_softmax, Softmax,
+                              Bind().Arg<ffi::AnyBuffer>().Ret<ffi::AnyBuffer>());
+XLA_FFI_DEFINE_HANDLER_SYMBOL(speculative_gumbel, Gumbel,
                               Bind().Arg<ffi::AnyBuffer>().Ret<ffi::AnyBuffer>());
 XLA_FFI_DEFINE_HANDLER_SYMBOL(speculative_total, Total, Bind().Arg<Rank1>().Ret<Number>());

@@ -1,4 +1,4 @@
-"""Products with a few positions, attention and softmax in C++.
+"""Products with a few positions, attention, softmax and Gumbel noise in C++.
 
 With XLA's products on CPU a pass over gamma + 1 positions costs about twice a pass over one,
 although it reads the same weights, and attention is a dozen small operations a layer. The
@@ -37,6 +37,7 @@ TARGETS = (
     "attend_self",
     "attend_whole",
     "softmax",
+    "gumbel",
     "total",
 )
 PANEL = 32  # Outputs that a product sums side by side; `kPanel` in `kernels.cc`.
@@ -228,6 +229,15 @@ def softmax(x: Array) -> Array:
     call = jax.ffi.ffi_call(target, shape, vmap_method="broadcast_all")
     # A program for a TPU may be compiled on a machine without one.
     return lax.platform_dependent(x, cpu=call, default=jax.nn.softmax)
+
+
+def gumbel(keys: Array, vocab_size: int) -> Array:
+    """The noise [..., V] of keys [..., 2], uint32, of positions; see `noise`.
+
+    XLA's threefry takes 10 times as long, and is not vectorised.
+    """
+    shape = FLOAT32((*keys.shape[:-1], vocab_size))
+    return jax.ffi.ffi_call("speculative_gumbel", shape)(keys)
 
 
 def total(values: Array) -> Array:

@@ -1,0 +1,69 @@
+"""Gumbel noise that belongs to a token at a position of a text, whoever asks for it.
+
+The token x with the greatest log p(x) + g(x) is distributed as p where the g(x) are independent and
+have Gumbel's distribution, P(g < y) = exp(-exp(-y)) (Gumbel, 1954; Maddison et al., 2014). Noise is
+keyed by (seed, example, position, token), as `jax.random.fold_in` folds them one after the other: a
+vocabulary that is padded, or spread over chips, has the same noise.
+"""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import Array, lax
+from jax.extend.random import threefry_2x32
+
+from speculative.backends.cpu import kernels
+from speculative.types import Rows
+
+
+def keys_of(seed: int, examples: Array | np.ndarray) -> Array:
+    """The keys of texts, [B, 2] uint32, by numbers of examples [B]."""
+    return _keys_of(np.uint32(seed), examples)
+
+
+@jax.jit
+def _keys_of(seed: Array, examples: Array) -> Array:
+    key = jax.random.key_data(jax.random.key(seed, impl="threefry2x32"))
+    return _fold(key[None], examples.astype(jnp.uint32))
+
+
+def gumbel(keys: Array, lengths: Rows, positions: int, vocab_size: int) -> Array:
+    """The noise [B, positions, V] of the positions after `lengths` [B] of texts of these keys."""
+    at = lengths[:, None].astype(jnp.uint32) + jnp.arange(positions, dtype=jnp.uint32)
+    keys = _fold(keys[:, None], at)
+    if jax.default_backend() != "cpu" or not kernels.native():
+        return _of_keys(keys, vocab_size)
+    # A program for a TPU may be compiled on a machine without one.
+    own, other = (lambda k, f=f: f(k, vocab_size) for f in (kernels.gumbel, _of_keys))
+    return lax.platform_dependent(keys, cpu=own, default=other)
+
+
+def _fold(keys: Array, numbers: Array) -> Array:
+    """`jax.random.fold_in` of keys [..., 2]: [..., 2]."""
+    return jnp.stack(_words(keys, numbers), axis=-1)
+
+
+def _words(keys: Array, numbers: Array) -> tuple[Array, Array]:
+    """The two words, uint32, of keys [..., 2] folded with numbers, uint32."""
+    shape = np.broadcast_shapes(keys.shape[:-1], numbers.shape)
+    first, second = (jnp.broadcast_to(keys[..., i], shape) for i in (0, 1))
+    words = jax.vmap(lambda a, b, n: threefry_2x32(jnp.stack([a, b]), jnp.stack([n * 0, n])))
+    found = words(first.ravel(), second.ravel(), jnp.broadcast_to(numbers, shape).ravel())
+    return found[:, 0].reshape(shape), found[:, 1].reshape(shape)
+
+
+def _of_keys(keys: Array, vocab_size: int) -> Array:
+    """The noise [..., V] of keys [..., 2] of positions; `Gumbel` in `kernels.cc` is the same.
+
+    Of a uniform number v near 0 the noise is -log v, so that v has 48 bits: the greatest noise is
+    34, where 24 bits would cut it at 17 and a token of less probability could never be chosen.
+    Numbers near 1 are told by what lacks to 1, with as many bits.
+    """
+    tokens = jnp.arange(vocab_size, dtype=jnp.uint32)
+    first, second = _words(keys[..., None, :], tokens)
+    above = first >> 31 == 1
+    first, second = (jnp.where(above, ~word, word) for word in (first, second))
+    high = (first >> 8).astype(jnp.int32).astype(jnp.float32)
+    low = (((first & 0xFF) << 16) | (second >> 16)).astype(jnp.int32).astype(jnp.float32)
+    v = high * 2.0**-24 + (low + 0.5) * 2.0**-48
+    return -jnp.log(-jnp.where(above, jnp.log(v), jnp.log1p(-v)))
