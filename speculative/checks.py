@@ -10,6 +10,7 @@ from typing import Any
 
 MAX_BATCH = 1024  # Texts that are decoded together.
 MAX_GAMMA = 64  # Guesses of a step that commands and rows take; more never pay.
+MAX_NODES = 255  # Guesses of a tree.
 MAX_SAMPLES = 2047  # Of one text: their numbers are told apart by multiples of 2^20.
 MAX_TOKENS = 10**5  # The longest source and output.
 
@@ -71,11 +72,16 @@ def fields(settings: Any) -> None:
             fits = not isinstance(value, bool)
         else:
             fits = isinstance(value, kinds) and not isinstance(value, bool | float)
-            fits &= not isinstance(value, list) or all(type(number) is int for number in value)
+            fits &= not isinstance(value, list) or _whole_numbers(value)
             fits &= not isinstance(value, dict) or all(type(x) is str for x in value.values())
         if not fits:
             known = " or ".join(words[kind] for kind in kinds)
             raise ValueError(f"{type(settings).__name__}.{name} must be {known}, not {value!r}.")
+
+
+def _whole_numbers(value: Any) -> bool:
+    """Whether a list, or lists in it, hold whole numbers only."""
+    return all(map(_whole_numbers, value)) if isinstance(value, list) else type(value) is int
 
 
 # What JAX may be set to, the value that is needed, and why.

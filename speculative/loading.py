@@ -69,6 +69,15 @@ class Resolved:
     table: pathlib.Path | None  # The file that this reads, if it reads one.
     vocabulary: Vocabulary
 
+    def require_trees(self, tree: int) -> None:
+        """Raises ValueError where guesses are to be a tree and the draft guesses chains."""
+        grows = not self.free if self.draft else named.grows(self.free)
+        if tree and not grows:
+            raise ValueError(
+                f"The draft {self.names[1]} guesses chains, and tree is {tree}; set tree to 0, or "
+                "take a model or an n-gram table as the draft."
+            )
+
     @property
     def configs(self) -> list[Config]:
         """The sizes of the target and, where it is a model, of the draft."""

@@ -310,6 +310,11 @@ class Pair:
         return dataclasses.replace(result, text=text, finish_reason="stop")
 
     def _require_positions(self, sources: Array, config: Decoding) -> None:
+        if config.tree and not self.draft.grows:
+            raise ValueError(
+                f"The draft {self.names[1]} guesses chains, and tree is {config.tree}; set tree to "
+                "0, or take a model or an n-gram table as the draft."
+            )
         parts = zip(self.names, (self.target, self.draft), strict=True)
         limited = [(name, part.max_positions) for name, part in parts if part.max_positions]
         if not limited:

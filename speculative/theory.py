@@ -25,6 +25,17 @@ def expected_tokens(alpha: float, gamma: int) -> float:
     return float(np.sum(np.float64(alpha) ** np.arange(gamma + 1)))
 
 
+def tree_tokens(accepted: Sequence[float]) -> float:
+    """Tokens that a pass over a tree of guesses yields on average.
+
+    `accepted` are, by depth, the probabilities that a guess is accepted where the ones before it
+    were: 1 plus the sum over depths of their products.
+    """
+    for share in accepted:
+        _check_alpha(share)
+    return float(1 + np.cumprod(np.asarray(accepted, np.float64)).sum())
+
+
 def acceptance_rate(tokens: float, gamma: int) -> float:
     """The alpha at which Eq. 1 gives so many tokens, from 1 to gamma + 1: its inverse, by halving.
 

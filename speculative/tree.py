@@ -10,8 +10,6 @@ from jax import Array
 from speculative import checks
 from speculative.types import Flags, Rows
 
-MAX_NODES = 255  # Guesses of a tree.
-
 
 @dataclasses.dataclass(frozen=True)
 class Growth:
@@ -40,7 +38,7 @@ class Growth:
 
     def __post_init__(self) -> None:
         checks.whole("gamma", self.depth, 1, checks.MAX_GAMMA)
-        most = min(MAX_NODES, self.BRANCHES + (self.depth - 1) * self.WIDTH * self.BRANCHES)
+        most = min(checks.MAX_NODES, self.BRANCHES + (self.depth - 1) * self.WIDTH * self.BRANCHES)
         if not self.depth <= checks.whole("tree", self.nodes, 1) <= most:
             raise checks.SettingError(
                 f"tree = {self.nodes} guesses do not fit gamma = {self.depth}, the depth of the "

@@ -37,12 +37,13 @@ def _evaluate(options: argparse.Namespace) -> None:
         )
     prompts = load_prompts(config.texts, config.num_examples)
     found = weights.resolve(config)
+    found.require_trees(config.tree)
     require(prompts, metric, model_of(found.target.config).decoder_only)
     quality.require_seen(metric, [prompt.reference for prompt in prompts])
     folder = pathlib.Path(options.output_dir or f"results/evaluate/{name}")
     texts, scores = folder / "texts.jsonl", folder / "scores.json"
     memory.require(config, found.configs)
-    shape = config.gamma, config.max_length, config.batch_size
+    shape = config.tree or config.gamma, config.max_length, config.batch_size
     memory.require_batch((config.target, config.draft), found.configs, *shape)
     given: dict[str, Any] = chosen(config, SETTINGS) | {"gamma": gamma}
     settings = Settings(**given)

@@ -154,12 +154,14 @@ def _resolved(options: argparse.Namespace, begun: Sequence[Asked]) -> "Resolved"
     from speculative.rows import memory
 
     found = resolve(options.target, options.draft, options.dtype, options.vocabulary)
+    found.require_trees(options.tree)
     if options.batch_size > 1:
         length = max([options.max_length, *(one.settings.max_length for one in begun)])
         size = options.batch_size
         if options.file or options.output:  # There are no others.
             size = min(size, power_of_two(len(begun) * options.samples))
-        memory.require_batch(found.names, found.configs, options.gamma or 1, length, size)
+        guesses = options.tree or options.gamma or 1
+        memory.require_batch(found.names, found.configs, guesses, length, size)
     return found
 
 

@@ -19,7 +19,9 @@ from speculative.settings import Settings
 INPUT = "standard input"
 MARK = "> "  # Where a line is awaited.
 # The settings that a line of JSON may have; texts of one run have one draft's gamma and one rule.
-KNOWN = [name for name in SETTINGS if name not in {*OF_RUN, "gamma", "verification", "lenience"}]
+KNOWN = [
+    name for name in SETTINGS if name not in {*OF_RUN, "gamma", "tree", "verification", "lenience"}
+]
 
 
 class Asked(NamedTuple):

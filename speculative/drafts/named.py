@@ -97,6 +97,11 @@ def model_free(
     return make(decoder_only), load(path, vocabulary) if load and path else ()
 
 
+def grows(name: str) -> bool:
+    """Whether a draft that is `known` guesses trees."""
+    return _entry(name).make(True).grows
+
+
 def _split(name: str) -> tuple[str, pathlib.Path | None]:
     """The name in `MODEL_FREE`, empty where a file alone is given, and the file."""
     if name in MODEL_FREE:

@@ -16,15 +16,16 @@ from speculative.decoding import Decoding, Rule, rules
 from speculative.measurement import quality
 from speculative.sampling import Sampling
 from speculative.tasks import Task
+from speculative.tree import Growth
 from speculative.types import EOS_ID, Fields
 
 RANDOM = "random"  # Instead of a folder of checkpoints: true sizes, random weights.
 
 LARGEST = dict.fromkeys(("num_examples", "alpha_tokens"), 10**9)
 LARGEST |= dict.fromkeys(("max_length", "source_length"), checks.MAX_TOKENS)
-LARGEST |= {"gamma": checks.MAX_GAMMA, "batch_size": checks.MAX_BATCH}
+LARGEST |= {"gamma": checks.MAX_GAMMA, "tree": checks.MAX_NODES, "batch_size": checks.MAX_BATCH}
 LARGEST |= {"rounds": checks.MAX_SAMPLES, "seed": 2**32 - 1}  # Above T = 0 rounds are samples.
-"""The largest values of `RowConfig`'s whole numbers; the smallest is 1, a seed's 0."""
+"""The largest values of `RowConfig`'s whole numbers; the smallest is 1, a seed's and a tree's 0."""
 
 
 @gin.register(module="settings")
@@ -41,7 +42,9 @@ class RowConfig:
     min_p: float = 0.0  # Their least probability, as a share of the greatest.
     verification: str = "token"  # How guesses are verified, a name of `decoding.rules.RULES`.
     lenience: float = 1.0  # l in (0, 1] of appendix A.5; below 1 outputs are not the target's own.
-    gamma: int | None = None  # Guesses a step; None is for commands that pick a number.
+    # Guesses a step, or the depth of their tree; None is for commands that pick a number.
+    gamma: int | None = None
+    tree: int = 0  # Guesses of a step's tree; 0 is a chain.
     dtype: str | None = None  # Of weights and products; None is as of `loading.resolve`.
     max_length: int = 128  # Tokens at which an output is cut.
     num_examples: int | None = None  # Examples measured; None is all there are.
@@ -71,7 +74,7 @@ class RowConfig:
         for name, high in LARGEST.items():
             value = getattr(self, name)
             if value is not None or name not in ("gamma", "num_examples", "source_length"):
-                checks.whole(f"RowConfig.{name}", value, int(name != "seed"), high)
+                checks.whole(f"RowConfig.{name}", value, int(name not in ("seed", "tree")), high)
         checks.fields(self)
         metric = "metric", self.texts.metric, quality.METRICS
         for name, value, known in (metric, ("dtype", self.dtype, DTYPES)):
@@ -79,6 +82,9 @@ class RowConfig:
                 words = ", ".join(known)
                 raise ValueError(f"RowConfig.{name} must be one of {words}, not {value!r}.")
         try:
+            if self.tree:
+                self.rule.require_trees(self.sampling)
+                _ = Growth(self.tree, self.gamma) if self.gamma else None
             _ = self.sampling, self.rule  # Both check their values.
         except checks.SettingError as error:
             raise ValueError(f"RowConfig.{error}") from None
@@ -119,11 +125,11 @@ class RowConfig:
     def decoding(
         self, vocab_size: int, gamma: int, eos_ids: tuple[int, ...] = (EOS_ID,)
     ) -> Decoding:
-        """The settings of a generation with so many guesses a step; 0 is autoregressive."""
-        rule = self.rule if gamma else rules.EXACT
+        """The settings of a generation with this gamma; 0 is autoregressive."""
+        rule, tree = (self.rule, self.tree) if gamma else (self.rule.alone, 0)
         # No token ends a text of random words.
         ends = eos_ids if self.simulated_alpha is None else ()
-        return Decoding(vocab_size, self.sampling, gamma, self.max_length, ends, rule)
+        return Decoding(vocab_size, self.sampling, gamma, self.max_length, ends, rule, tree=tree)
 
     def gin(self) -> str:
         """The effective configuration, as a gin file says it."""

@@ -41,6 +41,8 @@ class Example:
     # Of `tested` and `accepted`, by position in a step.
     tested_by_position: list[int] = dataclasses.field(default_factory=list)
     accepted_by_position: list[int] = dataclasses.field(default_factory=list)
+    # Of trees, those accepted by position and by rank among the successors of the same token.
+    accepted_by_rank: list[list[int]] | None = None
     # The tokens expected of a step that begins at each token, where alpha does not predict them: by
     # the rule, and by token verification of the same guesses.
     step_tokens: list[list[float]] = dataclasses.field(default_factory=list)

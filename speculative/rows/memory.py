@@ -88,7 +88,7 @@ def require_batch(
 
 def require(config: RowConfig, models: Sequence[Config], source_length: int = 512) -> None:
     """Raises ValueError unless the present device holds the models of a row."""
-    found = need(models, config.gamma, config.max_length, source_length)
+    found = need(models, config.tree or config.gamma, config.max_length, source_length)
     name, there = device_bytes()
     if sum(found) > there:
         parts = found._asdict().items()

@@ -18,6 +18,9 @@ class Record:
     `speedup_long` its limit for long outputs, Eq. 1 / (gamma c + v). Where `simulated_alpha` is a
     number, guesses were accepted with that probability whatever the models said: only the times are
     real. Where `lenience` l is below 1, outputs are not the target's own, and are not compared.
+    Of a `tree` of so many guesses a step, gamma is the depth, `nodes` the guesses tested a call in
+    the mean, `alpha` the share of tested positions whose likeliest guess was accepted, and
+    `alpha_accepted` that of those where any was; Equation 1 is a chain's.
     A value of the wrong type, or a number that is not finite, raises ValueError.
     """
 
@@ -35,7 +38,7 @@ class Record:
     num_tokens: int
     num_target_calls: int
     tokens_per_call: float
-    tokens_per_call_expected: float
+    tokens_per_call_expected: float | None
     alpha: float
     alpha_accepted: float | None
     alpha_low: float
@@ -50,7 +53,7 @@ class Record:
     speedup: float
     speedup_low: float
     speedup_high: float
-    speedup_expected: float
+    speedup_expected: float | None
     speedup_predicted: float
     outputs_identical: int | None
     near_ties: int | None
@@ -68,7 +71,7 @@ class Record:
     started_at: str
     ms_prefill: float
     ms_prefill_draft: float
-    speedup_long: float
+    speedup_long: float | None
     tested: int
     accepted: int
     min_p: float = 0.0
@@ -76,6 +79,8 @@ class Record:
     alpha_accepted_low: float | None = None
     alpha_accepted_high: float | None = None
     verification: str = "token"
+    tree: int = 0
+    nodes: float | None = None
     tokens_per_call_low: float | None = None
     tokens_per_call_high: float | None = None
     # What the rule predicts: Eq. 1's for token verification.
@@ -94,6 +99,8 @@ class Record:
     tested_by_position: list[int] | None = None
     accepted_by_position: list[int] | None = None
     accepted_lengths: list[int] | None = None
+    # Of trees, accepted guesses by position and by rank among the successors of the same token.
+    accepted_by_rank: list[list[int]] | None = None
     # Speculative less autoregressive quality, and its interval over the examples.
     quality_difference: float | None = None
     quality_difference_low: float | None = None

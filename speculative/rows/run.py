@@ -30,6 +30,7 @@ from speculative.rows.kept import Example, KeptExamples
 from speculative.rows.records import Record
 from speculative.rows.workload import Workload, workload
 from speculative.tasks.prompts import Prompt
+from speculative.tree import Growth
 from speculative.types import PyTree
 
 
@@ -60,8 +61,13 @@ def run_row(
     lengths = [example.lengths[0] for example in kept]
 
     def scored() -> bool:
-        """Whether alpha has been measured on as many tokens as it is asked for."""
-        return sum(len(example.betas) for example in kept) >= config.alpha_tokens
+        """Whether alpha has been measured on as many tokens as it is asked for.
+
+        That of trees is counted as they are decoded.
+        """
+        return (
+            bool(config.tree) or sum(len(example.betas) for example in kept) >= config.alpha_tokens
+        )
 
     with ThreadPoolExecutor() as pool:  # Programs are compiled in parallel.
         compiled: list[Future[Any]] = [pool.submit(work.decode, 0, gamma)]
@@ -120,6 +126,7 @@ def _measure(work: Workload, gamma: int, number: int, sample: int, with_alpha: b
         draft_tokens=guessed.draft_tokens,
         tested_by_position=guessed.tested_by_position,
         accepted_by_position=guessed.accepted_by_position,
+        accepted_by_rank=guessed.accepted_by_rank,
         step_tokens=blocks,
     )
 
@@ -148,9 +155,15 @@ def _record(
         return *one.seconds, *one.lengths, one.accepted, one.tested, one.target_calls
 
     # A text is resampled with all samples of it.
-    texts = itertools.groupby(examples, operator.attrgetter("number"))
-    summed = np.array([np.sum([*map(counts, samples)], axis=0) for _, samples in texts]).T
+    groups = itertools.groupby(examples, operator.attrgetter("number"))
+    texts = [list(samples) for _, samples in groups]
+    summed = np.array([np.sum([*map(counts, samples)], axis=0) for samples in texts]).T
     seconds, tokens, (accepted, tested, calls) = np.split(summed, (2, 4))
+    by_rank = np.zeros((len(texts), gamma, 1 + Growth.BRANCHES), int)  # First those tested.
+    if config.tree:
+        for text, samples in zip(by_rank, texts, strict=True):
+            for one in samples:
+                text += np.column_stack([one.tested_by_position, np.array(one.accepted_by_rank)])
     betas = [np.array(example.betas) for example in examples if example.betas]
     if config.simulated_alpha is not None:
         betas = [np.array([config.simulated_alpha])]
@@ -161,9 +174,15 @@ def _record(
         return float(a / b)
 
     def alpha(chosen: NDArray[np.intp]) -> float:
+        if config.tree:
+            reached, first, *_ = by_rank[chosen].sum(axis=(0, 1))
+            return float(first / reached)
         return float(np.concatenate([betas[i] for i in chosen]).mean(dtype=np.float64))
 
     def predicted(chosen: NDArray[np.intp]) -> float:
+        if config.tree:
+            reached, *stood = by_rank[chosen].sum(axis=0).T
+            return theory.tree_tokens(np.sum(stood, axis=0) / np.maximum(reached, 1))
         if rule.by_guess:
             return theory.expected_tokens(alpha(chosen), gamma)
         return float(np.concatenate([blocks[i] for i in chosen])[:, 0].mean())
@@ -173,7 +192,7 @@ def _record(
         return float(own / token)
 
     # By the record's fields: of how many texts each is, and its value for some of them.
-    count, scored = len(calls), len(betas)
+    count, scored = len(calls), len(calls) if config.tree else len(betas)
     statistics: dict[str, tuple[int, Callable[[NDArray[np.intp]], float]]] = {
         "speedup": (count, speedup),
         "alpha": (scored, alpha),
@@ -187,7 +206,7 @@ def _record(
     for name, (size, of) in statistics.items():
         low, high = interval(of, size, config.seed)
         found |= {name: of(np.arange(size)), f"{name}_low": low, f"{name}_high": high}
-    for name in ("task", "draft", "top_k", "verification", "seed", "simulated_alpha"):
+    for name in ("task", "draft", "top_k", "verification", "tree", "seed", "simulated_alpha"):
         found[name] = getattr(config, name)
     for name in ("temperature", "top_p", "min_p", "lenience"):
         found[name] = float(getattr(config, name))
@@ -198,9 +217,13 @@ def _record(
         for name in ("tested_by_position", "accepted_by_position")
     }
     rate = found["alpha"]
-    if not rule.by_guess:
+    if config.tree or not rule.by_guess:
         rate = theory.acceptance_rate(found["tokens_per_call_predicted"], gamma)
     c, v = costs.c(gamma), costs.verify_cost(gamma)
+
+    def of_chain(value: float) -> float | None:
+        return None if config.tree else value
+
     compared = config.sampling.greedy and rule.exact
     differences = [example.difference for example in examples]
     paper_alpha, paper_speedup = paper_numbers(config, experiment)
@@ -213,7 +236,8 @@ def _record(
         dtype=pair.target.config.dtype,
         num_tokens=int(tokens[1].sum()),
         num_target_calls=int(calls.sum()),
-        tokens_per_call_expected=theory.expected_tokens(found["alpha"], gamma),
+        nodes=sum(one.draft_tokens for one in examples) / calls.sum() if config.tree else None,
+        tokens_per_call_expected=of_chain(theory.expected_tokens(found["alpha"], gamma)),
         c=c,
         verify_cost=v,
         ms_target_step=costs.ms_target_step,
@@ -223,9 +247,9 @@ def _record(
         ms_prefill_draft=costs.ms_prefill_draft,
         ms_per_token_autoregressive=float(ms[0]),
         ms_per_token_speculative=float(ms[1]),
-        speedup_expected=theory.speedup(rate, gamma, c),
+        speedup_expected=of_chain(theory.speedup(rate, gamma, c)),
         speedup_predicted=costs.speedup(rate, gamma, [example.lengths[0] for example in examples]),
-        speedup_long=theory.speedup(rate, gamma, c, v),
+        speedup_long=of_chain(theory.speedup(rate, gamma, c, v)),
         outputs_identical=differences.count(None) if compared else None,
         near_ties=sum(d is not None and d.near_tie for d in differences) if compared else None,
         paper_alpha=paper_alpha,
@@ -240,6 +264,7 @@ def _record(
         draft_bytes=sum(leaf.nbytes for leaf in jax.tree.leaves(pair.params.draft)),
         draft_training_minutes=pair.training_minutes,
         accepted_lengths=lengths_accepted(int(calls.sum()), by_position["accepted_by_position"]),
+        accepted_by_rank=by_rank[..., 1:].sum(axis=0).tolist() if config.tree else None,
         **by_position,
         **found,
     )

@@ -66,7 +66,9 @@ class Fork(Draft):
         _, texts, wrong = params
         number, length = state
         coming = read_rows(jnp.pad(texts[number], ((0, 0), (0, 3))), length, 3)
-        right = (BRANCHES == 1 + length[:, None] // 2 % 2) & (DEPTHS <= 1 + length[:, None] // 4 % 3)
+        right = (BRANCHES == 1 + length[:, None] // 2 % 2) & (
+            DEPTHS <= 1 + length[:, None] // 4 % 3
+        )
         parents = jnp.broadcast_to(PARENTS, (len(last), NODES))
         tree = Tree(parents, jnp.broadcast_to(BRANCHES - 1, parents.shape), growth.depth)
         return Proposal(jnp.where(right, coming[:, DEPTHS - 1], wrong), None, state, tree)
