@@ -105,15 +105,19 @@ class Tree:
         at = self.depths.reshape(*self.depths.shape, *[1] * (numbers.ndim - 2))
         return jnp.take_along_axis(numbers, at, axis=1)
 
-    def longest(self, guesses: Array, choices: Array) -> tuple[Array, Rows, Rows]:
-        """The longest path whose every guess [B, G] is the choice [B, G + 1] made at its parent.
+    def right(self, guesses: Array, choices: Array) -> Flags:
+        """Whether each guess [B, G] is the choice [B, G + 1] that was made at its parent."""
+        chosen = jnp.where(self.follows, choices[:, None], 0).sum(axis=-1)
+        return guesses == chosen[:, 1:]
+
+    def longest(self, right: Flags, choices: Array) -> tuple[Array, Rows, Rows]:
+        """The longest path of guesses that are all `right` [B, G].
 
         Returns:
             path [B, D + 1], its places from 0 on, and behind them 0; how many guesses are on it
-            [B]; and the choice made at its end [B].
+            [B]; and the choice [B], of those at each place [B, G + 1], that was made at its end.
         """
-        chosen = jnp.where(self.follows, choices[:, None], 0).sum(axis=-1)[:, 1:]
-        right = jnp.pad(guesses == chosen, ((0, 0), (1, 0)), constant_values=True)
+        right = jnp.pad(right, ((0, 0), (1, 0)), constant_values=True)
         stands = ~(self.mask & ~right[:, None]).any(axis=-1)
         reached = jnp.where(stands, self.depths, 0)
         accepted = reached.max(axis=1)

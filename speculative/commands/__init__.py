@@ -65,8 +65,8 @@ OPTIONS = {
     "--min_p P": "tokens of at least P times the greatest probability, in [0, 1] (0, all)",
     "--verification RULE": "how guesses are verified, a name of speculative.decoding.rules.RULES "
     "(token)",
-    "--tree N": "guesses of a step's tree, of which gamma is the depth; 0 is a chain (0); at T = 0, and "
-    "with --verification coupled",
+    "--tree N": "guesses of a step's tree, of which gamma is the depth, at T = 0 or with "
+    "--verification coupled; 0 is a chain (0)",
     "--lenience L": "in (0, 1]; below 1 more guesses are accepted, but outputs are not exact (1)",
     "--source_length S": "tokens to which longer texts are cut, or of random sources (as "
     "configured, or whole texts and 64)",

@@ -16,7 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array, lax
 
-from speculative import checks, noise
+from speculative import checks, noise, theory
 from speculative.decoding import algorithm_1, block
 from speculative.sampling import Sampling, argmax, categorical, choose, first, of_rows, standardise
 from speculative.tree import Tree
@@ -109,7 +109,7 @@ class Rule(abc.ABC):
             guesses, and behind them 0; accepted [B], between 0 and G; next_token [B].
         """
         chosen = self.choices(logits, sampling, tree.by_place(numbers))
-        return tree.longest(guesses, chosen)
+        return tree.longest(tree.right(guesses, chosen), chosen)
 
     def require_trees(self, sampling: Sampling) -> None:
         """Raises ValueError unless it verifies trees: without random numbers, exact rules do."""
@@ -390,7 +390,9 @@ NOISES = 8  # With which `Coupled.acceptance` measures.
 class Simulated(Rule):
     """Accepts each guess with probability alpha, whatever the logits: only for timing.
 
-    The other rule's arithmetic is done all the same; outputs are not the target's.
+    Of a tree, and where the other rule is coupled, the probabilities are those of
+    `theory.shares_by_rank`. The other rule's arithmetic is done all the same; outputs are not the
+    target's.
     """
 
     alpha: float
@@ -399,6 +401,11 @@ class Simulated(Rule):
     def __post_init__(self) -> None:
         must, fits = "lie in [0, 1]", lambda x: 0 <= x <= 1
         object.__setattr__(self, "alpha", checks.real("simulated_alpha", self.alpha, must, fits))
+
+    @property
+    def keyed_by(self) -> Literal["position", "step", "token"]:  # pyright: ignore
+        """As of the other rule."""
+        return self.other.keyed_by
 
     @property
     def data(self) -> tuple[str, ...]:
@@ -410,15 +417,56 @@ class Simulated(Rule):
         """Never."""
         return False
 
+    @property
+    def alone(self) -> Rule:
+        """The other rule's."""
+        return self.other.alone
+
+    def to_guess(self, numbers: Array | np.ndarray) -> Array | np.ndarray:
+        """As of the other rule."""
+        return self.other.to_guess(numbers)
+
+    def require_trees(self, sampling: Sampling) -> None:
+        """As of the other rule."""
+        self.other.require_trees(sampling)
+
+    def choices(self, logits, sampling, numbers) -> Array:
+        """As of the other rule."""
+        return self.other.choices(logits, sampling, numbers)
+
+    def _shares(self, sampling: Sampling) -> tuple[float, ...]:
+        return theory.shares_by_rank(self.alpha, sampling.greedy)
+
+    def _uniform(self, numbers: Array | np.ndarray) -> Array | np.ndarray:
+        """A number in [0, 1) of each position [...], of what is [..., numbers] or noise [..., V]."""
+        if self.keyed_by == "token":
+            return jnp.exp(-jnp.exp(-jnp.asarray(numbers[..., 0])))
+        return numbers[..., ACCEPT]
+
+    def _accepts(self, sampling: Sampling) -> float:
+        """How probably a guess of a chain is accepted."""
+        coupled = self.keyed_by == "token"
+        return self._shares(sampling)[0] if coupled else self.alpha
+
     def verify(self, guesses, logits, q, sampling, uniforms) -> tuple[Array, Array]:
         """The other rule's next token, after a random number of accepted guesses."""
         _, next_token = self.other.verify(guesses, logits, q, sampling, uniforms)
-        return leading(uniforms[:, :-1, ACCEPT] < self.alpha), next_token
+        uniform = jnp.asarray(self._uniform(uniforms[:, :-1]))
+        return leading(uniform < self._accepts(sampling)), next_token
+
+    def verify_tree(self, guesses, logits, sampling, numbers, tree) -> tuple[Array, Array, Array]:
+        """The other rule's next token, after a path of random ranks."""
+        chosen = self.choices(logits, sampling, tree.by_place(numbers))
+        uniform = jnp.asarray(self._uniform(numbers))  # [B, D + 1]
+        limits = jnp.asarray(np.cumsum(self._shares(sampling), dtype=np.float32))
+        rank = (uniform[..., None] >= limits).sum(axis=-1)
+        of_parent = jnp.take_along_axis(rank, jnp.maximum(tree.depths[:, 1:] - 1, 0), axis=1)
+        return tree.longest(tree.ranks == of_parent, chosen)
 
     def verify_reference(self, guesses, logits, q, sampling, uniforms) -> tuple[int, int]:
         """See `verify`."""
         _, next_token = self.other.verify_reference(guesses, logits, q, sampling, uniforms)
-        passed = [*(uniforms[:-1, ACCEPT] < self.alpha), False]
+        passed = [*(np.asarray(self._uniform(uniforms[:-1])) < self._accepts(sampling)), False]
         return passed.index(False), next_token
 
     def acceptance(self, logits, q, sampling) -> Array:

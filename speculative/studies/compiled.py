@@ -217,8 +217,9 @@ class Compiler:
             "paper_speedup": paper_speedup,
             "libtpu_version": chips.compiler_version(),
         }
-        # Where acceptance is simulated there is nothing to score.
-        scoring = [] if config.simulated_alpha is not None else [READING, SCORING]
+        # Where acceptance is simulated there is nothing to score; that of trees is counted.
+        scores = config.simulated_alpha is None and not config.tree
+        scoring = [READING, SCORING] if scores else []
         # Batches are not streamed.
         streamed = [SPECULATIVE_STEP, STEP] if self._rows == 1 else []
         names = [SPECULATIVE_LOOP, LOOP, *streamed, PREFILL, *scoring]
