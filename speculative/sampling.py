@@ -158,10 +158,16 @@ def standardise(logits: Array, sampling: Sampling) -> Array:
 def greatest_few(values: Array, count: int) -> tuple[Array, Array]:
     """The greatest values [..., count], descending, and where they are: of values [..., V].
 
-    Of equal ones the first comes first.
+    Of equal ones the first comes first. One after the other, because a TPU would sort all.
     """
-    values, at = lax.top_k(values, count)
-    return values, at
+    index, found = jnp.arange(values.shape[-1]), list[tuple[Array, Array]]()
+    for _ in range(count):
+        best = values.max(axis=-1)
+        at = first(values == best[..., None])
+        found.append((best, at))
+        values = jnp.where(index == at[..., None], -jnp.inf, values)
+    best, at = (jnp.stack(each, axis=-1) for each in zip(*found, strict=True))
+    return best, jnp.minimum(at, values.shape[-1] - 1)  # Not of NaN, which no value equals.
 
 
 def _one_hot(logits: Array) -> Array:
@@ -219,9 +225,19 @@ def _fewest(values: Array, enough: Callable[[Array], Array]) -> Array:
 def argmax(logits: Array) -> Array:
     """The first token of the greatest logit: [..., V] -> [...] int32.
 
-    Over the maxima of blocks, then inside the first block with the maximum: with XLA's argmax of
-    the whole vocabulary a small model's step on CPU is a quarter slower.
+    On CPU over the maxima of blocks, then inside the first block with the maximum: with XLA's
+    argmax of the whole vocabulary a small model's step is a quarter slower. On a TPU blocks would
+    be another layout, which takes as long as two passes.
     """
+    return lax.platform_dependent(logits, tpu=_first_greatest, default=_argmax_by_block)
+
+
+def _first_greatest(logits: Array) -> Array:
+    at = first(logits == logits.max(axis=-1, keepdims=True))
+    return jnp.minimum(at, logits.shape[-1] - 1)  # Not of NaN, which no logit equals.
+
+
+def _argmax_by_block(logits: Array) -> Array:
     blocks = _blocks(logits, -jnp.inf)
     block = jnp.argmax(blocks.max(axis=-1), axis=-1)[..., None]
     chosen = jnp.take_along_axis(blocks, block[..., None], axis=-2)[..., 0, :]
@@ -231,11 +247,18 @@ def argmax(logits: Array) -> Array:
 def greatest(logits: Array, sampling: Sampling) -> Array:
     """The greatest logit, or NaN if there is one: [..., V] -> [...].
 
-    At temperature 0 it comes from the argmax, which sampling computes too.
+    On CPU it comes at temperature 0 from the argmax, which sampling computes too.
     """
-    if not sampling.greedy:
-        return jnp.max(logits, axis=-1)
-    return jnp.take_along_axis(logits, argmax(logits)[..., None], axis=-1)[..., 0]
+
+    def of_argmax(logits: Array) -> Array:
+        return jnp.take_along_axis(logits, argmax(logits)[..., None], axis=-1)[..., 0]
+
+    def plain(logits: Array) -> Array:
+        return logits.max(axis=-1)
+
+    return lax.platform_dependent(
+        logits, cpu=of_argmax if sampling.greedy else plain, default=plain
+    )
 
 
 def _blocks(values: Array, filler: float) -> Array:

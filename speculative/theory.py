@@ -40,7 +40,9 @@ def tree_tokens(accepted: Sequence[float]) -> float:
 # Of the positions where the target's choice is none of the draft's likelier ones, the share at which
 # it is the next one: measured on the shipped pair, English to German, 1,160 and 7,080 tokens.
 LEFT = {"greedy": (0.515, 0.33, 0.24), "coupled": (0.43, 0.31, 0.22)}
-FIRST = 0.954  # With noise, the share of alpha, sum of min(p, q), that the draft's first choice has.
+FIRST = (
+    0.954  # With noise, the share of alpha, sum of min(p, q), that the draft's first choice has.
+)
 
 
 def shares_by_rank(alpha: float, greedy: bool) -> tuple[float, ...]:

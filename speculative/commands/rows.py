@@ -140,7 +140,10 @@ def of_table(options: argparse.Namespace) -> dict[str, "RowConfig"]:
                 f"--data_file {file} does not say of which task it is; put one of "
                 f"{', '.join(tasks)} and = before the file."
             )
+    tree, options.tree = options.tree, None  # Which rules verify it depends on the row.
     configs = {experiment(row): changed(options, row) for row in listed}
+    if tree:
+        configs = _with_trees(configs, tree)
     if rules := getattr(options, "rules", None):
         configs = _of_rules(configs, rules)
     if not configs:
@@ -161,6 +164,19 @@ def _of_rules(configs: dict[str, "RowConfig"], rules: list[str]) -> dict[str, "R
         for name, row in configs.items()
         for rule in (rules if len(rules) == 1 or row.temperature > 0 else ())
     }
+
+
+def _with_trees(configs: dict[str, "RowConfig"], tree: int) -> dict[str, "RowConfig"]:
+    """Rows and, after each, the same one with trees, whose name ends in their number of guesses.
+
+    Above temperature 0 only coupled verification has trees.
+    """
+    found: dict[str, RowConfig] = {}
+    for name, row in configs.items():
+        rule = row.verification if row.temperature == 0 else "coupled"
+        of_tree = dataclasses.replace(row, tree=tree, verification=rule)
+        found |= {name: row, f"{name}_tree{tree}": of_tree}
+    return found
 
 
 def import_module(options: argparse.Namespace) -> None:

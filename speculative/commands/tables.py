@@ -4,7 +4,8 @@ import argparse
 import pathlib
 from typing import TYPE_CHECKING
 
-from speculative.commands import Command, add_options, option, rows
+from speculative import checks
+from speculative.commands import Command, add_options, option, rows, whole
 
 if TYPE_CHECKING:
     from speculative.rows.config import RowConfig
@@ -51,6 +52,8 @@ def _add_table(parser: argparse.ArgumentParser) -> None:
     add_options(parser, "--family")
     said = "how guesses are verified; several rules are compared, above temperature 0"
     option(parser, "--verification RULE[,RULE]", said, lambda text: text.split(","), dest="rules")
+    said = "each row with trees of so many guesses too, above temperature 0 verified by coupled"
+    option(parser, "--tree N", said, whole(0, checks.MAX_NODES))
     option(parser, "--output_dir DIR", "(results/tableN)")
 
 

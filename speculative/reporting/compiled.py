@@ -35,7 +35,8 @@ MEMORY = (
 )
 STEPS = (
     ROW,
-    Column("γ", field("gamma"), "guesses a step"),
+    Column("γ", field("gamma"), "guesses a step, or the depth of a tree"),
+    Column("tree", field("tree"), "guesses of a tree; 0 is a chain"),
     Column(
         "step",
         _ratio("ms_target_step", "ms_target_step_floor"),
@@ -44,12 +45,12 @@ STEPS = (
     Column(
         "verify",
         _ratio("ms_verify", "ms_target_step"),
-        "ms of a pass over γ + 1 positions and of verification (v, times an autoregressive step)",
+        "ms of a pass over all guesses and of verification (v, times an autoregressive step)",
     ),
     Column(
         "guess",
         _ratio("ms_draft_step", "ms_draft_step_floor"),
-        "ms of a guess of the draft (times the reading of its weights and caches)",
+        "ms of a guess of the draft, or a tree's level (times reading its weights and caches)",
     ),
     Column("c", field("c", ".4f"), "time of a guess over that of an autoregressive step"),
     Column(
@@ -60,7 +61,11 @@ STEPS = (
 SPEED = (
     ROW,
     Column("α", field("alpha", ".2f"), "assumed: the paper's, or the one given"),
-    Column("predicted", field("speedup_predicted", ".2f"), "speed-up from these costs, at γ"),
+    Column(
+        "predicted",
+        field("speedup_predicted", ".2f"),
+        "speed-up from these costs, at γ; of trees with the shipped pair's acceptance by rank",
+    ),
     Column(
         "best",
         lambda x: f"{x.best_speedup_predicted:.2f} ({x.best_gamma})" if x.best_gamma else "–",

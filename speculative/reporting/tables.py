@@ -82,11 +82,20 @@ ROW = Column("row", _row_name)
 
 ACCEPTANCE = (
     Column("l", field("lenience", "g"), "lenience; below 1 outputs are not the target's own"),
-    Column("γ", field("gamma"), "guesses a step"),
-    Column("α", field("alpha", ".2f"), "acceptance rate on the target's own text"),
+    Column("γ", field("gamma"), "guesses a step, or the depth of a tree"),
+    Column("tree", field("tree"), "guesses of a tree; 0 is a chain"),
+    Column(
+        "α",
+        field("alpha", ".2f"),
+        "acceptance rate on the target's own text; of trees, of the likeliest guesses",
+    ),
     Column("α 95%", _interval("alpha"), "its interval over the examples"),
     Column("paper", field("paper_alpha", ".2f"), "the paper's α"),
-    Column("accepted", field("alpha_accepted", ".2f"), "guesses accepted over guesses tested"),
+    Column(
+        "accepted",
+        field("alpha_accepted", ".2f"),
+        "guesses accepted over guesses tested, of trees once a level",
+    ),
     Column("accepted 95%", _interval("alpha_accepted"), "its interval over the examples"),
     Column("c", lambda record: thousandths(record.c), "time of a guess over that of a target step"),
     Column("v", field("verify_cost", ".2f"), "time of verifying over that of a target step"),
@@ -178,7 +187,9 @@ def parts(records: Sequence[Record]) -> dict[str, tuple[Sequence[Column], Sequen
     # Intervals of acceptance are for rows of which one is lenient (A.5).
     lenient = any(record.lenience < 1 for record in records)
     intervals = ("l", "α 95%", "accepted 95%")
-    acceptance = [column for column in ACCEPTANCE if lenient or column.head not in intervals]
+    trees = any(record.tree for record in records)
+    hidden = {*(() if lenient else intervals), *(() if trees else ("tree",))}
+    acceptance = [column for column in ACCEPTANCE if column.head not in hidden]
     sampled = [record for record in records if record.temperature > 0]
     rules = any(record.verification != "token" for record in sampled)
     several = len({record.draft for record in records}) > 1

@@ -16,7 +16,7 @@ import numpy as np
 from jax import Array
 from jax.sharding import SingleDeviceSharding
 
-from speculative import theory
+from speculative import checks, theory
 from speculative.backends import for_decoding
 from speculative.decoding import Decoding, Params, loop, queue
 from speculative.decoding.loop import Models
@@ -34,7 +34,7 @@ from speculative.types import PyTree
 
 PIECES = {32_128: 32_100}  # Of T5's vocabulary, by the rows of embeddings that hold it.
 DTYPE = "bfloat16"  # Of a row that names none.
-GAMMAS = range(1, 16)  # Numbers of guesses among which the best is looked for.
+GAMMAS = range(1, checks.MAX_GAMMA + 1)  # Of which the speed-up is told, the best one among them.
 WORKERS = 2  # Programs that are compiled at once; each takes one core.
 
 # The programs of a row. The loops decode a text in one dispatch, the steps are streamed.
@@ -72,6 +72,7 @@ class Estimate:
     dtype: str
     temperature: float
     gamma: int
+    tree: int
     batch_size: int
     source_length: int
     max_length: int
@@ -210,6 +211,7 @@ class Compiler:
             "dtype": config.dtype or DTYPE,
             "temperature": float(config.temperature),
             "gamma": gamma,
+            "tree": config.tree,
             "batch_size": self._rows,
             "hbm_limit": self.chip.hbm,
             "hbm_weights": size,
@@ -250,7 +252,7 @@ class Compiler:
         verify = 1e3 * both.seconds - gamma * draft
         c, v = draft / step, verify / step
         rate = paper_alpha if config.simulated_alpha is None else config.simulated_alpha
-        speedups = {} if rate is None else {g: theory.speedup(rate, g, c, v) for g in GAMMAS}
+        speedups = {} if rate is None else _speedups(config, rate, c, v)
         best = max(speedups, key=speedups.__getitem__, default=None)
         streamed_ms = [1e3 * found[name].once.seconds for name in streamed] or [None, None]
         return Estimate(
@@ -273,7 +275,7 @@ class Compiler:
             c=c,
             verify_cost=v,
             alpha=rate,
-            speedup_predicted=None if rate is None else theory.speedup(rate, gamma, c, v),
+            speedup_predicted=speedups.get(gamma),
             best_gamma=best,
             best_speedup_predicted=speedups[best] if best else None,
             seconds_to_compile=seconds,
@@ -326,6 +328,22 @@ class Compiler:
             step, once = max(loops, default=None), schedule.cost(program.entry)
             self._done[key] = Compiled(hbm, step, once, (inside, elsewhere))
         return self._done[key]
+
+
+def _speedups(config: RowConfig, alpha: float, c: float, v: float) -> dict[int, float]:
+    """The speed-up by gamma, if a guess, or a level of a tree, costs the same whatever gamma is.
+
+    Trees are accepted as `theory.shares_by_rank` says, and are the best of as many guesses.
+    """
+    coupled = config.verification == "coupled" and not config.sampling.greedy
+    if not config.tree and not coupled:
+        return {g: theory.speedup(alpha, g, c, v) for g in GAMMAS}
+    shares, found = theory.shares_by_rank(alpha, config.sampling.greedy), dict[int, float]()
+    for g in GAMMAS:
+        chain = [shares[0]] * g
+        accepted = theory.best_tree(shares, config.tree, g) if config.tree >= g else chain
+        found[g] = theory.tree_tokens(accepted) / (g * c + v)
+    return found
 
 
 def _laid_out(size: Config, draft: bool) -> PyTree:
