@@ -115,9 +115,10 @@ class Rule(abc.ABC):
         """Raises ValueError unless it verifies trees: without random numbers, exact rules do."""
         if not sampling.greedy or not self.exact:
             raise checks.SettingError(
-                f"tree is for temperature 0 or verification = 'coupled'; {self} tests each guess "
-                f"against the draft's q, or is not exact: set tree to 0, or verification to coupled"
-                + (", and lenience to 1." if not self.exact else ".")
+                "tree is for temperature 0 or verification = 'coupled': above it other rules test "
+                f"guesses against the draft's q, and {self} is "
+                + ("such a rule" if self.exact else "not exact")
+                + "; set tree to 0, or verification to coupled and lenience to 1."
             )
 
     def verify_reference(
@@ -438,7 +439,7 @@ class Simulated(Rule):
         return theory.shares_by_rank(self.alpha, sampling.greedy)
 
     def _uniform(self, numbers: Array | np.ndarray) -> Array | np.ndarray:
-        """A number in [0, 1) of each position [...], of what is [..., numbers] or noise [..., V]."""
+        """A number in [0, 1) of each position [...], of its [..., numbers] or noise [..., V]."""
         if self.keyed_by == "token":
             return jnp.exp(-jnp.exp(-jnp.asarray(numbers[..., 0])))
         return numbers[..., ACCEPT]
