@@ -71,8 +71,7 @@ class Resolved:
 
     def require_trees(self, tree: int) -> None:
         """Raises ValueError where guesses are to be a tree and the draft guesses chains."""
-        grows = not self.free if self.draft else named.grows(self.free)
-        if tree and not grows:
+        if tree and not self.draft and not named.grows(self.free):
             raise ValueError(
                 f"The draft {self.names[1]} guesses chains, and tree is {tree}; set tree to 0, or "
                 "take a model or an n-gram table as the draft."

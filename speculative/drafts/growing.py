@@ -6,6 +6,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
+from flax import struct
 from jax import Array, lax
 
 from speculative.drafts.base import allowed
@@ -27,6 +28,15 @@ class Level(NamedTuple):
     parents: Array  # [B, W] int32, of the nodes read before at one depth less; at first 0.
     paths: Array  # [B, W, D] the tokens from the first guess on; `depth` of them count.
     depth: Array  # Guesses on their paths, a whole number.
+
+
+@struct.dataclass
+class ReadTree:
+    """A model that has read nodes of a tree, `count` of them in each row."""
+
+    model: State
+    read_as: Array  # As of `Grown`.
+    count: Array | int
 
 
 class Grown(NamedTuple):
@@ -151,6 +161,16 @@ def _ranks(likely: Array) -> Array:
 def _of(taken: Flags, values: Array) -> Array:
     """The values [B or 1, K] that are taken, [B, n, K]: [B, n]; 0 where none is."""
     return jnp.where(taken, values[:, None], 0).sum(axis=-1)
+
+
+def as_tree(guesses: Guesses, growth: Growth) -> tuple[Guesses, Tree]:
+    """A chain [B, D] as a tree of as many guesses as others have; the first one fills it up."""
+    batch, depth = guesses.shape
+    more = growth.nodes - depth
+    filled = jnp.concatenate([guesses, jnp.repeat(guesses[:, :1], more, axis=1)], axis=1)
+    parents = jnp.asarray(np.pad(np.arange(depth), (0, more)), jnp.int32)
+    parents = jnp.broadcast_to(parents, (batch, growth.nodes))
+    return filled, Tree(parents, 0 * parents, depth)
 
 
 def nodes_read(read_as: Array, path: Array, accepted: Rows) -> tuple[Array, Rows]:

@@ -100,6 +100,10 @@ class HiddenDraft(Draft):
         """The state of a proposal of these guesses, which `commit` reads."""
         return state, last
 
+    def follow_tree(self, params, state, last, guesses, tree) -> tuple[HiddenDraftState, Rows]:
+        """Likewise of a tree."""
+        return state, last
+
     def commit(self, params, proposal, accepted, hidden) -> HiddenDraftState:
         """Reads what the target has read, with the target's hidden states."""
         before, last = proposal.state

@@ -8,9 +8,11 @@ from jax import Array, lax
 
 from speculative.drafts.base import Draft, Proposal
 from speculative.drafts.copying import CopyDraft
+from speculative.drafts.growing import as_tree
 from speculative.drafts.hidden import HiddenDraft
 from speculative.drafts.suffix import SuffixDraft
 from speculative.drafts.transformer import TransformerDraft
+from speculative.tree import Tree
 from speculative.types import State
 
 
@@ -25,6 +27,7 @@ class MixedDraft(Draft):
 
     model: TransformerDraft | HiddenDraft
     lookup: CopyDraft | SuffixDraft
+    grows = True
     asks: bool = False  # Whether the model guesses whatever the text, to time what it costs.
 
     @property
@@ -67,9 +70,42 @@ class MixedDraft(Draft):
 
         return Proposal(*lax.cond(known.all(), look_up, ask))
 
+    def grow(
+        self, params, state, last, noise, sampling, vocab_size, growth, history=None
+    ) -> Proposal:
+        """The model's tree unless every row knows how its text goes on, by a chain."""
+        (of_model, of_lookup), (model, lookup) = params, state
+        given = last, jnp.zeros((len(last), growth.depth)), sampling, vocab_size
+        known = self.lookup.sure(of_lookup, lookup, last, vocab_size, sampling) & (not self.asks)
+
+        def look_up() -> tuple[Array, Tree, State]:
+            found = self.lookup.propose(of_lookup, lookup, *given)
+            guesses, tree = as_tree(found.guesses, growth)
+            return guesses, tree, self.model.follow_tree(of_model, model, last, guesses, tree)
+
+        def ask() -> tuple[Array, Tree, State]:
+            how = sampling, vocab_size, growth, history
+            found = self.model.grow(of_model, model, last, noise, *how)
+            if len(last) == 1:
+                return found.guesses, found.tree, found.state
+            # Beside rows that ask there may be rows that look up.
+            chains = as_tree(self.lookup.propose(of_lookup, lookup, *given).guesses, growth)
+            guesses, tree = jax.tree.map(
+                lambda one, other: jnp.where(known[:, None], one, other),
+                chains,
+                (found.guesses, found.tree),
+            )
+            return guesses, tree, self.model.follow_tree(of_model, model, last, guesses, tree)
+
+        guesses, tree, read = lax.cond(known.all(), look_up, ask)
+        return Proposal(guesses, None, (read, (lookup, last)), tree)
+
     def commit(self, params, proposal, accepted, hidden) -> State:
-        """Commits both, which have read the same guesses."""
+        """Commits both, which have read the same guesses; a tree's path the lookup reads now."""
         (of_model, of_lookup), (model, lookup) = params, proposal.state
+        if proposal.path is not None:
+            before, last = lookup
+            lookup = self.lookup.follow(of_lookup, before, last, proposal.guesses)
         return (
             self.model.commit(of_model, proposal._replace(state=model), accepted, hidden),
             self.lookup.commit(of_lookup, proposal._replace(state=lookup), accepted, hidden),

@@ -12,7 +12,7 @@ from jax import Array, lax
 
 from speculative.backends import look_up
 from speculative.drafts.base import Draft, Proposal, guess
-from speculative.drafts.growing import Grown, Level, grow, nodes_read
+from speculative.drafts.growing import Grown, Level, ReadTree, grow, nodes_read
 from speculative.models.interface import Chunk, Model
 from speculative.processors import History
 from speculative.sampling import Sampling
@@ -164,7 +164,9 @@ class TransformerDraft(Draft):
         found = grow_on(
             self.model, logits, model, read, noise, sampling, vocab_size, growth, history
         )
-        return Proposal(found.guesses, None, (found.state, found.read_as, growth), found.tree)
+        return Proposal(
+            found.guesses, None, ReadTree(found.state, found.read_as, growth.read), found.tree
+        )
 
     def follow(self, params, state, last, guesses) -> TransformerDraftState:
         """The state of a proposal of these guesses: it reads them at once."""
@@ -172,6 +174,14 @@ class TransformerDraft(Draft):
         if guesses.shape[1] > 1:
             model = self.model.extend(params, model, Chunk(guesses[:, :-1])).state
         return TransformerDraftState(model, guesses[:, -1])
+
+    def follow_tree(self, params, state, last, guesses, tree) -> ReadTree:
+        """The state of a proposal of a tree: it reads all nodes at once."""
+        _, model = self._catch_up(params, state, last)
+        mask = tree.mask[:, 1:, 1:]
+        model = self.model.extend(params, model, Chunk(guesses, tree.depths[:, 1:] - 1, mask)).state
+        batch, count = guesses.shape
+        return ReadTree(model, jnp.broadcast_to(jnp.arange(count), (batch, count)), count)
 
     def _catch_up(
         self, params: PyTree, state: TransformerDraftState, last: Rows
@@ -200,9 +210,9 @@ class TransformerDraft(Draft):
         self, proposal: Proposal, path: Array, accepted: Rows
     ) -> TransformerDraftState:
         """Keeps the nodes of a tree's path that were read; the last one may be unseen."""
-        model, read_as, growth = proposal.state
-        nodes, known = nodes_read(read_as, path, accepted)
-        model = self.model.keep(model, growth.read, nodes, known)
+        drafted: ReadTree = proposal.state
+        nodes, known = nodes_read(drafted.read_as, path, accepted)
+        model = self.model.keep(drafted.model, drafted.count, nodes, known)
         last = jnp.maximum(accepted - 1, 0)[:, None]
         newest = jnp.take_along_axis(proposal.guesses, last, axis=1)
         return TransformerDraftState(model, jnp.where(known < accepted, newest[:, 0], -1))

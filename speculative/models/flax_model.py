@@ -138,7 +138,7 @@ class FlaxModel(Model):
         """As of the interface."""
         return dataclasses.replace(state, lengths=lengths)
 
-    def keep(self, state: State, length: int, path: Array, count: Rows) -> State:
+    def keep(self, state: State, length: Array | int, path: Array, count: Rows) -> State:
         """As of the interface."""
         starts = state.lengths - length
         at = starts if state.prompt is None else state.prompt + starts

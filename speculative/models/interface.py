@@ -115,7 +115,7 @@ class Model(Protocol):
         """The state without each row's tokens beyond lengths [B], a prompt's not counted."""
         ...
 
-    def keep(self, state: State, length: int, path: Array, count: Rows) -> State:
+    def keep(self, state: State, length: Array | int, path: Array, count: Rows) -> State:
         """The state with some of the last chunk's `length` tokens alone, in a new order.
 
         They are the first `count` [B] of those at places path [B, K] in the chunk; a chain's path
