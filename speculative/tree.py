@@ -38,7 +38,7 @@ class Growth:
 
     def __post_init__(self) -> None:
         checks.whole("gamma", self.depth, 1, checks.MAX_GAMMA)
-        most = min(checks.MAX_NODES, self.BRANCHES + (self.depth - 1) * self.WIDTH * self.BRANCHES)
+        most = self.most(self.depth)
         if not self.depth <= checks.whole("tree", self.nodes, 1) <= most:
             raise checks.SettingError(
                 f"tree = {self.nodes} guesses do not fit gamma = {self.depth}, the depth of the "
@@ -48,6 +48,11 @@ class Growth:
             checks.whole("The number of shares", len(self.shares), 1, self.BRANCHES)
             for share in self.shares:
                 checks.real("A share", share, "lie in (0, 1]", lambda x: 0 < x <= 1)
+
+    @classmethod
+    def most(cls, depth: int) -> int:
+        """The most guesses of a tree of this depth."""
+        return min(checks.MAX_NODES, cls.BRANCHES * (1 + (depth - 1) * cls.WIDTH))
 
     @property
     def read(self) -> int:

@@ -111,9 +111,13 @@ class Rule(abc.ABC):
         chosen = self.choices(logits, sampling, tree.by_place(numbers))
         return tree.longest(tree.right(guesses, chosen), chosen)
 
+    def verifies_trees(self, sampling: Sampling) -> bool:
+        """Whether it chooses the target's tokens before it looks at guesses."""
+        return sampling.greedy and self.exact
+
     def require_trees(self, sampling: Sampling) -> None:
-        """Raises ValueError unless it verifies trees: without random numbers, exact rules do."""
-        if not sampling.greedy or not self.exact:
+        """Raises ValueError unless it verifies trees."""
+        if not self.verifies_trees(sampling):
             raise checks.SettingError(
                 "tree is for temperature 0 or verification = 'coupled': above it other rules test "
                 f"guesses against the draft's q, and {self} is "
@@ -338,8 +342,9 @@ class Coupled(Rule):
         """The noise [B, G, V]."""
         return numbers[:, :-1]
 
-    def require_trees(self, sampling: Sampling) -> None:
-        """It verifies all."""
+    def verifies_trees(self, sampling: Sampling) -> bool:
+        """Always."""
+        return True
 
     def choices(self, logits, sampling, numbers) -> Array:
         """See `Rule.choices`."""
@@ -427,9 +432,9 @@ class Simulated(Rule):
         """As of the other rule."""
         return self.other.to_guess(numbers)
 
-    def require_trees(self, sampling: Sampling) -> None:
+    def verifies_trees(self, sampling: Sampling) -> bool:
         """As of the other rule."""
-        self.other.require_trees(sampling)
+        return self.other.verifies_trees(sampling)
 
     def choices(self, logits, sampling, numbers) -> Array:
         """As of the other rule."""

@@ -128,12 +128,14 @@ def grow(
     first = found, likely, ranks
     seen = jnp.zeros((batch, width, growth.read), bool)
     later = None if own_noise is None else own_noise[:, 1:].swapaxes(0, 1)
-    carry = state, first, seen, paths, finite
-    (state, *_, finite), others = lax.scan(level, carry, (jnp.asarray(levels[:-1]), later))
-    found, likely, ranks = (
-        jnp.concatenate([one[:, None], more.swapaxes(0, 1)], axis=1)
-        for one, more in zip(first, others, strict=True)
-    )  # [B, D, candidates]
+    found, likely, ranks = (x[:, None] for x in first)
+    if depth > 1:
+        carry = state, first, seen, paths, finite
+        (state, *_, finite), others = lax.scan(level, carry, (jnp.asarray(levels[:-1]), later))
+        found, likely, ranks = (
+            jnp.concatenate([one[:, None], more.swapaxes(0, 1)], axis=1)
+            for one, more in zip(first, others, strict=True)
+        )  # [B, D, candidates]
 
     # A node's place is after its parent's, which is likelier or, of equal ones, the first.
     places = 1 + _ranks(likely.reshape(batch, -1)).reshape(likely.shape)

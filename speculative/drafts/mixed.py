@@ -86,6 +86,7 @@ class MixedDraft(Draft):
         def ask() -> tuple[Array, Tree, State]:
             how = sampling, vocab_size, growth, history
             found = self.model.grow(of_model, model, last, noise, *how)
+            assert found.tree is not None
             if len(last) == 1:
                 return found.guesses, found.tree, found.state
             # Beside rows that ask there may be rows that look up.

@@ -252,6 +252,16 @@ def show_records(records: Sequence[Record], console: Console = CONSOLE) -> None:
     show_parts([((ROW, *columns), rows) for columns, rows in parts(records).values()], console)
 
 
+TREES = (  # Of `tune`.
+    Column("tree", field("nodes"), "guesses of a tree"),
+    Column("γ", field("gamma"), "its depth, of all the best"),
+    Column("per call", field("tokens", ".2f"), "tokens expected of a target pass"),
+    Column("c", lambda one: thousandths(one.c), "time of a level over that of a target step"),
+    Column("v", field("verify_cost", ".2f"), "time of verifying over that of a target step"),
+    Column("predicted", field("predicted", ".2f"), "speed-up from these costs"),
+)
+
+
 def show_tuning(tuning: Tuning, console: Console = CONSOLE) -> None:
     """Prints the speed-up over gamma, and the best gamma or why none pays."""
     costs, best = tuning.costs, tuning.gamma
@@ -271,9 +281,19 @@ def show_tuning(tuning: Tuning, console: Console = CONSOLE) -> None:
     shown = table(columns, tuning.gammas)
     shown.rows[tuning.gammas.index(best)].style = "bold"
     console.print(shown)
+    if tuning.trees:
+        console.print(table(TREES, tuning.trees))
     if reason := tuning.why_not():
         console.print(f"Speculation will not pay here. {reason}")
+    elif tree := tuning.tree:
+        console.print(
+            f"Best: a tree of {tree.nodes} guesses of depth γ = {tree.gamma}, "
+            f"{tree.predicted:.2f} times as fast as autoregressive decoding; the best chain, "
+            f"γ = {best}, {tuning.predicted(best):.2f} times."
+        )
     else:
+        if tuning.trees:
+            console.print("No tree pays here: passes over so many guesses cost more than they win.")
         console.print(
             f"Best: γ = {best}, {tuning.predicted(best):.2f} times as fast as autoregressive "
             "decoding. The weights of the target are read "

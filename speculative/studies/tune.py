@@ -1,17 +1,40 @@
-"""The best number of guesses a step, by measured alpha, c and v; or why speculation is slower."""
+"""The best number of guesses a step, by measured alpha, c and v; or why speculation is slower.
+
+Where trees of guesses are verified, the best tree too, from how often the target's token is the
+draft's first, second, ... choice, and what passes over trees cost.
+"""
 
 import dataclasses
 
 import numpy as np
+from jax import Array
 
 from speculative import theory
 from speculative.measurement.alpha import alpha_on_target_text
 from speculative.measurement.blocks import tokens_on_target_text
+from speculative.measurement.ranks import shares_on_target_text
 from speculative.measurement.timing import TURNS, Costs
 from speculative.progress import OnProgress
 from speculative.rows.workload import Workload
+from speculative.tree import Growth
 
 GAMMAS: tuple[int, ...] = (1, 2, 3, 4, 5, 6, 7, 8, 10)  # Numbers of guesses that are compared.
+
+
+TREES: tuple[int, ...] = (15, 31, 63)  # Guesses of trees that are compared.
+DEPTH = 7  # Of trees that are timed; a level costs the same in others.
+
+
+@dataclasses.dataclass(frozen=True)
+class TreeTuning:
+    """A tree of so many guesses, of the depth at which it promises most."""
+
+    nodes: int
+    gamma: int
+    tokens: float  # Expected of a target call.
+    c: float  # The time of growing a level, over that of a target step.
+    verify_cost: float
+    predicted: float  # Speed-up for texts of these lengths.
 
 
 @dataclasses.dataclass(frozen=True)
@@ -23,6 +46,7 @@ class Tuning:
     costs: Costs  # Of every kind of step, for the gammas that were timed.
     # Those that a target call is expected to yield, by gamma; by default Eq. 1's.
     tokens: dict[int, float] | None = None
+    trees: tuple[TreeTuning, ...] = ()
 
     def tokens_per_call(self, gamma: int) -> float:
         """The expected tokens of a target call."""
@@ -49,10 +73,16 @@ class Tuning:
         """The gamma of the largest predicted speed-up."""
         return max(self.gammas, key=self.predicted)
 
+    @property
+    def tree(self) -> TreeTuning | None:
+        """The best tree, if it promises more than the best chain."""
+        best = max(self.trees, key=lambda one: one.predicted, default=None)
+        return best if best and best.predicted > self.predicted(self.gamma) else None
+
     def why_not(self) -> str | None:
         """Why speculation will not be faster, by two digits, in a sentence; None where it will."""
         gamma, costs = self.gamma, self.costs
-        if round(self.predicted(gamma), 2) > 1:
+        if round(self.predicted(gamma), 2) > 1 or self.tree and self.tree.predicted > 1:
             return None
         c, v = costs.c(gamma), costs.verify_cost(gamma)
         if self.alpha <= c:
@@ -94,6 +124,7 @@ def tune(work: Workload, on_progress: OnProgress, batch_size: int) -> Tuning:
             of_text = work.pair, sources[number], text, decoding, GAMMAS, (config.rule,)
             blocks.append(tokens_on_target_text(*of_text, config.seed + number)[..., 0])
     lengths = [len(text) for text in texts]
+    trees = _trees(work, sources, texts, batch_size, on_progress)
     on_progress("compiling", 0)
     meter = work.meter(GAMMAS, lengths)
     for turn in range(TURNS):
@@ -101,4 +132,41 @@ def tune(work: Workload, on_progress: OnProgress, batch_size: int) -> Tuning:
         meter.turn()
     alpha = float(np.concatenate(betas).mean(dtype=np.float64))
     tokens = dict(zip(GAMMAS, np.concatenate(blocks).mean(axis=0), strict=True)) if blocks else None
-    return Tuning(alpha, lengths, meter.costs(), tokens)
+    return Tuning(alpha, lengths, meter.costs(), tokens, trees)
+
+
+def _trees(
+    work: Workload,
+    sources: list[Array],
+    texts: list[list[int]],
+    batch_size: int,
+    on_progress: OnProgress,
+) -> tuple[TreeTuning, ...]:
+    """The best depth of trees of each size; none where the draft or the rule has chains only."""
+    config, draft = work.config, work.pair.draft
+    if not (draft.grows and config.rule.verifies_trees(config.sampling)):
+        return ()
+    decoding = work.decoding(DEPTH)
+    draws = [work.request(number, 0).draws for number in range(len(sources))]
+    given = work.pair, sources, texts, draws, decoding, batch_size
+    shares, found = shares_on_target_text(*given), []
+    lengths = [len(text) for text in texts]
+    for number, nodes in enumerate(TREES):
+        on_progress("timing trees", number / len(TREES))
+        of_tree = dataclasses.replace(config, tree=nodes, gamma=DEPTH)
+        meter = dataclasses.replace(work, config=of_tree).meter((DEPTH,), lengths)
+        for _ in range(TURNS):
+            meter.turn()
+        costs = meter.costs()
+        c, v = costs.c(DEPTH), costs.verify_cost(DEPTH)
+        step = costs.ms_target_step
+        prefill = costs.ms_prefill_target / step, costs.ms_prefill_draft / step
+        depths = []
+        for gamma in range(1, min(nodes, 2 * DEPTH) + 1):
+            if nodes <= Growth.most(gamma):
+                tokens = theory.tree_tokens(theory.best_tree(shares.tolist(), nodes, gamma))
+                rate = theory.acceptance_rate(tokens, gamma)
+                speedup = theory.predicted_speedup(rate, gamma, c, v, lengths, *prefill)
+                depths.append(TreeTuning(nodes, gamma, tokens, c, v, speedup))
+        found.append(max(depths, key=lambda one: one.predicted))
+    return tuple(found)

@@ -1,0 +1,82 @@
+"""How often the target's token is a draft's first, second, ... choice: what trees are made of."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import Array, lax
+from numpy.typing import NDArray
+
+from speculative.decoding import Decoding, Params
+from speculative.decoding.loop import Models
+from speculative.decoding.programs import Program
+from speculative.grouping import batches, filled
+from speculative.measurement import teacher_forced
+from speculative.measurement.alpha import Read, reading
+from speculative.pair import Pair
+from speculative.sampling import first
+from speculative.tree import Growth
+from speculative.types import Inputs, State, Tokens
+
+
+def shares_on_target_text(
+    pair: Pair,
+    sources: Sequence[Array],
+    tokens: Sequence[Sequence[int]],
+    draws: Sequence[Array],
+    config: Decoding,
+    batch_size: int = 1,
+) -> NDArray[np.float64]:
+    """The shares [R] of the target's tokens that are the draft's r-th choice, R = 8.
+
+    Sources are [1, S]; the outputs, with their end of sequence, were decoded with the random
+    numbers `draws` of `Decoding.draws`, of which coupled verification makes its noise.
+    """
+    alone = Models(pair.target, None), Params(pair.params.target)
+    counts, layers = np.zeros(Growth.BRANCHES + 1), pair.draft.layers
+    for chosen, places in batches(range(len(sources)), lambda i: sources[i].shape[1], batch_size):
+        source = jnp.concatenate([sources[place] for place in places])
+        rows = jnp.asarray(filled([tokens[place] for place in places], config.max_length))
+        own = jnp.concatenate([draws[place] for place in places])
+        read = reading(*alone, source, rows, layers)
+        given = Models(pair.target, pair.draft), pair.params, source, rows, own, read
+        for place, row in zip(chosen, np.asarray(ranks(*given, config)), strict=False):
+            counts += np.bincount(row[: len(tokens[place])], minlength=len(counts))
+    return counts[:-1] / counts.sum()
+
+
+@Program
+def ranks(
+    models: Models,
+    params: Params,
+    source: Inputs,
+    tokens: Tokens,
+    draws: Array,
+    read: Read,
+    config: Decoding,
+) -> Array:
+    """The place [B, L] of each of tokens [B, L] among the draft's guesses, from 0; 8 of none."""
+    draft, growth = models.draft, Growth(Growth.BRANCHES, 1)
+    assert draft is not None, "there are guesses of a draft only"
+    batch, length = tokens.shape
+    none, path = jnp.zeros(batch, jnp.int32), jnp.zeros((batch, 2), jnp.int32)
+
+    def at(state: State, given: Any) -> tuple[State, Array]:
+        number, last, token, hidden = given
+        noise = None
+        if not config.sampling.greedy:
+            noise = config.step_draws(draws, none + number)[:, :1]
+        how = config.sampling, config.vocab_size, growth
+        proposal = draft.grow(params.draft, state, last, noise, *how)
+        rank = first(proposal.guesses == token[:, None])
+        # The guess is never accepted, so that its hidden states may have any value.
+        hidden = {name: jnp.stack([x, x], axis=1) for name, x in hidden.items()}
+        return draft.commit(params.draft, proposal.along(path), none, hidden), rank
+
+    # More positions, because a draft may read a chunk of two.
+    state = draft.start(params.draft, source, length + 2, read.begun)
+    fed = teacher_forced.previous(tokens, models.target.first(source))
+    along = jax.tree.map(lambda x: x.swapaxes(0, 1), (fed, tokens, read.hidden))
+    return lax.scan(at, state, (jnp.arange(length), *along))[1].T
