@@ -17,21 +17,25 @@ if TYPE_CHECKING:
 COUNTS = ("draft_tokens", "tested_by_position", "accepted_by_position", "accepted_lengths")
 FIELDS = ("text", "tokens", "target_calls", "accepted", "tokens_per_call", *COUNTS)
 
+SHOWN = ("tree", "show_special")  # Settings that lines tell where they are not the usual ones.
+
 Place = tuple[int, int]  # The numbers of a prompt and a sample, from 0.
 
 
 def told(asked: Asked) -> dict[str, Any]:
     """The settings of a prompt that its lines tell."""
     found = {name: getattr(asked.settings, name) for name in SETTINGS if name not in OF_RUN}
-    shown = {"show_special": True} if asked.settings.show_special else {}
-    return found | {"stop": list(asked.settings.stop)} | shown
+    found["stop"] = list(asked.settings.stop)
+    shown = {name: value for name in SHOWN if (value := getattr(asked.settings, name))}
+    return {name: value for name, value in found.items() if name not in SHOWN} | shown
 
 
 def line(asked: Asked, result: "Result", of_pair: Mapping[str, Any]) -> dict[str, Any]:
     """What is said of a result in JSON, and of which pair and settings it is."""
     found = {name: getattr(result, name) for name in FIELDS}
-    if result.logprobs is not None:
-        found["logprobs"] = result.logprobs
+    for name in ("logprobs", "accepted_by_rank"):
+        if getattr(result, name) is not None:
+            found[name] = getattr(result, name)
     found |= {"prompt": asked.text, "finish_reason": result.finish_reason, **of_pair, **told(asked)}
     for name in ("dtype", "stop"):  # They come last.
         found[name] = found.pop(name)
@@ -82,8 +86,9 @@ class Results:
         for name, value in must.items():
             if line[name] != value:
                 raise ValueError(f"its {name} is {line[name]!r}, not {value!r}.")
-        if line.get("show_special", False) != asked.settings.show_special:
-            raise ValueError("it was written with another --show_special.")
+        for name in SHOWN:
+            if line.get(name, SETTINGS[name]) != getattr(asked.settings, name):
+                raise ValueError(f"it was written with another --{name}.")
         if line["prompt"] != asked.text:
             raise ValueError(f"its prompt is not prompt {place[0] + 1}.")
         if other := fingerprints.changed(line.get("fingerprints", {}), self.made_with):
