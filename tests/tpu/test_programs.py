@@ -155,6 +155,31 @@ def test_a_batch_is_near_its_floor(monkeypatch: pytest.MonkeyPatch) -> None:
     assert 1e3 * batch(compiled.SPECULATIVE_LOOP).named / 7 > 1.5 * found.ms_draft_step
 
 
+@pytest.mark.parametrize(("temperature", "rule"), [(0.0, "token"), (1.0, "coupled")])
+def test_a_tree_costs_little_more_than_a_chain(temperature: float, rule: str) -> None:
+    """63 guesses of depth 7; two layers of XXL, of whose step logits are a large part."""
+    chain = estimate(temperature=temperature)
+    found = estimate(temperature=temperature, verification=rule, tree=63)
+    assert found.weight_copies == 0
+    assert chain.ms_draft_step is not None and found.ms_draft_step is not None
+    # Two layers of small: ranking 8 nodes' successors takes as long as a level itself.
+    assert found.ms_draft_step - chain.ms_draft_step <= 0.08
+    assert chain.ms_verify is not None and found.ms_verify is not None
+    assert found.ms_verify / chain.ms_verify <= 1.25
+    # At the paper's alpha of 0.75, or 0.62 above temperature 0, with all layers: docs/tpu.md.
+    assert (found.speedup_predicted or 0) > (chain.speedup_predicted or 0)
+
+
+def test_trees_in_batches_need_no_loop_over_rows() -> None:
+    """16 rows with trees of 15 guesses: 256 positions, of which products cost more."""
+    row = dataclasses.replace(ROW, tree=15)
+    alone, found = (Compiler("v4-8", rows).estimate("cut", row) for rows in (1, 16))
+    assert alone.ms_verify is not None and found.ms_verify is not None
+    assert found.ms_verify / alone.ms_verify <= 4
+    assert alone.ms_draft_step is not None and found.ms_draft_step is not None
+    assert found.ms_draft_step / alone.ms_draft_step <= 6
+
+
 def test_a_compiler_without_the_option_does_without(monkeypatch: pytest.MonkeyPatch) -> None:
     device = chips.device("v4-8")
     assert compiler_options(True, device) == tuple(options.READ_AHEAD.items())
