@@ -104,6 +104,7 @@ def _before_in_branches(text: Rows, chunk: Chunk) -> Array:
 
     It is what the token sees of the branches one position earlier, or the last of the `text` [B].
     """
+    assert chunk.positions is not None and chunk.mask is not None
     one_earlier = chunk.positions[:, None] == chunk.behind[..., None] - 1
     seen = chunk.mask & one_earlier  # [B or 1, L, M]
     in_branch = jnp.where(seen.any(axis=-1), seen.argmax(axis=-1), -1)

@@ -214,8 +214,8 @@ def test_the_measured_acceptance_is_the_closed_form(table: str, sampling: str) -
     logits = toy.target_table()[2, 3, : toy.VOCABULARY]
     q = toy.distribution(TABLES[table](), SAMPLINGS[sampling])[2, 3]
     p = toy.distribution(toy.target_table(), SAMPLINGS[sampling])[2, 3]
-    given = (np.tile(x.astype(np.float32), (4000, 1)) for x in (logits, q))
-    found = np.asarray(rules.Coupled().acceptance(*map(jnp.asarray, given), SAMPLINGS[sampling]))
+    rows, of_draft = (jnp.tile(x.astype(np.float32), (4000, 1)) for x in (logits, q))
+    found = np.asarray(rules.Coupled().acceptance(rows, of_draft, SAMPLINGS[sampling]))
     count, trials = int(round(found.sum() * rules.NOISES)), found.size * rules.NOISES
     assert stats.binomtest(count, trials, coupled(p, q)).pvalue > THRESHOLD
     overlap = np.minimum(p, q).sum() / np.maximum(p, q).sum()
