@@ -28,7 +28,7 @@ from tests.decoding.test_paths import PROCESSORS
 
 OPTIMIZED = pytest.mark.usefixtures("optimized")
 
-ROWS, FEWER, FEW = 100_000, 20_000, 3_000
+ROWS, FEWER, FEW = 100_000, 20_000, 1_000
 """Texts of the target alone, whose distribution is tested; of one shape; and of all the others."""
 CHECKS = 100
 """More p-values than all tests here compute together."""
@@ -84,7 +84,7 @@ def decode(
 def alone(sampling: str, processors: tuple[Processor, ...] = ()) -> Output:
     """The texts of the target alone."""
     config = settings(sampling, ALONE, processors)
-    rows = ROWS if (sampling, processors) == ("temperature 1", ()) else FEWER
+    rows = FEW if processors else ROWS if sampling == "temperature 1" else FEWER
     return decode(config, toy.target_table(), rows)
 
 
@@ -243,7 +243,7 @@ MIXED = [Sampling(0.0), Sampling(), Sampling(0.7, top_k=2), Sampling(1.3, top_p=
 @pytest.mark.parametrize("shape", [ALONE, CHAINS[2], TREE], ids=str)
 def test_texts_of_mixed_batches_are_those_of_each_alone(shape: Shape) -> None:
     """Of rows at temperature 0 and above."""
-    rows, config = 1_000, settings("temperature 1", shape)
+    rows, config = FEW, settings("temperature 1", shape)
     configs = [dataclasses.replace(config, sampling=MIXED[row % 4]) for row in range(rows)]
     together = Decoding.together(configs, Kinds.of(MIXED))
     found = decode(together, toy.near_table(), rows)
