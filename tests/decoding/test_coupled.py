@@ -50,7 +50,7 @@ TREES = [
     (2, 6, (0.6, 0.3)),
     (2, 12, (0.6, 0.3)),  # More than there are: some guesses are fillers.
     (3, 9, (0.6, 0.3, 0.1)),
-    (4, 12, (0.5, 0.25, 0.15, 0.1)),
+    (4, 12, (0.8, 0.3, 0.2, 0.1)),
     (4, 20, None),
 ]
 """Gamma, guesses of a tree and shares, as many as a node has successors; without, it has four."""
@@ -158,7 +158,9 @@ def test_any_draft_and_shape_gives_the_same_texts(
     for table in TABLES.values():
         found = decode(settings("temperature 1", shape), table())
         assert same_texts(found, alone("temperature 1"))
-        assert 0 < found.accepted.sum() < found.tested.sum()
+        tested, *accepted = found.by_position.sum(axis=0).T
+        by_depth = np.sum(accepted, axis=0)
+        assert (by_depth > 0).all() and by_depth.sum() < tested.sum()
 
 
 @pytest.mark.parametrize(
@@ -176,6 +178,16 @@ def test_processors_give_the_same_texts(shape: Shape) -> None:
     for table in TABLES.values():
         assert same_texts(decode(settings("temperature 1", shape, PROCESSORS), table()), expected)
     assert not same_texts(expected, alone("temperature 1"))
+
+
+def test_log_probabilities_are_those_of_the_target_alone() -> None:
+    expected, found = (
+        decode(dataclasses.replace(settings("top_p", shape), logprobs=True), toy.near_table())
+        for shape in (ALONE, TREE)
+    )
+    assert same_texts(found, expected)
+    said = np.arange(expected.logprobs.shape[1]) < expected.lengths[:, None]
+    np.testing.assert_allclose(found.logprobs[said], expected.logprobs[said], atol=1e-6)
 
 
 def test_the_checks_above_meet_the_end_token_inside_a_tree() -> None:
@@ -242,7 +254,7 @@ MIXED = [Sampling(0.0), Sampling(), Sampling(0.7, top_k=2), Sampling(1.3, top_p=
 
 @pytest.mark.parametrize("shape", [ALONE, CHAINS[2], TREE], ids=str)
 def test_texts_of_mixed_batches_are_those_of_each_alone(shape: Shape) -> None:
-    """Of rows at temperature 0 and above."""
+    """Of rows at temperature 0 and above; they accept what each alone accepts."""
     rows, config = FEW, settings("temperature 1", shape)
     configs = [dataclasses.replace(config, sampling=MIXED[row % 4]) for row in range(rows)]
     together = Decoding.together(configs, Kinds.of(MIXED))
@@ -253,6 +265,10 @@ def test_texts_of_mixed_batches_are_those_of_each_alone(shape: Shape) -> None:
         expected, at = decode(own, toy.near_table(), rows), slice(number, None, 4)
         np.testing.assert_array_equal(found.tokens[at], expected.tokens[at])
         np.testing.assert_array_equal(found.lengths[at], expected.lengths[at])
+        if shape == TREE and not sampling.truncated:
+            own = dataclasses.replace(config, sampling=sampling)
+            expected = decode(own, toy.near_table(), rows)
+            np.testing.assert_array_equal(found.by_position[at], expected.by_position[at])
 
 
 def test_a_queue_gives_the_same_texts() -> None:

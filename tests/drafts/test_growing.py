@@ -35,7 +35,7 @@ from speculative.models import DecoderOnly
 from speculative.models.interface import Model
 from speculative.models.reads import Reads
 from speculative.processors import History, Processor, RepetitionPenalty
-from speculative.sampling import Sampling
+from speculative.sampling import Kinds, Sampling
 from speculative.tree import Growth
 from speculative.types import PyTree
 from tests import ngrams, numpy_models, saved, tiny, toy
@@ -204,11 +204,22 @@ def penalised(logits: np.ndarray, said: list[int]) -> np.ndarray:
 
 @dataclasses.dataclass(frozen=True)
 class Setting:
-    """How trees are grown."""
+    """How trees are grown, of rows that all sample alike or each in a way of its own."""
 
     growth: Growth
-    sampling: Sampling
+    of_rows: Sampling | tuple[Sampling, ...]
     processors: tuple[Processor, ...] = ()
+
+    @property
+    def sampling(self) -> Sampling:
+        """That of the batch."""
+        if isinstance(self.of_rows, Sampling):
+            return self.of_rows
+        return Sampling.together(self.of_rows, Kinds.of(self.of_rows))
+
+    def of(self, row: int) -> Sampling:
+        """That of a row."""
+        return self.of_rows if isinstance(self.of_rows, Sampling) else self.of_rows[row]
 
 
 class Searched(dict[Path, tuple[float, int]]):
@@ -231,8 +242,8 @@ def search(case: Case, row: int, text: list[int], noise: np.ndarray, how: Settin
         for (path, total), logits in zip(level, after, strict=True):
             if how.processors:
                 logits = penalised(logits, [*said, *path])
-            if not how.sampling.greedy:
-                logits = logits / how.sampling.temperature + noise[depth]
+            if not how.of(row).greedy:
+                logits = logits / how.of(row).temperature + noise[depth]
             chances = special.log_softmax(growing.SHARPER * logits)
             order = np.argsort(-logits, kind="stable")[: len(shares)].tolist()
             for rank, token in enumerate(order):
@@ -344,6 +355,7 @@ WARM, COLD = Sampling(0.8), Sampling(0.0)
         (counts, Setting(SHARED, WARM)),
         (hidden_t5, Setting(GROWTH, WARM)),
         (hidden_t5, Setting(SHARED, COLD)),
+        (hidden_t5, Setting(GROWTH, (COLD, WARM, Sampling(1.2), COLD))),
         (hidden_gpt, Setting(GROWTH, COLD)),
         (counts, Setting(FLAT, WARM)),
         pytest.param(t5, Setting(FLAT, WARM), marks=NOTHING_IS_READ),
