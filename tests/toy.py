@@ -17,7 +17,7 @@ from jax import Array
 from scipy import stats
 
 from speculative.drafts import Draft, Proposal
-from speculative.models.interface import Extended, Model, Started
+from speculative.models.interface import Chunk, Extended, Model, Started
 from speculative.ragged import move_rows
 from speculative.sampling import Sampling
 from speculative.types import Rows, Tokens
@@ -53,7 +53,8 @@ class MarkovState:
 class MarkovModel(Model):
     """Logits depend on the last two tokens: its parameters are a table [V, V, V].
 
-    A state that kept a rejected token, or missed an accepted one, shows in the second index.
+    A state that kept a rejected token, or missed an accepted one, shows in the second index; so
+    does a branch that sees another one.
     """
 
     pad_id: ClassVar[int] = 0
@@ -78,7 +79,10 @@ class MarkovModel(Model):
         rows = jnp.arange(tokens.shape[0])[:, None]
         places = state.lengths[:, None] + jnp.arange(tokens.shape[1])
         seen = state.seen.at[rows, places].set(tokens)
-        before = jnp.where(places > 0, seen[rows, places - 1], 0)
+        at_before = places - 1
+        if chunk.positions is not None and chunk.mask is not None:
+            at_before = _before_in_branches(state.lengths - chunk.begun, chunk)
+        before = jnp.where(at_before >= 0, seen[rows, at_before], 0)
         logits = params[before, tokens]
         if at is not None:
             logits = logits[rows, at[:, None]]
@@ -93,6 +97,18 @@ class MarkovModel(Model):
         return MarkovState(
             starts + count, move_rows(state.seen, starts[:, None] + path, starts, axis=1)
         )
+
+
+def _before_in_branches(text: Rows, chunk: Chunk) -> Array:
+    """Where in the cache the token before each of a chunk's is, [B, L]; -1 if there is none.
+
+    It is what the token sees of the branches one position earlier, or the last of the `text` [B].
+    """
+    assert chunk.positions is not None and chunk.mask is not None
+    one_earlier = chunk.positions[:, None] == chunk.behind[..., None] - 1
+    seen = chunk.mask & one_earlier  # [B or 1, L, M]
+    in_branch = jnp.where(seen.any(axis=-1), seen.argmax(axis=-1), -1)
+    return text[:, None] + in_branch
 
 
 @dataclasses.dataclass(frozen=True)
