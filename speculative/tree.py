@@ -110,6 +110,12 @@ class Tree:
         at = self.depths.reshape(*self.depths.shape, *[1] * (numbers.ndim - 2))
         return jnp.take_along_axis(numbers, at, axis=1)
 
+    def tested(self, path: Array, accepted: Rows) -> Rows:
+        """Depths [B] at which guesses were tested: those accepted, and the next if it has any."""
+        end = jnp.take_along_axis(path, accepted[:, None], axis=1)
+        more = jnp.take_along_axis(self.follows.any(axis=1), end, axis=1)[:, 0]
+        return accepted + more
+
     def right(self, guesses: Array, choices: Array) -> Flags:
         """Whether each guess [B, G] is the choice [B, G + 1] that was made at its parent."""
         chosen = jnp.where(self.follows, choices[:, None], 0).sum(axis=-1)

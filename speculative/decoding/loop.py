@@ -137,9 +137,11 @@ def step(
     if tree is None:
         given = guesses, logits, proposal.q, config.sampling, numbers
         accepted, next_token = config.rule.verify(*given)
+        tested = jnp.minimum(accepted + 1, gamma)
     else:  # From here on the guesses are a chain, those along the path.
         given = guesses, logits, config.sampling, numbers
         path, accepted, next_token = config.rule.verify_tree(*given, tree)
+        tested = tree.tested(path, accepted)
         proposal = proposal.along(path)
         guesses, known = proposal.guesses, jnp.take_along_axis(known, path, axis=1)
         ranks = jnp.take_along_axis(tree.ranks, jnp.maximum(path[:, 1:] - 1, 0), axis=1)
@@ -158,9 +160,10 @@ def step(
     # Of a text that is not to be, as after a rejected guess, a processor may forbid every token.
     said = jnp.arange(gamma + 1) < count[:, None]
     finite = (known | ~said).all(axis=1)
-    reached = jnp.arange(gamma)[:, None] < count[:, None, None]
-    tested = reached & (jnp.arange(gamma)[:, None] <= accepted[:, None, None])
-    stood = reached & (jnp.arange(gamma)[:, None] < accepted[:, None, None])
+    depths = jnp.arange(gamma)[:, None]
+    tested, stood = (
+        depths < jnp.minimum(each, count)[:, None, None] for each in (tested, accepted)
+    )
     if ranks is not None:
         stood &= ranks[..., None] == jnp.arange(Growth.BRANCHES)
     by_position = jnp.concatenate([tested, stood], axis=-1)

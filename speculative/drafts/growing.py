@@ -85,7 +85,7 @@ def grow(
         if growth.shares is None:
             chances = SHARPER * best - jax.nn.logsumexp(SHARPER * logits, axis=-1, keepdims=True)
         else:
-            chances = jnp.broadcast_to(jnp.asarray(np.log(shares[:branches])), at.shape)
+            chances = jnp.where(best > -jnp.inf, jnp.asarray(np.log(shares[:branches])), -jnp.inf)
         found = at if tokens is None else jnp.asarray(tokens)[at]
         likely = total[..., None] + jnp.minimum(jnp.where(finite[:, None, None], chances, 0), 0)
         return found.reshape(batch, -1), likely.reshape(batch, -1), finite

@@ -180,9 +180,10 @@ def _record(
         return float(np.concatenate([betas[i] for i in chosen]).mean(dtype=np.float64))
 
     def predicted(chosen: NDArray[np.intp]) -> float:
-        if config.tree:
-            reached, *stood = by_rank[chosen].sum(axis=0).T
-            return theory.tree_tokens(np.sum(stood, axis=0) / np.maximum(reached, 1))
+        if config.tree:  # Depths by the one before: a path may end where no guess follows.
+            stood = by_rank[chosen, :, 1:].sum(axis=(0, 2))
+            reached = np.maximum([calls[chosen].sum(), *stood[:-1]], 1)
+            return theory.tree_tokens(stood / reached)
         if rule.by_guess:
             return theory.expected_tokens(alpha(chosen), gamma)
         return float(np.concatenate([blocks[i] for i in chosen])[:, 0].mean())

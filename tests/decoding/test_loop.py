@@ -180,7 +180,8 @@ def check_stream(output: Output, steps: list[Step], config: Decoding) -> None:
         assert len(tokens) == length
         assert output.tokens[row].tolist() == tokens + [0] * (config.longest - length)
         assert output.target_calls[row] == calls
-        assert output.tested[row] == tested
+        # A path of a tree may end where no guess follows.
+        assert output.tested[row] <= tested if config.tree else output.tested[row] == tested
         assert output.accepted[row] == accepted
     assert steps[-1].finished.all()
     assert not any(step.finished.all() for step in steps[:-1])

@@ -49,11 +49,6 @@ SHARED = Growth(12, 3, (0.6, 0.3, 0.1))
 PROCESSORS = (RepetitionPenalty(PENALTY),)
 Path = tuple[int, ...]
 
-# Of a program that gives or takes a proposal: its state has a `Growth`, which is no type of JAX.
-STATE_IS_NO_TREE = pytest.mark.xfail(raises=TypeError, strict=True)
-# No node is read then, and `Chunk.behind` takes a slice of nothing.
-NOTHING_IS_READ = pytest.mark.xfail(raises=TypeError, strict=True)
-
 
 @dataclasses.dataclass(frozen=True)
 class Case(abc.ABC):
@@ -248,7 +243,7 @@ def search(case: Case, row: int, text: list[int], noise: np.ndarray, how: Settin
             order = np.argsort(-logits, kind="stable")[: len(shares)].tolist()
             for rank, token in enumerate(order):
                 likely = np.log(shares[rank]) if growth.shares else chances[token]
-                if growth.shares or logits[token] > -np.inf:
+                if logits[token] > -np.inf:
                     here[(*path, token)] = total + likely, rank
         found |= here
         ordered = sorted(here.items(), key=lambda item: -item[1][0])
@@ -346,11 +341,11 @@ WARM, COLD = Sampling(0.8), Sampling(0.0)
 @pytest.mark.parametrize(
     ("case", "how"),
     [
-        pytest.param(t5, Setting(GROWTH, COLD), marks=STATE_IS_NO_TREE),
-        pytest.param(t5, Setting(SHARED, WARM, PROCESSORS), marks=STATE_IS_NO_TREE),
-        pytest.param(gpt, Setting(GROWTH, WARM), marks=STATE_IS_NO_TREE),
-        pytest.param(narrow, Setting(GROWTH, WARM), marks=STATE_IS_NO_TREE),
-        pytest.param(narrow, Setting(SHARED, COLD, PROCESSORS), marks=STATE_IS_NO_TREE),
+        (t5, Setting(GROWTH, COLD)),
+        (t5, Setting(SHARED, WARM, PROCESSORS)),
+        (gpt, Setting(GROWTH, WARM)),
+        (narrow, Setting(GROWTH, WARM)),
+        (narrow, Setting(SHARED, COLD, PROCESSORS)),
         (counts, Setting(GROWTH, WARM)),
         (counts, Setting(SHARED, WARM)),
         (hidden_t5, Setting(GROWTH, WARM)),
@@ -358,8 +353,8 @@ WARM, COLD = Sampling(0.8), Sampling(0.0)
         (hidden_t5, Setting(GROWTH, (COLD, WARM, Sampling(1.2), COLD))),
         (hidden_gpt, Setting(GROWTH, COLD)),
         (counts, Setting(FLAT, WARM)),
-        pytest.param(t5, Setting(FLAT, WARM), marks=NOTHING_IS_READ),
-        pytest.param(hidden_t5, Setting(FLAT, WARM), marks=NOTHING_IS_READ),
+        (t5, Setting(FLAT, WARM)),
+        (hidden_t5, Setting(FLAT, WARM)),
     ],
     ids=lambda given: given.__name__ if callable(given) else "",
 )
@@ -392,7 +387,6 @@ def with_a_siblings_hidden_state(*given: Any) -> Any:
     return transformer.grow_on(model, logits, state, wrong, *others)
 
 
-@STATE_IS_NO_TREE
 @pytest.mark.parametrize("fault", [of_a_chain, of_the_last_one_too])
 def test_wrong_entries_of_caches_are_found(monkeypatch: pytest.MonkeyPatch, fault: Any) -> None:
     monkeypatch.setattr(transformer, "nodes_read", fault)
@@ -447,7 +441,7 @@ def test_texts_are_those_of_the_target_alone(case: Any, temperature: float) -> N
 @pytest.mark.parametrize(
     ("case", "shares"),
     [
-        pytest.param(t5, None, marks=STATE_IS_NO_TREE),
+        (t5, None),
         (hidden_t5, None),
         (counts, (0.5, 0.25, 0.15)),
     ],
