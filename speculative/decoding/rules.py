@@ -449,7 +449,7 @@ class Simulated(Rule):
             return jnp.exp(-jnp.exp(-jnp.asarray(numbers[..., 0])))
         return numbers[..., ACCEPT]
 
-    def _accepts(self, sampling: Sampling) -> float:
+    def accepts(self, sampling: Sampling) -> float:
         """How probably a guess of a chain is accepted."""
         coupled = self.keyed_by == "token"
         return self._shares(sampling)[0] if coupled else self.alpha
@@ -458,7 +458,7 @@ class Simulated(Rule):
         """The other rule's next token, after a random number of accepted guesses."""
         _, next_token = self.other.verify(guesses, logits, q, sampling, uniforms)
         uniform = jnp.asarray(self._uniform(uniforms[:, :-1]))
-        return leading(uniform < self._accepts(sampling)), next_token
+        return leading(uniform < self.accepts(sampling)), next_token
 
     def verify_tree(self, guesses, logits, sampling, numbers, tree) -> tuple[Array, Array, Array]:
         """The other rule's next token, after a path of random ranks."""
@@ -472,12 +472,12 @@ class Simulated(Rule):
     def verify_reference(self, guesses, logits, q, sampling, uniforms) -> tuple[int, int]:
         """See `verify`."""
         _, next_token = self.other.verify_reference(guesses, logits, q, sampling, uniforms)
-        passed = [*(np.asarray(self._uniform(uniforms[:-1])) < self._accepts(sampling)), False]
+        passed = [*(np.asarray(self._uniform(uniforms[:-1])) < self.accepts(sampling)), False]
         return passed.index(False), next_token
 
     def acceptance(self, logits, q, sampling) -> Array:
-        """Alpha, everywhere."""
-        return jnp.full(logits.shape[:-1], self.alpha)
+        """The same everywhere."""
+        return jnp.full(logits.shape[:-1], self.accepts(sampling))
 
 
 EXACT = Token()

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 
 import gin
 
-from speculative import checks, gin_files, paper, tasks
+from speculative import checks, gin_files, paper, tasks, theory
 from speculative.checkpoints.checkpoint import DTYPES
 from speculative.decoding import Decoding, Rule, rules
 from speculative.measurement import quality
@@ -129,7 +129,11 @@ class RowConfig:
         rule, tree = (self.rule, self.tree) if gamma else (self.rule.alone, 0)
         # No token ends a text of random words.
         ends = eos_ids if self.simulated_alpha is None else ()
-        return Decoding(vocab_size, self.sampling, gamma, self.max_length, ends, rule, tree=tree)
+        shares = None
+        if tree and self.simulated_alpha is not None:  # Random weights know no likelier guess.
+            shares = theory.shares_by_rank(self.simulated_alpha, self.sampling.greedy)
+        given = vocab_size, self.sampling, gamma, self.max_length, ends, rule
+        return Decoding(*given, tree=tree, shares=shares)
 
     def gin(self) -> str:
         """The effective configuration, as a gin file says it."""

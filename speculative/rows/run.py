@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from speculative import theory
-from speculative.decoding.rules import EXACT
+from speculative.decoding.rules import EXACT, Simulated
 from speculative.drafts import Draft, MixedDraft
 from speculative.measurement import quality
 from speculative.measurement.alpha import alpha_on_target_text
@@ -165,8 +165,8 @@ def _record(
             for one in samples:
                 text += np.column_stack([one.tested_by_position, np.array(one.accepted_by_rank)])
     betas = [np.array(example.betas) for example in examples if example.betas]
-    if config.simulated_alpha is not None:
-        betas = [np.array([config.simulated_alpha])]
+    if isinstance(rule, Simulated):
+        betas = [np.array([rule.accepts(config.sampling)])]
     blocks = [np.array(example.step_tokens) for example in examples if example.step_tokens]
 
     def speedup(chosen: NDArray[np.intp]) -> float:
