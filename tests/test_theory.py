@@ -175,3 +175,38 @@ def test_a_predicted_speedup_written_out() -> None:
 def test_the_predicted_speedup_of_long_texts_is_the_speedup() -> None:
     found = theory.predicted_speedup(0.75, 7, 0.05, 1.4, [20_000], prefill=5, prefill_draft=1)
     assert found == pytest.approx(theory.speedup(0.75, 7, 0.05, 1.4), rel=1e-3)
+
+
+def grown(shares: list[float], nodes: int, depth: int) -> list[tuple[float, int]]:
+    """The likeliest nodes of a whole tree, with their depths."""
+    level, found = [1.0], list[tuple[float, int]]()
+    for at in range(1, depth + 1):
+        level = [above * share for above in level for share in shares]
+        found += [(likely, at) for likely in level]
+    return sorted(found, reverse=True)[:nodes]
+
+
+@pytest.mark.parametrize(("nodes", "depth"), [(1, 1), (3, 3), (7, 4), (15, 3), (40, 5)])
+def test_the_best_tree_is_the_likeliest_nodes(nodes: int, depth: int) -> None:
+    shares = [0.62, 0.17, 0.08, 0.03]
+    accepted = theory.best_tree(shares, nodes, depth)
+    best = grown(shares, nodes, depth)
+    assert theory.tree_tokens(accepted) == pytest.approx(1 + sum(likely for likely, _ in best))
+    reached = np.cumprod(accepted)
+    for at in range(1, depth + 1):
+        expected = sum(likely for likely, own in best if own == at)
+        assert reached[at - 1] == pytest.approx(expected)
+
+
+def test_a_chain_is_a_tree_of_first_choices() -> None:
+    assert theory.tree_tokens([0.7] * 5) == pytest.approx(theory.expected_tokens(0.7, 5))
+    with pytest.raises(ValueError, match="alpha must lie in"):
+        theory.tree_tokens([1.2])
+
+
+def test_shares_by_rank_leave_what_the_first_choice_leaves() -> None:
+    first, second, third, fourth = theory.shares_by_rank(0.75, greedy=True)
+    assert (first, second) == (0.75, pytest.approx(0.25 * 0.515))
+    assert third == pytest.approx(0.25 * 0.485 * 0.33)
+    assert fourth == pytest.approx(0.25 * 0.485 * 0.67 * 0.24)
+    assert theory.shares_by_rank(0.62, greedy=False)[0] == pytest.approx(0.954 * 0.62)

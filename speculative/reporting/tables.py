@@ -102,6 +102,25 @@ ACCEPTANCE = (
     Column("per call", field("tokens_per_call", ".2f"), "tokens that a target pass yielded"),
 )
 
+
+def _of_rank(first: int, last: int | None = None) -> Callable[[Record], str]:
+    """The share of tested positions at which a guess of these ranks, from 0, was accepted."""
+
+    def cell(record: Record) -> str:
+        accepted = [sum(row[first:last]) for row in record.accepted_by_rank or ()]
+        return f"{sum(accepted) / max(1, sum(record.tested_by_position or ())):.3f}"
+
+    return cell
+
+
+RANKS = (  # Of rows with trees.
+    Column("first", _of_rank(0, 1), "tested positions whose likeliest guess was accepted"),
+    Column("second", _of_rank(1, 2), "the guess after it"),
+    Column("third", _of_rank(2, 3), "the next"),
+    Column("fourth", _of_rank(3, 4), "the next"),
+    Column("others", _of_rank(4), "any of the others"),
+)
+
 VERIFICATION = (  # Of rows above temperature 0, where a rule verifies guesses together.
     Column("rule", field("verification"), "how guesses are verified"),
     Column("per call", field("tokens_per_call", ".2f"), "tokens that a target pass yielded"),
@@ -196,6 +215,7 @@ def parts(records: Sequence[Record]) -> dict[str, tuple[Sequence[Column], Sequen
     compared = [record for record in records if record.outputs_identical is not None]
     found = {
         "Acceptance": (acceptance, records),
+        "Acceptance by rank": (RANKS, [record for record in records if record.tree]),
         "Rules of verification": (VERIFICATION, sampled if rules else []),
         "Speed": (SPEED, records),
         "Drafts": (DRAFTS, records if several else []),

@@ -369,6 +369,29 @@ def own_row(**changes: Any) -> RowConfig:
     return RowConfig(task="own", prefix="", target="a", draft="b", gamma=3, **changes)
 
 
+def test_a_table_has_each_row_with_trees_too() -> None:
+    configs = {"a/t0": own_row(temperature=0.0), "a/t1": own_row(temperature=1.0)}
+    found = rows._with_trees(configs, 15)
+    assert {name: (row.verification, row.tree) for name, row in found.items()} == {
+        "a/t0": ("token", 0), "a/t0_tree15": ("token", 15),
+        "a/t1": ("token", 0), "a/t1_tree15": ("coupled", 15),
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"temperature": 1.0, "tree": 7}, "RowConfig.tree is for temperature 0 or verification"),
+        ({"temperature": 0.0, "tree": 7, "lenience": 0.5}, "RowConfig.tree is for temperature 0"),
+        ({"temperature": 0.0, "tree": 2}, "tree = 2 guesses do not fit gamma = 3"),
+        ({"temperature": 0.0, "tree": 256}, "RowConfig.tree must be a whole number from 0 to 255"),
+    ],
+)
+def test_a_tree_that_no_row_can_have(changes: dict[str, Any], said: str) -> None:
+    with pytest.raises(ValueError, match=re.escape(said)):
+        own_row(**changes)
+
+
 def test_rules_of_a_table_stand_side_by_side_above_temperature_0() -> None:
     configs = {"a/t0": own_row(temperature=0.0), "a/t1": own_row(temperature=1.0)}
     found = rows._of_rules(configs, ["token", "block"])

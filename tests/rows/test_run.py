@@ -85,6 +85,28 @@ def measured(pair: Pair, config: RowConfig, prompts: list[Prompt] | None, **more
     return Row(run_row(pair, config, prompts, kept=kept, **more), list(kept))
 
 
+@pytest.mark.parametrize("temperature", [0.0, 0.8])
+def test_a_row_with_trees(pair: Pair, temperature: float, no_timing: list[Any]) -> None:
+    """Counts by depth and by rank are those of the texts; Equation 1 is a chain's."""
+    given = {"tree": 15, "gamma": 4, "verification": "coupled" if temperature else "token"}
+    r, examples = measured(pair, config(temperature, **given), PROMPTS)
+    results = pair.generate(
+        [prompt.source for prompt in PROMPTS], temperature=temperature, max_length=LENGTH, **given
+    )
+    assert [example.speculative for example in examples] == [one.text for one in results]
+    assert [example.autoregressive for example in examples] == [one.text for one in results]
+    by_rank = np.sum([np.array(one.accepted_by_rank) for one in results], axis=0)
+    tested = np.sum([one.tested_by_position for one in results])
+    assert r.accepted_by_rank == by_rank.tolist() and by_rank.shape == (4, 8)
+    assert (r.tree, r.gamma, r.nodes) == (15, 4, 15.0)
+    assert r.alpha == pytest.approx(by_rank[:, 0].sum() / tested)
+    assert r.alpha_accepted == pytest.approx(by_rank.sum() / tested)
+    assert r.tokens_per_call_predicted == pytest.approx(1 + by_rank.sum() / r.num_target_calls)
+    assert r.tokens_per_call_expected is r.speedup_expected is r.speedup_long is None
+    assert r.speedup_predicted > 0
+    json.loads(json.dumps(dataclasses.asdict(r), allow_nan=False))
+
+
 def check_consistent(r: Record) -> None:
     """Fields that follow from other fields, by the formulas as the paper prints them."""
     a, g = r.alpha, r.gamma

@@ -1,11 +1,12 @@
 """Which gamma pays, by numbers written by hand, and why none does."""
 
+import dataclasses
 import re
 
 import pytest
 
 from speculative.measurement.timing import Costs
-from speculative.studies.tune import Tuning
+from speculative.studies.tune import TreeTuning, Tuning
 
 
 def tuning(
@@ -56,3 +57,13 @@ def test_why_speculation_does_not_pay(found: Tuning, said: str) -> None:
     reason = found.why_not()
     assert reason is not None
     assert re.search(said, reason), reason
+
+
+def test_a_tree_is_best_if_it_promises_more_than_every_chain() -> None:
+    found = tuning(0.8, 1.25, 0.05)
+    chain = found.predicted(found.gamma)
+    worse = TreeTuning(15, 4, 4.0, 0.05, 3.0, chain - 0.1)
+    better = TreeTuning(63, 7, 5.4, 0.05, 1.15, chain + 0.5)
+    assert found.tree is None
+    assert dataclasses.replace(found, trees=(worse,)).tree is None
+    assert dataclasses.replace(found, trees=(worse, better)).tree == better
