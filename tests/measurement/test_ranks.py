@@ -15,7 +15,7 @@ from speculative.sampling import Sampling
 from tests import toy
 from tests.measurement.pairs import toy_pair
 
-TEXT = [2, 3, 0, 2, 1]
+TEXT = [2, 0, 3, 2, 1]
 
 
 @pytest.mark.parametrize("temperature", [0.0, 0.7])
