@@ -17,6 +17,7 @@ from speculative.checkpoints import Checkpoint
 from speculative.checkpoints.checkpoint import DTYPES
 from speculative.decoding import Params
 from speculative.drafts import CopyDraft, MixedDraft, SuffixDraft, model_draft, named
+from speculative.drafts.base import require_grows
 from speculative.drafts.named import MODEL_FREE
 from speculative.models import SIZES, Config, model_of, random_params
 from speculative.models.reads import unpacked
@@ -71,11 +72,8 @@ class Resolved:
 
     def require_trees(self, tree: int) -> None:
         """Raises ValueError where guesses are to be a tree and the draft guesses chains."""
-        if tree and not self.draft and not named.grows(self.free):
-            raise ValueError(
-                f"The draft {self.names[1]} guesses chains, and tree is {tree}; set tree to 0, or "
-                "take a model or an n-gram table as the draft."
-            )
+        grows = self.draft is not None or named.grows(self.free)
+        require_grows(grows, self.names[1], tree)
 
     @property
     def configs(self) -> list[Config]:

@@ -16,7 +16,7 @@ from speculative.decoding.loop import Step
 from speculative.decoding.queue import Request
 from speculative.decoding.reference import Trace
 from speculative.drafts import Draft
-from speculative.drafts.base import FAULTS
+from speculative.drafts.base import FAULTS, require_grows
 from speculative.grouping import filled, groups, padded
 from speculative.models import FlaxModel
 from speculative.sampling import Kinds
@@ -198,7 +198,7 @@ class Pair:
                 if checks.text("The prompt", text) in sources:
                     continue
                 source = self.encode(text, settings.source_length)
-                self._require_positions(source, config)
+                self._require_fit(source, config)
             except ValueError as error:
                 place = f"Text {number} of {len(texts)}: " if len(texts) > 1 else ""
                 raise ValueError(f"{place}{error}") from error
@@ -225,7 +225,7 @@ class Pair:
         batch_size = checks.whole("batch_size", batch_size, 1)
         order: dict[int, tuple[int, int, int]] = {}  # Of sources: each is read once.
         for place, (source, config, *_) in enumerate(requests):
-            self._require_positions(source, config)
+            self._require_fit(source, config)
             if id(source) not in order:
                 # Long sources tend to have long outputs, which had better not begin last.
                 length = int((np.asarray(source) != self.target.pad_id).sum())
@@ -264,7 +264,7 @@ class Pair:
 
         ValueError is raised if target or draft has too few positions.
         """
-        self._require_positions(sources, config)
+        self._require_fit(sources, config)
         return loop.generate(self.target, self.draft, self.params, sources, draws, config)
 
     def results(self, output: Output, show_special: bool = False) -> list[Result]:
@@ -309,12 +309,9 @@ class Pair:
             return result
         return dataclasses.replace(result, text=text, finish_reason="stop")
 
-    def _require_positions(self, sources: Array, config: Decoding) -> None:
-        if config.tree and not self.draft.grows:
-            raise ValueError(
-                f"The draft {self.names[1]} guesses chains, and tree is {config.tree}; set tree to "
-                "0, or take a model or an n-gram table as the draft."
-            )
+    def _require_fit(self, sources: Array, config: Decoding) -> None:
+        if config.tree:
+            require_grows(self.draft.grows, self.names[1], config.tree)
         parts = zip(self.names, (self.target, self.draft), strict=True)
         limited = [(name, part.max_positions) for name, part in parts if part.max_positions]
         if not limited:
@@ -346,7 +343,7 @@ class Pair:
 
     def steps(self, request: Request) -> Iterator[Step]:
         """The steps of a request, up to the one with which its text has a stop string."""
-        self._require_positions(request.source, request.config)
+        self._require_fit(request.source, request.config)
         models, given = (self.target, self.draft, self.params), (request.draws, request.config)
         steps = loop.stream(*models, request.source, *given)
 
@@ -365,20 +362,21 @@ class Pair:
     ) -> Result:
         """The result of streaming one text, which is that of `generate`."""
         tokens: list[int] = []
-        drafted, by_step = 0, []  # Whether each position's guess was tested, and accepted.
+        drafted, by_step = 0, []
         for step in steps:
-            before, gamma = len(tokens), step.guesses.shape[1]
+            before = len(tokens)
             tokens += step.tokens[0, : step.count[0]].tolist()
             if end := self._end(tokens, stop, show_special):
                 tokens = tokens[:end]
-            drafted += gamma
-            accepted = step.accepted[0]
-            reached = np.minimum([accepted + 1, accepted], len(tokens) - before)
-            by_step.append(np.arange(gamma) < reached[:, None])
+            drafted += int(step.drafted[0])
+            told = np.arange(step.by_position.shape[1])[:, None] < len(tokens) - before
+            by_step.append(np.where(told, step.by_position[0], 0))
             if end:
                 break
-        tested, accepted = np.sum(by_step, axis=0, dtype=int).tolist()
-        text, calls = self.vocabulary.decode(tokens, show_special), len(by_step)
+        tested, *by_rank = np.sum(by_step, axis=0).T
+        text, accepted = self.vocabulary.decode(tokens, show_special), np.sum(by_rank, axis=0)
         reason = "stop" if tokens[-1] in self.vocabulary.eos_ids else "length"
-        result = Result(text, tokens, calls, drafted, tested, accepted, reason)
+        counts = len(by_step), drafted, tested.tolist(), accepted.tolist()
+        ranks = np.stack(by_rank, 1).tolist() if len(by_rank) > 1 else None
+        result = Result(text, tokens, *counts, reason, accepted_by_rank=ranks)
         return self._cut(result, stop, show_special)

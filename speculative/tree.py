@@ -20,8 +20,9 @@ class Growth:
     tree. How likely a candidate is, is the product along its path of the draft's own probabilities
     (EAGLE-2, Li et al., arXiv 2406.16858) or, with `shares`, of how often the target's choice was
     the draft's first, second, ... one. As no node is likelier than its parent, the nodes taken are
-    a tree, and no other tree of as many has a greater sum, which is what the dynamic programming of
-    Sequoia (Chen et al., arXiv 2402.12374) finds.
+    a tree. Of trees in which `WIDTH` nodes of a level have successors none has a greater sum;
+    without that limit it would be the tree that Sequoia's dynamic programming finds (Chen et al.,
+    arXiv 2402.12374).
 
     Attributes:
         nodes: guesses of a tree.
@@ -37,6 +38,11 @@ class Growth:
     shares: tuple[float, ...] | None = None
 
     def __post_init__(self) -> None:
+        if self.depth == 0:
+            raise checks.SettingError(
+                f"tree = {self.nodes} guesses need gamma of at least 1, their depth; set tree to 0 "
+                "to decode without guesses."
+            )
         checks.whole("gamma", self.depth, 1, checks.MAX_GAMMA)
         most = self.most(self.depth)
         if not self.depth <= checks.whole("tree", self.nodes, 1) <= most:

@@ -188,7 +188,7 @@ def test_inspect_tells_what_there_is(pair: list[str], capsys) -> None:
 def steps_of(tokens: list[int]) -> list[Step]:
     """A token a step."""
     one, yes = jnp.ones(1, jnp.int32), jnp.ones(1, bool)
-    more = jnp.zeros((1, 0)), one, ~yes, yes, 0 * one
+    more = jnp.zeros((1, 0)), one, ~yes, yes, 0 * one, 0 * one, jnp.zeros((1, 0, 2), int)
     return [Step(jnp.array([[token]]), one, *more) for token in tokens]
 
 

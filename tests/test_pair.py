@@ -281,13 +281,16 @@ def test_a_draft_whose_logits_are_not_finite_is_refused(
             )
 
 
-def test_streaming_gives_the_same_result(folder: pathlib.Path) -> None:
+@pytest.mark.parametrize(
+    "more", [{}, {"tree": 12, "verification": "coupled"}], ids=["chain", "tree"]
+)
+def test_streaming_gives_the_same_result(folder: pathlib.Path, more: dict[str, Any]) -> None:
     """Also where the text outgrows its first cache, of 64 positions."""
     pair = load(str(folder / "t5"), str(folder / "t5"))
-    asked: dict[str, Any] = {"gamma": 3, "temperature": 1.0, "max_length": 70}
+    asked: dict[str, Any] = {"gamma": 3, "temperature": 1.0, "max_length": 70} | more
     found = pair.collect(pair.stream(TEXT, seed=3, **asked))
     assert found == pair.generate(TEXT, seed=3, **asked)
-    assert 0 < found.accepted < found.tested
+    assert 0 < found.accepted <= found.tested
     assert (len(found.tokens), found.finish_reason) == (70, "length")
     stop = [found.text[20:23], found.text[9:12]]
     (request,) = pair.requests([TEXT], Settings(seed=3, stop=stop, **asked))

@@ -177,20 +177,22 @@ def test_the_predicted_speedup_of_long_texts_is_the_speedup() -> None:
     assert found == pytest.approx(theory.speedup(0.75, 7, 0.05, 1.4), rel=1e-3)
 
 
-def grown(shares: list[float], nodes: int, depth: int) -> list[tuple[float, int]]:
-    """The likeliest nodes of a whole tree, with their depths."""
+def grown(shares: list[float], nodes: int, depth: int, width: int) -> list[tuple[float, int]]:
+    """The likeliest nodes of a tree in which so many nodes of a level have successors."""
     level, found = [1.0], list[tuple[float, int]]()
     for at in range(1, depth + 1):
-        level = [above * share for above in level for share in shares]
+        above = sorted(level, reverse=True)[:width]
+        level = [likely * share for likely in above for share in shares]
         found += [(likely, at) for likely in level]
     return sorted(found, reverse=True)[:nodes]
 
 
-@pytest.mark.parametrize(("nodes", "depth"), [(1, 1), (3, 3), (7, 4), (15, 3), (40, 5)])
-def test_the_best_tree_is_the_likeliest_nodes(nodes: int, depth: int) -> None:
+@pytest.mark.parametrize("width", [2, 8, 1000])
+@pytest.mark.parametrize(("nodes", "depth"), [(1, 1), (3, 3), (7, 4), (15, 3), (40, 6)])
+def test_the_best_tree_is_the_likeliest_nodes(nodes: int, depth: int, width: int) -> None:
     shares = [0.62, 0.17, 0.08, 0.03]
-    accepted = theory.best_tree(shares, nodes, depth)
-    best = grown(shares, nodes, depth)
+    accepted = theory.best_tree(shares, nodes, depth, width)
+    best = grown(shares, nodes, depth, width)
     assert theory.tree_tokens(accepted) == pytest.approx(1 + sum(likely for likely, _ in best))
     reached = np.cumprod(accepted)
     for at in range(1, depth + 1):

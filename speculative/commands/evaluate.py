@@ -43,7 +43,7 @@ def _evaluate(options: argparse.Namespace) -> None:
     folder = pathlib.Path(options.output_dir or f"results/evaluate/{name}")
     texts, scores = folder / "texts.jsonl", folder / "scores.json"
     memory.require(config, found.configs)
-    shape = config.tree or config.gamma, config.max_length, config.batch_size
+    shape = config.gamma, config.max_length, config.batch_size, config.tree
     memory.require_batch((config.target, config.draft), found.configs, *shape)
     given: dict[str, Any] = chosen(config, SETTINGS) | {"gamma": gamma}
     settings = Settings(**given)

@@ -160,8 +160,8 @@ def _resolved(options: argparse.Namespace, begun: Sequence[Asked]) -> "Resolved"
         size = options.batch_size
         if options.file or options.output:  # There are no others.
             size = min(size, power_of_two(len(begun) * options.samples))
-        guesses = options.tree or options.gamma or 1
-        memory.require_batch(found.names, found.configs, guesses, length, size)
+        shape = options.gamma or 1, length, size, options.tree
+        memory.require_batch(found.names, found.configs, *shape)
     return found
 
 

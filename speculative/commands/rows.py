@@ -1,6 +1,7 @@
 """The row that a command is about: its gin file's, or what the command line says of it."""
 
 import argparse
+import contextlib
 import dataclasses
 import pathlib
 from typing import TYPE_CHECKING, Any
@@ -142,10 +143,15 @@ def of_table(options: argparse.Namespace) -> dict[str, "RowConfig"]:
             )
     tree, options.tree = options.tree, None  # Which rules verify it depends on the row.
     configs = {experiment(row): changed(options, row) for row in listed}
-    if tree:
-        configs = _with_trees(configs, tree)
+    trees = _with_trees(configs, tree) if tree else {}
     if rules := getattr(options, "rules", None):
         configs = _of_rules(configs, rules)
+    for name in [*configs]:  # A row with trees comes after its chains.
+        configs[name] = configs.pop(name)
+        tree_name = f"{name}_tree{tree}"
+        if tree_name in trees:
+            configs[tree_name] = trees.pop(tree_name)
+    configs |= trees
     if not configs:
         raise ValueError(
             f"Table {options.table} has no row for these checkpoints; give a folder of "
@@ -167,15 +173,27 @@ def _of_rules(configs: dict[str, "RowConfig"], rules: list[str]) -> dict[str, "R
 
 
 def _with_trees(configs: dict[str, "RowConfig"], tree: int) -> dict[str, "RowConfig"]:
-    """Rows and, after each, the same one with trees, whose name ends in their number of guesses.
+    """Rows with trees in place of chains, whose names end in their number of guesses.
 
-    Above temperature 0 only coupled verification has trees.
+    Above temperature 0 only coupled verification has trees. Rows are left out whose draft guesses
+    chains, that are lenient, or of a gamma that such a tree does not fit.
     """
+    from speculative.drafts import named
+
     found: dict[str, RowConfig] = {}
     for name, row in configs.items():
         rule = row.verification if row.temperature == 0 else "coupled"
-        of_tree = dataclasses.replace(row, tree=tree, verification=rule)
-        found |= {name: row, f"{name}_tree{tree}": of_tree}
+        model, free = named.parts(row.draft)
+        if model or named.grows(free):
+            with contextlib.suppress(ValueError):
+                of_tree = dataclasses.replace(row, tree=tree, verification=rule)
+                found[f"{name}_tree{tree}"] = of_tree
+    if not found:
+        raise ValueError(
+            f"No row of the table can have trees of {tree} guesses: they are for models and "
+            "n-grams as drafts, lenience 1, and a gamma of which they are no less and that they "
+            "fill; leave --tree out, or give another number."
+        )
     return found
 
 

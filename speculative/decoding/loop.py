@@ -54,7 +54,10 @@ class Progress(Output):
 
 @struct.dataclass
 class Step:
-    """The result of one step, of D = gamma guesses, or those on the path taken in a tree."""
+    """The result of one step, of D = gamma guesses.
+
+    Of a tree they are those along the accepted path, and behind them any.
+    """
 
     tokens: Array  # [B, D + 1] the block; the first `count` were emitted.
     count: Rows  # Tokens emitted, 0 for a row that had finished.
@@ -63,6 +66,8 @@ class Step:
     finished: Flags
     finite: Flags  # Whether the target's logits were finite.
     fault: Rows  # Of the proposal, in `drafts.base.FAULTS`.
+    drafted: Rows  # Guesses proposed, those beside the path among them.
+    by_position: Array  # [B, D, 1 + R] of the step, as of `Output`.
 
 
 def start(
@@ -190,7 +195,8 @@ def step(
         fault=fault,
         logprobs=logprobs,
     )
-    return progress, Step(block, count, guesses, accepted, finished, progress.finite, fault)
+    said = block, count, guesses, accepted, finished, progress.finite, fault
+    return progress, Step(*said, live * config.guesses, by_position.astype(jnp.int32))
 
 
 def _grown(

@@ -118,11 +118,14 @@ class Rule(abc.ABC):
     def require_trees(self, sampling: Sampling) -> None:
         """Raises ValueError unless it verifies trees."""
         if not self.verifies_trees(sampling):
+            if not self.exact:
+                raise checks.SettingError(
+                    "tree is for exact verification, which this is not; set tree to 0, or lenience "
+                    "to 1."
+                )
             raise checks.SettingError(
-                "tree is for temperature 0 or verification = 'coupled': above it other rules test "
-                f"guesses against the draft's q, and {self} is "
-                + ("such a rule" if self.exact else "not exact")
-                + "; set tree to 0, or verification to coupled and lenience to 1."
+                "tree is for temperature 0 or verification = 'coupled', because other rules test "
+                "each guess against the draft's q; set tree to 0, or verification to coupled."
             )
 
     def verify_reference(

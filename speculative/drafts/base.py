@@ -38,6 +38,15 @@ class Proposal(NamedTuple):
         return Proposal(guesses, None, self.state, path=path)
 
 
+def require_grows(grows: bool, name: str, tree: int) -> None:
+    """Raises ValueError where guesses are to be a tree and the draft of this name has chains."""
+    if tree and not grows:
+        raise ValueError(
+            f"The draft {name} guesses chains, and tree is {tree}; set tree to 0, or take a model "
+            "or an n-gram table as the draft."
+        )
+
+
 def require_shapes(proposal: Proposal, batch: int, gamma: int, vocab_size: int) -> None:
     """Raises ValueError unless guesses are integers [B, G], and q, if there is one, [B, G, V]."""
     guesses, q = proposal.guesses, proposal.q

@@ -75,8 +75,9 @@ def ranks(
         hidden = {name: jnp.stack([x, x], axis=1) for name, x in hidden.items()}
         return draft.commit(params.draft, proposal.along(path), none, hidden), rank
 
-    # More positions, because a draft may read a chunk of two.
-    state = draft.start(params.draft, source, length + 2, read.begun)
+    # More positions, because a draft may read a chunk of two, and the tree.
+    room = length + 2 + growth.nodes
+    state = draft.start(params.draft, source, room, read.begun)
     fed = teacher_forced.previous(tokens, models.target.first(source))
     along = jax.tree.map(lambda x: x.swapaxes(0, 1), (fed, tokens, read.hidden))
     return lax.scan(at, state, (jnp.arange(length), *along))[1].T

@@ -64,15 +64,16 @@ def acceptance(rows: Mapping[str, tuple[Record, Sequence[Sequence[float]]]]) -> 
     """Acceptance by position in a step and by place in the text, of named rows.
 
     On the left, the share of steps in which at least 1, .. gamma guesses were accepted, and dashed
-    alpha^i, as if one rate were that of all guesses. On the right, the mean of beta [length] of the
-    examples, `PLACES` tokens a point, as far as there are `FEWEST_TOKENS` to a point.
+    alpha^i, as if one rate were that of all guesses of a chain. On the right, the mean of beta
+    [length] of the examples, `PLACES` tokens a point, as far as there are `FEWEST_TOKENS` to one.
     """
     figure, (steps, places) = _panels(1, 2)
     for (name, (record, betas)), color in zip(rows.items(), _colors(len(rows)), strict=True):
         positions = np.arange(1, record.gamma + 1)
         shares = np.array(record.accepted_by_position) / record.num_target_calls
         steps.plot(positions, shares, "o-", color=color, markersize=4, label=name)
-        steps.plot(positions, record.alpha**positions, "--", color=color, linewidth=1)
+        alone = np.full(record.gamma, np.nan) if record.tree else record.alpha**positions
+        steps.plot(positions, alone, "--", color=color, linewidth=1)
         bins = [np.arange(len(beta)) // PLACES for beta in betas]
         place = np.concatenate([np.zeros(0, int), *bins])
         counts = np.bincount(place)

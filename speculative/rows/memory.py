@@ -28,14 +28,19 @@ class Need(NamedTuple):
 
 
 def need(
-    models: Sequence[Config], gamma: int | None, max_length: int, source_length: int = 512
+    models: Sequence[Config],
+    gamma: int | None,
+    max_length: int,
+    source_length: int = 512,
+    tree: int = 0,
 ) -> Need:
     """What models need together, a target and perhaps a draft, for so many guesses (None is 7)."""
+    gamma = gamma or (min(7, tree) if tree else 7)
     of_each, cpu = [], jax.default_backend() == "cpu"
     for model in models:
         parameters = sum(leaf.size for leaf in jax.tree.leaves(abstract_params(model)))
-        size, width = jnp.dtype(model.dtype).itemsize, (gamma or 7) + 1
-        config = Decoding(model.vocab_size, gamma=gamma or 7, max_length=max_length)
+        config = Decoding(model.vocab_size, gamma=gamma, max_length=max_length, tree=tree)
+        size, width = jnp.dtype(model.dtype).itemsize, config.guesses + 1
         # Of the text and of the source, which is in the same caches where it is a prompt.
         positions = config.cache_lengths()[-1] + source_length
         head = model.num_heads * model.head_dim
@@ -67,18 +72,25 @@ def spare_maps() -> None:
             jax.clear_caches()
 
 
-def batch(models: Sequence[Config], gamma: int | None, max_length: int, most: int) -> int:
+def batch(
+    models: Sequence[Config], gamma: int | None, max_length: int, most: int, tree: int = 0
+) -> int:
     """How many rows, up to `most`, fit with the weights in the present device's memory."""
-    found = need(models, gamma, max_length)
+    found = need(models, gamma, max_length, tree=tree)
     free = device_bytes()[1] - found.weights
     return max(1, min(most, int(0.5 * free) // (found.caches + found.activations)))
 
 
 def require_batch(
-    names: tuple[str, str], models: Sequence[Config], gamma: int | None, max_length: int, size: int
+    names: tuple[str, str],
+    models: Sequence[Config],
+    gamma: int | None,
+    max_length: int,
+    size: int,
+    tree: int = 0,
 ) -> None:
     """Raises ValueError unless the present device holds a batch of so many rows of a pair."""
-    most = batch(models, gamma, max_length, size)
+    most = batch(models, gamma, max_length, size, tree)
     if most < size:
         raise ValueError(
             f"{size} rows of {names[0]} with {names[1]} do not fit the memory of "
@@ -88,7 +100,7 @@ def require_batch(
 
 def require(config: RowConfig, models: Sequence[Config], source_length: int = 512) -> None:
     """Raises ValueError unless the present device holds the models of a row."""
-    found = need(models, config.tree or config.gamma, config.max_length, source_length)
+    found = need(models, config.gamma, config.max_length, source_length, config.tree)
     name, there = device_bytes()
     if sum(found) > there:
         parts = found._asdict().items()

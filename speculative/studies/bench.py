@@ -141,6 +141,11 @@ def resolve(config: RowConfig, widths: Sequence[int]) -> Resolved:
             f"{config.max_length} positions, not {min(widths)} to {max(widths)}; give a larger "
             "--max_length."
         )
+    if config.tree:
+        raise ValueError(
+            f"bench times chains of guesses, and tree is {config.tree}; leave it out, or give "
+            "--batch_sizes. (speculative tune times trees.)"
+        )
     found = weights.resolve(config)
     memory.require(config, found.configs, config.random_length)
     return found

@@ -30,6 +30,7 @@ from speculative.models import Config, abstract_params, model_of, read_by_step
 from speculative.progress import OnProgress
 from speculative.rows import weights
 from speculative.rows.config import RowConfig, gamma_of, paper_numbers
+from speculative.tree import Growth
 from speculative.types import PyTree
 
 PIECES = {32_128: 32_100}  # Of T5's vocabulary, by the rows of embeddings that hold it.
@@ -339,9 +340,13 @@ def _speedups(config: RowConfig, alpha: float, c: float, v: float) -> dict[int, 
     if not config.tree and not coupled:
         return {g: theory.speedup(alpha, g, c, v) for g in GAMMAS}
     shares, found = theory.shares_by_rank(alpha, config.sampling.greedy), dict[int, float]()
+
+    def of_tree(gamma: int) -> tuple[int, int, int]:
+        return config.tree, gamma, Growth.WIDTH
+
     for g in GAMMAS:
         chain = [shares[0]] * g
-        accepted = theory.best_tree(shares, config.tree, g) if config.tree >= g else chain
+        accepted = theory.best_tree(shares, *of_tree(g)) if config.tree >= g else chain
         found[g] = theory.tree_tokens(accepted) / (g * c + v)
     return found
 

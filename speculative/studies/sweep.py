@@ -150,6 +150,7 @@ def tuning(config: RowConfig) -> Tuning:
     """Finds the best gamma for a row's pair."""
     if config.simulated_alpha is not None:
         raise ValueError("A simulated alpha is nothing to tune by; give real models.")
+    config = dataclasses.replace(config, tree=0)  # Trees of several sizes are compared.
     with progress.bar(config.task) as on_progress:
         work, batch = _work(config, on_progress)
         return tune(work, on_progress, batch(BATCH))
@@ -157,6 +158,7 @@ def tuning(config: RowConfig) -> Tuning:
 
 def verify(config: RowConfig, samples: int, false_alarm: float) -> Audit:
     """Tests whether a row's speculative outputs are the target's own, if its rule is exact."""
+    config = dataclasses.replace(config, gamma=config.gamma or GAMMA)  # This checks a tree.
     if not config.rule.exact:
         said = f"Outputs of {config.verification} verification are not the target's own; there is "
         said += "nothing to test."
@@ -174,6 +176,7 @@ def verify(config: RowConfig, samples: int, false_alarm: float) -> Audit:
 
 def batches(config: RowConfig, sizes: Sequence[int], on_progress: OnProgress) -> Batches:
     """Measures a row's pair and texts at several batch sizes, from 1 on."""
+    config = dataclasses.replace(config, gamma=config.gamma or GAMMA)  # This checks a tree.
     work, _ = _work(config, on_progress, max(sizes))
     return bench.batches(work, sizes, config.gamma or GAMMA, on_progress)
 
@@ -187,9 +190,11 @@ def _work(
     found.require_trees(config.tree)
     memory.require(config, found.configs)
     given = found.configs, config.gamma, config.max_length
-    memory.require_batch((config.target, config.draft), *given, batch_size)
+    memory.require_batch((config.target, config.draft), *given, batch_size, config.tree)
     prompts = _prompts(config, found.target.config)
-    return workload(found.load(), config, prompts), functools.partial(memory.batch, *given)
+    return workload(found.load(), config, prompts), functools.partial(
+        memory.batch, *given, tree=config.tree
+    )
 
 
 def _prompts(config: RowConfig, target: Config, scored: bool = False) -> list[Prompt] | None:

@@ -82,7 +82,7 @@ class Tuning:
     def why_not(self) -> str | None:
         """Why speculation will not be faster, by two digits, in a sentence; None where it will."""
         gamma, costs = self.gamma, self.costs
-        if round(self.predicted(gamma), 2) > 1 or self.tree and self.tree.predicted > 1:
+        if round(self.predicted(gamma), 2) > 1 or self.tree and round(self.tree.predicted, 2) > 1:
             return None
         c, v = costs.c(gamma), costs.verify_cost(gamma)
         if self.alpha <= c:
@@ -164,7 +164,9 @@ def _trees(
         depths = []
         for gamma in range(1, min(nodes, 2 * DEPTH) + 1):
             if nodes <= Growth.most(gamma):
-                tokens = theory.tree_tokens(theory.best_tree(shares.tolist(), nodes, gamma))
+                tokens = theory.tree_tokens(
+                    theory.best_tree(shares.tolist(), nodes, gamma, Growth.WIDTH)
+                )
                 rate = theory.acceptance_rate(tokens, gamma)
                 speedup = theory.predicted_speedup(rate, gamma, c, v, lengths, *prefill)
                 depths.append(TreeTuning(nodes, gamma, tokens, c, v, speedup))

@@ -373,16 +373,23 @@ def test_a_table_has_each_row_with_trees_too() -> None:
     configs = {"a/t0": own_row(temperature=0.0), "a/t1": own_row(temperature=1.0)}
     found = rows._with_trees(configs, 15)
     assert {name: (row.verification, row.tree) for name, row in found.items()} == {
-        "a/t0": ("token", 0), "a/t0_tree15": ("token", 15),
-        "a/t1": ("token", 0), "a/t1_tree15": ("coupled", 15),
+        "a/t0_tree15": ("token", 15), "a/t1_tree15": ("coupled", 15),
     }  # fmt: skip
+    others = {
+        "a/copy": own_row(temperature=0.0),
+        "a/lenient": own_row(temperature=0.0, lenience=0.5),
+    }
+    others["a/copy"] = dataclasses.replace(others["a/copy"], draft="copy")
+    assert list(rows._with_trees(configs | others, 15)) == list(found)
+    with pytest.raises(ValueError, match="No row of the table can have trees of 15 guesses"):
+        rows._with_trees(others, 15)
 
 
 @pytest.mark.parametrize(
     ("changes", "said"),
     [
         ({"temperature": 1.0, "tree": 7}, "RowConfig.tree is for temperature 0 or verification"),
-        ({"temperature": 0.0, "tree": 7, "lenience": 0.5}, "RowConfig.tree is for temperature 0"),
+        ({"temperature": 0.0, "tree": 7, "lenience": 0.5}, "RowConfig.tree is for exact"),
         ({"temperature": 0.0, "tree": 2}, "tree = 2 guesses do not fit gamma = 3"),
         ({"temperature": 0.0, "tree": 256}, "RowConfig.tree must be a whole number from 0 to 255"),
     ],
