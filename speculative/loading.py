@@ -72,8 +72,8 @@ class Resolved:
 
     def require_trees(self, tree: int) -> None:
         """Raises ValueError where guesses are to be a tree and the draft guesses chains."""
-        grows = self.draft is not None or named.grows(self.free)
-        require_grows(grows, self.names[1], tree)
+        if tree:
+            require_grows(named.grows(self.names[1]), self.names[1], tree)
 
     @property
     def configs(self) -> list[Config]:

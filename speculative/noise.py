@@ -6,10 +6,12 @@ keyed by (seed, example, position, token), as `jax.random.fold_in` folds them on
 vocabulary that is padded, or spread over chips, has the same noise.
 """
 
+import functools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax import Array, lax
+from jax import Array
 from jax.extend.random import threefry_2x32
 
 from speculative.backends.cpu import kernels
@@ -31,11 +33,8 @@ def gumbel(keys: Array, lengths: Rows, positions: int, vocab_size: int) -> Array
     """The noise [B, positions, V] of the positions after `lengths` [B] of texts of these keys."""
     at = lengths[:, None].astype(jnp.uint32) + jnp.arange(positions, dtype=jnp.uint32)
     keys = _fold(keys[:, None], at)
-    if jax.default_backend() != "cpu" or not kernels.native():
-        return _of_keys(keys, vocab_size)
-    # A program for a TPU may be compiled on a machine without one.
-    own, other = (lambda k, f=f: f(k, vocab_size) for f in (kernels.gumbel, _of_keys))
-    return lax.platform_dependent(keys, cpu=own, default=other)
+    own, other = (functools.partial(f, vocab_size=vocab_size) for f in (kernels.gumbel, _of_keys))
+    return kernels.on_cpu(own, other, keys)
 
 
 def _fold(keys: Array, numbers: Array) -> Array:

@@ -251,7 +251,7 @@ def greatest(logits: Array, sampling: Sampling) -> Array:
     """
 
     def of_argmax(logits: Array) -> Array:
-        return jnp.take_along_axis(logits, argmax(logits)[..., None], axis=-1)[..., 0]
+        return jnp.take_along_axis(logits, _argmax_by_block(logits)[..., None], axis=-1)[..., 0]
 
     def plain(logits: Array) -> Array:
         return logits.max(axis=-1)

@@ -37,7 +37,6 @@ def _evaluate(options: argparse.Namespace) -> None:
         )
     prompts = load_prompts(config.texts, config.num_examples)
     found = weights.resolve(config)
-    found.require_trees(config.tree)
     require(prompts, metric, model_of(found.target.config).decoder_only)
     quality.require_seen(metric, [prompt.reference for prompt in prompts])
     folder = pathlib.Path(options.output_dir or f"results/evaluate/{name}")

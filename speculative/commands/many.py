@@ -24,10 +24,10 @@ Place = tuple[int, int]  # The numbers of a prompt and a sample, from 0.
 
 def told(asked: Asked) -> dict[str, Any]:
     """The settings of a prompt that its lines tell."""
-    found = {name: getattr(asked.settings, name) for name in SETTINGS if name not in OF_RUN}
-    found["stop"] = list(asked.settings.stop)
+    names = [name for name in SETTINGS if name not in {*OF_RUN, *SHOWN}]
+    found = {name: getattr(asked.settings, name) for name in names}
     shown = {name: value for name in SHOWN if (value := getattr(asked.settings, name))}
-    return {name: value for name, value in found.items() if name not in SHOWN} | shown
+    return found | {"stop": list(asked.settings.stop)} | shown
 
 
 def line(asked: Asked, result: "Result", of_pair: Mapping[str, Any]) -> dict[str, Any]:

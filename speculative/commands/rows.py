@@ -183,8 +183,7 @@ def _with_trees(configs: dict[str, "RowConfig"], tree: int) -> dict[str, "RowCon
     found: dict[str, RowConfig] = {}
     for name, row in configs.items():
         rule = row.verification if row.temperature == 0 else "coupled"
-        model, free = named.parts(row.draft)
-        if model or named.grows(free):
+        if named.grows(row.draft):
             with contextlib.suppress(ValueError):
                 of_tree = dataclasses.replace(row, tree=tree, verification=rule)
                 found[f"{name}_tree{tree}"] = of_tree

@@ -152,8 +152,8 @@ def generate(
             n, next_token = config.rule.verify_reference(guesses, rows, q, config.sampling, here[0])
             path = np.arange(gamma + 1)[None]
         else:
-            places = _longest(config, guesses, np.asarray(tree.parents)[0], rows, here[0])
-            *places, next_token = places
+            parents = np.asarray(tree.parents)[0]
+            *places, next_token = _longest(config, guesses, parents, rows, here[0])
             n, guesses = len(places) - 1, [guesses[place - 1] for place in places[1:]]
             rows, path = rows[places], np.array([places + [0] * (gamma + 1 - len(places))])
             proposal = proposal.along(path)

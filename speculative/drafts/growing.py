@@ -25,7 +25,7 @@ class Level(NamedTuple):
     """Nodes of one depth that a draft reads next, W of them in each row."""
 
     chunk: Chunk  # Their tokens [B, W], where they stand and which nodes read before they see.
-    parents: Array  # [B, W] int32, of the nodes read before at one depth less; at first 0.
+    parents: Array  # [B, W] int32, of the nodes read before at one depth less; at first any.
     paths: Array  # [B, W, D] the tokens from the first guess on; `depth` of them count.
     depth: Array  # Guesses on their paths, a whole number.
 
@@ -112,11 +112,10 @@ def grow(
         """Reads the nodes of a depth, and finds the candidates of the next one."""
         (state, (found, likely, ranks), seen, paths, finite), (above, noise) = carry, given
         nodes, total, parents = chosen(found, likely, ranks)
-        parents = jnp.where(above == 0, 0, parents)
         own = begun == above * width + jnp.arange(width)[:, None]  # [W, nodes read]
         of_parent = parents[..., None] == jnp.arange(width)
         seen = jnp.einsum("bwp,bpm->bwm", of_parent * 1.0, seen * 1.0) > 0.5
-        seen = jnp.where(above == 0, False, seen) | own
+        seen |= own
         paths = jnp.take_along_axis(paths, parents[..., None], axis=1)
         paths = jnp.where(jnp.arange(depth) == above, nodes[..., None], paths)
         chunk = Chunk(nodes, positions, seen, above * width)

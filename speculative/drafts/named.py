@@ -98,8 +98,9 @@ def model_free(
 
 
 def grows(name: str) -> bool:
-    """Whether a draft that is `known` guesses trees."""
-    return _entry(name).make(True).grows
+    """Whether a draft guesses trees: models do, mixed or not, and n-grams."""
+    model, free = parts(name)
+    return bool(model) or _entry(free).make(True).grows
 
 
 def _split(name: str) -> tuple[str, pathlib.Path | None]:

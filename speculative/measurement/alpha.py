@@ -1,7 +1,7 @@
 """The acceptance rate alpha, measured as the paper does (Definition 3.1, section 4.2)."""
 
 import functools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -14,13 +14,13 @@ from numpy.typing import NDArray
 from speculative.decoding import Decoding, Params, Rule
 from speculative.decoding.loop import Models
 from speculative.decoding.programs import Program
-from speculative.drafts.base import fault_of
+from speculative.drafts.base import Proposal, fault_of
 from speculative.grouping import batches, filled
 from speculative.measurement import teacher_forced
 from speculative.models.interface import Started
 from speculative.pair import Pair
 from speculative.sampling import Sampling
-from speculative.types import Inputs, Logits, Tokens
+from speculative.types import Inputs, Logits, Rows, State, Tokens
 
 
 def alpha_on_target_text(
@@ -94,24 +94,47 @@ def acceptances(
     """Beta [B, L] at each of tokens [B, L], as `read`, which the draft reads one by one."""
     draft = models.draft
     assert draft is not None, "an acceptance rate needs a draft"
-    batch, length = tokens.shape
-    none_accepted = jnp.zeros(batch, jnp.int32)
     # q does not depend on the random number that a guess is drawn with.
-    uniforms = jnp.zeros((batch, 1))
+    uniforms = jnp.zeros((len(tokens), 1))
 
-    def at(state: Any, at_token: tuple[Array, Array, dict[str, Array]]) -> tuple[Any, Array]:
-        last, row, hidden = at_token
+    def beta(state: State, last: Rows, row: Array) -> tuple[Proposal, Array]:
         proposal = draft.propose(params.draft, state, last, uniforms, sampling, vocab_size)
         q = jax.nn.one_hot(proposal.guesses, vocab_size) if proposal.q is None else proposal.q
-        beta = rule.acceptance(row, q[:, 0], sampling)
-        beta = jnp.where(fault_of(proposal, uniforms, vocab_size) > 0, jnp.nan, beta)
+        found = rule.acceptance(row, q[:, 0], sampling)
+        return proposal, jnp.where(fault_of(proposal, uniforms, vocab_size) > 0, jnp.nan, found)
+
+    return at_each(models, params, source, tokens, read, beta, read.logits[..., :vocab_size])
+
+
+def at_each(
+    models: Models,
+    params: Params,
+    source: Inputs,
+    tokens: Tokens,
+    read: Read,
+    look: Callable[[State, Rows, Any], tuple[Proposal, Array]],
+    given: Any,
+    room: int = 2,
+) -> Array:
+    """What `look` finds at each of tokens [B, L], which the draft reads one by one: [B, L].
+
+    It is asked with the draft's state, the token before [B], and what of `given` [B, L, ...] is
+    there; it gives a proposal too, of which no guess is accepted. A proposal may take so much room
+    in caches; the least is 2, because a draft may read a chunk of two.
+    """
+    draft = models.draft
+    assert draft is not None, "there are guesses of a draft only"
+    batch, length = tokens.shape
+    none_accepted = jnp.zeros(batch, jnp.int32)
+
+    def at(state: State, at_token: tuple[Array, Any, dict[str, Array]]) -> tuple[State, Array]:
+        last, here, hidden = at_token
+        proposal, found = look(state, last, here)
         # The guess is never accepted, so that its hidden states may have any value.
         hidden = {name: jnp.stack([x, x], axis=1) for name, x in hidden.items()}
-        return draft.commit(params.draft, proposal, none_accepted, hidden), beta
+        return draft.commit(params.draft, proposal, none_accepted, hidden), found
 
-    # Two more positions, because a draft may read a chunk of two.
-    state = draft.start(params.draft, source, length + 2, read.begun)
+    state = draft.start(params.draft, source, length + room, read.begun)
     fed = teacher_forced.previous(tokens, models.target.first(source))
-    along = fed, read.logits[..., :vocab_size], read.hidden
-    along = jax.tree.map(lambda x: x.swapaxes(0, 1), along)
+    along = jax.tree.map(lambda x: x.swapaxes(0, 1), (fed, given, read.hidden))
     return lax.scan(at, state, along)[1].T

@@ -1,24 +1,22 @@
 """How often the target's token is a draft's first, second, ... choice: what trees are made of."""
 
 from collections.abc import Sequence
-from typing import Any
 
-import jax
 import jax.numpy as jnp
 import numpy as np
-from jax import Array, lax
+from jax import Array
 from numpy.typing import NDArray
 
 from speculative.decoding import Decoding, Params
 from speculative.decoding.loop import Models
 from speculative.decoding.programs import Program
+from speculative.drafts import Proposal
 from speculative.grouping import batches, filled
-from speculative.measurement import teacher_forced
-from speculative.measurement.alpha import Read, reading
+from speculative.measurement.alpha import Read, at_each, reading
 from speculative.pair import Pair
 from speculative.sampling import first
 from speculative.tree import Growth
-from speculative.types import Inputs, State, Tokens
+from speculative.types import Inputs, Rows, State, Tokens
 
 
 def shares_on_target_text(
@@ -60,24 +58,17 @@ def ranks(
     """The place [B, L] of each of tokens [B, L] among the draft's guesses, from 0; 8 of none."""
     draft, growth = models.draft, Growth(Growth.BRANCHES, 1)
     assert draft is not None, "there are guesses of a draft only"
-    batch, length = tokens.shape
-    none, path = jnp.zeros(batch, jnp.int32), jnp.zeros((batch, 2), jnp.int32)
+    first_place = jnp.zeros((len(tokens), 2), jnp.int32)
 
-    def at(state: State, given: Any) -> tuple[State, Array]:
-        number, last, token, hidden = given
+    def rank(state: State, last: Rows, here: tuple[Rows, Rows]) -> tuple[Proposal, Array]:
+        token, length = here
         noise = None
         if not config.sampling.greedy:
-            noise = config.step_draws(draws, none + number)[:, :1]
+            noise = config.step_draws(draws, length)[:, :1]
         how = config.sampling, config.vocab_size, growth
         proposal = draft.grow(params.draft, state, last, noise, *how)
-        rank = first(proposal.guesses == token[:, None])
-        # The guess is never accepted, so that its hidden states may have any value.
-        hidden = {name: jnp.stack([x, x], axis=1) for name, x in hidden.items()}
-        return draft.commit(params.draft, proposal.along(path), none, hidden), rank
+        return proposal.along(first_place), first(proposal.guesses == token[:, None])
 
-    # More positions, because a draft may read a chunk of two, and the tree.
-    room = length + 2 + growth.nodes
-    state = draft.start(params.draft, source, room, read.begun)
-    fed = teacher_forced.previous(tokens, models.target.first(source))
-    along = jax.tree.map(lambda x: x.swapaxes(0, 1), (fed, tokens, read.hidden))
-    return lax.scan(at, state, (jnp.arange(length), *along))[1].T
+    lengths = jnp.broadcast_to(jnp.arange(tokens.shape[1]), tokens.shape)
+    room = 2 + growth.nodes  # A mixed draft reads all of the tree.
+    return at_each(models, params, source, tokens, read, rank, (tokens, lengths), room)

@@ -109,14 +109,10 @@ def _tables(rows: Sequence[_Row]) -> dict[str, list[str]]:
 def _figures(rows: Sequence[_Row]) -> list[str]:
     """Figures 2 and 4, with all rows laid over, and where guesses were accepted."""
     shown = [row.record for row in rows if not row.record.tree]  # Of Equation 1, a chain's.
-    figures: dict[str, Callable[[], Figure]] = (
-        {
-            "figure_2": lambda: plots.figure_2(shown),
-            "figure_4": lambda: plots.figure_4(shown),
-        }
-        if shown
-        else {}
-    )
+    figures: dict[str, Callable[[], Figure]] = {}
+    if shown:
+        figures["figure_2"] = lambda: plots.figure_2(shown)
+        figures["figure_4"] = lambda: plots.figure_4(shown)
     seen = {
         _printable(row.title): (row.record, [example.betas for example in row.examples])
         for row in rows

@@ -32,7 +32,9 @@ class Loader:
         """The models of a row, found and checked without reading tensors; errors as in `find`."""
         random, names = config.checkpoints == RANDOM, (config.target, config.draft)
         target, draft = names if random else (find(config, name, self._open) for name in names)
-        return self._resolve(target, draft, config.dtype, config.vocabulary, random)
+        found = self._resolve(target, draft, config.dtype, config.vocabulary, random)
+        found.require_trees(config.tree)
+        return found
 
     def __call__(self, config: RowConfig) -> Pair:
         """The models of a row, loaded."""

@@ -340,14 +340,13 @@ def _speedups(config: RowConfig, alpha: float, c: float, v: float) -> dict[int, 
     if not config.tree and not coupled:
         return {g: theory.speedup(alpha, g, c, v) for g in GAMMAS}
     shares, found = theory.shares_by_rank(alpha, config.sampling.greedy), dict[int, float]()
-
-    def of_tree(gamma: int) -> tuple[int, int, int]:
-        return config.tree, gamma, Growth.WIDTH
-
     for g in GAMMAS:
-        chain = [shares[0]] * g
-        accepted = theory.best_tree(shares, *of_tree(g)) if config.tree >= g else chain
-        found[g] = theory.tree_tokens(accepted) / (g * c + v)
+        if config.tree >= g:
+            best = theory.best_tree(shares, config.tree, g, Growth.WIDTH)
+            tokens = theory.tree_tokens(best)
+        else:
+            tokens = theory.expected_tokens(shares[0], g)
+        found[g] = tokens / (g * c + v)
     return found
 
 

@@ -109,7 +109,6 @@ def run(
                 )
             gamma_of(config, name)
             found = load.resolve(config)
-            found.require_trees(config.tree)
             if not record:
                 memory.require(config, found.configs)
             prompts = _prompts(config, found.target.config, scored=True)
@@ -187,7 +186,6 @@ def _work(
     """A row ready to decode in such batches, and how many texts, of at most so many, fit in one."""
     on_progress("loading", 0)
     found = weights.resolve(config)
-    found.require_trees(config.tree)
     memory.require(config, found.configs)
     given = found.configs, config.gamma, config.max_length
     memory.require_batch((config.target, config.draft), *given, batch_size, config.tree)

@@ -23,22 +23,13 @@ from speculative.processors import History, Processor
 from speculative.sampling import Kinds, Sampling, argmax, log_weights
 from speculative.tree import Tree
 from tests import toy
-from tests.decoding.test_exactness import outputs
+from tests.decoding.test_exactness import SAMPLINGS, THRESHOLD, outputs
 from tests.decoding.test_paths import PROCESSORS
 
 OPTIMIZED = pytest.mark.usefixtures("optimized")
 
 ROWS, FEWER, FEW = 100_000, 20_000, 1_000
 """Texts of the target alone, whose distribution is tested; of one shape; and of all the others."""
-CHECKS = 100
-"""More p-values than all tests here compute together."""
-THRESHOLD = 1e-4 / CHECKS
-
-SAMPLINGS = {
-    "temperature 1": Sampling(),
-    "top_k": Sampling(temperature=0.7, top_k=2),
-    "top_p": Sampling(temperature=1.3, top_p=0.8),
-}
 TABLES = {"near": toy.near_table, "far": toy.far_table, "disjoint": toy.disjoint_table}
 LENGTH = 8
 TARGET = toy.MarkovModel()

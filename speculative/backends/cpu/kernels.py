@@ -15,7 +15,7 @@ import platform
 import shutil
 import subprocess
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import jax
 import jax.numpy as jnp
@@ -223,12 +223,17 @@ def softmax(x: Array) -> Array:
     XLA computes it in a loop that its older emitter does not vectorise, or in several threads,
     which wait for those of our products.
     """
-    if jax.default_backend() != "cpu" or not native():
-        return jax.nn.softmax(x, axis=-1)
     target, shape = "speculative_softmax", FLOAT32(x.shape)
     call = jax.ffi.ffi_call(target, shape, vmap_method="broadcast_all")
+    return on_cpu(call, jax.nn.softmax, x)
+
+
+def on_cpu(kernel: Callable[[Array], Array], other: Callable[[Array], Array], x: Array) -> Array:
+    """What a kernel makes of x on a CPU, if it can be used; elsewhere what XLA's form does."""
+    if jax.default_backend() != "cpu" or not native():
+        return other(x)
     # A program for a TPU may be compiled on a machine without one.
-    return lax.platform_dependent(x, cpu=call, default=jax.nn.softmax)
+    return lax.platform_dependent(x, cpu=kernel, default=other)
 
 
 def gumbel(keys: Array, vocab_size: int) -> Array:
