@@ -1,9 +1,9 @@
 #!/bin/sh
 # How fast one accelerator decodes with T5 v1.1 XXL and the paper's small draft, weights being
 # random, in at most eight minutes, the most telling first: passes of 1 to 64 positions beside the
-# memory's bandwidth, v and c; two rows of Table 2 with the paper's acceptance simulated; transformers
-# on the same shapes; on a GPU, command buffers. Needs no checkpoint and no data. What the time does
-# not allow is left out, and said to be; what is done is on disk.
+# memory's bandwidth, v and c; rows of Table 2 with the paper's acceptance simulated, one of them with
+# a tree of guesses; transformers on the same shapes; on a GPU, command buffers. Needs no checkpoint
+# and no data. What the time does not allow is left out, and said to be; what is done is on disk.
 #
 #   sh benchmarks/bench_accelerator.sh                    # writes results/<device>/
 #
@@ -46,17 +46,20 @@ bench() { # a name, widths
   measure "$name" speculative.cli bench --target="$target" --draft="$draft" --weights=random \
     --dtype="$dtype" --source_length=128 --max_length=256 --output_dir="$out/$name" --widths "$@"
 }
-row() { # of Table 2
-  measure "$1" speculative.cli run --gin_file="configs/runs/table2/$1.gin" --target="$target" \
-    --draft="$draft" --weights=random --simulated_alpha=paper --dtype="$dtype" --limit=2 \
-    --output_dir="$out/rows"
+row() { # a name, a row of Table 2, options
+  name=$1 config=$2
+  shift 2
+  measure "$name" speculative.cli run --gin_file="configs/runs/table2/$config.gin" \
+    --target="$target" --draft="$draft" --weights=random --simulated_alpha=paper --dtype="$dtype" \
+    --limit=2 --output_dir="$out/$name" "$@"
 }
 
 bench "bench_$draft" 1 8 16 32 64
-row ende_small_t0
+row ende ende_small_t0
 measure transformers benchmarks.time_transformers --target="$target" --draft="$draft" \
   --dtype="$dtype" --output="$out/transformers.json"
-row cnndm_small_t0
+row ende_tree ende_small_t0 --tree=15
+row cnndm cnndm_small_t0
 if [ "$platform" = gpu ]; then
   # Whole loops as one graph, so that the host does not look at every step; then no graphs at all.
   buffers=FUSION,CUBLAS,CUBLASLT,CUSTOM_CALL,CUDNN,DYNAMIC_SLICE_FUSION,CONDITIONAL,WHILE
