@@ -9,6 +9,7 @@ import pytest
 
 from speculative import checkpoints, cli, loading, tasks
 from speculative.checkpoints import Checkpoint
+from speculative.commands import rows
 from speculative.rows import records
 from speculative.rows.config import RowConfig
 from speculative.studies import bench, sweep
@@ -222,3 +223,38 @@ def test_wrong_texts_are_told_before_a_tensor_is_read(
     assert cli.main(["run", "--target=big", "--draft=small", *more]) == 2
     err = capsys.readouterr().err
     assert err.count("\n") == 1 and re.search(said, err), err
+
+
+@pytest.mark.parametrize(
+    "platform, more, nodes",
+    [
+        ("tpu", (), 63),
+        ("gpu", (), 15),
+        ("cpu", (), 0),
+        ("tpu", ("--gamma=1",), 8),  # As many as a first guess may have.
+        ("gpu", ("--gamma=20",), 20),
+        ("tpu", ("--draft=copy",), 0),
+        ("tpu", ("--temperature=1",), 0),
+        ("tpu", ("--temperature=1", "--verification=coupled"), 63),
+    ],
+)
+def test_the_usual_tree_of_a_device(
+    platform: str, more: tuple[str, ...], nodes: int, asked: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(rows, "FREE", {"cpu": rows.FREE[platform]} if platform != "cpu" else {})
+    assert asked(*RUN, "--data_file=texts.tsv", "--tree=auto", "--gamma=7", *more)[1].tree == nodes
+
+
+def test_rows_of_a_table_with_the_usual_tree(monkeypatch: pytest.MonkeyPatch) -> None:
+    found: list[list[str]] = []
+    monkeypatch.setattr(sweep, "run", lambda configs, _: found.append(list(configs)))
+    table = ["table", "2", "--checkpoints=demo", "--tree=auto", "--output_dir=none"]
+    cli.main(table)
+    monkeypatch.setattr(rows, "FREE", {"cpu": 15})
+    cli.main(table)
+    chains, both = found
+    assert not [name for name in chains if "_tree" in name]
+    assert [name for name in both if not name.endswith("_tree15")] == chains
+    trees = [name for name in both if name.endswith("_tree15")]
+    assert trees
+    assert all(both[both.index(name) - 1] == name.removesuffix("_tree15") for name in trees)

@@ -43,6 +43,17 @@ def whole(low: int, high: int) -> Callable[[str], int]:
     return parse
 
 
+AUTO = "auto"  # Instead of a tree's number of guesses: `rows.usual_tree`.
+
+
+def nodes(text: str) -> int | str:
+    """The type of a number of guesses of a tree: a whole number, or `AUTO`."""
+    with contextlib.suppress(argparse.ArgumentTypeError):
+        return text if text == AUTO else whole(0, checks.MAX_NODES)(text)
+    said = f"must be a whole number from 0 to {checks.MAX_NODES} or {AUTO}, not {text!r}"
+    raise argparse.ArgumentTypeError(said)
+
+
 OPTIONS = {
     "--target": "checkpoint folder or name (debian_target)",
     "--draft": "checkpoint folder or name; uniform, unigram, bigram, trigram, copy or suffix; a "
@@ -66,7 +77,8 @@ OPTIONS = {
     "--verification RULE": "how guesses are verified, a name of speculative.decoding.rules.RULES "
     "(token)",
     "--tree N": "guesses of a step's tree, of which gamma is the depth, at T = 0 or with "
-    "--verification coupled; 0 is a chain (0)",
+    "--verification coupled; 0 is a chain, auto as many as the device verifies in the time of few "
+    "(0)",
     "--lenience L": "in (0, 1]; below 1 more guesses are accepted, but outputs are not exact (1)",
     "--source_length S": "tokens to which longer texts are cut, or of random sources (as "
     "configured, or whole texts and 64)",
@@ -88,7 +100,7 @@ OPTIONS = {
 KINDS: dict[str, Any] = {
     "--dtype": ("float32", "bfloat16"),
     "--gamma": whole(1, checks.MAX_GAMMA),
-    "--tree": whole(0, checks.MAX_NODES),
+    "--tree": nodes,
     "--top_k": int,
     **dict.fromkeys(("--temperature", "--top_p", "--min_p", "--lenience"), float),
     "--source_length": whole(1, checks.MAX_TOKENS),

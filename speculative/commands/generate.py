@@ -11,7 +11,17 @@ from collections.abc import Hashable, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from speculative import checks, disk
-from speculative.commands import SETTINGS, Command, add_options, many, option, prompts, rows, whole
+from speculative.commands import (
+    AUTO,
+    SETTINGS,
+    Command,
+    add_options,
+    many,
+    option,
+    prompts,
+    rows,
+    whole,
+)
 from speculative.commands.figures import Figures, Timed, figures
 from speculative.commands.prompts import Asked
 from speculative.settings import Settings
@@ -70,6 +80,8 @@ def _generate(options: argparse.Namespace) -> None:
 
     # Wrong values end here.
     given = {name: value for name, value in vars(options).items() if name in SETTINGS}
+    if options.tree == AUTO:
+        given["tree"] = options.tree = _usual_tree(options)
     settings = Settings(**given)
     if options.logprobs and not (options.json or options.output):
         raise ValueError("--logprobs is for lines of JSON; add --json or --output.")
@@ -145,6 +157,18 @@ def _generate(options: argparse.Namespace) -> None:
     # Where nobody asks or watches, a program that went well leaves standard error empty.
     if total.texts > (1 if typed else 0) and (options.compare or sys.stderr.isatty()):
         print(total, file=sys.stderr)
+
+
+def _usual_tree(options: argparse.Namespace) -> int:
+    """What `--tree auto` stands for; 0 where the rule verifies chains only."""
+    from speculative.loading import default_draft
+
+    given = {name: value for name, value in vars(options).items() if name in SETTINGS}
+    given["tree"] = 0
+    decoding = Settings(**given).decoding(1, ())
+    if not decoding.rule.verifies_trees(decoding.sampling):
+        return 0
+    return rows.usual_tree(options.draft or default_draft(options.target), options.gamma)
 
 
 def _resolved(options: argparse.Namespace, begun: Sequence[Asked]) -> "Resolved":

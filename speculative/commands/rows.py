@@ -6,7 +6,7 @@ import dataclasses
 import pathlib
 from typing import TYPE_CHECKING, Any
 
-from speculative.commands import add_options, chosen, option
+from speculative.commands import AUTO, add_options, chosen, option
 
 if TYPE_CHECKING:
     from speculative.rows.config import RowConfig
@@ -23,6 +23,9 @@ SAMPLING = ("--temperature", "--top_k", "--top_p", "--min_p")
 DECODING = ("--gamma", *SAMPLING, "--verification", "--tree", "--lenience")
 LENGTHS = ("--source_length", "--max_length")
 OPTIONS = ("--target", "--draft", *MODELS, *TEXTS, *DECODING, *LENGTHS, "--seed")
+FREE = {"tpu": 63, "gpu": 15}
+"""Guesses that a device verifies in little more time than few: docs/tpu.md and performance.md."""
+
 FIELDS = {option.removeprefix("--"): option.removeprefix("--") for option in OPTIONS}
 FIELDS |= {"limit": "num_examples", "weights": "checkpoints", "batch_size": "batch_size"}
 """Options by name, and the fields of `RowConfig` that they set."""
@@ -96,10 +99,14 @@ def changed(options: argparse.Namespace, address: str | None) -> "RowConfig":
 
     fields = {} if address else _own(options)
     fields |= {FIELDS[name]: value for name, value in chosen(options, FIELDS).items()}
+    if auto := fields.get("tree") == AUTO:
+        del fields["tree"]
     if options.checkpoints not in (None, DEMO):
         fields["checkpoints"] = options.checkpoints
     config = read_row(address, options.gin, fields)
     more: dict[str, Any] = {}  # What depends on the row.
+    if auto:
+        more["tree"] = _tree_of_row(options, config)
     for file in options.data_file or ():
         task, _, of_task = file.partition("=")
         if task not in tasks.TASKS:
@@ -116,6 +123,29 @@ def changed(options: argparse.Namespace, address: str | None) -> "RowConfig":
                 "(--simulated_alpha=A)."
             )
     return read_row(address, options.gin, fields | more) if more else config
+
+
+def usual_tree(draft: str, gamma: int | None, platform: str | None = None) -> int:
+    """The guesses of a tree that pays on a platform, by default this machine's; 0: a chain pays."""
+    import jax
+
+    from speculative.drafts import named
+    from speculative.tree import Growth
+
+    most = FREE.get(platform or jax.default_backend(), 0)
+    if not (gamma and most and named.grows(draft)):
+        return 0
+    return max(gamma, min(most, Growth.most(gamma)))
+
+
+def _tree_of_row(options: argparse.Namespace, config: "RowConfig") -> int:
+    """The `usual_tree` of a row, of the TPU that it is compiled for; 0 if its rule has chains."""
+    from speculative.measurement import chips
+
+    if not config.rule.verifies_trees(config.sampling):
+        return 0
+    there = getattr(options, "topology", chips.PRESENT) == chips.PRESENT
+    return usual_tree(config.draft, config.gamma, None if there else "tpu")
 
 
 def table_name(options: argparse.Namespace) -> str:
@@ -143,15 +173,13 @@ def of_table(options: argparse.Namespace) -> dict[str, "RowConfig"]:
             )
     tree, options.tree = options.tree, None  # Which rules verify it depends on the row.
     configs = {experiment(row): changed(options, row) for row in listed}
-    trees = _with_trees(configs, tree) if tree else {}
+    trees = _with_trees(options, configs, tree) if tree else {}
     if rules := getattr(options, "rules", None):
         configs = _of_rules(configs, rules)
     for name in [*configs]:  # A row with trees comes after its chains.
         configs[name] = configs.pop(name)
-        tree_name = f"{name}_tree{tree}"
-        if tree_name in trees:
-            configs[tree_name] = trees.pop(tree_name)
-    configs |= trees
+        configs |= dict([trees.pop(name)] if name in trees else [])
+    configs |= dict(trees.values())
     if not configs:
         raise ValueError(
             f"Table {options.table} has no row for these checkpoints; give a folder of "
@@ -172,22 +200,26 @@ def _of_rules(configs: dict[str, "RowConfig"], rules: list[str]) -> dict[str, "R
     }
 
 
-def _with_trees(configs: dict[str, "RowConfig"], tree: int) -> dict[str, "RowConfig"]:
-    """Rows with trees in place of chains, whose names end in their number of guesses.
+def _with_trees(
+    options: argparse.Namespace, configs: dict[str, "RowConfig"], tree: int | str
+) -> dict[str, tuple[str, "RowConfig"]]:
+    """By name of a row, its name and itself with trees in place of chains.
 
     Above temperature 0 only coupled verification has trees. Rows are left out whose draft guesses
     chains, that are lenient, or of a gamma that such a tree does not fit.
     """
     from speculative.drafts import named
 
-    found: dict[str, RowConfig] = {}
+    found: dict[str, tuple[str, RowConfig]] = {}
     for name, row in configs.items():
         rule = row.verification if row.temperature == 0 else "coupled"
         if named.grows(row.draft):
             with contextlib.suppress(ValueError):
-                of_tree = dataclasses.replace(row, tree=tree, verification=rule)
-                found[f"{name}_tree{tree}"] = of_tree
-    if not found:
+                row = dataclasses.replace(row, verification=rule)
+                nodes = _tree_of_row(options, row) if tree == AUTO else tree
+                if nodes:
+                    found[name] = f"{name}_tree{nodes}", dataclasses.replace(row, tree=nodes)
+    if not found and tree != AUTO:
         raise ValueError(
             f"No row of the table can have trees of {tree} guesses: they are for models and "
             "n-grams as drafts, lenience 1, and a gamma of which they are no less and that they "

@@ -4,8 +4,7 @@ import argparse
 import pathlib
 from typing import TYPE_CHECKING
 
-from speculative import checks
-from speculative.commands import Command, add_options, option, rows, whole
+from speculative.commands import Command, add_options, nodes, option, rows
 
 if TYPE_CHECKING:
     from speculative.rows.config import RowConfig
@@ -52,8 +51,9 @@ def _add_table(parser: argparse.ArgumentParser) -> None:
     add_options(parser, "--family")
     said = "how guesses are verified; several rules are compared, above temperature 0"
     option(parser, "--verification RULE[,RULE]", said, lambda text: text.split(","), dest="rules")
-    said = "each row with trees of so many guesses too, above temperature 0 verified by coupled"
-    option(parser, "--tree N", said, whole(0, checks.MAX_NODES))
+    said = "each row with trees of so many guesses too, above temperature 0 verified by coupled; "
+    said += "auto is as many as the device verifies in the time of few"
+    option(parser, "--tree N", said, nodes)
     option(parser, "--output_dir DIR", "(results/tableN)")
 
 

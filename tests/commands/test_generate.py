@@ -19,6 +19,7 @@ import sentencepiece
 
 import speculative
 from speculative import cli
+from speculative.commands import rows
 from speculative.commands.figures import Figures
 from speculative.vocabulary import SentencePiece
 from tests.saved import VOCABULARY
@@ -128,6 +129,7 @@ import fcntl, signal, sys, termios
 fcntl.ioctl(0, termios.TIOCSCTTY, 0)
 signal.signal(signal.SIGINT, signal.default_int_handler)
 from speculative import cli
+from speculative.commands import rows
 for _ in range(2):
     print(cli.main(["generate", *sys.argv[1:]]), flush=True)
 """
@@ -208,6 +210,23 @@ def test_a_comparison_in_json(pair: list[str], capsys) -> None:
     assert line["tokens_autoregressive"] == alone.tokens
     assert OTHER in out  # Not spelled in escapes.
     assert err == ""
+
+
+@pytest.mark.parametrize("free, tree", [({"cpu": 15}, 15), ({}, 0)])
+def test_the_usual_tree(
+    free: dict[str, int],
+    tree: int,
+    pair: list[str],
+    answers: list[Any],
+    capsys,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(rows, "FREE", free)
+    options = [*pair, *SETTINGS, "--json", "--tree=auto", TEXT]
+    assert not cli.main(["generate", *options])
+    line = json.loads(capsys.readouterr().out)
+    assert line.get("tree", 0) == tree
+    assert line["tokens"] == answers[0].tokens
 
 
 def test_figures_are_sums() -> None:

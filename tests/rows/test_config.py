@@ -1,5 +1,6 @@
 """Row configurations: each gin file of the checkout, and what makes a wrong one."""
 
+import argparse
 import dataclasses
 import pathlib
 import re
@@ -371,8 +372,9 @@ def own_row(**changes: Any) -> RowConfig:
 
 def test_a_table_has_each_row_with_trees_too() -> None:
     configs = {"a/t0": own_row(temperature=0.0), "a/t1": own_row(temperature=1.0)}
-    found = rows._with_trees(configs, 15)
-    assert {name: (row.verification, row.tree) for name, row in found.items()} == {
+    here = argparse.Namespace()
+    found = rows._with_trees(here, configs, 15)
+    assert {name: (row.verification, row.tree) for name, row in found.values()} == {
         "a/t0_tree15": ("token", 15), "a/t1_tree15": ("coupled", 15),
     }  # fmt: skip
     others = {
@@ -380,9 +382,9 @@ def test_a_table_has_each_row_with_trees_too() -> None:
         "a/lenient": own_row(temperature=0.0, lenience=0.5),
     }
     others["a/copy"] = dataclasses.replace(others["a/copy"], draft="copy")
-    assert list(rows._with_trees(configs | others, 15)) == list(found)
+    assert list(rows._with_trees(here, configs | others, 15)) == list(found)
     with pytest.raises(ValueError, match="No row of the table can have trees of 15 guesses"):
-        rows._with_trees(others, 15)
+        rows._with_trees(here, others, 15)
 
 
 @pytest.mark.parametrize(
