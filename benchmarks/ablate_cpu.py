@@ -21,7 +21,6 @@ from rich.console import Console
 
 from benchmarks.compare_peers import table
 from speculative import loading
-from speculative.backends import for_decoding
 from speculative.backends.cpu import kernels
 from speculative.commands import whole
 from speculative.commands.rows import SHIPPED_ROW
@@ -50,7 +49,7 @@ def _xla() -> None:
 
 
 def _float32_draft() -> None:
-    loading.for_decoding = lambda params, draft=False: for_decoding(params)
+    loading.usual_quantize = lambda: "none"
 
 
 VARIANTS: dict[str, Callable[[], None]] = {

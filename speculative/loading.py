@@ -11,7 +11,7 @@ import jax
 from absl import logging
 
 from speculative import checkpoints, checks, fingerprints, removed
-from speculative.backends import for_decoding, usual_dtype
+from speculative.backends import for_decoding, usual_dtype, usual_quantize
 from speculative.backends.cpu.kernels import cache_folder
 from speculative.checkpoints import Checkpoint
 from speculative.checkpoints.checkpoint import DTYPES
@@ -23,7 +23,7 @@ from speculative.models import SIZES, Config, model_of, random_params
 from speculative.models.reads import unpacked
 from speculative.pair import Pair
 from speculative.special_tokens import SpecialTokens
-from speculative.types import PyTree
+from speculative.types import QUANTIZE, PyTree
 from speculative.vocabulary import Numbers, Vocabulary, from_elsewhere
 
 # The default draft of each shipped target.
@@ -55,8 +55,10 @@ class Weights:
 
     def load(self, draft: bool = False) -> PyTree:
         """Its parameters in the layout for decoding; raises ValueError if a file is damaged."""
-        stored = self.checkpoint and self.checkpoint.load(self.config.dtype)
-        return for_decoding(random_params(self.config) if stored is None else stored, draft)
+        how = self.config.dtype, self.config.quantize
+        stored = self.checkpoint and self.checkpoint.load(*how)
+        params = random_params(self.config) if stored is None else stored
+        return for_decoding(params, draft, quantize=self.config.quantize)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -79,6 +81,13 @@ class Resolved:
     def configs(self) -> list[Config]:
         """The sizes of the target and, where it is a model, of the draft."""
         return [weights.config for weights in (self.target, self.draft) if weights]
+
+    @property
+    def labels(self) -> dict[str, str]:
+        """What results say of the models: names, `dtype` and, if it is not none, `quantize`."""
+        config = self.target.config
+        found = {"target": self.names[0], "draft": self.names[1], "dtype": config.dtype}
+        return found | ({"quantize": config.quantize} if config.quantize != "none" else {})
 
     @property
     def fingerprints(self) -> dict[str, str]:
@@ -143,6 +152,8 @@ def resolve(
     dtype: str | None = None,
     vocabulary_file: str | os.PathLike[str] | None = None,
     random: bool = False,
+    quantize: str | None = None,
+    quantize_draft: str | None = None,
     open_checkpoint: Callable[[str], Checkpoint] = checkpoints.open,
 ) -> Resolved:
     """Finds a target and a draft, opens each checkpoint once, and reads no tensor.
@@ -158,6 +169,10 @@ def resolve(
         vocabulary_file: for checkpoints that come without a vocabulary, as T5X's do, see
             `from_elsewhere`. Without one, tokens of random weights are written as numbers.
         random: whether the names are of `models.SIZES`, with random weights to measure times.
+        quantize: "int8" holds the target's kernels, and its logits', in int8, with a scale for each
+            output; it is then another model, whose distribution outputs have. "int8-activations"
+            rounds the inputs of products too. "none", the default, does neither.
+        quantize_draft: likewise of the draft, by default as `backends.usual_quantize` says.
         open_checkpoint: a cached function shares checkpoints among pairs.
 
     Raises:
@@ -172,8 +187,13 @@ def resolve(
     target = _path("target", target)
     draft = None if draft is None else _path("draft", draft)
     file = None if vocabulary_file is None else _path("vocabulary", vocabulary_file)
-    if dtype not in (None, *DTYPES):
-        raise ValueError(f"dtype must be {' or '.join(DTYPES)}, not {dtype!r}.")
+    for name, value, known in (
+        ("dtype", dtype, DTYPES),
+        ("quantize", quantize, QUANTIZE),
+        ("quantize_draft", quantize_draft, QUANTIZE),
+    ):
+        if value not in (None, *known):
+            raise ValueError(f"{name} must be {' or '.join(known)}, not {value!r}.")
     if not (
         random or draft is None or named.known(draft) or checkpoints.known(named.parts(draft)[0])
     ):
@@ -185,13 +205,14 @@ def resolve(
             or f"There is no draft {name!r}: it is neither a checkpoint nor one of "
             f"{', '.join([*checkpoints.SHIPPED, *MODEL_FREE])}, nor a table (FILE.npz)."
         )
-    big = _weights(target, random, dtype, open_checkpoint)
+    big = _weights(target, random, dtype, quantize or "none", open_checkpoint)
     if big.checkpoint and big.checkpoint.note:
         _say_once(big.checkpoint.note)
     big.config.reads.require_none(target)
     draft = default_draft(target, random) if draft is None else draft
     name, free = named.parts(draft)
-    small = None if free and not name else _weights(name, random, dtype, open_checkpoint)
+    how = dtype, quantize_draft or usual_quantize()
+    small = None if free and not name else _weights(name, random, *how, open_checkpoint)
     _require_use(file, big, small)
     vocabulary = big.vocabulary(file)
     last = unpacked(small.config.reads.draft_vocabulary).max(initial=0) if small else 0
@@ -217,9 +238,12 @@ def load(
     dtype: str | None = None,
     vocabulary_file: str | os.PathLike[str] | None = None,
     random: bool = False,
+    quantize: str | None = None,
+    quantize_draft: str | None = None,
 ) -> Pair:
     """Loads a target and its draft, by default the pair that ships; see `resolve`."""
-    return resolve(target, draft, dtype, vocabulary_file, random).load()
+    how = vocabulary_file, random, quantize, quantize_draft
+    return resolve(target, draft, dtype, *how).load()
 
 
 def vocabulary(
@@ -236,6 +260,7 @@ def _weights(
     name: str,
     random: bool,
     dtype: str | None = None,
+    quantize: str = "none",
     open_checkpoint: Callable[[str], Checkpoint] = checkpoints.open,
 ) -> Weights:
     if random and name not in SIZES:
@@ -243,7 +268,7 @@ def _weights(
     checkpoint = None if random else open_checkpoint(name)
     config = checkpoint.config if checkpoint else SIZES[name]
     dtype = dtype or usual_dtype(checkpoint.dtype if checkpoint else "bfloat16")
-    return Weights(name, config.replace(dtype=dtype), checkpoint)
+    return Weights(name, config.replace(dtype=dtype, quantize=quantize), checkpoint)
 
 
 @functools.cache

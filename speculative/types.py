@@ -21,6 +21,8 @@ PAD_ID = 0  # T5's padding; also the token from which decoding starts.
 EOS_ID = 1  # T5's end of sequence.
 # Of feed-forward layers, in the order of `Activation` in kernels.cc.
 ACTIVATIONS = ("gelu", "silu", "relu", "linear")
+ROUNDED = "int8-activations"  # Kernels in int8, which meet inputs that are rounded to int8 too.
+QUANTIZE = ("none", "int8", ROUNDED)  # How kernels may be held in memory.
 
 Tokens = Int[Array, "B L"]
 Inputs = Int[Array, "B S"]

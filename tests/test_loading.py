@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from speculative import checkpoints
+from speculative.backends import usual_quantize
 from speculative.checkpoints import native
 from speculative.decoding import Decoding
 from speculative.loading import load, resolve
@@ -52,8 +53,10 @@ def test_nothing_is_hashed_but_vocabularies(
     found = resolve(str(folder / "target"), str(folder / "reader"), "bfloat16")
     assert hashed == [saved.VOCABULARY.name] * 2
     assert found.names == (str(folder / "target"), str(folder / "reader"))
-    models = [saved.TARGET, READER]
-    assert found.configs == [config.replace(dtype="bfloat16") for config in models]
+    models = {saved.TARGET: "none", READER: usual_quantize()}
+    assert found.configs == [
+        config.replace(dtype="bfloat16", quantize=quantize) for config, quantize in models.items()
+    ]
     assert found.vocabulary.size == 8192
     assert found.table is None
     paths = resolve(folder / "target", folder / "reader", "bfloat16")

@@ -9,7 +9,7 @@ import numpy as np
 from speculative.backends import prepack
 from speculative.models import T5, T5Config
 from speculative.models.reads import Reads
-from speculative.types import PADDING, PyTree
+from speculative.types import PADDING, ROUNDED, PyTree
 from tests import saved
 
 VOCABULARY = 50
@@ -36,7 +36,7 @@ def target_params() -> PyTree:
 
 @functools.cache
 def draft_params() -> PyTree:
-    return prepack(saved.random(DRAFT.config, 1), quantized=True)
+    return prepack(saved.random(DRAFT.config, 1), ROUNDED)
 
 
 @functools.cache

@@ -2,23 +2,47 @@
 
 import jax
 
+from speculative.backends.cpu import kernels
 from speculative.backends.cpu.prepacked import prepack
 from speculative.backends.options import compiler_options
-from speculative.backends.prepacked import PREPACKED, Prepacked
+from speculative.backends.prepacked import PREPACKED, Prepacked, split
 from speculative.backends.tpu import lay_out
-from speculative.backends.xla import Attending, Cache, Norm, Projection, Weight, Xla, look_up
-from speculative.types import PyTree
+from speculative.backends.xla import (
+    Attending,
+    Cache,
+    Norm,
+    Projection,
+    Weight,
+    Xla,
+    look_up,
+    quantized,
+)
+from speculative.types import ROUNDED, PyTree
 
 
-def for_decoding(params: PyTree, draft: bool = False, platform: str | None = None) -> PyTree:
+def for_decoding(
+    params: PyTree, draft: bool = False, platform: str | None = None, quantize: str = "none"
+) -> PyTree:
     """Parameters as the platform, by default the present one, decodes with them fastest.
 
-    A draft's kernels are quantized on CPU, for the target verifies its guesses, and fused on TPU.
+    Kernels, and tied logits', become int8 as `quantize` says, unless they are `Weight` already. A
+    draft's kernels are fused on TPU.
     """
     platform = platform or jax.default_backend()
     if platform == "tpu":
-        return lay_out(params, draft)
-    return prepack(params, quantized=draft) if platform == "cpu" else params
+        return lay_out(params, draft, quantize)
+    if platform == "cpu" and kernels.native():
+        return prepack(params, quantize)
+    return params if quantize == "none" else split(params, Xla(quantize == ROUNDED), quantize=True)
+
+
+def usual_quantize(platform: str | None = None) -> str:
+    """How a draft is held in memory where nobody says: on a CPU in int8, inputs rounded too.
+
+    The target verifies its guesses. Without a compiler of our kernels XLA would be slower so.
+    """
+    cpu = (platform or jax.default_backend()) == "cpu"
+    return ROUNDED if cpu and kernels.compiler() else "none"
 
 
 def usual_dtype(stored: str, platform: str | None = None) -> str:
@@ -32,5 +56,6 @@ def usual_dtype(stored: str, platform: str | None = None) -> str:
 
 __all__ = [
     "PREPACKED", "Attending", "Cache", "Norm", "Prepacked", "Projection", "Weight", "Xla",
-    "compiler_options", "for_decoding", "look_up", "prepack", "usual_dtype",
+    "compiler_options", "for_decoding", "look_up", "prepack", "quantized", "usual_dtype",
+    "usual_quantize",
 ]  # fmt: skip

@@ -3,10 +3,12 @@
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 from flax import struct
+from jax import Array
 
-from speculative.backends.xla import Weight, Xla
+from speculative.backends.xla import Weight, Xla, quantized
 from speculative.types import PyTree
 
 PREPACKED = "prepacked"  # The collection of prepacked weights beside a model's parameters.
@@ -24,21 +26,44 @@ class Prepacked:
     backend: Xla = struct.field(pytree_node=False)
 
 
+def beside(weights: Sequence[Weight]) -> Weight:
+    """Kernels of the same inputs as one, their outputs side by side."""
+    one = len(weights) == 1
+    return weights[0] if one else jax.tree.map(lambda *x: jnp.concatenate(x, axis=-1), *weights)
+
+
 def split(
     params: PyTree,
     backend: Xla,
-    lay_out: Callable[..., Weight],
-    groups: Sequence[tuple[str, ...]],
-    tied: bool,
+    groups: Sequence[tuple[str, ...]] = (),
+    lay_out: Callable[..., Weight] = lambda names, *weights: beside(weights),
+    tied: bool = False,
+    quantize: bool = False,
 ) -> Prepacked:
     """A model's parameters for a backend.
 
     `lay_out` is given the names of a group of kernels that become one, and its kernels; or no names
-    and one kernel. That may be the embedding, where `tied` and logits are.
+    and one kernel. That may be the embedding, where `tied` and logits are. Kernels that are int8
+    with scales stay so; where `quantize`, others become it. An embedding of which logits are made
+    in int8 looks tokens up as such, too.
     """
-    rest, prepacked = _split(params, lay_out, groups)
-    if tied and "logits_dense" not in params["decoder"]:
-        prepacked["logits"] = lay_out((), params["token_embedder"]["embedding"].T)
+
+    def weight(kernel: Array | Weight, axis: int = 0) -> Weight:
+        if isinstance(kernel, Weight):
+            return kernel
+        return quantized(kernel, axis) if quantize else Weight(kernel)
+
+    rest, prepacked = _split(
+        params, lambda names, *group: lay_out(names, *map(weight, group)), groups
+    )
+    if "logits_dense" not in params["decoder"]:
+        values, scales = weight(params["token_embedder"]["embedding"], 1)
+        if scales is not None:
+            dtype = params["decoder"]["decoder_norm"]["scale"].dtype
+            embedding = (values * scales[:, None]).astype(dtype)
+            rest["token_embedder"] = {"embedding": embedding}
+        if tied or scales is not None:
+            prepacked["logits"] = lay_out((), Weight(values.T, scales))
     return Prepacked(rest, prepacked, backend)
 
 

@@ -12,9 +12,9 @@ import numpy as np
 from jax import Array, lax
 
 from speculative.backends.prepacked import FUSED, Prepacked, split
-from speculative.backends.xla import Weight, Xla, precision
+from speculative.backends.xla import Xla, precision
 from speculative.ragged import select_rows
-from speculative.types import PyTree
+from speculative.types import ROUNDED, PyTree
 
 ROWS = 8
 """Rows of the smallest tile of a TPU's registers: a product of fewer takes no less time."""
@@ -135,15 +135,11 @@ def _side_by_side(x: Array) -> Array:
     return x.swapaxes(1, 2).reshape(x.shape[0], x.shape[2], -1)
 
 
-def lay_out(params: PyTree, draft: bool) -> Prepacked:
+def lay_out(params: PyTree, draft: bool, quantize: str = "none") -> Prepacked:
     """Parameters for decoding on a TPU: what `backends.prepack` is on CPU.
 
     A draft's kernels that share their input become one. A large target would be slower so, and
     its kernels are those given, not copies.
     """
-
-    def kernel(_: tuple[str, ...], *group: Array) -> Weight:
-        return Weight(group[0] if len(group) == 1 else jnp.concatenate(group, axis=1))
-
-    backend, groups = (TpuDraft(), FUSED) if draft else (Tpu(), ())
-    return split(params, backend, kernel, groups, tied=False)
+    made, groups = (TpuDraft, FUSED) if draft else (Tpu, ())
+    return split(params, made(quantize == ROUNDED), groups, quantize=quantize != "none")

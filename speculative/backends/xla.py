@@ -7,7 +7,7 @@ Layers call a backend with arrays and what describes them (`Projection`, `Norm`,
 import dataclasses
 import functools
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -38,6 +38,18 @@ class Weight(NamedTuple):
 
     values: Array
     scales: Array | None = None
+
+
+def quantized(kernel: Any, axis: int = 0) -> Weight:
+    """A kernel of JAX or NumPy as int8 and float32 scales [O], symmetric; `axis` is of its inputs.
+
+    The greatest magnitude of an output's numbers is 127 of its scale; of zeros that is 1.
+    """
+    xp = kernel.__array_namespace__()
+    kernel = kernel.astype(np.float32)
+    scales = abs(kernel).max(axis=axis) / np.float32(127)
+    scales = xp.where(scales > 0, scales, xp.ones_like(scales))
+    return Weight(xp.rint(kernel / xp.expand_dims(scales, axis)).astype(np.int8), scales)
 
 
 class Projection(NamedTuple):
@@ -133,7 +145,13 @@ class Xla:
 
     Results have the type of x. Queries are [B, L, N, H], keys and values [B, K, T, H], where K
     divides N: that many neighbouring queries' heads share a key.
+
+    Attributes:
+        rounds: whether the inputs of products with int8 kernels are rounded to int8, each
+            position's with a scale of its own; else kernels are widened as they are read.
     """
+
+    rounds: bool = False
 
     def width(self, batch: int, length: int) -> int:
         """Positions of a chunk with the padding that makes it fastest: at least `length`."""
@@ -153,12 +171,17 @@ class Xla:
     ) -> Array:
         """Of the normed x [..., I] and a weight, with its bias, activated: [..., O]."""
         x = norm(x) if norm else x
-        kernel, scales = projection.weight
-        y = jnp.matmul(
-            x, kernel.astype(x.dtype), precision=precision(x), preferred_element_type=out_dtype
-        )
-        y = y if scales is None else (y * scales).astype(y.dtype)
-        bias = projection.bias
+        (kernel, scales), bias = projection.weight, projection.bias
+        times = functools.partial(jnp.matmul, precision=precision(x))
+        if scales is None:
+            y = times(x, kernel.astype(x.dtype), preferred_element_type=out_dtype)
+        elif self.rounds:
+            inputs, of_inputs = quantized(x, axis=-1)
+            sums = jnp.matmul(inputs, kernel, preferred_element_type=jnp.int32)
+            y = sums.astype(jnp.float32) * (of_inputs[..., None] * scales)
+        else:
+            y = times(x, kernel.astype(x.dtype), preferred_element_type=jnp.float32) * scales
+        y = y.astype(out_dtype or x.dtype)
         return ACTIVATE[activation](y if bias is None else y + bias.astype(x.dtype))
 
     def add_product(self, residual: Array, x: Array, projection: Projection) -> Array:

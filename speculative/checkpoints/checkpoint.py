@@ -16,6 +16,7 @@ from flax import traverse_util
 from safetensors.numpy import save_file
 
 from speculative import disk, fingerprints
+from speculative.backends import Weight, quantized
 from speculative.fingerprints import sha256
 from speculative.models import Config, abstract_params
 from speculative.models.reads import packed, unpacked
@@ -27,6 +28,8 @@ CONFIG = "config.json"  # It describes a model, in our folders and in Hugging Fa
 DTYPES = {"float32": np.dtype(np.float32), "bfloat16": np.dtype(ml_dtypes.bfloat16)}
 """The number formats in which checkpoints are written."""
 LOGITS = "decoder/logits_dense/kernel"
+# The axis along which int8 values share a scale, by the last part of a tensor's name.
+AXES = {"kernel": 0, "embedding": 1}
 
 FLOATS = ("float32", "bfloat16", "float16", "float64")  # Those in which others write them.
 
@@ -37,6 +40,7 @@ class Tensor(NamedTuple):
     shape: tuple[int, ...]  # In T5X's orientation: kernels are [in, out].
     dtype: str  # As stored: one of `FLOATS`, or "int8".
     read: Callable[[], np.ndarray]  # Returns the values, in a floating-point format.
+    quantized: Callable[[], Weight] | None = None  # Returns them as they are, where dtype is int8.
 
 
 def read_settings(folder: str | pathlib.Path) -> dict[str, Any]:
@@ -122,7 +126,7 @@ class Checkpoint:
                 raise ValueError(f"{where} lacks the tensor {name}.")
             if name not in expected:
                 raise ValueError(f"{where} has a tensor {name}, unknown to its configuration.")
-            (shape, kind, _), wanted = self.tensors[name], expected[name].shape
+            (shape, kind, *_), wanted = self.tensors[name], expected[name].shape
             if shape != wanted:
                 raise ValueError(
                     f"Tensor {name} of {where} is {shape}; its configuration asks for {wanted}."
@@ -181,20 +185,36 @@ class Checkpoint:
                 )
         return value
 
+    def quantized(self, name: str) -> Weight:
+        """A kernel's or an embedding's values in int8, in NumPy; errors as of `read`."""
+        stored = self.tensors[name].quantized
+        if stored is None:
+            return quantized(self.read(name), AXES[name.rpartition("/")[2]])
+        with disk.reading(self.location, f"has a tensor {name} that cannot be read"):
+            weight = stored()
+            if not np.isfinite(weight.scales).all():
+                raise ValueError(
+                    f"Tensor {name} of {self.location} holds values that are not finite."
+                )
+        return weight
+
     def numpy(self) -> PyTree:
         """All parameters as T5X's tree of float32 NumPy arrays."""
         values = {name: self.read(name).astype(np.float32) for name in self.tensors}
         return traverse_util.unflatten_dict(values, sep="/")
 
-    def load(self, dtype: str) -> PyTree:
+    def load(self, dtype: str, quantize: str = "none") -> PyTree:
         """All parameters on JAX's device as T5X's tree, in the number format `dtype`.
 
-        The host's memory holds one tensor at a time, which is cast before it leaves the host.
+        Those of `Config.in_int8` are `Weight` where `quantize` is not none. The host's memory holds
+        one tensor at a time, which is cast before it leaves the host.
         """
+        config = self.config.replace(quantize=quantize)
 
-        def loaded(name: str) -> jax.Array:
+        def loaded(name: str) -> PyTree:
+            in_int8 = config.in_int8(name)
+            value = self.quantized(name) if in_int8 else self.read(name).astype(DTYPES[dtype])
             # A copy: on CPU a view would keep the host's array, and the file it is of, in memory.
-            value = self.read(name).astype(DTYPES[dtype])
             return jax.block_until_ready(jax.device_put(value, may_alias=False))
 
         values = {name: loaded(name) for name in self.tensors}
@@ -233,7 +253,9 @@ def narrowed(checkpoint: Checkpoint, tokens: Sequence[int] | np.ndarray) -> Chec
         raise ValueError(f"{checkpoint.location} does not guess token {unknown[0]}; leave it out.")
     columns, whole = np.searchsorted(guessed, wanted), checkpoint.tensors[LOGITS]
     part = whole._replace(
-        shape=(whole.shape[0], len(columns)), read=lambda: whole.read()[:, columns]
+        shape=(whole.shape[0], len(columns)),
+        read=lambda: whole.read()[:, columns],
+        quantized=None,
     )
     tensors = {**checkpoint.tensors, LOGITS: part}
     return dataclasses.replace(checkpoint, config=config, tensors=tensors)

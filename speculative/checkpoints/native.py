@@ -15,7 +15,9 @@ from typing import Any, Literal
 import numpy as np
 from safetensors import safe_open
 
+from speculative.backends import Weight, quantized
 from speculative.checkpoints.checkpoint import (
+    AXES,
     CONFIG,
     DTYPES,
     Checkpoint,
@@ -39,8 +41,6 @@ Storage = Literal["float32", "bfloat16", "int8"]  # The number formats in which 
 VERSION = 1
 CHECKSUM = "checksum"  # The description's entry with its own; the first ones have none.
 SCALE = ".scale"  # The end of the name of an int8 tensor's scales.
-# The axis along which int8 values share a scale, by the last part of a tensor's name.
-AXES = {"kernel": 0, "embedding": 1}
 FILE_BYTES = 14 * 2**20  # Of a small model's largest file: some hosts of repositories refuse more.
 BIG = 2**30  # Models of more bytes have files of this size.
 # The number formats that are read, by their names in safetensors.
@@ -54,9 +54,8 @@ def quantize(name: str, value: np.ndarray) -> dict[str, np.ndarray]:
     """
     if (axis := AXES.get(name.rpartition("/")[2])) is None:
         return {name: value}
-    scale = np.abs(value).max(axis=axis, keepdims=True) / 127
-    scale = np.where(scale > 0, scale, 1).astype(np.float32)
-    return {name: np.rint(value / scale).astype(np.int8), name + SCALE: scale}
+    values, scales = quantized(value, axis)
+    return {name: values, name + SCALE: np.expand_dims(scales, axis)}
 
 
 def checksum(description: Fields) -> str:
@@ -210,9 +209,16 @@ def _tensors(
                 f"Tensor {name + SCALE} of {folder} is {scale.shape}, which are no scales for "
                 f"{tensor.shape}."
             )
-        return tensor._replace(read=lambda: tensor.read().astype(np.float32) * scale.read())
+        whole = functools.partial(_quantized, tensor, scale)
+        return tensor._replace(
+            read=lambda: tensor.read().astype(np.float32) * scale.read(), quantized=whole
+        )
 
     return {name: dequantized(name) for name in stored if not name.endswith(SCALE)}
+
+
+def _quantized(tensor: Tensor, scale: Tensor) -> Weight:
+    return Weight(tensor.read(), scale.read().astype(np.float32).reshape(-1))
 
 
 def read_safetensors(

@@ -62,6 +62,9 @@ OPTIONS = {
     "--vocabulary FILE": "SentencePiece model for a checkpoint without one, or 'bytes' (ByT5)",
     "--dtype": "of weights and products (as configured; or bfloat16 on an accelerator where all "
     "weights are stored in it, and float32 elsewhere)",
+    "--quantize": "hold the target's kernels in int8, which then is the target, and with "
+    "int8-activations round inputs of products too (none)",
+    "--quantize_draft": "likewise the draft's (on a CPU int8-activations, elsewhere none)",
     "--task NAME": "the task whose prefix, metric and texts are taken",
     "--data_file [TASK=]FILE": "texts of a task: .tsv, .jsonl, .txt, two parallel files with a "
     "comma between, or tfds:NAME",
@@ -99,6 +102,7 @@ OPTIONS = {
 
 KINDS: dict[str, Any] = {
     "--dtype": ("float32", "bfloat16"),
+    **dict.fromkeys(("--quantize", "--quantize_draft"), ("none", "int8", "int8-activations")),
     "--gamma": whole(1, checks.MAX_GAMMA),
     "--tree": nodes,
     "--top_k": int,

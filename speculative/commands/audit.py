@@ -45,7 +45,7 @@ def _add_audit(parser: argparse.ArgumentParser) -> None:
         "if known, logprobs",
         required=True,
     )
-    add_options(parser, "--target", "--vocabulary", "--dtype")
+    add_options(parser, "--target", "--vocabulary", "--dtype", "--quantize")
     add_options(parser, *rows.SAMPLING, **SETTINGS | {"temperature": 1.0})
     add_options(parser, "--max_length", "--seed")
     _add_verdict(parser)
@@ -67,7 +67,8 @@ def _audit(options: argparse.Namespace) -> int:
     sampling = Sampling(options.temperature, options.top_k, options.top_p, options.min_p)
     own = loading.DRAFTS.get(options.target, "uniform")
     draft = own if options.draft is None else options.draft
-    found = loading.resolve(options.target, draft, options.dtype, options.vocabulary)
+    how = options.dtype, options.vocabulary, False, options.quantize
+    found = loading.resolve(options.target, draft, *how)
     vocabulary, decoder_only = found.vocabulary, loading.model_of(found.target.config).decoder_only
     asked = options.gamma, options.max_length, vocabulary.eos_ids
     config = Decoding(vocabulary.size, sampling, *asked)

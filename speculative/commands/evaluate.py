@@ -46,10 +46,9 @@ def _evaluate(options: argparse.Namespace) -> None:
     memory.require_batch((config.target, config.draft), found.configs, *shape)
     given: dict[str, Any] = chosen(config, SETTINGS) | {"gamma": gamma}
     settings = Settings(**given)
-    told = {"target": found.names[0], "draft": found.names[1], "dtype": found.target.config.dtype}
     asked = [Asked(prompt.source, settings) for prompt in prompts]
     with disk.owned(folder):
-        of_lines = told | {"source_length": config.source_length}
+        of_lines = found.labels | {"source_length": config.source_length}
         kept = many.Results(texts, asked, of_lines, found.fingerprints)
         with progress.bar(config.target) as on_progress:
             on_progress("loading", 0)
@@ -69,7 +68,7 @@ def _evaluate(options: argparse.Namespace) -> None:
             "target_calls": calls,
             "truncated": truncated,
         }
-        fields |= {"batch_size": config.batch_size, **told, "gin": config.gin()}
+        fields |= {"batch_size": config.batch_size, **found.labels, "gin": config.gin()}
         fields["fingerprints"] = found.fingerprints | {"texts": fingerprint(prompts)}
         disk.write(scores, json.dumps(fields | environment.here(), indent=1) + "\n")
     print(

@@ -43,7 +43,7 @@ def _add_generate(parser: argparse.ArgumentParser) -> None:
     known = ", ".join(prompts.KNOWN)
     said = "prompts, one a line; in .jsonl, a JSON object with prompt and, for it alone, "
     option(prompt, "--file FILE", said + known)
-    add_options(parser, "--target", "--draft", "--vocabulary", "--dtype")
+    add_options(parser, "--target", "--draft", *rows.MODELS)
     add_options(parser, "--max_length", "--source_length", "--seed", **SETTINGS)
     add = functools.partial(option, parser)
     add("--task", "put the prefix of a task before each prompt: debian_ende, debian_synopsis")
@@ -108,11 +108,7 @@ def _generate(options: argparse.Namespace) -> None:
     begun = [] if typed else next(lists)  # Wrong input ends before anything is loaded.
     lists = lists if typed else itertools.chain([begun], lists)
     found, kept = _resolved(options, begun), None
-    of_pair = {
-        "target": found.names[0],
-        "draft": found.names[1],
-        "dtype": found.target.config.dtype,
-    }
+    of_pair = found.labels
     if options.output is not None:  # What it holds of something else ends this before the loading.
         kept = many.Results(options.output, begun, of_pair, found.fingerprints)
     with progress.bar(options.target) as on_progress:
@@ -177,7 +173,8 @@ def _resolved(options: argparse.Namespace, begun: Sequence[Asked]) -> "Resolved"
     from speculative.ragged import power_of_two
     from speculative.rows import memory
 
-    found = resolve(options.target, options.draft, options.dtype, options.vocabulary)
+    how = options.vocabulary, False, options.quantize, options.quantize_draft
+    found = resolve(options.target, options.draft, options.dtype, *how)
     found.require_trees(options.tree)
     if options.batch_size > 1:
         length = max([options.max_length, *(one.settings.max_length for one in begun)])

@@ -11,14 +11,15 @@ if TYPE_CHECKING:
 
 
 def _add_demo(parser: argparse.ArgumentParser) -> None:
-    pair = ("--target", "--draft", "--vocabulary", "--dtype", "--seed", "--max_length")
+    pair = ("--target", "--draft", *rows.MODELS, "--seed", "--max_length")
     add_options(parser, *pair, "--output_dir", "--limit", seed=0, output_dir="results/demo")
 
 
 def _demo(options: argparse.Namespace) -> None:
     from speculative.commands import demo
 
-    names = ("target", "draft", "dtype", "vocabulary", "seed", "max_length")
+    given = ("--target", "--draft", *rows.MODELS, "--seed", "--max_length")
+    names = [name.removeprefix("--") for name in given]
     settings = {name: getattr(options, name) for name in names}
     demo.run(pathlib.Path(options.output_dir), num_examples=options.limit, **settings)
 

@@ -14,6 +14,7 @@ from speculative.grouping import filled
 from speculative.measurement import teacher_forced
 from speculative.models import Config
 from speculative.pair import Pair
+from speculative.types import ROUNDED
 
 SUMMED = 1024  # Products in a sum.
 
@@ -32,7 +33,9 @@ def rounding(largest: ArrayLike, config: Config, dtype: str | None = None) -> ND
     orders of addition, the two largest logits of random models of one to eight layers draw nearer
     to each other by a fifth of this bound in the root mean square, and by three quarters at most.
     """
-    step, of_sums = (float(jnp.finfo(kind).eps) for kind in (dtype or config.dtype, "float32"))
+    # Inputs that are rounded to int8 differ by steps of about bfloat16's.
+    own = "bfloat16" if config.quantize == ROUNDED else config.dtype
+    step, of_sums = (float(jnp.finfo(kind).eps) for kind in (dtype or own, "float32"))
     relative = config.decoder_layers**0.5 * (step + SUMMED**0.5 / 4 * of_sums)
     return np.asarray(largest, np.float64) * relative
 

@@ -4,12 +4,13 @@ import dataclasses
 from typing import ClassVar, Self
 
 from speculative.models.reads import Reads, unpacked
-from speculative.types import ACTIVATIONS, Fields
+from speculative.types import ACTIVATIONS, QUANTIZE, Fields
 
 _CHOICES = {
     "norm": ("rms", "layer"),
     "positions": ("relative", "learned"),
     "dtype": ("float32", "bfloat16"),
+    "quantize": QUANTIZE,
 }
 
 
@@ -45,6 +46,8 @@ class Config:
     shared_embedding: bool = True
     dropout_rate: float = 0.0  # In training only.
     dtype: str = "float32"  # Or "bfloat16", of the products; logits and softmax are float32.
+    # How kernels are held in memory, one of `types.QUANTIZE`; "none" is as `dtype` says.
+    quantize: str = "none"
     # Whether one table of relative positions serves all layers of a stack, as in T5; in umT5 each
     # layer has its own.
     shared_positions: bool = True
@@ -73,6 +76,16 @@ class Config:
         return len(unpacked(kept)) if kept else self.vocab_size
 
     @property
+    def precision(self) -> str:
+        """The number formats of products and, where they have their own, of kernels."""
+        return self.dtype if self.quantize == "none" else f"{self.dtype}, {self.quantize}"
+
+    def in_int8(self, name: str) -> bool:
+        """Whether `quantize` is about a parameter, by its whole name: kernels, and tied logits."""
+        tied = self.logits_via_embedding and name == "token_embedder/embedding"
+        return self.quantize != "none" and (tied or name.endswith("/kernel"))
+
+    @property
     def epsilon(self) -> float:
         """What a norm adds to the variance: T5's and GPT-2's, by the kind of norm."""
         return 1e-5 if self.norm == "layer" else 1e-6
@@ -95,8 +108,9 @@ class Config:
         return cls(**others, reads=reads)
 
     def to_json(self) -> Fields:
-        """The fields as JSON-ready values."""
+        """The fields as JSON-ready values, but for `quantize`, which is not the model's own."""
         fields = dataclasses.asdict(self)
+        del fields["quantize"]
         fields |= fields.pop("reads")
         return {name: list(x) if isinstance(x, tuple) else x for name, x in fields.items()}
 

@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
+from speculative.backends import Weight, quantized
 from speculative.models import gpt, t5
 from speculative.models.config import Config
 from speculative.models.flax_model import FlaxModel
@@ -76,19 +77,25 @@ def abstract_params(config: Config) -> PyTree:
 def random_params(config: Config) -> PyTree:
     """Random parameters in the configuration's dtype, a tensor at a time, as large as they come.
 
+    Those of `Config.in_int8` are `Weight`.
     They keep activations about 1, as trained ones do; a model's `init` is for training.
     """
-    leaves, tree = jax.tree.flatten(abstract_params(config))
-    keys = jax.random.split(jax.random.key(0), len(leaves))
-    made = [_random(key, leaf.shape, config.dtype) for key, leaf in zip(keys, leaves, strict=True)]
+    leaves, tree = jax.tree_util.tree_flatten_with_path(abstract_params(config))
+    keys, made = jax.random.split(jax.random.key(0), len(leaves)), []
+    for key, (path, leaf) in zip(keys, leaves, strict=True):
+        name = jax.tree_util.keystr(path, simple=True, separator="/")
+        axis = 0 if name.endswith("/kernel") else 1
+        made.append(_random(key, leaf.shape, config.dtype, axis if config.in_int8(name) else None))
     return jax.tree.unflatten(tree, made)
 
 
-@functools.partial(jax.jit, static_argnums=(1, 2))
-def _random(key: Array, shape: tuple[int, ...], dtype: str) -> Array:
+@functools.partial(jax.jit, static_argnums=(1, 2, 3))
+def _random(key: Array, shape: tuple[int, ...], dtype: str, axis: int | None) -> Array | Weight:
+    """A tensor, quantized where an axis of its inputs is given."""
     if len(shape) == 1:
         return jnp.ones(shape, dtype)
-    return jax.random.normal(key, shape, dtype) * shape[0] ** -0.5
+    made = jax.random.normal(key, shape, dtype) * shape[0] ** -0.5
+    return made if axis is None else quantized(made, axis)
 
 
 def read_by_step(params: PyTree) -> list[Array]:

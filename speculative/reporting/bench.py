@@ -45,8 +45,8 @@ def show(found: Bench, console: Console = CONSOLE) -> None:
     """Prints what was measured, as tables."""
     config, costs = found.config, found.costs
     console.print(
-        f"{config.target} with {config.draft}, {found.dtype}, on {environment.device()}: a "
-        f"streaming read takes {found.bandwidth / 1e9:.1f} GB/s."
+        f"{config.target} with {config.draft}, {found.model.precision}, on "
+        f"{environment.device()}: a streaming read takes {found.bandwidth / 1e9:.1f} GB/s."
     )
     passes = [
         (
@@ -94,7 +94,7 @@ def plot(found: Bench | Batches) -> Figure:
         floor = [1e3 * one.bytes / found.bandwidth for one in found.passes]
         axes.fill_between(sizes, floor, color="0.88", label="reading parameters and caches")
         axes.plot(sizes, [one.ms for one in found.passes], "o-", color="#0072b2", label="a pass")
-        title = f"{config.target}, {found.dtype}, {device}"
+        title = f"{config.target}, {found.model.precision}, {device}"
         axes.set(xlabel="positions", ylabel="ms")
     else:
         sizes = [batch.batch_size for batch in found.batches]

@@ -78,10 +78,11 @@ SPEED = (
 def show(found: Sequence[Estimate], console: Console = CONSOLE) -> None:
     """Prints rows as tables."""
     first = found[0]
+    held = "" if first.quantize == "none" else f", {first.quantize}"
     console.print(
         f"Estimated by the TPU's compiler (libtpu {first.libtpu_version}, JAX "
         f"{first.jax_version}) for one chip of {first.topology}, a {first.device_kind}, "
-        f"{first.dtype}, batch size {first.batch_size}:"
+        f"{first.dtype}{held}, batch size {first.batch_size}:"
     )
     assumed = any(one.alpha is not None for one in found)
     show_parts([(columns, found) for columns in (MEMORY, STEPS, *[SPEED] * assumed)], console)

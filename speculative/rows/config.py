@@ -17,7 +17,7 @@ from speculative.measurement import quality
 from speculative.sampling import Sampling
 from speculative.tasks import Task
 from speculative.tree import Growth
-from speculative.types import EOS_ID, Fields
+from speculative.types import EOS_ID, QUANTIZE, Fields
 
 RANDOM = "random"  # Instead of a folder of checkpoints: true sizes, random weights.
 
@@ -46,6 +46,9 @@ class RowConfig:
     gamma: int | None = None
     tree: int = 0  # Guesses of a step's tree; 0 is a chain.
     dtype: str | None = None  # Of weights and products; None is as of `loading.resolve`.
+    # How kernels of target and draft are held, one of `types.QUANTIZE`; None likewise.
+    quantize: str | None = None
+    quantize_draft: str | None = None
     max_length: int = 128  # Tokens at which an output is cut.
     num_examples: int | None = None  # Examples measured; None is all there are.
     alpha_tokens: int = 10_000  # Of the target's own text, on which alpha is measured (4.2).
@@ -76,8 +79,12 @@ class RowConfig:
             if value is not None or name not in ("gamma", "num_examples", "source_length"):
                 checks.whole(f"RowConfig.{name}", value, int(name not in ("seed", "tree")), high)
         checks.fields(self)
-        metric = "metric", self.texts.metric, quality.METRICS
-        for name, value, known in (metric, ("dtype", self.dtype, DTYPES)):
+        for name, value, known in (
+            ("metric", self.texts.metric, quality.METRICS),
+            ("dtype", self.dtype, DTYPES),
+            ("quantize", self.quantize, QUANTIZE),
+            ("quantize_draft", self.quantize_draft, QUANTIZE),
+        ):
             if value not in (None, *known):
                 words = ", ".join(known)
                 raise ValueError(f"RowConfig.{name} must be one of {words}, not {value!r}.")

@@ -1,6 +1,7 @@
 """What a row needs of a device's memory, from shapes alone, and whether the device has it."""
 
 import contextlib
+import functools
 import os
 import pathlib
 from collections.abc import Sequence
@@ -38,7 +39,7 @@ def need(
     gamma = gamma or (min(7, tree) if tree else 7)
     of_each, cpu = [], jax.default_backend() == "cpu"
     for model in models:
-        parameters = sum(leaf.size for leaf in jax.tree.leaves(abstract_params(model)))
+        weights, copies = _weights(model, cpu)
         config = Decoding(model.vocab_size, gamma=gamma, max_length=max_length, tree=tree)
         size, width = jnp.dtype(model.dtype).itemsize, config.guesses + 1
         # Of the text and of the source, which is in the same caches where it is a prompt.
@@ -49,8 +50,20 @@ def need(
         # Logits and probabilities are float32, the target's and those of every guess.
         verify = 4 * width * model.vocab_size * 4 + width * (2 * model.mlp_dim + 4 * head) * size
         caches = 2 * model.decoder_layers * head * positions * size
-        of_each.append((parameters * size, 4 * parameters * cpu, caches, max(encoder, verify)))
+        of_each.append((weights, copies, caches, max(encoder, verify)))
     return Need(*map(sum, zip(*of_each, strict=True)))
+
+
+def _weights(model: Config, cpu: bool) -> tuple[int, int]:
+    """The bytes of a model's parameters, and of the panels that a CPU makes of its kernels."""
+    leaves = jax.tree_util.tree_leaves_with_path(abstract_params(model))
+    name = functools.partial(jax.tree_util.keystr, simple=True, separator="/")
+    weights = copies = 0
+    for path, leaf in leaves:
+        in_int8 = model.in_int8(name(path))
+        weights += leaf.size * (1 if in_int8 else jnp.dtype(model.dtype).itemsize)
+        copies += leaf.size * (1 if in_int8 else 4) * cpu
+    return weights, copies
 
 
 def device_bytes() -> tuple[str, int]:
@@ -107,6 +120,6 @@ def require(config: RowConfig, models: Sequence[Config], source_length: int = 51
         made_of = ", ".join(f"{part} {size / 2**30:.1f}" for part, size in parts if size)
         raise ValueError(
             f"{config.target} with {config.draft} needs {sum(found) / 2**30:.1f} GiB, but {name} "
-            f"has {there / 2**30:.1f} GiB ({made_of}): take a narrower dtype, smaller models or "
-            "another device."
+            f"has {there / 2**30:.1f} GiB ({made_of}): take a narrower dtype, int8 "
+            "(--quantize=int8), smaller models or another device."
         )

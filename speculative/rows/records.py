@@ -80,6 +80,7 @@ class Record:
     alpha_accepted_high: float | None = None
     verification: str = "token"
     tree: int = 0
+    quantize: str = "none"
     nodes: float | None = None
     tokens_per_call_low: float | None = None
     tokens_per_call_high: float | None = None

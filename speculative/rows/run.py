@@ -235,6 +235,7 @@ def _record(
         batch_size=1,
         num_examples=count,
         dtype=pair.target.config.dtype,
+        quantize=pair.target.config.quantize,
         num_tokens=int(tokens[1].sum()),
         num_target_calls=int(calls.sum()),
         nodes=sum(one.draft_tokens for one in examples) / calls.sum() if config.tree else None,

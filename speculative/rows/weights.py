@@ -6,7 +6,7 @@ import pathlib
 from collections.abc import Callable
 
 from speculative import checkpoints, loading
-from speculative.backends import usual_dtype
+from speculative.backends import usual_dtype, usual_quantize
 from speculative.checkpoints import Checkpoint
 from speculative.drafts import named
 from speculative.loading import Resolved, Weights
@@ -32,7 +32,8 @@ class Loader:
         """The models of a row, found and checked without reading tensors; errors as in `find`."""
         random, names = config.checkpoints == RANDOM, (config.target, config.draft)
         target, draft = names if random else (find(config, name, self._open) for name in names)
-        found = self._resolve(target, draft, config.dtype, config.vocabulary, random)
+        how = config.dtype, config.vocabulary, random, config.quantize, config.quantize_draft
+        found = self._resolve(target, draft, *how)
         found.require_trees(config.tree)
         return found
 
@@ -94,4 +95,8 @@ def sizes(config: RowConfig) -> list[Config]:
         elif name:
             checkpoint = checkpoints.open(find(config, name))
             found.append((checkpoint.config, checkpoint.dtype))
-    return [size.replace(dtype=config.dtype or usual_dtype(stored)) for size, stored in found]
+    held = config.quantize or "none", config.quantize_draft or usual_quantize()
+    return [
+        size.replace(dtype=config.dtype or usual_dtype(stored), quantize=quantize)
+        for (size, stored), quantize in zip(found, held, strict=False)
+    ]

@@ -23,7 +23,7 @@ from speculative.drafts import HiddenDraft, TransformerDraft
 from speculative.loading import Resolved
 from speculative.measurement import hardware
 from speculative.measurement.timing import ITERATIONS, Costs
-from speculative.models import read_by_step
+from speculative.models import Config, read_by_step
 from speculative.models.interface import Chunk, Model
 from speculative.pair import Result
 from speculative.progress import OnProgress
@@ -58,7 +58,7 @@ class Bench:
     """What was measured of a pair."""
 
     config: RowConfig
-    dtype: str  # Of the target's products.
+    model: Config  # The target's.
     parameters: int  # Numbers that a target step reads.
     bandwidth: float  # Bytes a second of a streaming read.
     passes: list[Pass]  # Of the target, over several widths.
@@ -75,7 +75,8 @@ class Bench:
         fields: dict[str, Any] = {
             "target": config.target,
             "draft": config.draft,
-            "dtype": self.dtype,
+            "dtype": self.model.dtype,
+            "quantize": self.model.quantize,
             "source_length": config.random_length,
             "cache_length": config.max_length,
             **environment.here(),
@@ -182,7 +183,7 @@ def bench(
     passes = [Pass(width, statistics.median(times), size) for width, size, _, times in timed]
     return Bench(
         config,
-        pair.target.config.dtype,
+        pair.target.config,
         sum(leaf.size for leaf in read_by_step(target)),
         bandwidth,
         passes[: len(widths)],

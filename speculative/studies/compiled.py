@@ -5,6 +5,7 @@ cycles (`measurement.schedule`); only a chip can tell how long they take.
 """
 
 import dataclasses
+import functools
 import re
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -71,6 +72,8 @@ class Estimate:
     topology: str
     device_kind: str
     dtype: str
+    quantize: str
+    quantize_draft: str
     temperature: float
     gamma: int
     tree: int
@@ -118,8 +121,8 @@ class DoesNotFit(ValueError):
         where = f"it fits {', '.join(fitting)}" if fitting else "it fits none of the known chips"
         super().__init__(
             f"{what} needs {need / GIB:.1f} GiB, but a program may use {chip.hbm / GIB:.1f} GiB of "
-            f"a {chip.kind}, {over / GIB:.1f} GiB less; {where}, or take smaller models or a "
-            "narrower dtype."
+            f"a {chip.kind}, {over / GIB:.1f} GiB less; {where}, or take smaller models, a "
+            "narrower dtype or int8 (--quantize=int8)."
         )
 
 
@@ -210,6 +213,8 @@ class Compiler:
             "topology": self.topology,
             "device_kind": self.chip.kind,
             "dtype": config.dtype or DTYPE,
+            "quantize": config.quantize or "none",
+            "quantize_draft": config.quantize_draft or "none",
             "temperature": float(config.temperature),
             "gamma": gamma,
             "tree": config.tree,
@@ -290,7 +295,11 @@ class Compiler:
                 f"The draft {config.draft} is not a model alone, and this command compiles pairs "
                 f"of models; give {name or 'a checkpoint'} as the draft."
             )
-        sizes = [size.replace(dtype=config.dtype or DTYPE) for size in weights.sizes(config)]
+        held = config.quantize or "none", config.quantize_draft or "none"
+        sizes = [
+            size.replace(dtype=config.dtype or DTYPE, quantize=quantize)
+            for size, quantize in zip(weights.sizes(config), held, strict=True)
+        ]
         target, draft = map(model_of, sizes)
         rows = target.config.vocab_size
         decoding = config.decoding(PIECES.get(rows, rows), gamma)
@@ -353,7 +362,8 @@ def _speedups(config: RowConfig, alpha: float, c: float, v: float) -> dict[int, 
 def _laid_out(size: Config, draft: bool) -> PyTree:
     """The shapes of a model's parameters as they lie on a TPU."""
     shapes = jax.tree.map(lambda x: x.update(dtype=size.dtype), abstract_params(size))
-    return jax.eval_shape(lambda params: for_decoding(params, draft, "tpu"), shapes)
+    lay_out = functools.partial(for_decoding, draft=draft, platform="tpu", quantize=size.quantize)
+    return jax.eval_shape(lay_out, shapes)
 
 
 def _placed(tree: PyTree, device: Any) -> PyTree:
@@ -366,11 +376,15 @@ def _placed(tree: PyTree, device: Any) -> PyTree:
 
 
 def _kernels(params: Params) -> set[tuple[str, int]]:
-    """The element types, as programs name them, and numbers of elements of all matrices."""
+    """The element types, as programs name them, and numbers of elements of all matrices.
+
+    Those of int8 may be widened too, which would be a copy of twice the size.
+    """
     leaves: list[Array] = [leaf for leaf in jax.tree.leaves(params) if leaf.ndim == 2]
-    names = {"bfloat16": "bf16", "float32": "f32"}
+    names = {"bfloat16": ("bf16",), "float32": ("f32",), "int8": ("s8", "bf16", "f32")}
     # Relative positions have 32 buckets; a copy of them costs nothing.
-    return {(names[str(leaf.dtype)], leaf.size) for leaf in leaves if min(leaf.shape) > 32}
+    large = [leaf for leaf in leaves if min(leaf.shape) > 32]
+    return {(name, leaf.size) for leaf in large for name in names[str(leaf.dtype)]}
 
 
 def _explained(error: Exception, chip: Chip, what: str) -> Exception:

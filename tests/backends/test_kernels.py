@@ -15,11 +15,20 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from speculative.backends import Attending, Cache, Norm, Projection, Weight, Xla, xla
+from speculative.backends import (
+    Attending,
+    Cache,
+    Norm,
+    Projection,
+    Weight,
+    Xla,
+    quantized,
+    xla,
+)
 from speculative.backends.cpu import kernels
 from speculative.backends.cpu.prepacked import Cpu
 from speculative.backends.xla import FEW
-from speculative.types import ACTIVATIONS
+from speculative.types import ACTIVATIONS, QUANTIZE, ROUNDED
 from tests.backends import emulated
 from tests.numpy_models import activated
 
@@ -31,13 +40,15 @@ needs_compiler = pytest.mark.skipif(not kernels.native(), reason="no C++ compile
 
 
 @functools.partial(jax.jit, static_argnums=1)
-def panels(kernel: jax.Array, quantized: bool = False) -> Weight:
-    return kernels.panels(kernel, quantized=quantized)
+def panels(kernel: jax.Array, held: str = "none") -> Weight:
+    weight = Weight(kernel) if held == "none" else quantized(kernel)
+    return kernels.panels(weight, rounds=held == ROUNDED)
 
 
 @functools.partial(jax.jit, static_argnums=2)
-def gated_panels(first: jax.Array, second: jax.Array, quantized: bool = False) -> Weight:
-    return kernels.panels(first, second, quantized=quantized)
+def gated_panels(first: jax.Array, second: jax.Array, held: str = "none") -> Weight:
+    both = (Weight(one) if held == "none" else quantized(one) for one in (first, second))
+    return kernels.panels(*both, rounds=held == ROUNDED)
 
 
 def layer_norm(scale: Any, size: int) -> Norm:
@@ -114,25 +125,25 @@ def norm(x: np.ndarray, scale: np.ndarray) -> np.ndarray:
 
 
 @needs_compiler
-@pytest.mark.parametrize("quantized", [False, True], ids=["float32", "int8"])
+@pytest.mark.parametrize("held", QUANTIZE)
 @pytest.mark.parametrize("extras", [0, 1, 2], ids=["plain", "of a T5", "of a GPT"])
 @pytest.mark.parametrize(("inputs", "outputs"), SHAPES)
-def test_product(inputs: int, outputs: int, extras: int, quantized: bool) -> None:
+def test_product(inputs: int, outputs: int, extras: int, held: str) -> None:
     """Against the same numbers in float64; of int8 with scales, and x rounded as it is there."""
     generator = np.random.default_rng(inputs)
     whole = generator.integers(-127, 128, size=(inputs, outputs))
     whole[0] = 127  # Every output's largest, so that rounding finds these very numbers again.
     scales = generator.uniform(0.5, 1.5, size=outputs).astype(np.float32) / np.sqrt(inputs) / 64
     kernel = (whole * scales).astype(np.float32)
-    prepacked = panels(kernel, quantized)
-    assert prepacked.values.dtype == ("int8" if quantized else "float32")
+    prepacked = panels(kernel, held)
+    assert prepacked.values.dtype == ("float32" if held == "none" else "int8")
     scale = 1 + 0.2 * numbers(extras * inputs)
     # Off the middle, which T5's norm leaves in and a GPT's takes out.
     xs = [0.3 + numbers(positions, inputs) for positions in WIDTHS]
     adds = [numbers(positions, outputs, seed=1) for positions in WIDTHS]
     bias, activation = numbers(outputs, seed=2), ("linear", "relu", "gelu")[extras]
     given = (scale, bias, activation, adds) if extras else ()
-    if quantized:
+    if held == ROUNDED:
         seen = [rounded(x) for x in (normed(xs, scale) if extras else xs)]
     else:
         seen = [norm(x, scale) if extras else x.astype(np.float64) for x in xs]
@@ -142,12 +153,13 @@ def test_product(inputs: int, outputs: int, extras: int, quantized: bool) -> Non
 
 
 @needs_compiler
-def test_no_number_in_gives_no_number_out() -> None:
-    kernel = panels(numbers(20, 40), True)
+@pytest.mark.parametrize("held", QUANTIZE)
+def test_no_number_in_gives_no_number_out(held: str) -> None:
+    kernel = panels(numbers(20, 40), held)
     x = numbers(4, 20)
     x[1, 3], x[2, 19], x[3] = np.nan, np.inf, 0
     y = product(kernel, x, 40)
-    assert np.isfinite(y[0]).all() and np.isnan(y[1:3]).all() and (y[3] == 0).all()
+    assert np.isfinite(y[0]).all() and not np.isfinite(y[1:3]).any() and (y[3] == 0).all()
 
 
 def normed(xs: list[np.ndarray], scale: np.ndarray) -> list[np.ndarray]:
@@ -173,7 +185,7 @@ def laid_flat(values: jax.Array, inputs: int) -> np.ndarray:
 def test_rounding_is_to_the_nearest_of_255_multiples() -> None:
     kernel = numbers(64, 33)
     kernel[:, 7] = 0
-    values, both = panels(kernel, True)
+    values, both = panels(kernel, ROUNDED)
     scales, sums = np.asarray(both).reshape(-1, 2, 32).swapaxes(0, 1)
     scales = np.ravel(scales)[:33]
     np.testing.assert_array_equal(np.ravel(sums)[:33], laid_flat(values, 64)[:, :33].sum(axis=0))
@@ -184,13 +196,13 @@ def test_rounding_is_to_the_nearest_of_255_multiples() -> None:
 
 
 @needs_compiler
-@pytest.mark.parametrize("quantized", [False, True], ids=["float32", "int8"])
+@pytest.mark.parametrize("held", QUANTIZE)
 @pytest.mark.parametrize(("inputs", "outputs"), SHAPES)
 def test_a_product_does_not_depend_on_the_positions_beside_it(
-    inputs: int, outputs: int, quantized: bool
+    inputs: int, outputs: int, held: str
 ) -> None:
     """To the last bit: why a verify pass sees the logits of decoding token by token."""
-    kernel = panels(numbers(inputs, outputs), quantized)
+    kernel = panels(numbers(inputs, outputs), held)
     x, scale = numbers(max(WIDTHS), inputs), 1 + 0.2 * numbers(inputs)
     add, bias = numbers(len(x), outputs, seed=1), numbers(outputs, seed=2)
     alone = [
@@ -209,12 +221,12 @@ def zeroed(x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 
 
 @needs_compiler
-@pytest.mark.parametrize("quantized", [False, True], ids=["float32", "int8"])
+@pytest.mark.parametrize("held", QUANTIZE)
 @pytest.mark.parametrize("extras", [0, 1, 2], ids=["plain", "of a T5", "of a GPT"])
 @pytest.mark.parametrize(("inputs", "outputs"), SHAPES[1::2])
-def test_positions_that_are_0(inputs: int, outputs: int, extras: int, quantized: bool) -> None:
+def test_positions_that_are_0(inputs: int, outputs: int, extras: int, held: str) -> None:
     """The others are as if alone, to the bit; of nothing comes the bias and what is added."""
-    kernel = panels(numbers(inputs, outputs) / np.float32(np.sqrt(inputs)), quantized)
+    kernel = panels(numbers(inputs, outputs) / np.float32(np.sqrt(inputs)), held)
     bias = numbers(outputs, seed=2)
     given = (None, bias, "gelu") if extras == 2 else (1 + 0.2 * numbers(inputs), None, "linear")
     nothing = activated("gelu", bias) if extras == 2 else np.zeros(outputs)
@@ -234,12 +246,12 @@ def test_positions_that_are_0(inputs: int, outputs: int, extras: int, quantized:
 
 
 @needs_compiler
-@pytest.mark.parametrize("quantized", [False, True], ids=["float32", "int8"])
-def test_positions_that_are_0_are_not_multiplied(quantized: bool) -> None:
+@pytest.mark.parametrize("held", QUANTIZE)
+def test_positions_that_are_0_are_not_multiplied(held: str) -> None:
     """Nor do kernels that are no numbers make anything but 0 of them."""
-    one = panels(numbers(24, 64), quantized)
-    both = gated_panels(numbers(24, 64), numbers(24, 64, seed=1), quantized)
-    none = np.nan if not quantized else 1
+    one = panels(numbers(24, 64), held)
+    both = gated_panels(numbers(24, 64), numbers(24, 64, seed=1), held)
+    none = np.nan if held == "none" else 1
     one, both = (
         Weight(values * none, None if scales is None else scales * np.nan)
         for values, scales in (one, both)
@@ -257,26 +269,26 @@ def test_positions_that_are_0_are_not_multiplied(quantized: bool) -> None:
 
 
 @needs_compiler
-@pytest.mark.parametrize("quantized", [False, True], ids=["float32", "int8"])
-def test_positions_that_are_0_are_shifted_by_a_norm(quantized: bool) -> None:
+@pytest.mark.parametrize("held", QUANTIZE)
+def test_positions_that_are_0_are_shifted_by_a_norm(held: str) -> None:
     """A GPT's logits have a norm with a shift, and no bias."""
     kernel = numbers(24, 64) / 5
     shifted = numbers(2 * 24)
     x = np.zeros((3, 24), np.float32)
     seen = norm(x, shifted)
-    want = (rounded(seen.astype(np.float32)) if quantized else seen) @ kernel
-    y = product(panels(kernel, quantized), x, 64, shifted)
-    np.testing.assert_allclose(y, want, atol=0.05 if quantized else 3e-5)
+    want = (rounded(seen.astype(np.float32)) if held == ROUNDED else seen) @ kernel
+    y = product(panels(kernel, held), x, 64, shifted)
+    np.testing.assert_allclose(y, want, atol=3e-5 if held == "none" else 0.05)
     assert np.abs(want).max() > 0.5
 
 
 @needs_compiler
-@pytest.mark.parametrize("quantized", [False, True], ids=["float32", "int8"])
-def test_positions_that_are_0_in_gated_products_and_heads(quantized: bool) -> None:
+@pytest.mark.parametrize("held", QUANTIZE)
+def test_positions_that_are_0_in_gated_products_and_heads(held: str) -> None:
     """The others are as if alone there too, and of nothing comes nothing."""
-    both = gated_panels(numbers(24, 64), numbers(24, 64, seed=1), quantized)
+    both = gated_panels(numbers(24, 64), numbers(24, 64, seed=1), held)
     names, scale = ("gelu", "linear"), np.ones(24)
-    several = [panels(numbers(24, 64, seed=seed), quantized) for seed in range(3)]
+    several = [panels(numbers(24, 64, seed=seed), held) for seed in range(3)]
     x, kept = zeroed(numbers(2 * 37, 24))
     for found, alone in [
         [gated(both, [given], 64, names, scale)[0] for given in (x, x[kept])],
@@ -294,23 +306,22 @@ def test_positions_that_are_0_in_gated_products_and_heads(quantized: bool) -> No
 
 
 @needs_compiler
-@pytest.mark.parametrize("quantized", [False, True], ids=["float32", "int8"])
+@pytest.mark.parametrize("held", QUANTIZE)
 @pytest.mark.parametrize("first", ACTIVATIONS)
 @pytest.mark.parametrize("second", ["linear", "relu"])
 @pytest.mark.parametrize(("inputs", "outputs"), SHAPES[1::2])
-def test_gated_products(
-    inputs: int, outputs: int, first: str, second: str, quantized: bool
-) -> None:
+def test_gated_products(inputs: int, outputs: int, first: str, second: str, held: str) -> None:
     """Products between -30 and 30, where activations reach their limits, in float64."""
     generator = np.random.default_rng([inputs, outputs])
     pair = generator.integers(-127, 128, size=(2, inputs, outputs))
     pair[:, 0] = 127  # As above, rounding finds these very numbers again.
     scales = generator.uniform(0.5, 1.5, size=(2, 1, outputs)) / np.sqrt(inputs) / 16
     one, other = (pair * scales).astype(np.float32)
-    both = gated_panels(one, other, quantized)
+    both = gated_panels(one, other, held)
     scale = 1 + 0.2 * numbers(inputs)
     xs = [numbers(positions, inputs) for positions in WIDTHS]
-    seen = [rounded(x) for x in normed(xs, scale)] if quantized else [norm(x, scale) for x in xs]
+    rounds = held == ROUNDED
+    seen = [rounded(x) for x in normed(xs, scale)] if rounds else [norm(x, scale) for x in xs]
     for x, y in zip(seen, gated(both, xs, outputs, (first, second), scale), strict=True):
         want = activated(first, x @ one) * activated(second, x @ other)
         np.testing.assert_allclose(y, want, atol=3e-4, rtol=3e-5)
@@ -506,19 +517,19 @@ def test_attention_of_whole_texts(
 
 
 @needs_compiler
-@pytest.mark.parametrize("quantized", [False, True])
+@pytest.mark.parametrize("held", QUANTIZE)
 @pytest.mark.parametrize(("heads", "size"), [(1, 1), (2, 8), (3, 20), (6, 64)])
-def test_products_for_heads(heads: int, size: int, quantized: bool) -> None:
+def test_products_for_heads(heads: int, size: int, held: str) -> None:
     """Several kernels, whose panels end within heads or beyond them."""
     x, width = numbers(2, 37, 24), heads * size
     given = [numbers(24, width, seed=seed) for seed in range(5)]
-    prepacked = [panels(kernel, quantized) for kernel in given]
+    prepacked = [panels(kernel, held) for kernel in given]
     found = by_head(prepacked, x, heads, size)
-    for kernel, weight, y in zip(given, prepacked, found, strict=True):
-        if quantized:  # As the panels have it.
-            scales = np.asarray(weight.scales).reshape(-1, 2, 32)[:, 0].ravel()
-            kernel = (laid_flat(weight.values, 24) * scales)[:, :width]
-        seen = rounded(x.reshape(-1, 24)).reshape(x.shape) if quantized else x.astype(np.float64)
+    for kernel, y in zip(given, found, strict=True):
+        if held != "none":
+            kernel = np.multiply(*quantized(kernel), dtype=np.float64)
+        rounds = held == ROUNDED
+        seen = rounded(x.reshape(-1, 24)).reshape(x.shape) if rounds else x.astype(np.float64)
         want = (seen @ np.asarray(kernel)).reshape(2, 37, heads, size)
         np.testing.assert_allclose(y, want.transpose(0, 2, 1, 3), atol=3e-5)
 

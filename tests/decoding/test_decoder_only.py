@@ -16,6 +16,7 @@ from speculative.drafts import TransformerDraft
 from speculative.models import DecoderOnly, DecoderOnlyConfig
 from speculative.models.gpt import LAMDA as FIELDS
 from speculative.sampling import Sampling
+from speculative.types import ROUNDED
 from tests import saved
 from tests.decoding.test_loop import check_stream
 from tests.decoding.test_reference import check_same_tokens
@@ -44,7 +45,7 @@ def params(name: str, near: bool = False) -> Params:
         return Params(prepack(target), prepack(jax.tree.map(off, target)))
     small = DRAFTS[name].model
     assert isinstance(small, DecoderOnly)
-    return Params(prepack(target), prepack(saved.drawn(small.config, 1, 0.5), quantized=True))
+    return Params(prepack(target), prepack(saved.drawn(small.config, 1, 0.5), ROUNDED))
 
 
 def prompts() -> np.ndarray:

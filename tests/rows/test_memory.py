@@ -25,7 +25,7 @@ def t5_1_1(dim: int, mlp: int, heads: int, layers: int) -> int:
 
 
 def test_the_papers_models_in_bfloat16() -> None:
-    sizes = weights.sizes(XXL)
+    sizes = weights.sizes(dataclasses.replace(XXL, quantize_draft="none"))
     target, draft = (memory.need([size], XXL.gamma, XXL.max_length) for size in sizes)
     assert target.weights == 2 * t5_1_1(4096, 10240, 64, 24)
     assert draft.weights == 2 * t5_1_1(512, 1024, 6, 8)
@@ -34,6 +34,19 @@ def test_the_papers_models_in_bfloat16() -> None:
     assert 0 < target.activations < 2**30
     both = memory.need(sizes, XXL.gamma, XXL.max_length)
     assert both == tuple(a + b for a, b in zip(target, draft, strict=True))
+
+
+@pytest.mark.parametrize("cpu", [True, False])
+def test_the_papers_target_in_int8(cpu: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """All but embedding, norms and relative positions are a byte each."""
+    monkeypatch.setattr(memory.jax, "default_backend", lambda: "cpu" if cpu else "tpu")
+    size = weights.sizes(dataclasses.replace(XXL, quantize="int8"))[0]
+    need = memory.need([size], XXL.gamma, XXL.max_length)
+    whole = t5_1_1(4096, 10240, 64, 24)
+    others = 32128 * 4096 + (24 * 5 + 2) * 4096 + 2 * 32 * 64
+    assert need.weights == whole - others + 2 * others
+    # A CPU holds its panels beside them.
+    assert need.copies == (whole - others + 4 * others) * cpu
 
 
 def test_a_table_needs_nothing_and_a_checkpoint_tells_its_own_sizes() -> None:
@@ -46,7 +59,7 @@ def test_a_table_needs_nothing_and_a_checkpoint_tells_its_own_sizes() -> None:
 
 def test_a_run_that_does_not_fit_ends_before_it_loads(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(memory, "device_bytes", lambda: ("a small device", 2**34))
-    config = dataclasses.replace(XXL, checkpoints=RANDOM)
+    config = dataclasses.replace(XXL, checkpoints=RANDOM, quantize_draft="none")
     models = weights.resolve(config).configs
     # On CPU another 4 bytes a parameter: 21 and 42 GiB.
     with pytest.raises(ValueError, match=r"needs 63\.\d GiB, but a small device has 16.0 GiB"):

@@ -52,6 +52,24 @@ inline Vector Load(const float* from) {
   return v;
 }
 
+// A kernel's numbers, as floats.
+inline Vector Read(const float* from) { return Load(from); }
+
+inline Vector Read(const int8_t* from) {
+#if defined(__AVX512F__)
+  const __m128i bytes = _mm_loadu_si128(reinterpret_cast<const __m128i*>(from));
+  return reinterpret_cast<Vector>(_mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(bytes)));
+#elif defined(__AVX2__)
+  const __m128i bytes = _mm_loadl_epi64(reinterpret_cast<const __m128i*>(from));
+  return reinterpret_cast<Vector>(_mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(bytes)));
+#else
+  typedef int8_t Bytes __attribute__((vector_size(kLanes)));
+  Bytes bytes;
+  std::memcpy(&bytes, from, sizeof(bytes));
+  return __builtin_convertvector(__builtin_convertvector(bytes, Whole), Vector);
+#endif
+}
+
 inline void Store(float* to, Vector v) { std::memcpy(to, &v, sizeof(v)); }
 
 // Subtracting nothing is free; to a compiler adding 0 is not, for it changes -0.
@@ -231,9 +249,10 @@ void Parallel(const ffi::ThreadPool& pool, int64_t items, int64_t floats, const 
 // The kernel is therefore stored as panels [O / 32, I, 32]: a panel's 32 outputs for up to 8
 // positions stay in registers while it streams past, and no sum runs across a register.
 //
-// An int8 kernel has a scale for each output. Each position of x is rounded to int8 too, with a scale
-// of its own, so that sums are of whole numbers, and as exact as they are fast. Instructions
-// multiply four inputs at a time, so panels are [O / 32, I / 4, 32, 4], filled up with zeros.
+// An int8 kernel has a scale for each output. Its numbers are widened as they are read, and sums are
+// scaled at the end. Or each position of x is rounded to int8 too, with a scale of its own: sums are
+// then of whole numbers, and as exact as they are fast. Instructions multiply four inputs at a time,
+// so such panels are [O / 32, I / 4, 32, 4], filled up with zeros.
 //
 // Two kernels of a gated layer take turns in their panels, and
 //
@@ -243,10 +262,9 @@ constexpr int kPanel = 32;
 constexpr int64_t kAhead = 8192;  // Bytes by which a panel is prefetched: memory is that slow.
 constexpr int64_t kAtATime = 1 << 18;  // Floats of x that meet all panels while they stay in a cache.
 
-inline void Prefetch(const void* panel) {
+inline void Prefetch(const void* panel, int bytes = 128) {
   const char* ahead = static_cast<const char*>(panel) + kAhead;
-  __builtin_prefetch(ahead);
-  __builtin_prefetch(ahead + 64);
+  for (int i = 0; i < bytes; i += 64) __builtin_prefetch(ahead + i);
 }
 
 // Vectors of a panel's 32 outputs that are summed together for so many positions. A sum waits some
@@ -261,13 +279,13 @@ constexpr int Vectors(int positions) {
 
 // The first vectors of a panel's outputs for kPositions positions, every sum in a register. Without
 // always_inline compilers stop inlining it when the rest of this file grows.
-template <int kPositions, int... kVectors>
-__attribute__((always_inline)) inline void Tile(const float* panel, const float* x, int64_t inputs,
+template <int kPositions, typename Weight, int... kVectors>
+__attribute__((always_inline)) inline void Tile(const Weight* panel, const float* x, int64_t inputs,
                                                 float* y, std::integer_sequence<int, kVectors...>) {
   Vector sums[kPositions][sizeof...(kVectors)] = {};
   for (int64_t i = 0; i < inputs; ++i, panel += kPanel) {
-    Prefetch(panel);
-    Vector weights[] = {Load(panel + kVectors * kLanes)...};
+    Prefetch(panel, kPanel * sizeof(Weight));
+    Vector weights[] = {Read(panel + kVectors * kLanes)...};
 #if defined(__x86_64__)
     asm("" : "+v"(weights[0]), "+v"(weights[1]));  // Or they are loaded again for each position.
 #endif
@@ -413,17 +431,17 @@ inline Vector Activated(Activation activation, Vector x) {
 template <typename Weight>
 struct Kernel {
   const Weight* panels;
-  const float* scales;  // Of int8 panels: of the outputs, and sums of each.
+  const float* scales;  // Of int8 panels: of the outputs and, where x is rounded, sums of each.
   float* y;
 };
 
 // Products of positions with kernels of the same sizes. Each y is [L, O] or, of the positions of
 // sources [B, S], what attention reads of them, [B, N, S, H].
-template <typename Weight>
+template <typename Weight, bool kRounded>
 struct Products {
   std::vector<Kernel<Weight>> kernels;
   const float* x;
-  const Rounded& rounded;              // What int8 panels meet in place of x.
+  const Rounded& rounded;              // What panels meet in place of x, if it is rounded.
   const float *bias, *add;             // Null where there is nothing to add.
   const std::vector<int64_t>& places;  // Where in y each position's outputs begin.
   int64_t inputs, outputs, panels;     // Panels of y: half as many as those of a gated layer.
@@ -479,11 +497,14 @@ struct Products {
 
   template <int kPositions>
   void Sums(const Kernel<Weight>& kernel, int64_t p, int64_t l, float (*sums)[kPanel]) const {
-    if constexpr (sizeof(Weight) == sizeof(float)) {
+    if constexpr (!kRounded) {
       const Weight* panel = kernel.panels + p * inputs * kPanel;
       constexpr std::make_integer_sequence<int, Vectors(kPositions)> vectors;
       for (int o = 0; o < kPanel; o += vectors.size() * kLanes) {
         Tile<kPositions>(panel + o, x + l * inputs, inputs, sums[0] + o, vectors);
+      }
+      for (int k = 0; kernel.scales && k < kPositions; ++k) {
+        for (int o = 0; o < kPanel; ++o) sums[k][o] *= kernel.scales[p * kPanel + o];
       }
     } else {
       const int64_t width = rounded.width;
@@ -541,11 +562,11 @@ using Rank4 = ffi::Buffer<ffi::F32, 4>;
 using Starts = ffi::Buffer<ffi::S32, 1>;
 
 // Products of x [..., I] with kernels of the same sizes, in one call, for some are small. A kernel
-// is panels, behind which int8 ones have scales [panels, 64]: each output's, and the sum of its
-// kernel. `norm` is [I], [2 I] with shifts, or empty; `bias` [O] and `add`, which is added to y last,
+// is panels, behind which int8 ones have scales [panels, 32] of the outputs or, where x is rounded,
+// [panels, 64]: those, and the sums of their kernels. `norm` is [I], [2 I] with shifts, or empty; `bias` [O] and `add`, which is added to y last,
 // may be empty. Gated kernels have twice the panels of their y, which is [..., O], or [B, N, S, H] of
 // so many heads and a source S.
-template <ffi::DataType kType>
+template <ffi::DataType kType, bool kRounded>
 ffi::Error Multiply(ffi::ThreadPool pool, ffi::AnyBuffer x, Rank1 norm, Rank1 bias,
                     ffi::AnyBuffer add, ffi::RemainingArgs given, ffi::RemainingRets ys,
                     int64_t heads, int64_t source, int64_t first, int64_t second, float epsilon) {
@@ -571,7 +592,7 @@ ffi::Error Multiply(ffi::ThreadPool pool, ffi::AnyBuffer x, Rank1 norm, Rank1 bi
     normed = Normed(from, norm.typed_data(), shifted, epsilon, positions, inputs);
     from = normed.data();
   }
-  const Rounded rounded(from, kScaled ? positions : 0, inputs);
+  const Rounded rounded(from, kRounded ? positions : 0, inputs);
   std::vector<Kernel<Weight>> kernels;
   for (size_t i = 0; i < ys.size(); ++i) {
     const float* scales = nullptr;
@@ -600,7 +621,7 @@ ffi::Error Multiply(ffi::ThreadPool pool, ffi::AnyBuffer x, Rank1 norm, Rank1 bi
   std::transform(kept.begin(), kept.end(), places.begin(), place);
   const auto panels = given.get<ffi::Buffer<kType, 3>>(0)->dimensions();
   const int64_t of_y = (outputs + kPanel - 1) / kPanel, each = panels[0] / of_y;
-  const Products<Weight> products{
+  const Products<Weight, kRounded> products{
       kernels, from, rounded, bias.element_count() ? bias.typed_data() : nullptr, added, places,
       inputs, outputs, of_y, size, stride, each == 2, {Activation{first}, Activation{second}}};
   const int64_t floats = each * panels[1] * panels[2] * sizeof(Weight) / sizeof(float);
@@ -980,8 +1001,12 @@ auto BindProducts() {
 
 }  // namespace
 
-XLA_FFI_DEFINE_HANDLER_SYMBOL(speculative_product_float32, Multiply<ffi::F32>, BindProducts());
-XLA_FFI_DEFINE_HANDLER_SYMBOL(speculative_product_int8, Multiply<ffi::S8>, BindProducts());
+XLA_FFI_DEFINE_HANDLER_SYMBOL(speculative_product_float32, (Multiply<ffi::F32, false>),
+                              BindProducts());
+XLA_FFI_DEFINE_HANDLER_SYMBOL(speculative_product_int8, (Multiply<ffi::S8, false>),
+                              BindProducts());
+XLA_FFI_DEFINE_HANDLER_SYMBOL(speculative_product_int8_rounded, (Multiply<ffi::S8, true>),
+                              BindProducts());
 XLA_FFI_DEFINE_HANDLER_SYMBOL(speculative_attend, Attend,
                               Bind().Arg<Rank4>().Arg<Rank4>().Arg<Rank4>().Arg<Rank4>()
                                   .Ret<Rank4>().Attr<float>("scale"));

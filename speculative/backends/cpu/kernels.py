@@ -33,6 +33,7 @@ FLAGS = ("-O3", NATIVE, "-std=c++17", "-pthread")
 TARGETS = (
     "product_float32",
     "product_int8",
+    "product_int8_rounded",
     "attend",
     "attend_self",
     "attend_whole",
@@ -69,20 +70,24 @@ def _writable(parent: str) -> pathlib.Path:
         return pathlib.Path(temporary)
 
 
+def compiler() -> str | None:
+    """The C++ compiler's command, if there is one."""
+    return os.environ.get("CXX") or next(filter(shutil.which, ("c++", "g++", "clang++")), None)
+
+
 @functools.cache
 def native() -> bool:
     """Whether `kernels.cc` can be used: compiles it unless it is, and registers it with XLA."""
-    compiler = os.environ.get("CXX") or next(filter(shutil.which, ("c++", "g++", "clang++")), None)
-    if compiler is None:
+    if (found := compiler()) is None:
         logging.warning("No C++ compiler found: decoding on CPU will be slower.")
         return False
     try:
-        library = ctypes.CDLL(str(_compiled(compiler)))
+        library = ctypes.CDLL(str(_compiled(found)))
     except (OSError, subprocess.CalledProcessError) as error:
         lines = (getattr(error, "stderr", None) or str(error)).strip().splitlines()
         said = next((line for line in lines if "error" in line), lines[0])
         slow = "%s could not compile %s (%s): decoding on CPU will be slower."
-        logging.warning(slow, compiler, SOURCE, said)
+        logging.warning(slow, found, SOURCE, said)
         return False
     for name in map("speculative_{}".format, TARGETS):
         handler = jax.ffi.pycapsule(getattr(library, name))
@@ -110,33 +115,34 @@ def _compiled(compiler: str) -> pathlib.Path:
     return path
 
 
-def panels(*kernels: Array, quantized: bool = False) -> Weight:
+def panels(*weights: Weight, rounds: bool = False) -> Weight:
     """Lays a kernel [I, O] out as `products` read it, filled up with zeros.
 
-    Values are [O / 32, I, 32] float32 or, where `quantized`, [O / 32, I / 4, 128] int8, of four
-    inputs for each of 32 outputs; scales are then [O / 32, 64], of each output, and the sums of its
-    values. Products with an int8 kernel round each position of their input to int8 too. Panels of
-    the two kernels of a gated layer alternate.
+    Values are [O / 32, I, 32], float32, or int8 with scales [O / 32, 32] of the outputs. Where the
+    products with an int8 kernel are to round each position of their input to int8 too (`rounds`),
+    they are [O / 32, I / 4, 128], of four inputs for each of 32 outputs, and scales [O / 32, 64]:
+    of the outputs, and the sums of their values. Panels of the two kernels of a gated layer
+    alternate.
     """
     return jax.tree.map(
         lambda *parts: jnp.stack(parts, axis=1).reshape(-1, *parts[0].shape[1:]),
-        *(_panels(kernel, quantized) for kernel in kernels),
+        *(_panels(weight, rounds) for weight in weights),
     )
 
 
-def _panels(kernel: Array, quantized: bool) -> Weight:
-    kernel = kernel.astype(jnp.float32)
-    kernel = jnp.pad(kernel, ((0, 0), (0, -kernel.shape[1] % PANEL)))
-    if not quantized:
-        return Weight(kernel.reshape(kernel.shape[0], -1, PANEL).swapaxes(0, 1))
-    scales = jnp.abs(kernel).max(axis=0) / 127
-    scales = jnp.where(scales > 0, scales, 1)
-    whole = jnp.rint(kernel / scales)
-    sums = whole.sum(axis=0)
-    whole = jnp.pad(whole, ((0, -len(whole) % FOUR), (0, 0))).astype(jnp.int8)
-    whole = whole.reshape(len(whole) // FOUR, FOUR, -1, PANEL).transpose(2, 0, 3, 1)
-    both = jnp.stack([scales.reshape(-1, PANEL), sums.reshape(-1, PANEL)], axis=1)
-    return Weight(whole.reshape(*whole.shape[:2], -1), both.reshape(-1, 2 * PANEL))
+def _panels(weight: Weight, rounds: bool) -> Weight:
+    values, scales = weight
+    room = -values.shape[1] % PANEL
+    values = values.astype(jnp.float32 if scales is None else jnp.int8)
+    values = jnp.pad(values, ((0, 0), (0, room)))
+    if scales is not None:
+        scales = jnp.pad(scales, (0, room)).reshape(-1, PANEL)
+    if scales is None or not rounds:
+        return Weight(values.reshape(values.shape[0], -1, PANEL).swapaxes(0, 1), scales)
+    sums = values.sum(axis=0, dtype=jnp.int32).astype(jnp.float32).reshape(-1, PANEL)
+    values = jnp.pad(values, ((0, -len(values) % FOUR), (0, 0)))
+    values = values.reshape(len(values) // FOUR, FOUR, -1, PANEL).transpose(2, 0, 3, 1)
+    return Weight(values.reshape(*values.shape[:2], -1), jnp.concatenate([scales, sums], axis=1))
 
 
 def products(
@@ -165,7 +171,8 @@ def products(
     first, second = map(ACTIVATIONS.index, activations)
     whole = {"heads": heads, "source": source, "first": first, "second": second}
     attributes = {name: np.int64(value) for name, value in whole.items()}
-    target = f"speculative_product_{weights[0].dtype}"
+    rounds = weights[0].shape[2] > PANEL
+    target = f"speculative_product_{weights[0].dtype}{'_rounded' if rounds else ''}"
     call = jax.ffi.ffi_call(target, [FLOAT32(shape)] * len(projections))
     epsilon = np.float32(norm.epsilon if norm else 0)
     given = x.astype(jnp.float32), of_norm, bias, add, *weights

@@ -12,9 +12,9 @@ import jax.numpy as jnp
 from jax import Array
 
 from speculative.backends.cpu import kernels
-from speculative.backends.prepacked import FUSED, GATED, Prepacked, split
+from speculative.backends.prepacked import FUSED, GATED, Prepacked, beside, split
 from speculative.backends.xla import Weight, Xla
-from speculative.types import PyTree
+from speculative.types import ROUNDED, PyTree
 
 
 @dataclasses.dataclass(frozen=True)
@@ -68,21 +68,16 @@ class Cpu(Xla):
         return kernels.whole_attention(projected, heads, spec).astype(x.dtype), keys, values
 
 
-def prepack(params: PyTree, quantized: bool = False) -> PyTree:
-    """The same parameters for decoding on CPU: `Prepacked`.
+@functools.partial(jax.jit, static_argnames="quantize")  # Once for models of the same sizes.
+def prepack(params: PyTree, quantize: str = "none") -> Prepacked:
+    """The same parameters for decoding on CPU with `kernels`, which must be `native`.
 
-    With `quantized`, kernels become int8 with a scale for each output. Where `kernels` cannot be
-    compiled, parameters stay as they are stored, which XLA multiplies as fast.
+    Kernels are int8 with a scale for each output where they are given so, or `quantize` says so.
     """
-    return _prepack(params, quantized) if kernels.native() else params
+    backend = Cpu(quantize == ROUNDED)
 
+    def lay_out(fused: tuple[str, ...], *group: Weight) -> Weight:
+        group = group if fused == GATED else (beside(group),)
+        return kernels.panels(*group, rounds=backend.rounds)
 
-@functools.partial(jax.jit, static_argnames="quantized")
-def _prepack(params: PyTree, quantized: bool) -> Prepacked:
-    """As `prepack`; compiled once for models of the same sizes."""
-
-    def lay_out(fused: tuple[str, ...], *group: Array) -> Weight:
-        group = group if fused == GATED else (jnp.concatenate(group, axis=1),)
-        return kernels.panels(*group, quantized=quantized)
-
-    return split(params, Cpu(), lay_out, FUSED, tied=True)
+    return split(params, backend, FUSED, lay_out, tied=True, quantize=quantize != "none")
