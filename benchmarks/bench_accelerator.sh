@@ -1,9 +1,10 @@
 #!/bin/sh
 # How fast one accelerator decodes with T5 v1.1 XXL and the paper's small draft, weights being
 # random, in at most eight minutes, the most telling first: passes of 1 to 64 positions beside the
-# memory's bandwidth, v and c; rows of Table 2 with the paper's acceptance simulated, one of them with
-# a tree of guesses; transformers on the same shapes; on a GPU, command buffers. Needs no checkpoint
-# and no data. What the time does not allow is left out, and said to be; what is done is on disk.
+# memory's bandwidth, v and c; rows of Table 2 with the paper's acceptance simulated, of which one has
+# a tree of guesses and one a target in int8; transformers on the same shapes; on a GPU, command
+# buffers. Needs no checkpoint and no data. What the time does not allow is left out, and said to
+# be; what is done is on disk.
 #
 #   sh benchmarks/bench_accelerator.sh                    # writes results/<device>/
 #
@@ -59,6 +60,7 @@ row ende ende_small_t0
 measure transformers benchmarks.time_transformers --target="$target" --draft="$draft" \
   --dtype="$dtype" --output="$out/transformers.json"
 row ende_tree ende_small_t0 --tree=15
+row ende_int8 ende_small_t0 --quantize=int8
 row cnndm cnndm_small_t0
 if [ "$platform" = gpu ]; then
   # Whole loops as one graph, so that the host does not look at every step; then no graphs at all.

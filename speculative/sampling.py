@@ -158,16 +158,34 @@ def standardise(logits: Array, sampling: Sampling) -> Array:
 def greatest_few(values: Array, count: int) -> tuple[Array, Array]:
     """The greatest values [..., count], descending, and where they are: of values [..., V].
 
-    Of equal ones the first comes first. One after the other, because a TPU would sort all.
+    Of equal ones the first comes first.
     """
-    index, found = jnp.arange(values.shape[-1]), list[tuple[Array, Array]]()
+    few = functools.partial(_one_by_one, count=count)
+
+    def sorted_(values: Array) -> tuple[Array, Array]:
+        best, at = lax.top_k(values, count)
+        return best, at
+
+    return lax.platform_dependent(values, tpu=few, default=sorted_)
+
+
+def _one_by_one(values: Array, count: int) -> tuple[Array, Array]:
+    """`greatest_few` for a TPU, which would sort all; each pass gives a value and its place."""
+    index = lax.broadcasted_iota(jnp.int32, values.shape, values.ndim - 1)
+    found = list[tuple[Array, Array]]()
+
+    def greater(one: tuple[Array, Array], other: tuple[Array, Array]) -> tuple[Array, Array]:
+        before = (one[0] > other[0]) | ((one[0] == other[0]) & (one[1] < other[1]))
+        best, at = (jnp.where(before, a, b) for a, b in zip(one, other, strict=True))
+        return best, at
+
+    nothing = np.float32(-np.inf), np.int32(values.shape[-1] - 1)
     for _ in range(count):
-        best = values.max(axis=-1)
-        at = first(values == best[..., None])
+        best, at = lax.reduce((values, index), nothing, greater, (values.ndim - 1,))
         found.append((best, at))
         values = jnp.where(index == at[..., None], -jnp.inf, values)
     best, at = (jnp.stack(each, axis=-1) for each in zip(*found, strict=True))
-    return best, jnp.minimum(at, values.shape[-1] - 1)  # Not of NaN, which no value equals.
+    return best, at
 
 
 def _one_hot(logits: Array) -> Array:

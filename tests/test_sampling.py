@@ -1,12 +1,14 @@
 """Standardising and drawing, against float64 NumPy."""
 
 import math
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from speculative import sampling as of_sampling
 from speculative.sampling import Kinds, Sampling, argmax, categorical, standardise
 from tests import toy
 
@@ -207,3 +209,15 @@ def test_categorical_takes_any_leading_axes() -> None:
 def test_values_out_of_range_are_named(values: dict[str, float], named: str) -> None:
     with pytest.raises(ValueError, match=named):
         Sampling(**values)  # pyright: ignore[reportArgumentType]
+
+
+@pytest.mark.parametrize("find", [of_sampling._one_by_one, of_sampling.greatest_few])
+@pytest.mark.parametrize("shape", [(40,), (3, 129), (2, 8, 1000)])
+def test_the_greatest_few(find: Any, shape: tuple[int, ...]) -> None:
+    """By a stable sort: among equal values the first comes first; -inf is the least."""
+    values = np.random.default_rng(len(shape)).integers(-6, 7, shape).astype(np.float32)
+    values[..., ::5] = -np.inf
+    at = np.argsort(-values, axis=-1, kind="stable")[..., :8]
+    best, found = jax.jit(find, static_argnums=1)(values, 8)
+    np.testing.assert_array_equal(found, at)
+    np.testing.assert_array_equal(best, np.take_along_axis(values, at, axis=-1))

@@ -5,6 +5,7 @@ may. `speculative compile` shows what its compiler makes of it.
 """
 
 import dataclasses
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -142,4 +143,11 @@ def lay_out(params: PyTree, draft: bool, quantize: str = "none") -> Prepacked:
     its kernels are those given, not copies.
     """
     made, groups = (TpuDraft, FUSED) if draft else (Tpu, ())
-    return split(params, made(quantize == ROUNDED), groups, quantize=quantize != "none")
+    found = split(params, made(quantize == ROUNDED), groups, quantize=quantize != "none")
+
+    def widened(path: tuple[Any, ...], leaf: Array) -> Array:
+        # Norms compute in float32; to widen a scale takes an operation of its own at each step.
+        return leaf.astype(jnp.float32) if path[-1] == jax.tree_util.DictKey("scale") else leaf
+
+    params = jax.tree_util.tree_map_with_path(widened, found.params)
+    return dataclasses.replace(found, params=params)

@@ -19,6 +19,8 @@ from speculative.types import Rows
 
 FEW = 16  # Up to this many rows of a table XLA on CPU looks up fastest one by one.
 
+TINY = 1e-30  # Inputs of 0 are multiples of this.
+
 QUERIES, BLOCK = 512, 256  # With more queries attention takes them in blocks of so many.
 
 # The functions of `types.ACTIVATIONS`.
@@ -31,13 +33,13 @@ ACTIVATE: dict[str, Callable[[Array], Array]] = {
 
 
 class Weight(NamedTuple):
-    """A kernel [I, O], as it is stored or as a backend has laid it out.
+    """A kernel [I, O] of JAX or NumPy, as it is stored or as a backend has laid it out.
 
     Integers are multiples of `scales`, of each output; those are None for floating-point numbers.
     """
 
-    values: Array
-    scales: Array | None = None
+    values: Any
+    scales: Any = None
 
 
 def quantized(kernel: Any, axis: int = 0) -> Weight:
@@ -50,6 +52,19 @@ def quantized(kernel: Any, axis: int = 0) -> Weight:
     scales = abs(kernel).max(axis=axis) / np.float32(127)
     scales = xp.where(scales > 0, scales, xp.ones_like(scales))
     return Weight(xp.rint(kernel / xp.expand_dims(scales, axis)).astype(np.int8), scales)
+
+
+def rounded(x: Array) -> tuple[Array, Array]:
+    """Positions [..., I] in int8, and 127 times the scale of each, float32 [..., 1].
+
+    That is infinite or NaN where a number of the position is.
+    """
+    x = x.astype(jnp.float32)
+    each = jnp.maximum(jnp.abs(x), TINY)
+    peaks = each.max(axis=-1, keepdims=True)
+    # An operation on one number a position takes a TPU as long as one on all of x. Without the
+    # maximum, which is the peak, XLA would divide 1 by the peaks apart.
+    return jnp.rint(x / jnp.maximum(peaks, each) * 127).astype(jnp.int8), peaks
 
 
 class Projection(NamedTuple):
@@ -176,9 +191,9 @@ class Xla:
         if scales is None:
             y = times(x, kernel.astype(x.dtype), preferred_element_type=out_dtype)
         elif self.rounds:
-            inputs, of_inputs = quantized(x, axis=-1)
+            inputs, peaks = rounded(x)
             sums = jnp.matmul(inputs, kernel, preferred_element_type=jnp.int32)
-            y = sums.astype(jnp.float32) * (of_inputs[..., None] * scales)
+            y = sums.astype(jnp.float32) * (1 / 127) * peaks * scales
         else:
             y = times(x, kernel.astype(x.dtype), preferred_element_type=jnp.float32) * scales
         y = y.astype(out_dtype or x.dtype)

@@ -13,7 +13,7 @@ import jax
 import numpy as np
 
 from speculative.backends import compiler_options
-from speculative.backends.options import LARGE
+from speculative.backends.options import LARGE, WIDE
 from speculative.types import PyTree
 
 P = ParamSpec("P")
@@ -51,8 +51,11 @@ def bytes_of(tree: PyTree) -> int:
     return sum(math.prod(x.shape) * np.dtype(x.dtype).itemsize for x in jax.tree.leaves(tree))
 
 
-def _reads_ahead(models: Any, params: PyTree) -> bool:
-    return models.draft is not None or bytes_of(params) > LARGE
+def _options(models: Any, params: PyTree, *_: Any, device: Any = None) -> dict[str, str | bool]:
+    reads_ahead = models.draft is not None or bytes_of(params) > LARGE
+    in_int8 = [x for x in jax.tree.leaves(params) if getattr(x, "dtype", None) == np.int8]
+    wide = any(bytes_of(kernel) > WIDE for kernel in in_int8)
+    return dict(compiler_options(reads_ahead, wide, device))
 
 
 class Program(Generic[P, T]):
@@ -88,14 +91,13 @@ class Program(Generic[P, T]):
         key = self, device, models, tree, tuple(map(np.shape, leaves)), tuple(given[end:])
         with self._lock:
             if (jitted := self._kept.pop(key, None)) is None:
-                options = compiler_options(_reads_ahead(*given[:2]), device)
                 # A function of its own, or JAX would keep what it traced for as long as this one.
                 own = functools.wraps(self._function)(functools.partial(self._function))
                 jitted = jax.jit(
                     own,
                     static_argnums=(0, *range(end, len(given))),
                     donate_argnames=self._donated,
-                    compiler_options=dict(options) or None,
+                    compiler_options=_options(*given, device=device) or None,
                 )
             self._kept[key] = jitted
             while len(self._kept) > self.KEPT:

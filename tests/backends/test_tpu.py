@@ -117,9 +117,9 @@ def test_chunks_fill_tiles() -> None:
 
 def test_a_targets_kernels_are_those_given_and_a_drafts_are_fused() -> None:
     params = tiny.stored_params()
-    stored = {id(leaf) for leaf in jax.tree.leaves(params)}
+    stored = {id(leaf) for leaf in jax.tree.leaves(params) if leaf.ndim > 1}
     target, draft = (for_decoding(params, draft, "tpu") for draft in (False, True))
-    assert {id(leaf) for leaf in jax.tree.leaves(target)} == stored
+    assert {id(leaf) for leaf in jax.tree.leaves(target) if leaf.ndim > 1} == stored
     layer = draft.prepacked["decoder"]["layers_0"]
     fused = layer["self_attention"]["query_key_value"]["kernel"]
     names = ("query", "key", "value")

@@ -36,13 +36,14 @@ def ran(folder: pathlib.Path, *given: str, **environment: str) -> list[str]:
 
 
 def test_the_most_telling_comes_first(tmp_path: pathlib.Path) -> None:
-    first, ende, peer, cnndm = ran(tmp_path, "tpu", OUT=f"{tmp_path}/out")
+    first, ende, peer, tree, int8, cnndm = ran(tmp_path, "tpu", OUT=f"{tmp_path}/out")
     assert first.startswith("no flags | -m speculative.cli bench --target=t5_1_1_xxl")
     assert "--draft=t5_1_1_small --weights=random --dtype=bfloat16" in first
     assert f"--output_dir={tmp_path}/out/bench_t5_1_1_small --widths 1 8 16 32 64" in first
-    for line, row in ((ende, "ende"), (cnndm, "cnndm")):
+    for line, row in ((ende, "ende"), (tree, "ende"), (int8, "ende"), (cnndm, "cnndm")):
         assert f"run --gin_file=configs/runs/table2/{row}_small_t0.gin --target=t5_1_1_xxl" in line
         assert "--draft=t5_1_1_small --weights=random --simulated_alpha=paper" in line
+    assert "--tree=15" in tree and "--quantize=int8" in int8
     assert "-m benchmarks.time_transformers --target=t5_1_1_xxl --draft=t5_1_1_small" in peer
 
 

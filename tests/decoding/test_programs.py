@@ -55,9 +55,19 @@ def test_options_are_those_that_the_compiler_knows(monkeypatch: pytest.MonkeyPat
     compiler_options.cache_clear()
 
 
-def test_a_large_model_by_itself_is_read_ahead() -> None:
-    assert programs._reads_ahead(Models(tiny.TARGET, TransformerDraft(tiny.DRAFT)), ())
-    large = jax.ShapeDtypeStruct((options.LARGE // 4 + 1,), "float32")
-    assert programs._reads_ahead(Models(tiny.TARGET, None), [large])
-    small = jax.ShapeDtypeStruct((options.LARGE // 4,), "float32")
-    assert not programs._reads_ahead(Models(tiny.TARGET, None), [small])
+def test_what_the_compiler_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A large model is read ahead by itself too; large kernels of int8 have wide windows."""
+    monkeypatch.setattr(programs, "compiler_options", lambda *given: {"given": given})
+    both, alone = Models(tiny.TARGET, TransformerDraft(tiny.DRAFT)), Models(tiny.TARGET, None)
+    large, small = (
+        jax.ShapeDtypeStruct((options.LARGE // 4 + more,), "float32") for more in (1, 0)
+    )
+    wide, narrow = (jax.ShapeDtypeStruct((options.WIDE + more,), "int8") for more in (1, 0))
+    for models, params, told in (
+        (both, [], (True, False)),
+        (alone, [large], (True, False)),
+        (alone, [small], (False, False)),
+        (alone, [narrow], (False, False)),
+        (alone, [wide], (False, True)),
+    ):
+        assert programs._options(models, params) == {"given": (*told, None)}

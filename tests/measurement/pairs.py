@@ -9,7 +9,7 @@ import numpy as np
 from speculative.decoding import Params
 from speculative.drafts import Draft, TransformerDraft
 from speculative.pair import Pair
-from tests import toy
+from tests import saved, toy
 
 SOURCE = jnp.ones((1, 1), jnp.int32)
 
@@ -17,7 +17,7 @@ SOURCE = jnp.ones((1, 1), jnp.int32)
 class Target(toy.MarkovModel):
     """The toy with what an audit asks of a target's configuration."""
 
-    config: ClassVar[Any] = types.SimpleNamespace(dtype="float32", decoder_layers=1)
+    config: ClassVar = saved.TARGET.replace(num_decoder_layers=1)
 
 
 MODEL_DRAFT = TransformerDraft(toy.MarkovModel())

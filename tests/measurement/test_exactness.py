@@ -35,7 +35,8 @@ def test_the_margin_is_that_of_the_logits(
 ) -> None:
     """The largest logit is 4; in bfloat16 numbers from there on are 1/32 apart."""
     pair = toy_pair(MODEL_DRAFT, (), table(margin))
-    monkeypatch.setattr(pair.target.config, "dtype", dtype)
+    config = pair.target.config.replace(dtype=dtype)
+    monkeypatch.setattr(type(pair.target), "config", config)
     difference = compare_greedy(pair, SOURCE, [0, 3, 2, 0, 1], [0, 3, 2, 3, 1])
     assert difference is not None
     assert (difference.position, difference.autoregressive, difference.speculative) == (3, 0, 3)

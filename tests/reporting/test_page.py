@@ -166,6 +166,7 @@ def test_every_number_of_the_tables_is_a_records(root: ElementTree.Element) -> N
         "target": "the_target",
         "draft": "the_draft",
         "dtype": "float32",
+        "quantize": "none",
         "jax version": "0.10.2",
         "commit": "abc1234",
         "started at": "2026-01-02T03:04:05+00:00",
