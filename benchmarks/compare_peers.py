@@ -238,8 +238,9 @@ def show(found: Comparison, console: Console) -> None:
     """Prints the times of decoding and of the prefill."""
     setting = found.setting
     pair = f" with {setting.draft}, γ = {setting.gamma}" * bool(setting.draft)
-    title = f"{setting.target}{pair}: {found.timed} sources, float32"
-    ratios = (f"{way}\n= 1" for way in found.own)
+    title = f"{setting.target}{pair}: {found.timed} sources, float32 unless said"
+    numbers = {(OURS, way): number for number, way in enumerate(found.own, 1)}
+    ratios = (f"over ({number})" for number in numbers.values())
     shown = table(title, "program and way", "ms/token", *ratios, "same")
     for way in found.seconds:
         same = "–"
@@ -248,7 +249,8 @@ def show(found: Comparison, console: Console) -> None:
             same = f"{found.sources - len(found.differences[way])}/{found.sources}"
             same += f", {ties} ties" * bool(ties)
         ratios = (f"{found.ratio(way, name):.3g}" for name in found.own)
-        shown.add_row(", ".join(way), f"{found.ms_per_token(way):.3f}", *ratios, same)
+        name = ", ".join(way) + (f" ({numbers[way]})" if way in numbers else "")
+        shown.add_row(name, f"{found.ms_per_token(way):.3f}", *ratios, same)
     console.print(shown)
     prefill = table("Prefill, ms by tokens of the source", "program", *map(str, PREFILLS))
     for name in dict.fromkeys(name for name, _ in found.prefill):

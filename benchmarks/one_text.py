@@ -9,6 +9,7 @@ the usual rules. The record is `one_text.json`.
 """
 
 import argparse
+import dataclasses
 import json
 import pathlib
 from collections.abc import Sequence
@@ -21,6 +22,7 @@ from speculative.rows import memory
 from speculative.rows.weights import Loader
 from speculative.studies import sweep
 from speculative.tasks.prompts import load_prompts
+from speculative.types import QUANTIZE
 
 CHAINS, TREES = ((3, 0), (7, 0)), ((3, 15), (7, 7), (7, 15), (7, 63))  # Gamma, guesses of a tree.
 
@@ -34,6 +36,7 @@ def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
     add("--rows", default="", metavar="WORD", help="those whose names have this word (all)")
     add("--temperatures", type=float, nargs="+", default=[0.0, 0.7, 1.0], metavar="T")
     add("--batch_sizes", type=int, nargs="+", default=[1, 8], metavar="N", help="(1 8)")
+    add("--quantize", choices=QUANTIZE, default="none", help="how the target is held (none)")
     add("--seeds", type=int, nargs="+", default=[0], metavar="N", help="(0)")
     return parser.parse_args(arguments)
 
@@ -67,6 +70,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     with progress.bar("drafts") as on_progress:
         for number, ((task, draft), config) in enumerate(chosen.items()):
             on_progress(f"{draft}, {task}", number / len(chosen))
+            config = dataclasses.replace(config, quantize=options.quantize)
             pair, prompts = load(config), load_prompts(config.texts)
             texts = [prompt.source for prompt in prompts]
             for temperature in options.temperatures:

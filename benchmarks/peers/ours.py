@@ -1,4 +1,7 @@
-"""This package: autoregressive and speculative decoding, in one dispatch a text."""
+"""This package: autoregressive and speculative decoding, in one dispatch a text.
+
+The target is held in float32 and, of ways that say so, in int8.
+"""
 
 from typing import Any
 
@@ -19,20 +22,22 @@ class Ours:
     sampled = "autoregressive", "token", "block"  # The latter two are rules of verification.
 
     def __init__(self, setting: Setting) -> None:
-        draft = setting.draft or "uniform"
-        self._pair = load(setting.target, draft, "float32", random=setting.random)
-        self._setting = setting
-        self._gammas = {"autoregressive": 0, "speculative": setting.gamma}
-        self.ways = tuple(self._gammas) if setting.draft else ("autoregressive",)
+        draft, self._setting = setting.draft or "uniform", setting
+        given = setting.target, draft, "float32", None, setting.random
+        self._pair, in_int8 = (load(*given, quantize=held) for held in ("none", "int8"))
+        gammas = {"autoregressive": 0} | ({"speculative": setting.gamma} if setting.draft else {})
+        self._ways = {way: (self._pair, gamma) for way, gamma in gammas.items()}
+        self._ways |= {f"{way}, int8": (in_int8, gamma) for way, gamma in gammas.items()}
+        self.ways = tuple(self._ways)
         self._start = jax.jit(self._pair.target.start, static_argnums=2)
 
     def decode(self, way: str, source: list[int]) -> list[int]:
-        gamma, max_length = self._gammas[way], self._setting.max_length
-        vocabulary = self._pair.vocabulary
+        pair, gamma = self._ways[way]
+        vocabulary, max_length = pair.vocabulary, self._setting.max_length
         ends = () if self._setting.random else vocabulary.eos_ids
         config = Decoding(vocabulary.size, Sampling(0.0), gamma, max_length, ends)
         draws = config.draws(0, np.array([0]))
-        return self._pair.results(self._pair.run(padded(source), draws, config))[0].tokens
+        return pair.results(pair.run(padded(source), draws, config))[0].tokens
 
     def sample(
         self, way: str, source: list[int], sampling: Sampling, count: int, seed: int

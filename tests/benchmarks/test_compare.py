@@ -160,11 +160,14 @@ def test_this_package_in_a_process_of_its_own(
     target, draft = map(str, saved_pair)
     process = Process("speculative", setting(target=target, draft=draft))
     try:
-        assert process.ways == ("autoregressive", "speculative")
-        autoregressive, seconds = process.decode("autoregressive", [5, 6, 7, EOS_ID])
-        assert seconds > 0
-        assert 1 <= len(autoregressive) <= 16
-        assert process.decode("speculative", [5, 6, 7, EOS_ID])[0] == autoregressive
+        alone, both = "autoregressive", "speculative"
+        assert process.ways == (alone, both, f"{alone}, int8", f"{both}, int8")
+        for of_target in ("", ", int8"):
+            autoregressive, seconds = process.decode(alone + of_target, [5, 6, 7, EOS_ID])
+            assert seconds > 0
+            assert 1 <= len(autoregressive) <= 16
+            found, _ = process.decode(both + of_target, [5, 6, 7, EOS_ID])
+            assert found == autoregressive
         assert process.prefill([5, EOS_ID]) > 0
         with pytest.raises(RuntimeError, match="(?s)speculative failed.*no_such_way"):
             process.decode("no_such_way", [5])
