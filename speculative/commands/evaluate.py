@@ -1,24 +1,34 @@
 """`evaluate`: decodes a task's texts in batches, and scores them by its metric."""
 
 import argparse
+import dataclasses
 import json
 import pathlib
-from typing import Any
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
 
 from speculative import disk
 from speculative.commands import SETTINGS, Command, add_options, chosen, many, option, rows
 from speculative.commands.prompts import Asked
 from speculative.settings import Settings
 
+if TYPE_CHECKING:
+    from speculative.loading import Resolved
+    from speculative.pair import Pair
+    from speculative.rows.config import RowConfig
+    from speculative.tasks.prompts import Prompt
+
 
 def _add_evaluate(parser: argparse.ArgumentParser) -> None:
     rows.add_row(parser)
     add_options(parser, "--batch_size")
+    said = "of a target in int8: what that costs, beside the target as it is (it needs room for "
+    said += "both): their scores, the divergence of their probabilities, equal first choices"
+    parser.add_argument("--compare", action="store_true", help=said)
     option(parser, "--output_dir DIR", "(results/evaluate and the row's name)")
 
 
 def _evaluate(options: argparse.Namespace) -> None:
-    from speculative import progress
     from speculative.measurement import quality
     from speculative.models import model_of
     from speculative.rows import environment, memory, weights
@@ -35,29 +45,28 @@ def _evaluate(options: argparse.Namespace) -> None:
         raise ValueError(
             "A simulated alpha or random weights leave nothing to score; give real models."
         )
+    if options.compare and config.quantize in (None, "none"):
+        raise ValueError("--compare is for a target in int8; add --quantize=int8, or leave it out.")
     prompts = load_prompts(config.texts, config.num_examples)
     found = weights.resolve(config)
+    whole = None
+    if options.compare:
+        whole = weights.resolve(dataclasses.replace(config, quantize="none"))
     require(prompts, metric, model_of(found.target.config).decoder_only)
-    quality.require_seen(metric, [prompt.reference for prompt in prompts])
+    references = [prompt.reference for prompt in prompts]
+    quality.require_seen(metric, references)
     folder = pathlib.Path(options.output_dir or f"results/evaluate/{name}")
-    texts, scores = folder / "texts.jsonl", folder / "scores.json"
-    memory.require(config, found.configs)
+    scores = folder / "scores.json"
+    models = found.configs + ([whole.target.config] if whole else [])
+    memory.require(config, models)
     shape = config.gamma, config.max_length, config.batch_size, config.tree
-    memory.require_batch((config.target, config.draft), found.configs, *shape)
+    memory.require_batch((config.target, config.draft), models, *shape)
     given: dict[str, Any] = chosen(config, SETTINGS) | {"gamma": gamma}
     settings = Settings(**given)
-    asked = [Asked(prompt.source, settings) for prompt in prompts]
     with disk.owned(folder):
-        of_lines = found.labels | {"source_length": config.source_length}
-        kept = many.Results(texts, asked, of_lines, found.fingerprints)
-        with progress.bar(config.target) as on_progress:
-            on_progress("loading", 0)
-            pair = found.load()
-        requests = pair.requests([prompt.source for prompt in prompts], settings)
+        pair, lines = _decoded(found, config, settings, prompts, folder / "texts.jsonl")
         truncated = pair.truncated([prompt.source for prompt in prompts], config.source_length)
-        places = {(i, 0): request for i, request in enumerate(requests)}
-        lines = kept.complete(pair, places, config.batch_size)
-        references, said = [p.reference for p in prompts], [line["text"] for line in lines]
+        said = [line["text"] for line in lines]
         score, low, high = quality.score(metric, references, said)
         tokens = sum(len(line["tokens"]) for line in lines)
         calls = sum(line["target_calls"] for line in lines)
@@ -68,16 +77,81 @@ def _evaluate(options: argparse.Namespace) -> None:
             "target_calls": calls,
             "truncated": truncated,
         }
-        fields |= {"batch_size": config.batch_size, **found.labels, "gin": config.gin()}
+        cost: dict[str, Any] = {}
+        if whole:
+            file = folder / "texts_unquantized.jsonl"
+            other, others = _decoded(whole, config, settings, prompts, file)
+            cost = _cost(pair, lines, other, others, prompts, config)
+        fields |= {"batch_size": config.batch_size, **found.labels, **cost, "gin": config.gin()}
         fields["fingerprints"] = found.fingerprints | {"texts": fingerprint(prompts)}
         disk.write(scores, json.dumps(fields | environment.here(), indent=1) + "\n")
     print(
         f"{config.task}: {metric} {score:.2f} ({low:.2f} to {high:.2f}) of {len(lines)} texts, "
         f"{tokens:,} tokens, {tokens / calls:.2f} a target call."
     )
+    if cost:
+        print(
+            f"Without {config.quantize}: {metric} {cost['unquantized']:.2f}; with it "
+            f"{cost['difference']:+.2f} ({cost['difference_low']:+.2f} to "
+            f"{cost['difference_high']:+.2f}). On the texts of the target as it is, the "
+            f"probabilities diverge by {cost['divergence']:.4f} nats a token, and the likeliest "
+            f"token is the same at {cost['same_choices']:.2%} of them."
+        )
     if truncated:
         print(f"Sources cut to {config.source_length} tokens: {truncated}.")
-    print(f"Written: {texts} and {scores}.")
+    print(f"Written: {folder / 'texts.jsonl'} and {scores}.")
+
+
+def _decoded(
+    found: "Resolved",
+    config: "RowConfig",
+    settings: Settings,
+    prompts: "Sequence[Prompt]",
+    file: pathlib.Path,
+) -> "tuple[Pair, list[dict[str, Any]]]":
+    """The pair, loaded, and the lines of all texts, of which the file may hold some already."""
+    from speculative import progress
+
+    sources = [prompt.source for prompt in prompts]
+    asked = [Asked(source, settings) for source in sources]
+    of_lines = found.labels | {"source_length": config.source_length}
+    kept = many.Results(file, asked, of_lines, found.fingerprints)
+    with progress.bar(config.target) as on_progress:
+        on_progress("loading", 0)
+        pair = found.load()
+    requests = pair.requests(sources, settings)
+    places = {(i, 0): request for i, request in enumerate(requests)}
+    return pair, kept.complete(pair, places, config.batch_size)
+
+
+def _cost(
+    pair: "Pair",
+    lines: list[dict[str, Any]],
+    whole: "Pair",
+    of_whole: list[dict[str, Any]],
+    prompts: "Sequence[Prompt]",
+    config: "RowConfig",
+) -> dict[str, Any]:
+    """What holding the target in int8 costs, beside the target as it is (`whole`)."""
+    from speculative.measurement import quality
+    from speculative.measurement.divergence import divergence
+
+    assert (metric := config.texts.metric) is not None
+    references = [prompt.reference for prompt in prompts]
+    one, other = ([line["text"] for line in each] for each in (of_whole, lines))
+    numbers = range(len(prompts))
+    above, low, high = quality.difference(metric, references, one, other, config.seed, numbers)
+    sources = [whole.encode(prompt.source, config.source_length) for prompt in prompts]
+    texts = [line["tokens"] for line in of_whole]
+    divergences, same = divergence(whole, pair, sources, texts, config.batch_size)
+    return {
+        "unquantized": quality.measure(metric, references, one),
+        "difference": above,
+        "difference_low": low,
+        "difference_high": high,
+        "divergence": float(divergences.mean()),
+        "same_choices": float(same.mean()),
+    }
 
 
 COMMANDS = {

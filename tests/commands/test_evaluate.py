@@ -139,3 +139,33 @@ def test_a_batch_that_memory_does_not_hold_is_refused_before_loading(
     said = capsys.readouterr().err
     assert "1024 rows of debian_target with debian_draft_hidden do not fit the memory" in said
     assert "the largest batch that does has" in said
+
+
+def test_what_int8_costs(
+    command: list[str], tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    plain, held = tmp_path / "plain", tmp_path / "held"
+    assert cli.main([*command, "--output_dir", str(plain)]) == 0
+    in_int8 = [*command, "--quantize=int8", "--compare", "--output_dir", str(held)]
+    assert cli.main(in_int8) == 0
+    said = capsys.readouterr().out
+    one, other = scores(plain), scores(held)
+    assert other["quantize"] == "int8" and "quantize" not in one
+    assert other["unquantized"] == one["score"]
+    assert other["difference"] == pytest.approx(other["score"] - one["score"])
+    assert other["difference_low"] <= other["difference"] <= other["difference_high"]
+    assert 0 < other["divergence"] < 0.1 and 0.5 < other["same_choices"] <= 1
+    assert f"Without int8: bleu {one['score']:.2f}; with it {other['difference']:+.2f}" in said
+    texts = (held / "texts_unquantized.jsonl").read_text()
+    assert texts == (plain / "texts.jsonl").read_text()
+    # What is there already is neither decoded again nor taken for the other.
+    before = (held / "texts.jsonl").read_text()
+    assert cli.main(in_int8) == 0
+    assert (held / "texts.jsonl").read_text() == before != texts
+
+
+def test_a_comparison_needs_int8(
+    command: list[str], tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert cli.main([*command, "--compare", "--output_dir", str(tmp_path)]) == 2
+    assert "--compare is for a target in int8; add --quantize=int8" in capsys.readouterr().err
