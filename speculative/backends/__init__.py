@@ -16,6 +16,7 @@ from speculative.backends.xla import (
     Xla,
     look_up,
     quantized,
+    quantized_on_host,
 )
 from speculative.types import ROUNDED, PyTree
 
@@ -56,6 +57,6 @@ def usual_dtype(stored: str, platform: str | None = None) -> str:
 
 __all__ = [
     "PREPACKED", "Attending", "Cache", "Norm", "Prepacked", "Projection", "Weight", "Xla",
-    "compiler_options", "for_decoding", "look_up", "prepack", "quantized", "usual_dtype",
-    "usual_quantize",
+    "compiler_options", "for_decoding", "look_up", "prepack", "quantized",
+    "quantized_on_host", "usual_dtype", "usual_quantize",
 ]  # fmt: skip

@@ -21,6 +21,8 @@ FEW = 16  # Up to this many rows of a table XLA on CPU looks up fastest one by o
 
 TINY = 1e-30  # Inputs of 0 are multiples of this.
 
+AT_A_TIME = 2**22  # Numbers that the host quantizes together.
+
 QUERIES, BLOCK = 512, 256  # With more queries attention takes them in blocks of so many.
 
 # The functions of `types.ACTIVATIONS`.
@@ -48,10 +50,23 @@ def quantized(kernel: Any, axis: int = 0) -> Weight:
     The greatest magnitude of an output's numbers is 127 of its scale; of zeros that is 1.
     """
     xp = kernel.__array_namespace__()
-    kernel = kernel.astype(np.float32)
+    kernel = kernel.astype(np.float32, copy=False)
     scales = abs(kernel).max(axis=axis) / np.float32(127)
     scales = xp.where(scales > 0, scales, xp.ones_like(scales))
     return Weight(xp.rint(kernel / xp.expand_dims(scales, axis)).astype(np.int8), scales)
+
+
+def quantized_on_host(kernel: np.ndarray, axis: int = 0) -> Weight:
+    """`quantized` in NumPy, some outputs at a time: no other array is as large as the kernel."""
+    step = max(1, AT_A_TIME // kernel.shape[axis])
+    of_outputs = [slice(None)] * 2
+    values, scales = [], []
+    for first in range(0, kernel.shape[1 - axis], step):
+        of_outputs[1 - axis] = slice(first, first + step)
+        part = quantized(kernel[tuple(of_outputs)], axis)
+        values.append(part.values)
+        scales.append(part.scales)
+    return Weight(np.concatenate(values, axis=1 - axis), np.concatenate(scales))
 
 
 def rounded(x: Array) -> tuple[Array, Array]:

@@ -15,7 +15,14 @@ import numpy as np
 from speculative import removed
 from speculative.backends import usual_dtype
 from speculative.checkpoints import huggingface, native, t5x
-from speculative.checkpoints.checkpoint import DTYPES, Checkpoint, narrowed, read_settings, vacant
+from speculative.checkpoints.checkpoint import (
+    CONFIG,
+    DTYPES,
+    Checkpoint,
+    narrowed,
+    read_settings,
+    vacant,
+)
 from speculative.disk import reading
 from speculative.models import SIZES
 from speculative.models.names import SPIECE
@@ -40,6 +47,7 @@ def open(name: str | os.PathLike[str]) -> Checkpoint:
     or a Hugging Face id (``google/t5-v1_1-small``), whose files come from the hub or its cache.
     Raises ValueError if there is none, or if it is damaged; the message names the file.
     """
+    _require_no_gguf(str(name))
     location = _located(str(name))
     with reading(location):
         settings = read_settings(location)
@@ -54,6 +62,14 @@ def open(name: str | os.PathLike[str]) -> Checkpoint:
         f"{location} is no checkpoint: it has neither a config.json of ours or of Hugging Face, "
         f"nor T5X's index '{t5x.INDEX}'; it holds {', '.join(files) or 'nothing'}."
     )
+
+
+def _require_no_gguf(name: str) -> None:
+    """ValueError for a file of llama.cpp's, or a folder with nothing else."""
+    files = [pathlib.Path(name), *pathlib.Path(name).glob("*.gguf")]
+    found = next((path for path in files if path.suffix == ".gguf" and path.is_file()), None)
+    if found and not (pathlib.Path(name) / CONFIG).is_file():
+        raise ValueError(f"{found} is a GGUF file, which is not read. {huggingface.INSTEAD}")
 
 
 def describe(checkpoint: Checkpoint) -> dict[str, str]:

@@ -16,7 +16,7 @@ from flax import traverse_util
 from safetensors.numpy import save_file
 
 from speculative import disk, fingerprints
-from speculative.backends import Weight, quantized
+from speculative.backends import Weight, quantized_on_host
 from speculative.fingerprints import sha256
 from speculative.models import Config, abstract_params
 from speculative.models.reads import packed, unpacked
@@ -189,7 +189,7 @@ class Checkpoint:
         """A kernel's or an embedding's values in int8, in NumPy; errors as of `read`."""
         stored = self.tensors[name].quantized
         if stored is None:
-            return quantized(self.read(name), AXES[name.rpartition("/")[2]])
+            return quantized_on_host(self.read(name), AXES[name.rpartition("/")[2]])
         with disk.reading(self.location, f"has a tensor {name} that cannot be read"):
             weight = stored()
             if not np.isfinite(weight.scales).all():

@@ -34,6 +34,11 @@ from speculative.vocabulary import BYTES, from_elsewhere
 SAFETENSORS, BIN = "model.safetensors", "pytorch_model.bin"
 TOKENIZER, BYTES_CLASS = "tokenizer_config.json", "ByT5Tokenizer"
 SHARD_BYTES = 2**30  # The largest file that is written.
+# Of checkpoints in others' quantized formats.
+INSTEAD = (
+    "Fetch the checkpoint that it was made from, and hold that in int8 (--quantize=int8, or "
+    "convert it once: speculative convert --to native --dtype int8)."
+)
 Tensors = dict[str, Tensor]  # By Hugging Face's names.
 
 
@@ -47,6 +52,12 @@ def open(folder: str | pathlib.Path) -> Checkpoint:
     if kind is None or not model:
         known = " and ".join(f"{kind.title} ({', '.join(kind.model_types)})" for kind in readable)
         raise ValueError(f"{path} is of a {model!r} model; only {known} are read.")
+    if quantized := settings.get("quantization_config"):
+        method = quantized.get("quant_method") if isinstance(quantized, dict) else None
+        raise ValueError(
+            f"{path} has a quantization_config: its tensors were quantized by {method or 'others'}"
+            f", whose formats are not read. {INSTEAD}"
+        )
     stored = {
         name if name in kind.tied or name.startswith(kind.prefix) else kind.prefix + name: tensor
         for name, tensor in _stored(folder).items()

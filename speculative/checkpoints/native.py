@@ -15,7 +15,7 @@ from typing import Any, Literal
 import numpy as np
 from safetensors import safe_open
 
-from speculative.backends import Weight, quantized
+from speculative.backends import Weight, quantized_on_host
 from speculative.checkpoints.checkpoint import (
     AXES,
     CONFIG,
@@ -42,7 +42,8 @@ VERSION = 1
 CHECKSUM = "checksum"  # The description's entry with its own; the first ones have none.
 SCALE = ".scale"  # The end of the name of an int8 tensor's scales.
 FILE_BYTES = 14 * 2**20  # Of a small model's largest file: some hosts of repositories refuse more.
-BIG = 2**30  # Models of more bytes have files of this size.
+BIG = 2**30  # Models of more bytes have larger files.
+BIG_FILE_BYTES = 2**27  # All of one is in memory while it is written.
 # The number formats that are read, by their names in safetensors.
 KINDS = {"F32": "float32", "BF16": "bfloat16", "F16": "float16", "F64": "float64", "I8": "int8"}
 
@@ -54,7 +55,7 @@ def quantize(name: str, value: np.ndarray) -> dict[str, np.ndarray]:
     """
     if (axis := AXES.get(name.rpartition("/")[2])) is None:
         return {name: value}
-    values, scales = quantized(value, axis)
+    values, scales = quantized_on_host(value, axis)
     return {name: values, name + SCALE: np.expand_dims(scales, axis)}
 
 
@@ -100,7 +101,7 @@ def write(folder: str | pathlib.Path, checkpoint: Checkpoint, storage: str | Non
     storage = storage or checkpoint.dtype
     kind = np.dtype(np.int8) if storage == "int8" else DTYPES[storage]
     sizes = {name: math.prod(x.shape) * kind.itemsize for name, x in checkpoint.tensors.items()}
-    limit = BIG if sum(sizes.values()) > BIG else FILE_BYTES
+    limit = BIG_FILE_BYTES if sum(sizes.values()) > BIG else FILE_BYTES
 
     def values(name: str) -> dict[str, np.ndarray]:
         value = checkpoint.read(name)

@@ -113,7 +113,6 @@ class Names(Generic[C]):
 
 # Settings that change what any model computes, with the values that change nothing.
 _REQUIRED: Mapping[str, tuple[Any, ...]] = {
-    "quantization_config": (None,),
     "pruned_heads": (None, {}),
 }
 

@@ -131,3 +131,17 @@ def test_random_weights(name: str) -> None:
             np.testing.assert_array_equal(leaf, whole[name])
     leaves = jax.tree.leaves([held[name] for name in held])
     assert sum(leaf.nbytes for leaf in leaves) < 0.5 * sum(x.nbytes for x in whole.values())
+
+
+def test_formats_of_others_are_told_what_to_do(tmp_path: pathlib.Path) -> None:
+    remedy = r"Fetch the checkpoint that it was made from, .* \(--quantize=int8, or"
+    file = tmp_path / "model.gguf"
+    file.write_bytes(b"GGUF")
+    for place in (file, tmp_path):
+        with pytest.raises(ValueError, match=rf"model\.gguf is a GGUF file.*{remedy}"):
+            checkpoints.open(place)
+    (tmp_path / "config.json").write_text(
+        '{"model_type": "t5", "quantization_config": {"quant_method": "bitsandbytes"}}'
+    )
+    with pytest.raises(ValueError, match=f"were quantized by bitsandbytes, .*{remedy}"):
+        checkpoints.open(tmp_path)

@@ -54,7 +54,7 @@ OF_T5: list[Case] = [
     ("tie_word_embeddings", True, "says that logits are tied .* lm_head.weight of their own"),
     ("scale_decoder_outputs", True, "says that logits are tied .* lm_head.weight of their own"),
     ("scale_decoder_outputs", False, {}),
-    ("quantization_config", {"bits": 4}, "has the quantization_config .*; supported is None"),
+    ("quantization_config", {"bits": 4}, "quantization_config: its tensors .* by others"),
     ("pruned_heads", {"0": [1]}, "has the pruned_heads .*; supported is None or {}"),
     *((name, value, None) for name, value in {
         "dropout_rate": 0.5, "classifier_dropout": 0.5, "initializer_factor": 9.0,  # In training.
@@ -86,7 +86,7 @@ OF_GPT2: list[Case] = [
     ("scale_attn_by_inverse_layer_idx", True, "has the scale_attn_by_inverse_layer_idx True"),
     ("add_cross_attention", True, "has the add_cross_attention True"),
     ("tie_word_embeddings", False, r"lacks the tensor lm_head\.weight"),
-    ("quantization_config", {"bits": 4}, "has the quantization_config"),
+    ("quantization_config", {"bits": 4}, "has a quantization_config"),
     ("pruned_heads", {"0": [1]}, "has the pruned_heads"),
     *((name, value, None) for name, value in {
         "resid_pdrop": 0.5, "embd_pdrop": 0.5, "attn_pdrop": 0.5, "initializer_range": 9.0,
