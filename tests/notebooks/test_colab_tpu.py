@@ -1,5 +1,6 @@
 """The notebook for Colab, run on CPU: the shipped pair, and with it the part that is for a TPU."""
 
+import argparse
 import json
 import os
 import pathlib
@@ -13,6 +14,9 @@ import pytest
 from nbclient import NotebookClient
 from nbclient.exceptions import CellExecutionError
 from nbformat import NotebookNode
+
+from speculative import cli
+from speculative.commands import rows
 
 NOTEBOOK = pathlib.Path(__file__).parents[2] / "notebooks" / "colab_tpu.ipynb"
 # Less of everything, so that it is quick.
@@ -171,6 +175,35 @@ def test_it_shows_the_shipped_pair_and_on_a_tpu_a_prediction_beside_it(runner: R
     assert re.search(rf"^speed-up from c and v +{NUMBER} +{NUMBER}$", table, re.MULTILINE)
     assert re.search(rf"^speed-up of whole texts +– +{NUMBER}$", table, re.MULTILINE)
     assert shown(again["big-plot"], "image/png").startswith("iVBOR")
+
+    # The cells on 11B give these commands, in this process those that need the chip.
+    for name in ("speculative", "sacrebleu"):
+        command = runner.folder / name
+        command.write_text(f"#!/bin/sh\necho {name} $@ | tee -a commands\n")
+        command.chmod(0o755)
+    runner.run("TPU, main, ran = True, cli.main, []; cli.main = ran.append")
+    runner.run("retrieve, urllib.request.urlretrieve = urllib.request.urlretrieve, print")
+    convert = runner.run(cells["convert"].source.replace("ELEVEN = False", "ELEVEN = True"))
+    table2 = runner.run(cells["eleven"])
+    ran = runner.run("print(json.dumps(ran))")
+    runner.run("TPU, cli.main, urllib.request.urlretrieve, ELEVEN = False, main, retrieve, False")
+    require_clean(convert, table2)
+    commands = (runner.folder / "commands").read_text().splitlines()
+    bucket = "gs://t5-data/pretrained_models/t5x"
+    assert commands[0].startswith(
+        f"speculative convert {bucket}/t5_11B/checkpoint_1000000 v1_0/t5_11b --dtype int8 "
+    )
+    assert " v1_0/t5_small --dtype bfloat16 --to native --vocabulary " in commands[1]
+    assert [line.split()[-1] for line in commands[2:]] == ["src", "ref"]
+    for row, arguments in zip(
+        ("ende_small_t0", "ende_small_t1"), json.loads(said(ran)), strict=True
+    ):
+        parser = argparse.ArgumentParser()
+        cli.COMMANDS["run"].add_options(parser)
+        options = parser.parse_args(arguments[1:])
+        name, config = rows.row(options)
+        assert name == f"table2_v1_0/{row}"
+        assert (config.quantize, config.draft, config.checkpoints) == ("int8", "t5_small", "v1_0")
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,7 @@ import pytest
 from rich.console import Console
 
 from speculative import cli
-from speculative.backends import Xla, compiler_options, options
+from speculative.backends import Projection, Weight, Xla, compiler_options, options
 from speculative.backends import tpu as backend
 from speculative.decoding import loop, programs, queue
 from speculative.gin_files import CONFIGS
@@ -219,6 +219,36 @@ def test_a_v1_0_target_is_at_its_floor() -> None:
     assert found.ms_target_step is not None and found.ms_target_step_floor is not None
     assert 0.99 <= found.ms_target_step / found.ms_target_step_floor <= 1.5
     assert found.verify_cost is not None and found.verify_cost <= 1.1
+
+
+@pytest.mark.parametrize("quantize", ["int8", "int8-activations"])
+def test_a_target_in_int8_is_read_as_int8(quantize: str) -> None:
+    whole, found = estimate(), estimate(quantize=quantize)
+    assert (found.weight_copies, found.weight_copies_elsewhere) == (0, 0)
+    # The embedding stays in bfloat16; with two layers it is a tenth of all.
+    assert found.hbm_weights < 0.65 * whole.hbm_weights
+    step, floor = found.ms_target_step, found.ms_target_step_floor
+    assert step is not None and floor is not None and whole.ms_target_step is not None
+    assert 0.99 <= step / floor <= 1.45
+    assert step < 0.72 * whole.ms_target_step
+    assert found.verify_cost is not None and found.verify_cost <= 1.08
+
+
+def test_kernels_of_int8_that_are_widened_in_memory_are_seen(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """They would be read twice as bfloat16, beside once as int8."""
+
+    def widened(self: Xla, x: Any, projection: Projection, *given: Any, **named: Any) -> Any:
+        values, scales = projection.weight
+        wide = jax.lax.optimization_barrier(values.astype(x.dtype))
+        weight = Weight(wide, None if scales is None else scales.astype(x.dtype))
+        return Xla.product(self, x, projection._replace(weight=weight), *given, **named)
+
+    monkeypatch.setattr(backend.Tpu, "product", widened)
+    forget()
+    found = estimate(quantize="int8")
+    assert (found.weight_copies or 0) > 0
 
 
 FIELDS = """target draft topology device_kind dtype gamma fits hbm_bytes hbm_limit hbm_weights
