@@ -236,6 +236,7 @@ def test_wrong_texts_are_told_before_a_tensor_is_read(
         ("tpu", ("--draft=copy",), 0),
         ("tpu", ("--temperature=1",), 0),
         ("tpu", ("--temperature=1", "--verification=coupled"), 63),
+        ("tpu", ("--quantize=int8",), 31),
     ],
 )
 def test_the_usual_tree_of_a_device(
@@ -250,7 +251,7 @@ def test_rows_of_a_table_with_the_usual_tree(monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setattr(sweep, "run", lambda configs, _: found.append(list(configs)))
     table = ["table", "2", "--checkpoints=demo", "--tree=auto", "--output_dir=none"]
     cli.main(table)
-    monkeypatch.setattr(rows, "FREE", {"cpu": 15})
+    monkeypatch.setattr(rows, "FREE", {"cpu": (15, 7)})
     cli.main(table)
     chains, both = found
     assert not [name for name in chains if "_tree" in name]

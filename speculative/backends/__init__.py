@@ -5,7 +5,7 @@ import jax
 from speculative.backends.cpu import kernels
 from speculative.backends.cpu.prepacked import prepack
 from speculative.backends.options import compiler_options
-from speculative.backends.prepacked import PREPACKED, Prepacked, split
+from speculative.backends.prepacked import PREPACKED, Prepacked, for_xla
 from speculative.backends.tpu import lay_out
 from speculative.backends.xla import (
     Attending,
@@ -32,9 +32,7 @@ def for_decoding(
     platform = platform or jax.default_backend()
     if platform == "tpu":
         return lay_out(params, draft, quantize)
-    if platform == "cpu" and kernels.native():
-        return prepack(params, quantize)
-    return params if quantize == "none" else split(params, Xla(quantize == ROUNDED), quantize=True)
+    return prepack(params, quantize) if platform == "cpu" else for_xla(params, quantize)
 
 
 def usual_quantize(platform: str | None = None) -> str:

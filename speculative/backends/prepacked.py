@@ -9,7 +9,7 @@ from flax import struct
 from jax import Array
 
 from speculative.backends.xla import Weight, Xla, quantized
-from speculative.types import PyTree
+from speculative.types import ROUNDED, PyTree
 
 PREPACKED = "prepacked"  # The collection of prepacked weights beside a model's parameters.
 GATED = ("wi_0", "wi_1")
@@ -65,6 +65,11 @@ def split(
         if tied or scales is not None:
             prepacked["logits"] = lay_out((), Weight(values.T, scales))
     return Prepacked(rest, prepacked, backend)
+
+
+def for_xla(params: PyTree, quantize: str) -> PyTree:
+    """Parameters as XLA multiplies them: as they are stored, or in int8 as `quantize` says."""
+    return params if quantize == "none" else split(params, Xla(quantize == ROUNDED), quantize=True)
 
 
 def _split(

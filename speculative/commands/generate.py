@@ -164,7 +164,8 @@ def _usual_tree(options: argparse.Namespace) -> int:
     decoding = Settings(**given).decoding(1, ())
     if not decoding.rule.verifies_trees(decoding.sampling):
         return 0
-    return rows.usual_tree(options.draft or default_draft(options.target), options.gamma)
+    draft = options.draft or default_draft(options.target)
+    return rows.usual_tree(draft, options.gamma, options.quantize)
 
 
 def _resolved(options: argparse.Namespace, begun: Sequence[Asked]) -> "Resolved":

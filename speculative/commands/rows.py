@@ -23,8 +23,11 @@ SAMPLING = ("--temperature", "--top_k", "--top_p", "--min_p")
 DECODING = ("--gamma", *SAMPLING, "--verification", "--tree", "--lenience")
 LENGTHS = ("--source_length", "--max_length")
 OPTIONS = ("--target", "--draft", *MODELS, *TEXTS, *DECODING, *LENGTHS, "--seed")
-FREE = {"tpu": 63, "gpu": 15}
-"""Guesses that a device verifies in little more time than few: docs/tpu.md and performance.md."""
+FREE = {"tpu": (63, 31), "gpu": (15, 15)}
+"""Guesses that a device verifies in little more time than few, by a target as stored and in int8.
+
+See docs/tpu.md, int8.md and performance.md.
+"""
 
 FIELDS = {option.removeprefix("--"): option.removeprefix("--") for option in OPTIONS}
 FIELDS |= {"limit": "num_examples", "weights": "checkpoints", "batch_size": "batch_size"}
@@ -125,14 +128,17 @@ def changed(options: argparse.Namespace, address: str | None) -> "RowConfig":
     return read_row(address, options.gin, fields | more) if more else config
 
 
-def usual_tree(draft: str, gamma: int | None, platform: str | None = None) -> int:
+def usual_tree(
+    draft: str, gamma: int | None, quantize: str | None, platform: str | None = None
+) -> int:
     """The guesses of a tree that pays on a platform, by default this machine's; 0: a chain pays."""
     import jax
 
     from speculative.drafts import named
     from speculative.tree import Growth
 
-    most = FREE.get(platform or jax.default_backend(), 0)
+    in_int8 = quantize not in (None, "none")
+    most = FREE.get(platform or jax.default_backend(), (0, 0))[in_int8]
     if not (gamma and most and named.grows(draft)):
         return 0
     return max(gamma, min(most, Growth.most(gamma)))
@@ -145,7 +151,7 @@ def _tree_of_row(options: argparse.Namespace, config: "RowConfig") -> int:
     if not config.rule.verifies_trees(config.sampling):
         return 0
     there = getattr(options, "topology", chips.PRESENT) == chips.PRESENT
-    return usual_tree(config.draft, config.gamma, None if there else "tpu")
+    return usual_tree(config.draft, config.gamma, config.quantize, None if there else "tpu")
 
 
 def table_name(options: argparse.Namespace) -> str:

@@ -212,9 +212,9 @@ def test_a_comparison_in_json(pair: list[str], capsys) -> None:
     assert err == ""
 
 
-@pytest.mark.parametrize("free, tree", [({"cpu": 15}, 15), ({}, 0)])
+@pytest.mark.parametrize("free, tree", [({"cpu": (15, 7)}, 15), ({}, 0)])
 def test_the_usual_tree(
-    free: dict[str, int],
+    free: dict[str, tuple[int, int]],
     tree: int,
     pair: list[str],
     answers: list[Any],

@@ -563,9 +563,9 @@ using Starts = ffi::Buffer<ffi::S32, 1>;
 
 // Products of x [..., I] with kernels of the same sizes, in one call, for some are small. A kernel
 // is panels, behind which int8 ones have scales [panels, 32] of the outputs or, where x is rounded,
-// [panels, 64]: those, and the sums of their kernels. `norm` is [I], [2 I] with shifts, or empty; `bias` [O] and `add`, which is added to y last,
-// may be empty. Gated kernels have twice the panels of their y, which is [..., O], or [B, N, S, H] of
-// so many heads and a source S.
+// [panels, 64]: those, and the sums of their kernels. `norm` is [I], [2 I] with shifts, or empty;
+// `bias` [O] and `add`, which is added to y last, may be empty. Gated kernels have twice the panels
+// of their y, which is [..., O], or [B, N, S, H] of so many heads and a source S.
 template <ffi::DataType kType, bool kRounded>
 ffi::Error Multiply(ffi::ThreadPool pool, ffi::AnyBuffer x, Rank1 norm, Rank1 bias,
                     ffi::AnyBuffer add, ffi::RemainingArgs given, ffi::RemainingRets ys,

@@ -12,7 +12,7 @@ import jax.numpy as jnp
 from jax import Array
 
 from speculative.backends.cpu import kernels
-from speculative.backends.prepacked import FUSED, GATED, Prepacked, beside, split
+from speculative.backends.prepacked import FUSED, GATED, Prepacked, beside, for_xla, split
 from speculative.backends.xla import Weight, Xla
 from speculative.types import ROUNDED, PyTree
 
@@ -68,12 +68,18 @@ class Cpu(Xla):
         return kernels.whole_attention(projected, heads, spec).astype(x.dtype), keys, values
 
 
-@functools.partial(jax.jit, static_argnames="quantize")  # Once for models of the same sizes.
-def prepack(params: PyTree, quantize: str = "none") -> Prepacked:
-    """The same parameters for decoding on CPU with `kernels`, which must be `native`.
+def prepack(params: PyTree, quantize: str = "none") -> PyTree:
+    """The same parameters for decoding on CPU: `Prepacked`.
 
     Kernels are int8 with a scale for each output where they are given so, or `quantize` says so.
+    Where `kernels` cannot be compiled, it is XLA that multiplies.
     """
+    return _prepack(params, quantize) if kernels.native() else for_xla(params, quantize)
+
+
+@functools.partial(jax.jit, static_argnames="quantize")
+def _prepack(params: PyTree, quantize: str) -> Prepacked:
+    """As `prepack`; compiled once for models of the same sizes."""
     backend = Cpu(quantize == ROUNDED)
 
     def lay_out(fused: tuple[str, ...], *group: Weight) -> Weight:
