@@ -107,6 +107,7 @@ def test_what_is_done_outlives_an_interruption(
         (["--prefix", "say: "], "its prompt is not prompt 1;"),
         (["--stop", "x"], "its stop is [], not ['x'];"),
         (["--logprobs"], "it does not say its logprobs;"),
+        (["--quantize=int8"], "it does not say its quantize;"),
     ],
 )
 def test_results_of_other_settings_are_left_alone(
@@ -124,6 +125,19 @@ def test_results_of_other_settings_are_left_alone(
     assert said.replace("FILE", str(file)) in err
     assert "; write elsewhere, or delete that file." in err
     assert file.read_text() == samples.read_text()
+
+
+def test_results_of_a_target_in_int8_are_not_gone_on_with_in_floating_point(
+    command: list[str],
+    samples: pathlib.Path,
+    tmp_path: pathlib.Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    file = tmp_path / "int8.jsonl"
+    made = [line | {"quantize": "int8"} for line in lines(samples.read_text())]
+    file.write_text("".join(json.dumps(line) + "\n" for line in made))
+    assert cli.main([*command, "--samples", "2", "--output", str(file)]) == 2
+    assert "it was written with another --quantize; write elsewhere" in capsys.readouterr().err
 
 
 def test_results_of_other_weights_are_left_alone(
