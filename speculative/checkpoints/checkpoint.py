@@ -19,6 +19,7 @@ from speculative import disk, fingerprints
 from speculative.backends import Weight, quantized_on_host
 from speculative.fingerprints import sha256
 from speculative.models import Config, abstract_params
+from speculative.models.config import AXES
 from speculative.models.reads import packed, unpacked
 from speculative.special_tokens import SpecialTokens
 from speculative.types import PyTree
@@ -28,8 +29,6 @@ CONFIG = "config.json"  # It describes a model, in our folders and in Hugging Fa
 DTYPES = {"float32": np.dtype(np.float32), "bfloat16": np.dtype(ml_dtypes.bfloat16)}
 """The number formats in which checkpoints are written."""
 LOGITS = "decoder/logits_dense/kernel"
-# The axis along which int8 values share a scale, by the last part of a tensor's name.
-AXES = {"kernel": 0, "embedding": 1}
 
 FLOATS = ("float32", "bfloat16", "float16", "float64")  # Those in which others write them.
 

@@ -17,7 +17,6 @@ from safetensors import safe_open
 
 from speculative.backends import Weight, quantized_on_host
 from speculative.checkpoints.checkpoint import (
-    AXES,
     CONFIG,
     DTYPES,
     Checkpoint,
@@ -33,6 +32,7 @@ from speculative.checkpoints.checkpoint import (
 from speculative.disk import reading
 from speculative.fingerprints import sha256
 from speculative.models import FAMILIES, Config, format_of
+from speculative.models.config import AXES
 from speculative.special_tokens import SpecialTokens
 from speculative.types import Fields, PyTree
 from speculative.vocabulary import BYTES

@@ -67,8 +67,8 @@ def _audit(options: argparse.Namespace) -> int:
     sampling = Sampling(options.temperature, options.top_k, options.top_p, options.min_p)
     own = loading.DRAFTS.get(options.target, "uniform")
     draft = own if options.draft is None else options.draft
-    how = options.dtype, options.vocabulary, False, options.quantize
-    found = loading.resolve(options.target, draft, *how)
+    models = options.target, draft, options.dtype, options.vocabulary
+    found = loading.resolve(*models, quantize=options.quantize)
     vocabulary, decoder_only = found.vocabulary, loading.model_of(found.target.config).decoder_only
     asked = options.gamma, options.max_length, vocabulary.eos_ids
     config = Decoding(vocabulary.size, sampling, *asked)

@@ -13,8 +13,10 @@ from speculative.commands.prompts import Asked
 from speculative.settings import Settings
 
 if TYPE_CHECKING:
+    from jax import Array
+
     from speculative.loading import Resolved
-    from speculative.pair import Pair
+    from speculative.pair import Pair, Request
     from speculative.rows.config import RowConfig
     from speculative.tasks.prompts import Prompt
 
@@ -64,7 +66,7 @@ def _evaluate(options: argparse.Namespace) -> None:
     given: dict[str, Any] = chosen(config, SETTINGS) | {"gamma": gamma}
     settings = Settings(**given)
     with disk.owned(folder):
-        pair, lines = _decoded(found, config, settings, prompts, folder / "texts.jsonl")
+        pair, _, lines = _decoded(found, config, settings, prompts, folder / "texts.jsonl")
         truncated = pair.truncated([prompt.source for prompt in prompts], config.source_length)
         said = [line["text"] for line in lines]
         score, low, high = quality.score(metric, references, said)
@@ -80,8 +82,9 @@ def _evaluate(options: argparse.Namespace) -> None:
         cost: dict[str, Any] = {}
         if whole:
             file = folder / "texts_unquantized.jsonl"
-            other, others = _decoded(whole, config, settings, prompts, file)
-            cost = _cost(pair, lines, other, others, prompts, config)
+            other, requests, others = _decoded(whole, config, settings, prompts, file)
+            sources = [request.source for request in requests]
+            cost = _cost(pair, lines, other, others, sources, references, config)
         fields |= {"batch_size": config.batch_size, **found.labels, **cost, "gin": config.gin()}
         fields["fingerprints"] = found.fingerprints | {"texts": fingerprint(prompts)}
         disk.write(scores, json.dumps(fields | environment.here(), indent=1) + "\n")
@@ -108,8 +111,8 @@ def _decoded(
     settings: Settings,
     prompts: "Sequence[Prompt]",
     file: pathlib.Path,
-) -> "tuple[Pair, list[dict[str, Any]]]":
-    """The pair, loaded, and the lines of all texts, of which the file may hold some already."""
+) -> "tuple[Pair, list[Request], list[dict[str, Any]]]":
+    """The pair, loaded, its requests, and their lines, of which the file may hold some already."""
     from speculative import progress
 
     sources = [prompt.source for prompt in prompts]
@@ -121,7 +124,7 @@ def _decoded(
         pair = found.load()
     requests = pair.requests(sources, settings)
     places = {(i, 0): request for i, request in enumerate(requests)}
-    return pair, kept.complete(pair, places, config.batch_size)
+    return pair, requests, kept.complete(pair, places, config.batch_size)
 
 
 def _cost(
@@ -129,7 +132,8 @@ def _cost(
     lines: list[dict[str, Any]],
     whole: "Pair",
     of_whole: list[dict[str, Any]],
-    prompts: "Sequence[Prompt]",
+    sources: "Sequence[Array]",
+    references: Sequence[str],
     config: "RowConfig",
 ) -> dict[str, Any]:
     """What holding the target in int8 costs, beside the target as it is (`whole`)."""
@@ -137,11 +141,9 @@ def _cost(
     from speculative.measurement.divergence import divergence
 
     assert (metric := config.texts.metric) is not None
-    references = [prompt.reference for prompt in prompts]
     one, other = ([line["text"] for line in each] for each in (of_whole, lines))
-    numbers = range(len(prompts))
+    numbers = range(len(references))
     above, low, high = quality.difference(metric, references, one, other, config.seed, numbers)
-    sources = [whole.encode(prompt.source, config.source_length) for prompt in prompts]
     texts = [line["tokens"] for line in of_whole]
     divergences, same = divergence(whole, pair, sources, texts, config.batch_size)
     return {

@@ -156,16 +156,13 @@ def _generate(options: argparse.Namespace) -> None:
 
 
 def _usual_tree(options: argparse.Namespace) -> int:
-    """What `--tree auto` stands for; 0 where the rule verifies chains only."""
+    """What `--tree auto` stands for."""
     from speculative.loading import default_draft
 
     given = {name: value for name, value in vars(options).items() if name in SETTINGS}
     given["tree"] = 0
-    decoding = Settings(**given).decoding(1, ())
-    if not decoding.rule.verifies_trees(decoding.sampling):
-        return 0
     draft = options.draft or default_draft(options.target)
-    return rows.usual_tree(draft, options.gamma, options.quantize)
+    return rows.usual_tree(Settings(**given).decoding(1, ()), draft, options.quantize)
 
 
 def _resolved(options: argparse.Namespace, begun: Sequence[Asked]) -> "Resolved":
@@ -174,8 +171,9 @@ def _resolved(options: argparse.Namespace, begun: Sequence[Asked]) -> "Resolved"
     from speculative.ragged import power_of_two
     from speculative.rows import memory
 
-    how = options.vocabulary, False, options.quantize, options.quantize_draft
-    found = resolve(options.target, options.draft, options.dtype, *how)
+    models = options.target, options.draft, options.dtype, options.vocabulary
+    held = {"quantize": options.quantize, "quantize_draft": options.quantize_draft}
+    found = resolve(*models, **held)
     found.require_trees(options.tree)
     if options.batch_size > 1:
         length = max([options.max_length, *(one.settings.max_length for one in begun)])

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from speculative.commands import AUTO, add_options, chosen, option
 
 if TYPE_CHECKING:
+    from speculative.decoding import Decoding
     from speculative.rows.config import RowConfig
 
 DEMO = "demo"  # Instead of a folder of checkpoints: the pair that ships.
@@ -129,9 +130,12 @@ def changed(options: argparse.Namespace, address: str | None) -> "RowConfig":
 
 
 def usual_tree(
-    draft: str, gamma: int | None, quantize: str | None, platform: str | None = None
+    how: "RowConfig | Decoding", draft: str, quantize: str | None, platform: str | None = None
 ) -> int:
-    """The guesses of a tree that pays on a platform, by default this machine's; 0: a chain pays."""
+    """The guesses of a tree that pays on a platform, by default this machine's.
+
+    It is 0 where a chain pays, or the draft or the rule has chains only.
+    """
     import jax
 
     from speculative.drafts import named
@@ -139,19 +143,18 @@ def usual_tree(
 
     in_int8 = quantize not in (None, "none")
     most = FREE.get(platform or jax.default_backend(), (0, 0))[in_int8]
-    if not (gamma and most and named.grows(draft)):
+    verified = how.rule.verifies_trees(how.sampling)
+    if not (verified and how.gamma and most and named.grows(draft)):
         return 0
-    return max(gamma, min(most, Growth.most(gamma)))
+    return max(how.gamma, min(most, Growth.most(how.gamma)))
 
 
 def _tree_of_row(options: argparse.Namespace, config: "RowConfig") -> int:
-    """The `usual_tree` of a row, of the TPU that it is compiled for; 0 if its rule has chains."""
+    """The `usual_tree` of a row, of the TPU that it is compiled for."""
     from speculative.measurement import chips
 
-    if not config.rule.verifies_trees(config.sampling):
-        return 0
     there = getattr(options, "topology", chips.PRESENT) == chips.PRESENT
-    return usual_tree(config.draft, config.gamma, config.quantize, None if there else "tpu")
+    return usual_tree(config, config.draft, config.quantize, None if there else "tpu")
 
 
 def table_name(options: argparse.Namespace) -> str:

@@ -10,16 +10,17 @@ if TYPE_CHECKING:
     from speculative.rows.config import RowConfig
 
 
+DEMO = ("--target", "--draft", *rows.MODELS, "--seed", "--max_length")
+
+
 def _add_demo(parser: argparse.ArgumentParser) -> None:
-    pair = ("--target", "--draft", *rows.MODELS, "--seed", "--max_length")
-    add_options(parser, *pair, "--output_dir", "--limit", seed=0, output_dir="results/demo")
+    add_options(parser, *DEMO, "--output_dir", "--limit", seed=0, output_dir="results/demo")
 
 
 def _demo(options: argparse.Namespace) -> None:
     from speculative.commands import demo
 
-    given = ("--target", "--draft", *rows.MODELS, "--seed", "--max_length")
-    names = [name.removeprefix("--") for name in given]
+    names = [name.removeprefix("--") for name in DEMO]
     settings = {name: getattr(options, name) for name in names}
     demo.run(pathlib.Path(options.output_dir), num_examples=options.limit, **settings)
 

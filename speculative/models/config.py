@@ -14,6 +14,10 @@ _CHOICES = {
 }
 
 
+AXES = {"kernel": 0, "embedding": 1}
+"""The axis along which int8 values share a scale, by the last part of a parameter's name."""
+
+
 @dataclasses.dataclass(frozen=True)
 class Config:
     """The sizes of a model and the kinds of its layers; field names are T5X's where it has one.

@@ -10,7 +10,7 @@ from jax import Array
 
 from speculative.backends import Weight, quantized
 from speculative.models import gpt, t5
-from speculative.models.config import Config
+from speculative.models.config import AXES, Config
 from speculative.models.flax_model import FlaxModel
 from speculative.models.gpt import DecoderOnly, DecoderOnlyConfig, GPTNames
 from speculative.models.names import AnyNames
@@ -84,8 +84,8 @@ def random_params(config: Config) -> PyTree:
     keys, made = jax.random.split(jax.random.key(0), len(leaves)), []
     for key, (path, leaf) in zip(keys, leaves, strict=True):
         name = jax.tree_util.keystr(path, simple=True, separator="/")
-        axis = 0 if name.endswith("/kernel") else 1
-        made.append(_random(key, leaf.shape, config.dtype, axis if config.in_int8(name) else None))
+        axis = AXES[name.rpartition("/")[2]] if config.in_int8(name) else None
+        made.append(_random(key, leaf.shape, config.dtype, axis))
     return jax.tree.unflatten(tree, made)
 
 

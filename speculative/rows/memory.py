@@ -1,7 +1,6 @@
 """What a row needs of a device's memory, from shapes alone, and whether the device has it."""
 
 import contextlib
-import functools
 import os
 import pathlib
 from collections.abc import Sequence
@@ -11,6 +10,7 @@ import jax
 import jax.numpy as jnp
 
 from speculative.backends.xla import QUERIES
+from speculative.checkpoints.checkpoint import by_name
 from speculative.decoding import Decoding
 from speculative.models import Config, abstract_params
 from speculative.rows.config import RowConfig
@@ -56,11 +56,9 @@ def need(
 
 def _weights(model: Config, cpu: bool) -> tuple[int, int]:
     """The bytes of a model's parameters, and of the panels that a CPU makes of its kernels."""
-    leaves = jax.tree_util.tree_leaves_with_path(abstract_params(model))
-    name = functools.partial(jax.tree_util.keystr, simple=True, separator="/")
     weights = copies = 0
-    for path, leaf in leaves:
-        in_int8 = model.in_int8(name(path))
+    for name, leaf in by_name(abstract_params(model)).items():
+        in_int8 = model.in_int8(name)
         weights += leaf.size * (1 if in_int8 else jnp.dtype(model.dtype).itemsize)
         copies += leaf.size * (1 if in_int8 else 4) * cpu
     return weights, copies
