@@ -38,6 +38,16 @@ def real(name: str, value: Any, must: str, fits: Callable[[float], bool]) -> flo
     raise SettingError(f"{name} must {must}, not {value!r}.")
 
 
+def mesh(name: str, value: Any) -> dict[str, int]:
+    """The sizes of a mesh's axes, data and model, of a text like ``data:2,model:4``."""
+    found = re.fullmatch(r"(?:data:(\d{1,6}),)?model:(\d{1,6})|data:(\d{1,6})", str(value))
+    sizes = [int(size or 1) for size in found.groups()] if found else [0]
+    if 0 in sizes:
+        said = "must be model:N, data:N or data:N,model:M with numbers of devices"
+        raise SettingError(f"{name} {said}, not {value!r}.")
+    return {"data": sizes[0] * sizes[2], "model": sizes[1]}
+
+
 def instance(name: str, value: Any, *kinds: type) -> None:
     """Whether a value is of one of some types."""
     if not isinstance(value, kinds):

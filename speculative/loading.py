@@ -9,6 +9,7 @@ from typing import Any
 
 import jax
 from absl import logging
+from jax.sharding import Mesh
 
 from speculative import checkpoints, checks, fingerprints, removed
 from speculative.backends import for_decoding, usual_dtype, usual_quantize
@@ -19,7 +20,7 @@ from speculative.decoding import Params
 from speculative.drafts import CopyDraft, MixedDraft, SuffixDraft, model_draft, named
 from speculative.drafts.base import require_grows
 from speculative.drafts.named import MODEL_FREE
-from speculative.models import SIZES, Config, model_of, random_params
+from speculative.models import SIZES, Config, model_of, random_params, sharding
 from speculative.models.reads import unpacked
 from speculative.pair import Pair
 from speculative.special_tokens import SpecialTokens
@@ -37,6 +38,8 @@ class Weights:
     name: str
     config: Config  # Its sizes, and the dtype in which it is loaded.
     checkpoint: Checkpoint | None = None  # Random weights have none.
+    on: Mesh | None = None  # Several devices, which have a part each, or all the `whole`.
+    whole: bool = False
 
     def vocabulary(self, file: str | None) -> Vocabulary:
         """The vocabulary that comes with it, or else that of a file; random weights need neither.
@@ -55,10 +58,17 @@ class Weights:
 
     def load(self, draft: bool = False) -> PyTree:
         """Its parameters in the layout for decoding; raises ValueError if a file is damaged."""
-        how = self.config.dtype, self.config.quantize
-        stored = self.checkpoint and self.checkpoint.load(*how)
-        params = random_params(self.config) if stored is None else stored
-        return for_decoding(params, draft, quantize=self.config.quantize)
+        config, given = self.config, (self.on, self.whole)
+        if self.checkpoint:
+            params = self.checkpoint.load(config.dtype, config.quantize, *given)
+        else:
+            params = random_params(config, self.on and sharding.placed(config, *given))
+        several = self.on is not None
+        how = {"quantize": config.quantize, "several": several}
+        params = for_decoding(params, draft and (self.whole or not several), **how)
+        if self.on is None:
+            return params
+        return jax.device_put(params, sharding.shardings(params, self.on, self.whole))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -71,6 +81,7 @@ class Resolved:
     free: str  # The name of the draft, or the part of it, that needs no model; may be empty.
     table: pathlib.Path | None  # The file that this reads, if it reads one.
     vocabulary: Vocabulary
+    mesh: str | None = None  # The devices that share the target.
 
     def require_trees(self, tree: int) -> None:
         """Raises ValueError where guesses are to be a tree and the draft guesses chains."""
@@ -84,10 +95,11 @@ class Resolved:
 
     @property
     def labels(self) -> dict[str, str]:
-        """What results say of the models: names, `dtype` and, if it is not none, `quantize`."""
+        """What results say of the models: names, `dtype`, and `quantize` and `mesh` if given."""
         config = self.target.config
         found = {"target": self.names[0], "draft": self.names[1], "dtype": config.dtype}
-        return found | ({"quantize": config.quantize} if config.quantize != "none" else {})
+        found |= {"quantize": config.quantize} if config.quantize != "none" else {}
+        return found | ({"mesh": self.mesh} if self.mesh else {})
 
     @property
     def fingerprints(self) -> dict[str, str]:
@@ -154,6 +166,8 @@ def resolve(
     random: bool = False,
     quantize: str | None = None,
     quantize_draft: str | None = None,
+    mesh: str | None = None,
+    draft_mesh: str | None = None,
     open_checkpoint: Callable[[str], Checkpoint] = checkpoints.open,
 ) -> Resolved:
     """Finds a target and a draft, opens each checkpoint once, and reads no tensor.
@@ -173,6 +187,9 @@ def resolve(
             output; it is then another model, whose distribution outputs have. "int8-activations"
             rounds the inputs of products too. "none", the default, does neither.
         quantize_draft: likewise of the draft, by default as `backends.usual_quantize` says.
+        mesh: the devices that share the target, as in ``data:2,model:4``, see `sharding.mesh`; by
+            default one device has it.
+        draft_mesh: likewise the draft, the same devices; by default each of them has all of it.
         open_checkpoint: a cached function shares checkpoints among pairs.
 
     Raises:
@@ -205,14 +222,16 @@ def resolve(
             or f"There is no draft {name!r}: it is neither a checkpoint nor one of "
             f"{', '.join([*checkpoints.SHIPPED, *MODEL_FREE])}, nor a table (FILE.npz)."
         )
-    big = _weights(target, random, dtype, quantize or "none", open_checkpoint)
+    on, whole = _mesh(mesh, draft_mesh)
+    big = _weights(target, random, dtype, quantize or "none", open_checkpoint, on)
     if big.checkpoint and big.checkpoint.note:
         _say_once(big.checkpoint.note)
     big.config.reads.require_none(target)
     draft = default_draft(target, random) if draft is None else draft
     name, free = named.parts(draft)
     how = dtype, quantize_draft or usual_quantize()
-    small = None if free and not name else _weights(name, random, *how, open_checkpoint)
+    how = *how, open_checkpoint, on, whole
+    small = None if free and not name else _weights(name, random, *how)
     _require_use(file, big, small)
     vocabulary = big.vocabulary(file)
     last = unpacked(small.config.reads.draft_vocabulary).max(initial=0) if small else 0
@@ -229,7 +248,7 @@ def resolve(
             vocabulary.require_room(small.config.vocab_size, small.name)
         else:
             vocabulary.require_equal(small.vocabulary(file))
-    return Resolved((target, draft), big, small, free, path, vocabulary)
+    return Resolved((target, draft), big, small, free, path, vocabulary, mesh)
 
 
 def load(
@@ -240,9 +259,11 @@ def load(
     random: bool = False,
     quantize: str | None = None,
     quantize_draft: str | None = None,
+    mesh: str | None = None,
+    draft_mesh: str | None = None,
 ) -> Pair:
     """Loads a target and its draft, by default the pair that ships; see `resolve`."""
-    how = vocabulary_file, random, quantize, quantize_draft
+    how = vocabulary_file, random, quantize, quantize_draft, mesh, draft_mesh
     return resolve(target, draft, dtype, *how).load()
 
 
@@ -262,13 +283,34 @@ def _weights(
     dtype: str | None = None,
     quantize: str = "none",
     open_checkpoint: Callable[[str], Checkpoint] = checkpoints.open,
+    on: Mesh | None = None,
+    whole: bool = False,
 ) -> Weights:
     if random and name not in SIZES:
         raise ValueError(f"Random weights are for the sizes {', '.join(SIZES)}, not for {name!r}.")
     checkpoint = None if random else open_checkpoint(name)
     config = checkpoint.config if checkpoint else SIZES[name]
     dtype = dtype or usual_dtype(checkpoint.dtype if checkpoint else "bfloat16")
-    return Weights(name, config.replace(dtype=dtype, quantize=quantize), checkpoint)
+    config = config.replace(dtype=dtype, quantize=quantize)
+    if on is not None and not whole:
+        config = sharding.padded(config, on.shape[sharding.MODEL])
+    return Weights(name, config, checkpoint, on, whole)
+
+
+def _mesh(mesh: str | None, draft_mesh: str | None) -> tuple[Mesh | None, bool]:
+    """The devices that share a target, and whether each of them has a whole draft."""
+    if mesh is None and draft_mesh is not None:
+        raise ValueError(f"draft_mesh is {draft_mesh!r}, but there is no mesh; give one (--mesh).")
+    if mesh is None:
+        return None, False
+    if draft_mesh not in (None, mesh):
+        raise ValueError(
+            f"draft_mesh must be {mesh!r}, as mesh is, or be left out, not {draft_mesh!r}."
+        )
+    on = sharding.mesh(mesh)
+    if jax.default_backend() == "cpu":
+        _say_once("On a mesh XLA multiplies, in place of this program's kernels for CPU.")
+    return on, draft_mesh is None
 
 
 @functools.cache

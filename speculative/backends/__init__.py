@@ -6,7 +6,7 @@ from speculative.backends.cpu import kernels
 from speculative.backends.cpu.prepacked import prepack
 from speculative.backends.options import compiler_options
 from speculative.backends.prepacked import PREPACKED, Prepacked, for_xla
-from speculative.backends.tpu import lay_out
+from speculative.backends.tpu import lay_out, together
 from speculative.backends.xla import (
     Attending,
     Cache,
@@ -22,17 +22,29 @@ from speculative.types import ROUNDED, PyTree
 
 
 def for_decoding(
-    params: PyTree, draft: bool = False, platform: str | None = None, quantize: str = "none"
+    params: PyTree,
+    draft: bool = False,
+    platform: str | None = None,
+    quantize: str = "none",
+    several: bool = False,
 ) -> PyTree:
     """Parameters as the platform, by default the present one, decodes with them fastest.
 
     Kernels, and tied logits', become int8 as `quantize` says, unless they are `Weight` already. A
-    draft's kernels are fused on TPU.
+    draft's kernels are fused on TPU. On `several` devices XLA multiplies, which our kernels for CPU
+    know nothing of.
     """
     platform = platform or jax.default_backend()
     if platform == "tpu":
-        return lay_out(params, draft, quantize)
-    return prepack(params, quantize) if platform == "cpu" else for_xla(params, quantize)
+        return lay_out(params, draft, quantize, tied=several and not draft)
+    if platform == "cpu" and not several:
+        return prepack(params, quantize)
+    return for_xla(params, quantize, tied=several)
+
+
+def heads_together(size: int, platform: str | None = None) -> int:
+    """How many heads of a size a platform keeps side by side, and one device must have."""
+    return together(size) if (platform or jax.default_backend()) == "tpu" else 1
 
 
 def usual_quantize(platform: str | None = None) -> str:
@@ -55,6 +67,6 @@ def usual_dtype(stored: str, platform: str | None = None) -> str:
 
 __all__ = [
     "PREPACKED", "Attending", "Cache", "Norm", "Prepacked", "Projection", "Weight", "Xla",
-    "compiler_options", "for_decoding", "look_up", "prepack", "quantized",
+    "compiler_options", "for_decoding", "heads_together", "look_up", "prepack", "quantized",
     "quantized_on_host", "usual_dtype", "usual_quantize",
 ]  # fmt: skip

@@ -67,9 +67,15 @@ def split(
     return Prepacked(rest, prepacked, backend)
 
 
-def for_xla(params: PyTree, quantize: str) -> PyTree:
-    """Parameters as XLA multiplies them: as they are stored, or in int8 as `quantize` says."""
-    return params if quantize == "none" else split(params, Xla(quantize == ROUNDED), quantize=True)
+def for_xla(params: PyTree, quantize: str, tied: bool = False) -> PyTree:
+    """Parameters as XLA multiplies them: as they are stored, or in int8 as `quantize` says.
+
+    Logits that are `tied` get a kernel of their own, which several devices can share.
+    """
+    in_int8 = quantize != "none"
+    if not (in_int8 or tied):
+        return params
+    return split(params, Xla(quantize == ROUNDED), tied=tied, quantize=in_int8)
 
 
 def _split(

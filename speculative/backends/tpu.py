@@ -28,6 +28,11 @@ MANY = 256
 """Rows of a product of a group's heads, with more of which the heads are taken apart."""
 
 
+def together(size: int) -> int:
+    """How many heads of a size fill the lanes of a register."""
+    return max(1, LANES // size)
+
+
 @dataclasses.dataclass(frozen=True)
 class Tpu(Xla):
     """Products of chunks that fill the rows of a tile: for models bound by reading weights."""
@@ -53,7 +58,7 @@ class Tpu(Xla):
 
         They fill the lanes of a register, which heads of 64 alone would leave half empty.
         """
-        each = max(1, LANES // size)
+        each = together(size)
         return heads // each if heads % each == 0 else heads
 
     def cache_shape(self, batch, heads, length, size) -> tuple[int, ...]:
@@ -136,14 +141,16 @@ def _side_by_side(x: Array) -> Array:
     return x.swapaxes(1, 2).reshape(x.shape[0], x.shape[2], -1)
 
 
-def lay_out(params: PyTree, draft: bool, quantize: str = "none") -> Prepacked:
+def lay_out(params: PyTree, draft: bool, quantize: str = "none", tied: bool = False) -> Prepacked:
     """Parameters for decoding on a TPU: what `backends.prepack` is on CPU.
 
     A draft's kernels that share their input become one. A large target would be slower so, and
-    its kernels are those given, not copies.
+    its kernels are those given, not copies. `tied` logits get a kernel of their own, which several
+    chips can share.
     """
     made, groups = (TpuDraft, FUSED) if draft else (Tpu, ())
-    found = split(params, made(quantize == ROUNDED), groups, quantize=quantize != "none")
+    in_int8 = quantize != "none"
+    found = split(params, made(quantize == ROUNDED), groups, tied=tied, quantize=in_int8)
 
     def widened(path: tuple[Any, ...], leaf: Array) -> Array:
         # Norms compute in float32; to widen a scale takes an operation of its own at each step.

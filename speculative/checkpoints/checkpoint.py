@@ -13,12 +13,13 @@ import jax
 import ml_dtypes
 import numpy as np
 from flax import traverse_util
+from jax.sharding import Mesh
 from safetensors.numpy import save_file
 
 from speculative import disk, fingerprints
 from speculative.backends import Weight, quantized_on_host
 from speculative.fingerprints import sha256
-from speculative.models import Config, abstract_params
+from speculative.models import Config, abstract_params, sharding
 from speculative.models.config import AXES
 from speculative.models.reads import packed, unpacked
 from speculative.special_tokens import SpecialTokens
@@ -33,13 +34,19 @@ LOGITS = "decoder/logits_dense/kernel"
 FLOATS = ("float32", "bfloat16", "float16", "float64")  # Those in which others write them.
 
 
+Part = tuple[slice, ...]
+"""Of an array: from where to where along each axis; no slices are all of it."""
+
+
 class Tensor(NamedTuple):
     """A tensor that is not read yet."""
 
     shape: tuple[int, ...]  # In T5X's orientation: kernels are [in, out].
     dtype: str  # As stored: one of `FLOATS`, or "int8".
-    read: Callable[[], np.ndarray]  # Returns the values, in a floating-point format.
-    quantized: Callable[[], Weight] | None = None  # Returns them as they are, where dtype is int8.
+    # Returns the values of a part, by default all, in a floating-point format.
+    read: Callable[..., np.ndarray]
+    # Likewise returns them as they are, where dtype is int8.
+    quantized: Callable[..., Weight] | None = None
 
 
 def read_settings(folder: str | pathlib.Path) -> dict[str, Any]:
@@ -170,11 +177,11 @@ class Checkpoint:
         files = {name: path for name, path in sorted(files.items()) if path.is_file()}
         return fingerprints.of_files(files, self.checksums.recorded, self.checksums.sha256)
 
-    def read(self, name: str) -> np.ndarray:
+    def read(self, name: str, part: Part = ()) -> np.ndarray:
         """A tensor's values; raises ValueError if they cannot be read or are not finite."""
         fault = f"has a tensor {name} that cannot be read"
         with disk.reading(self.location, fault), np.errstate(invalid="ignore", over="ignore"):
-            value = self.tensors[name].read()
+            value = self.tensors[name].read(part)
             if value.dtype == np.float64:  # Nothing computes in it, and not all of it is finite.
                 value = value.astype(np.float32)
             # The sum of finite values hardly ever overflows, and needs no array of flags.
@@ -184,13 +191,18 @@ class Checkpoint:
                 )
         return value
 
-    def quantized(self, name: str) -> Weight:
+    def quantized(self, name: str, part: Part = ()) -> Weight:
         """A kernel's or an embedding's values in int8, in NumPy; errors as of `read`."""
         stored = self.tensors[name].quantized
         if stored is None:
-            return quantized_on_host(self.read(name), AXES[name.rpartition("/")[2]])
+            axis, shape = AXES[name.rpartition("/")[2]], self.tensors[name].shape
+            if not part or part[axis] == slice(0, shape[axis]):
+                return quantized_on_host(self.read(name, part), axis)
+            # Scales are of all of an output's inputs.
+            values, scales = quantized_on_host(self.read(name), axis)
+            return Weight(values[part], scales[part[1 - axis]])
         with disk.reading(self.location, f"has a tensor {name} that cannot be read"):
-            weight = stored()
+            weight = stored(part)
             if not np.isfinite(weight.scales).all():
                 raise ValueError(
                     f"Tensor {name} of {self.location} holds values that are not finite."
@@ -202,22 +214,72 @@ class Checkpoint:
         values = {name: self.read(name).astype(np.float32) for name in self.tensors}
         return traverse_util.unflatten_dict(values, sep="/")
 
-    def load(self, dtype: str, quantize: str = "none") -> PyTree:
+    def load(
+        self, dtype: str, quantize: str = "none", on: Mesh | None = None, whole: bool = False
+    ) -> PyTree:
         """All parameters on JAX's device as T5X's tree, in the number format `dtype`.
 
-        Those of `Config.in_int8` are `Weight` where `quantize` is not none. The host's memory holds
-        one tensor at a time, which is cast before it leaves the host.
+        Those of `Config.in_int8` are `Weight` where `quantize` is not none. On a mesh every device
+        gets its part alone, of the model that is `sharding.padded`, or the `whole`; a process reads
+        what its own devices get. The host's memory holds one tensor, or one device's part of it,
+        which is cast before it leaves the host.
         """
-        config = self.config.replace(quantize=quantize)
-
-        def loaded(name: str) -> PyTree:
-            in_int8 = config.in_int8(name)
-            value = self.quantized(name) if in_int8 else self.read(name).astype(DTYPES[dtype])
-            # A copy: on CPU a view would keep the host's array, and the file it is of, in memory.
-            return jax.block_until_ready(jax.device_put(value, may_alias=False))
-
-        values = {name: loaded(name) for name in self.tensors}
+        config = self.config.replace(dtype=dtype, quantize=quantize)
+        if on is not None and not whole:
+            config = sharding.padded(config, on.shape[sharding.MODEL])
+        placed = by_name(sharding.placed(config, on, whole))
+        values = {name: self._loaded(name, config, placed[name]) for name in self.tensors}
         return traverse_util.unflatten_dict(values, sep="/")
+
+    def _loaded(self, name: str, config: Config, placed: Any) -> PyTree:
+        """An array or a `Weight` of a shape, and where its sharding says, if it has one."""
+        kernel = placed.values if isinstance(placed, Weight) else placed
+        parts: list[tuple[Any, tuple[slice, ...]]] = [(None, ())]  # By device.
+        if kernel.sharding is not None:
+            parts = [*kernel.sharding.addressable_devices_indices_map(kernel.shape).items()]
+        arrays, read = [], dict[str, PyTree]()
+        for device, index in parts:
+            if (key := str(index)) not in read:
+                read = {key: self._part(name, config, kernel.shape, index)}
+            # A copy: on CPU a view would keep the host's array, and the file it is of, in memory.
+            made = jax.device_put(read[key], device, may_alias=False)
+            arrays.append(jax.block_until_ready(made))
+        if kernel.sharding is None:
+            return arrays[0]
+        return jax.tree.map(
+            lambda one, *of_devices: jax.make_array_from_single_device_arrays(
+                one.shape, one.sharding, [*of_devices]
+            ),
+            placed, *arrays,
+        )  # fmt: skip
+
+    def _part(self, name: str, config: Config, shape: tuple[int, ...], index: Part) -> PyTree:
+        """What NumPy's `index` takes of a tensor that zeros fill up to a shape; none takes all."""
+        stored, in_int8 = self.tensors[name].shape, config.in_int8(name)
+        ends = [one.indices(size)[:2] for one, size in zip(index, shape, strict=False)]
+        kept = [
+            (min(low, size), min(high, size))
+            for (low, high), size in zip(ends, stored, strict=False)
+        ]
+        # Of a part beyond the tensor's end a number is read, for the scales of other axes.
+        part = tuple(slice(low, high) if low < high else slice(0, 1) for low, high in kept)
+        part = () if part == tuple(slice(0, size) for size in stored) else part
+        kind = DTYPES[config.dtype]
+        value = self.quantized(name, part) if in_int8 else self.read(name, part).astype(kind)
+
+        def filled(x: np.ndarray, axes: Sequence[int]) -> np.ndarray:
+            sizes = [(kept[axis][1] - kept[axis][0], np.diff(ends[axis])[0]) for axis in axes]
+            if all(here == size for here, size in sizes):
+                return x
+            x = x[tuple(slice(here) for here, _ in sizes)]
+            return np.pad(x, [(0, size - here) for here, size in sizes])
+
+        if not index:
+            return value
+        if not isinstance(value, Weight):
+            return filled(value, range(len(index)))
+        outputs = 1 - AXES[name.rpartition("/")[2]]
+        return Weight(filled(value.values, (0, 1)), filled(value.scales, (outputs,)))
 
     def open_vocabulary(self) -> Vocabulary | None:
         """The vocabulary, if there is one; raises ValueError if its file is altered or damaged."""
@@ -253,7 +315,7 @@ def narrowed(checkpoint: Checkpoint, tokens: Sequence[int] | np.ndarray) -> Chec
     columns, whole = np.searchsorted(guessed, wanted), checkpoint.tensors[LOGITS]
     part = whole._replace(
         shape=(whole.shape[0], len(columns)),
-        read=lambda: whole.read()[:, columns],
+        read=lambda part=(): whole.read()[:, columns][part],
         quantized=None,
     )
     tensors = {**checkpoint.tensors, LOGITS: part}
@@ -263,7 +325,7 @@ def narrowed(checkpoint: Checkpoint, tokens: Sequence[int] | np.ndarray) -> Chec
 def in_memory(location: str, config: Config, params: PyTree) -> Checkpoint:
     """A checkpoint of parameters that are in memory already."""
     tensors = {
-        name: Tensor(x.shape, str(x.dtype), functools.partial(np.asarray, x))
+        name: Tensor(x.shape, str(x.dtype), lambda part=(), x=x: np.asarray(x)[part])
         for name, x in by_name(params).items()
     }
     return Checkpoint(location, "native", config, tensors)

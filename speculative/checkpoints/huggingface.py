@@ -18,6 +18,7 @@ from speculative.checkpoints.checkpoint import (
     CONFIG,
     DTYPES,
     Checkpoint,
+    Part,
     Tensor,
     plain,
     read_settings,
@@ -154,9 +155,13 @@ def _parts(described: str, tensor: Tensor, stored: Stored) -> Iterator[tuple[str
             raise ValueError(f"Tensor {described} is {shape}, which is not {parts} side by side.")
         shape = (*shape[:-1], shape[-1] // parts)
 
-    def read(part: int) -> np.ndarray:
-        value = tensor.read()
-        return np.split(value.T if stored.transposed else value, parts, axis=-1)[part]
+    def read(number: int, part: Part = ()) -> np.ndarray:
+        if parts > 1:  # Of their columns, those of this part.
+            *rows, columns = part or tuple(slice(0, size) for size in shape)
+            first = number * shape[-1]
+            part = *rows, slice(first + columns.start, first + columns.stop)
+        value = tensor.read(part[::-1] if stored.transposed else part)
+        return value.T if stored.transposed else value
 
     for i, name in enumerate(stored.parts):
         yield name, Tensor(shape, tensor.dtype, functools.partial(read, i))
@@ -223,7 +228,8 @@ def _read_bin(path: pathlib.Path) -> Tensors:
 
     def tensor(value: Any) -> Tensor:
         dtype = str(value.dtype).removeprefix("torch.")
-        return Tensor(tuple(value.shape), dtype, lambda: value.float().numpy())
+        read = lambda part=(): value[part].float().numpy()  # noqa: E731
+        return Tensor(tuple(value.shape), dtype, read)
 
     with reading(path, "holds other things than tensors"):
         return {name: tensor(value) for name, value in stored.items()}

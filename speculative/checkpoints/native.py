@@ -22,6 +22,7 @@ from speculative.checkpoints.checkpoint import (
     Checkpoint,
     Checksums,
     MadeFor,
+    Part,
     Tensor,
     in_memory,
     plain,
@@ -210,16 +211,20 @@ def _tensors(
                 f"Tensor {name + SCALE} of {folder} is {scale.shape}, which are no scales for "
                 f"{tensor.shape}."
             )
-        whole = functools.partial(_quantized, tensor, scale)
-        return tensor._replace(
-            read=lambda: tensor.read().astype(np.float32) * scale.read(), quantized=whole
-        )
+
+        def of_scale(part: Part) -> Part:
+            return tuple(slice(None) if i == axis else one for i, one in enumerate(part))
+
+        def read(part: Part = ()) -> np.ndarray:
+            return tensor.read(part).astype(np.float32) * scale.read(of_scale(part))
+
+        def whole(part: Part = ()) -> Weight:
+            scales = scale.read(of_scale(part)).astype(np.float32)
+            return Weight(tensor.read(part), scales.reshape(-1))
+
+        return tensor._replace(read=read, quantized=whole)
 
     return {name: dequantized(name) for name in stored if not name.endswith(SCALE)}
-
-
-def _quantized(tensor: Tensor, scale: Tensor) -> Weight:
-    return Weight(tensor.read(), scale.read().astype(np.float32).reshape(-1))
 
 
 def read_safetensors(
@@ -230,11 +235,11 @@ def read_safetensors(
     Raises ValueError if the file is damaged.
     """
 
-    def read(name: str) -> np.ndarray:
+    def read(name: str, part: Part = ()) -> np.ndarray:
         verify()
         # The file is opened for each tensor: the pages read of an open file stay in memory.
         with reading(path), safe_open(path, framework="numpy") as file:
-            return file.get_tensor(name)
+            return file.get_slice(name)[part] if part else file.get_tensor(name)
 
     tensors = {}
     with reading(path, "is no safetensors file, or is cut off"):

@@ -116,7 +116,7 @@ def _tensors(folder: str | pathlib.Path, path: tuple[str, ...], leaf: Any) -> di
         value = np.asarray(leaf)
         shape, dtype, read = value.shape, str(value.dtype), value.__getitem__
     if path[1:2] not in (("layers",), path[:1]):  # The latter as in `encoder/encoder/mlp/…`.
-        return {name: Tensor(shape, dtype, functools.partial(read, ...))}
+        return {name: Tensor(shape, dtype, lambda part=(): read(part or ...))}
     if shape[1] > MOST_LAYERS:
         raise ValueError(f"{folder}/{INDEX} has {shape[1]} layers; at most {MOST_LAYERS} are read.")
     parts = ["relative_posemb" if part == "relpos_bias" else part for part in path[2:]]
@@ -126,7 +126,7 @@ def _tensors(folder: str | pathlib.Path, path: tuple[str, ...], leaf: Any) -> di
         layer = (a * b, c) if "out" in parts else (a, b * c)
     return {
         "/".join((path[0], f"layers_{i}", *parts)): Tensor(
-            layer, dtype, lambda i=i: read(np.s_[:, i]).reshape(layer)
+            layer, dtype, lambda part=(), i=i: read(np.s_[:, i]).reshape(layer)[part]
         )
         for i in range(shape[1])
     }
@@ -149,13 +149,13 @@ def _read_zarr(
         chunks = array.chunk_layout.read_chunk.shape or shape
         if any((chunk or 0) > size for chunk, size in zip(chunks, shape, strict=True)):
             raise ValueError(f"its chunks of {chunks} are larger than itself, {shape}")
-        chosen = array[index]
+        chosen = array[index][tensorstore.d[:].translate_to[0]]
         # A quarter at a time: decompressing takes several times the memory of its result.
-        chunk = chunks[0] or shape[0]
-        rows = -(-shape[0] // (4 * chunk)) * chunk
+        chunk, length = chunks[0] or shape[0], chosen.shape[0]
+        rows = -(-length // (4 * chunk)) * chunk
         value = np.empty(chosen.shape, chosen.dtype.numpy_dtype)
-        for first in range(0, shape[0], rows):
-            part = slice(first, min(first + rows, shape[0]))
+        for first in range(0, length, rows):
+            part = slice(first, min(first + rows, length))
             value[part] = _answer(chosen[part].read(), folder, WAIT_FOR_VALUES)
         return value
 

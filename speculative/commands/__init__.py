@@ -54,6 +54,15 @@ def nodes(text: str) -> int | str:
     raise argparse.ArgumentTypeError(said)
 
 
+def mesh(text: str) -> str:
+    """The type of the axes of a mesh: a text like ``data:2,model:4``."""
+    try:
+        checks.mesh("", text)
+    except checks.SettingError as error:
+        raise argparse.ArgumentTypeError(str(error).strip().rstrip(".")) from None
+    return text
+
+
 OPTIONS = {
     "--target": "checkpoint folder or name (debian_target)",
     "--draft": "checkpoint folder or name; uniform, unigram, bigram, trigram, copy or suffix; a "
@@ -65,6 +74,9 @@ OPTIONS = {
     "--quantize": "hold the target's kernels in int8, which then is the target, and with "
     "int8-activations round inputs of products too (none)",
     "--quantize_draft": "likewise the draft's (on a CPU int8-activations, elsewhere none)",
+    "--mesh AXES": "devices that share the target: model:4 has a quarter of each kernel on each of "
+    "four, data:2,model:4 also half of each batch (one device)",
+    "--draft_mesh AXES": "likewise the draft, by the same devices (each has all of it)",
     "--task NAME": "the task whose prefix, metric and texts are taken",
     "--data_file [TASK=]FILE": "texts of a task: .tsv, .jsonl, .txt, two parallel files with a "
     "comma between, or tfds:NAME",
@@ -103,6 +115,7 @@ OPTIONS = {
 KINDS: dict[str, Any] = {
     "--dtype": ("float32", "bfloat16"),
     **dict.fromkeys(("--quantize", "--quantize_draft"), ("none", "int8", "int8-activations")),
+    **dict.fromkeys(("--mesh", "--draft_mesh"), mesh),
     "--gamma": whole(1, checks.MAX_GAMMA),
     "--tree": nodes,
     "--top_k": int,

@@ -45,7 +45,7 @@ def _add_audit(parser: argparse.ArgumentParser) -> None:
         "if known, logprobs",
         required=True,
     )
-    add_options(parser, "--target", "--vocabulary", "--dtype", "--quantize")
+    add_options(parser, "--target", "--vocabulary", "--dtype", "--quantize", "--mesh")
     add_options(parser, *rows.SAMPLING, **SETTINGS | {"temperature": 1.0})
     add_options(parser, "--max_length", "--seed")
     _add_verdict(parser)
@@ -68,7 +68,7 @@ def _audit(options: argparse.Namespace) -> int:
     own = loading.DRAFTS.get(options.target, "uniform")
     draft = own if options.draft is None else options.draft
     models = options.target, draft, options.dtype, options.vocabulary
-    found = loading.resolve(*models, quantize=options.quantize)
+    found = loading.resolve(*models, quantize=options.quantize, mesh=options.mesh)
     vocabulary, decoder_only = found.vocabulary, loading.model_of(found.target.config).decoder_only
     asked = options.gamma, options.max_length, vocabulary.eos_ids
     config = Decoding(vocabulary.size, sampling, *asked)

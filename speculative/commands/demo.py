@@ -80,7 +80,8 @@ def _first(pair: Pair, config: RowConfig) -> PromptTrace:
 def show(measured: Sequence[Record], traced: Sequence[PromptTrace], console: Console) -> None:
     """Prints where the rows were measured, a trace and the tables of each, and what is equal."""
     for name in tables.ENVIRONMENT:
-        console.print(f"{name}: {getattr(measured[0], name)}", markup=False)
+        if (value := getattr(measured[0], name)) is not None:
+            console.print(f"{name}: {value}", markup=False)
     for record, trace in zip(measured, traced, strict=True):
         console.print(
             f"\n{record.task}, T = {record.temperature:g}, γ = {record.gamma}: "

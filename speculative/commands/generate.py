@@ -172,7 +172,8 @@ def _resolved(options: argparse.Namespace, begun: Sequence[Asked]) -> "Resolved"
     from speculative.rows import memory
 
     models = options.target, options.draft, options.dtype, options.vocabulary
-    held = {"quantize": options.quantize, "quantize_draft": options.quantize_draft}
+    names = "quantize", "quantize_draft", "mesh", "draft_mesh"
+    held = {name: getattr(options, name) for name in names}
     found = resolve(*models, **held)
     found.require_trees(options.tree)
     if options.batch_size > 1:

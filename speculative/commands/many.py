@@ -89,8 +89,9 @@ class Results:
         for name in SHOWN:
             if line.get(name, SETTINGS[name]) != getattr(asked.settings, name):
                 raise ValueError(f"it was written with another --{name}.")
-        if line.get("quantize", "none") != self.of_pair.get("quantize", "none"):
-            raise ValueError("it was written with another --quantize.")
+        for name, usual in ("quantize", "none"), ("mesh", None):
+            if line.get(name, usual) != self.of_pair.get(name, usual):
+                raise ValueError(f"it was written with another --{name}.")
         if line["prompt"] != asked.text:
             raise ValueError(f"its prompt is not prompt {place[0] + 1}.")
         if other := fingerprints.changed(line.get("fingerprints", {}), self.made_with):

@@ -18,7 +18,7 @@ SHIPPED_ROW = "configs/runs/table2.gin:debian_ende_t0"
 TASKS = {"debian_target": "debian_ende", "debian_lm": "debian_lm"}  # Of the shipped targets.
 OWN = "own"  # The task of texts of the user's.
 
-MODELS = ("--vocabulary", "--dtype", "--quantize", "--quantize_draft")
+MODELS = ("--vocabulary", "--dtype", "--quantize", "--quantize_draft", "--mesh", "--draft_mesh")
 TEXTS = ("--task", "--prefix", "--metric", "--columns")
 SAMPLING = ("--temperature", "--top_k", "--top_p", "--min_p")
 DECODING = ("--gamma", *SAMPLING, "--verification", "--tree", "--lenience")

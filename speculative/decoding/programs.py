@@ -11,9 +11,11 @@ from typing import Any, ClassVar, Generic, ParamSpec, TypeVar
 
 import jax
 import numpy as np
+from jax.sharding import Mesh
 
 from speculative.backends import compiler_options
 from speculative.backends.options import LARGE, WIDE
+from speculative.models import sharding
 from speculative.types import PyTree
 
 P = ParamSpec("P")
@@ -58,12 +60,24 @@ def _options(models: Any, params: PyTree, *_: Any, device: Any = None) -> dict[s
     return dict(compiler_options(reads_ahead, wide, device))
 
 
+def _lying(function: Callable[..., T], on: Mesh, spread: bool) -> Callable[..., T]:
+    """The function, with results that lie on a mesh as `sharding.shardings` says."""
+
+    def own(*given: Any) -> T:
+        found = function(*given)
+        where = sharding.shardings(found, on, draft=spread)
+        return jax.lax.with_sharding_constraint(found, where)
+
+    return own
+
+
 class Program(Generic[P, T]):
     """A jitted function whose first arguments are a pair's models, a static one, and parameters.
 
     It is `jax.jit` of the function but for the compiler's options, which are those of
-    `backends.compiler_options`, and in that it forgets: of all that was compiled for other models,
-    settings and shapes, the `KEPT` programs last used are kept.
+    `backends.compiler_options`; in that on several devices results lie as `sharding.shardings` says
+    of their names; and in that it forgets: of all that was compiled for other models, settings and
+    shapes, the `KEPT` programs last used are kept.
     """
 
     # Costs are timed in turns with up to 19 programs (`tune`); batches with two of each size, and
@@ -88,11 +102,16 @@ class Program(Generic[P, T]):
         models, end = given[0], len(given) - self._static
         # Parameters are as large as their model says.
         leaves, tree = jax.tree.flatten(given[2:end])
-        key = self, device, models, tree, tuple(map(np.shape, leaves)), tuple(given[end:])
+        on, spread = sharding.mesh_of(given[1]), False
+        if on and models.draft is not None:
+            spread = sharding.spread(given[1].draft)
+        shapes = tuple(map(np.shape, leaves))
+        key = self, device, models, on, spread, tree, shapes, tuple(given[end:])
         with self._lock:
             if (jitted := self._kept.pop(key, None)) is None:
                 # A function of its own, or JAX would keep what it traced for as long as this one.
-                own = functools.wraps(self._function)(functools.partial(self._function))
+                function = _lying(self._function, on, spread) if on else self._function
+                own = functools.wraps(self._function)(functools.partial(function))
                 jitted = jax.jit(
                     own,
                     static_argnums=(0, *range(end, len(given))),

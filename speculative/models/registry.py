@@ -74,22 +74,25 @@ def abstract_params(config: Config) -> PyTree:
     return params
 
 
-def random_params(config: Config) -> PyTree:
+def random_params(config: Config, placed: PyTree = None) -> PyTree:
     """Random parameters in the configuration's dtype, a tensor at a time, as large as they come.
 
-    Those of `Config.in_int8` are `Weight`.
+    Those of `Config.in_int8` are `Weight`. `placed`, of `sharding.placed`, says how they lie on
+    several devices, each of which makes its own part.
     They keep activations about 1, as trained ones do; a model's `init` is for training.
     """
     leaves, tree = jax.tree_util.tree_flatten_with_path(abstract_params(config))
     keys, made = jax.random.split(jax.random.key(0), len(leaves)), []
-    for key, (path, leaf) in zip(keys, leaves, strict=True):
+    where = [None] * len(leaves) if placed is None else tree.flatten_up_to(placed)
+    for key, (path, leaf), on in zip(keys, leaves, where, strict=True):
         name = jax.tree_util.keystr(path, simple=True, separator="/")
         axis = AXES[name.rpartition("/")[2]] if config.in_int8(name) else None
-        made.append(_random(key, leaf.shape, config.dtype, axis))
+        there = jax.tree.map(lambda one: one.sharding, on)
+        random = jax.jit(_random, static_argnums=(1, 2, 3), out_shardings=there)
+        made.append(random(key, leaf.shape, config.dtype, axis))
     return jax.tree.unflatten(tree, made)
 
 
-@functools.partial(jax.jit, static_argnums=(1, 2, 3))
 def _random(key: Array, shape: tuple[int, ...], dtype: str, axis: int | None) -> Array | Weight:
     """A tensor, quantized where an axis of its inputs is given."""
     if len(shape) == 1:

@@ -197,8 +197,8 @@ EXACTNESS = (  # Of rows whose greedy outputs were compared.
 )
 
 # Fields of a record that tell where and with what it was measured.
-ENVIRONMENT = ("target", "draft", "device", "dtype", "quantize", "jax_version", "commit", "seed")
-ENVIRONMENT += ("started_at",)
+ENVIRONMENT = ("target", "draft", "device", "mesh", "dtype", "quantize", "jax_version", "commit")
+ENVIRONMENT += ("seed", "started_at")
 SIMULATED = "simulated acceptance: only the times are real, outputs mean nothing"
 
 

@@ -49,6 +49,10 @@ class RowConfig:
     # How kernels of target and draft are held, one of `types.QUANTIZE`; None likewise.
     quantize: str | None = None
     quantize_draft: str | None = None
+    # Devices that share the target, as in "model:4", and the draft; None is one device, and a whole
+    # draft on each of them.
+    mesh: str | None = None
+    draft_mesh: str | None = None
     max_length: int = 128  # Tokens at which an output is cut.
     num_examples: int | None = None  # Examples measured; None is all there are.
     alpha_tokens: int = 10_000  # Of the target's own text, on which alpha is measured (4.2).
@@ -88,7 +92,14 @@ class RowConfig:
             if value not in (None, *known):
                 words = ", ".join(known)
                 raise ValueError(f"RowConfig.{name} must be one of {words}, not {value!r}.")
+        if self.draft_mesh not in (None, self.mesh):
+            raise ValueError(
+                f"RowConfig.draft_mesh must be None, or {self.mesh!r} as RowConfig.mesh is, not "
+                f"{self.draft_mesh!r}."
+            )
         try:
+            if self.mesh is not None:
+                checks.mesh("mesh", self.mesh)
             if self.tree:
                 self.rule.require_trees(self.sampling)
                 _ = Growth(self.tree, self.gamma) if self.gamma else None

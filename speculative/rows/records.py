@@ -81,6 +81,7 @@ class Record:
     verification: str = "token"
     tree: int = 0
     quantize: str = "none"
+    mesh: str | None = None
     nodes: float | None = None
     tokens_per_call_low: float | None = None
     tokens_per_call_high: float | None = None

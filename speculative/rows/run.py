@@ -236,6 +236,7 @@ def _record(
         num_examples=count,
         dtype=pair.target.config.dtype,
         quantize=pair.target.config.quantize,
+        mesh=config.mesh,
         num_tokens=int(tokens[1].sum()),
         num_target_calls=int(calls.sum()),
         nodes=sum(one.draft_tokens for one in examples) / calls.sum() if config.tree else None,

@@ -33,6 +33,7 @@ class Loader:
         random, names = config.checkpoints == RANDOM, (config.target, config.draft)
         target, draft = names if random else (find(config, name, self._open) for name in names)
         how = config.dtype, config.vocabulary, random, config.quantize, config.quantize_draft
+        how = *how, config.mesh, config.draft_mesh
         found = self._resolve(target, draft, *how)
         found.require_trees(config.tree)
         return found

@@ -102,11 +102,11 @@ def test_numbers_that_are_none(storage: Any, wrong: float, tmp_path: pathlib.Pat
     stored = tensor.quantized and tensor.quantized()
     damaged = tensor.read()
     damaged[0, 1] = wrong
-    more: dict[str, Any] = {"read": lambda: damaged}
+    more: dict[str, Any] = {"read": lambda part: damaged}
     if stored:
         scales = stored.scales.copy()
         scales[1] = wrong
-        more["quantized"] = lambda: Weight(stored.values, scales)
+        more["quantized"] = lambda part: Weight(stored.values, scales)
     tensors[name] = tensor._replace(**more)
     where = re.escape(f"Tensor {name} of {tmp_path / 'made'} holds values that are not finite")
     broken = Checkpoint(opened.location, "native", saved.TARGET, tensors)

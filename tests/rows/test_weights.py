@@ -51,11 +51,11 @@ class Counted:
             self.opened[pathlib.Path(place).name] += 1
             return before["open"](place)
 
-        def loads(checkpoint: Checkpoint, dtype: str, quantize: str) -> Any:
+        def loads(checkpoint: Checkpoint, *how: Any) -> Any:
             gc.collect()
             there = sum(ref() is not None for ref in self._targets.values())
             self.loaded.append((pathlib.Path(checkpoint.location).name, there))
-            return before["load"](checkpoint, dtype, quantize)
+            return before["load"](checkpoint, *how)
 
         def measures(pair: Pair, config: RowConfig, *_: Any) -> Any:
             leaf = jax.tree.leaves(pair.params.target)[0]

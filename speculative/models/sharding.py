@@ -1,0 +1,187 @@
+"""Models on several devices: which axes of parameters and states lie along which axis of a mesh.
+
+The words for axes are T5X's. JAX's partitioner does the rest: it derives from the shardings of
+parameters and states what each device computes, and which sums they exchange.
+"""
+
+import contextlib
+import math
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import jax
+import numpy as np
+from jax.experimental import mesh_utils
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+from speculative import checks
+from speculative.backends import Weight, heads_together
+from speculative.models.config import AXES as INPUTS
+from speculative.models.config import Config
+from speculative.models.registry import abstract_params
+from speculative.types import PyTree
+
+DATA, MODEL = "data", "model"
+
+ALONG: Mapping[str, str] = {
+    "batch": DATA,
+    "heads": MODEL,
+    "joined_kv": MODEL,
+    "mlp": MODEL,
+    "vocab": MODEL,
+}
+"""The mesh axis of a logical axis; the others are whole on every device."""
+
+AXES: Mapping[str, tuple[str, ...]] = {
+    # Rows are looked up on every device; XLA would gather a table that is spread by tokens.
+    r"(token|position)_embedder/embedding": ("tokens", "embed"),
+    r"(query|key|value)/kernel": ("embed", "joined_kv"),
+    r"(query|key|value)/bias": ("joined_kv",),
+    r"out/kernel": ("joined_kv", "embed"),
+    r"(wi|wi_0|wi_1)/kernel": ("embed", "mlp"),
+    r"(wi|wi_0|wi_1)/bias": ("mlp",),
+    r"wo/kernel": ("mlp", "embed"),
+    r"logits_dense/kernel": ("embed", "vocab"),
+    r"prepacked/logits": ("embed", "vocab"),  # Tied ones, beside the embedding.
+    r"rel_embedding": ("heads", "relpos_buckets"),
+    # What a model remembers of texts (`stack.DecoderState`), and says of them.
+    r"(keys|values|cross/\d+)/\d+": ("batch", "heads", "length", "kv"),
+    r"logits": ("batch", "length", "vocab"),
+}
+"""Logical axes by the end of a name, of parameters as stored or laid out, and of states."""
+
+_AXES = [(re.compile(f"(^|.*/){end}"), axes) for end, axes in AXES.items()]
+
+
+def mesh(text: str, devices: Sequence[Any] | None = None) -> Mesh:
+    """The mesh that a text like ``data:2,model:4`` names, of the first devices of all hosts.
+
+    ValueError if the text names other axes, or more devices than there are.
+    """
+    sizes, there = checks.mesh("mesh", text), jax.devices() if devices is None else devices
+    shape, count = (sizes[DATA], sizes[MODEL]), sizes[DATA] * sizes[MODEL]
+    if count > len(there):
+        more = ""
+        if there[0].platform == "cpu":
+            more = f" (XLA_FLAGS=--xla_force_host_platform_device_count={count} makes a CPU many)"
+        raise ValueError(
+            f"The mesh {text} needs {count} devices, and there are {len(there)}; take a smaller "
+            f"mesh or more devices{more}."
+        )
+    chosen = np.array(there[:count])  # As they are numbered.
+    with contextlib.suppress(NotImplementedError, ValueError, AssertionError):
+        # Neighbours on a mesh are neighbours on the chips' links, where that is possible.
+        chosen = mesh_utils.create_device_mesh(shape, there[:count], allow_split_physical_axes=True)
+    return Mesh(chosen.reshape(shape), (DATA, MODEL))
+
+
+def padded(config: Config, shards: int, platform: str | None = None) -> Config:
+    """A configuration of the same model whose heads, features and vocabulary so many devices share.
+
+    What is added is zero, at the end of an axis, and changes nothing: a head without queries, keys,
+    values and outputs, a feature that no output reads, a token beyond the vocabulary.
+    """
+
+    def whole(size: int, multiple: int = shards) -> int:
+        return -(-size // multiple) * multiple
+
+    if shards == 1:
+        return config
+    heads = whole(config.num_heads, shards * heads_together(config.head_dim, platform))
+    changes = {"num_heads": heads, "mlp_dim": whole(config.mlp_dim)}
+    if config.num_kv_heads:
+        changes["num_kv_heads"] = heads
+    if not config.reads.draft_vocabulary:
+        changes["vocab_size"] = whole(config.vocab_size)
+    return config.replace(**changes)
+
+
+def spec(name: str, shape: Sequence[int], on: Mesh) -> PartitionSpec:
+    """How an array of this name lies on a mesh; axes that its devices cannot share stay whole."""
+    # Numbers in int8 lie as their kernel does, and scales as its outputs.
+    found = re.fullmatch(r"(.*)/(values|scales)", name)
+    known = _named(name) or (found and _named(found[1])) or ()
+    if found and found[2] == "scales":
+        known = known[-1:]
+    along = [ALONG.get(axis) for axis in known]
+    if len(known) != len(shape):
+        return PartitionSpec()
+    fits = [
+        axis if axis and size % on.shape[axis] == 0 else None
+        for axis, size in zip(along, shape, strict=True)
+    ]
+    return PartitionSpec(*fits)
+
+
+def _named(name: str) -> tuple[str, ...] | None:
+    return next((axes for end, axes in _AXES if end.fullmatch(name)), None)
+
+
+def shardings(tree: PyTree, on: Mesh, whole: bool = False, draft: bool = False) -> PyTree:
+    """How the arrays of parameters, a state or a result lie on a mesh, by their names.
+
+    Every device has the `whole` of all, or, unless the `draft` is spread, of what is the draft's.
+    """
+
+    def of(path: tuple[Any, ...], leaf: Any) -> NamedSharding:
+        name = jax.tree_util.keystr(path, simple=True, separator="/")
+        same = whole or (not draft and "draft" in name.split("/"))
+        return NamedSharding(on, PartitionSpec() if same else spec(name, leaf.shape, on))
+
+    return jax.tree_util.tree_map_with_path(of, tree)
+
+
+def placed(config: Config, on: Mesh | None, whole: bool = False) -> PyTree:
+    """Shapes of a configuration's parameters as they are read, and how they lie on a mesh.
+
+    Those of `Config.in_int8` are `Weight`. On every device there is its part alone, or the `whole`.
+    """
+
+    def of(path: tuple[Any, ...], leaf: Any) -> Any:
+        name = jax.tree_util.keystr(path, simple=True, separator="/")
+        if not config.in_int8(name):
+            return jax.ShapeDtypeStruct(leaf.shape, config.dtype)
+        outputs = leaf.shape[1 - INPUTS[name.rpartition("/")[2]]]
+        values = jax.ShapeDtypeStruct(leaf.shape, np.int8)
+        return Weight(values, jax.ShapeDtypeStruct((outputs,), np.float32))
+
+    shapes = jax.tree_util.tree_map_with_path(of, abstract_params(config))
+    return shapes if on is None else at(shapes, on, whole)
+
+
+def at(shapes: PyTree, on: Mesh, whole: bool = False) -> PyTree:
+    """Shapes of parameters or a state, and how they lie on a mesh."""
+    return jax.tree.map(
+        lambda leaf, where: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=where),
+        shapes, shardings(shapes, on, whole),
+    )  # fmt: skip
+
+
+def mesh_of(params: PyTree) -> Mesh | None:
+    """The mesh of several devices on which parameters lie, or are to lie; None without one."""
+    for leaf in jax.tree.leaves(params):
+        on = getattr(leaf, "sharding", None)
+        if isinstance(on, NamedSharding) and on.mesh.size > 1:
+            return on.mesh  # pyright: ignore[reportReturnType]
+    return None
+
+
+def spread(params: PyTree) -> bool:
+    """Whether some of the parameters differ from device to device."""
+    return any(
+        isinstance(on := getattr(leaf, "sharding", None), NamedSharding)
+        and not on.is_fully_replicated
+        for leaf in jax.tree.leaves(params)
+    )
+
+
+def bytes_a_device(tree: PyTree) -> int:
+    """The bytes that each device holds of arrays, or of shapes with shardings."""
+
+    def size(leaf: Any) -> int:
+        on = getattr(leaf, "sharding", None)
+        shape = on.shard_shape(leaf.shape) if on else leaf.shape
+        return math.prod(shape) * leaf.dtype.itemsize
+
+    return sum(map(size, jax.tree.leaves(tree)))
