@@ -48,6 +48,12 @@ def mesh(name: str, value: Any) -> dict[str, int]:
     return {"data": sizes[0] * sizes[2], "model": sizes[1]}
 
 
+def shards(target: str | None, draft: str | None) -> tuple[int, int]:
+    """In how many parts devices hold a target and a draft of such meshes."""
+    parts = mesh("mesh", target)["model"] if target else 1
+    return parts, parts if draft else 1
+
+
 def instance(name: str, value: Any, *kinds: type) -> None:
     """Whether a value is of one of some types."""
     if not isinstance(value, kinds):

@@ -63,9 +63,10 @@ class Weights:
             params = self.checkpoint.load(config.dtype, config.quantize, *given)
         else:
             params = random_params(config, self.on and sharding.placed(config, *given))
-        several = self.on is not None
-        how = {"quantize": config.quantize, "several": several}
-        params = for_decoding(params, draft and (self.whole or not several), **how)
+        shards = None
+        if self.on is not None:
+            shards = 1 if self.whole else self.on.shape[sharding.MODEL]
+        params = for_decoding(params, draft, quantize=config.quantize, shards=shards)
         if self.on is None:
             return params
         return jax.device_put(params, sharding.shardings(params, self.on, self.whole))

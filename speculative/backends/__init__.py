@@ -26,20 +26,20 @@ def for_decoding(
     draft: bool = False,
     platform: str | None = None,
     quantize: str = "none",
-    several: bool = False,
+    shards: int | None = None,
 ) -> PyTree:
     """Parameters as the platform, by default the present one, decodes with them fastest.
 
     Kernels, and tied logits', become int8 as `quantize` says, unless they are `Weight` already. A
-    draft's kernels are fused on TPU. On `several` devices XLA multiplies, which our kernels for CPU
-    know nothing of.
+    draft's kernels are fused on TPU. On a mesh of devices, which share kernels in so many shards,
+    XLA multiplies, for our kernels for CPU know nothing of it; without one that is None.
     """
     platform = platform or jax.default_backend()
     if platform == "tpu":
-        return lay_out(params, draft, quantize, tied=several and not draft)
-    if platform == "cpu" and not several:
+        return lay_out(params, draft, quantize, shards or 1)
+    if platform == "cpu" and shards is None:
         return prepack(params, quantize)
-    return for_xla(params, quantize, tied=several)
+    return for_xla(params, quantize, tied=(shards or 1) > 1)
 
 
 def heads_together(size: int, platform: str | None = None) -> int:

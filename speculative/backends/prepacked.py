@@ -1,5 +1,6 @@
 """Parameters in two parts: the kernels as a backend lays them out, and what stays."""
 
+import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -26,27 +27,40 @@ class Prepacked:
     backend: Xla = struct.field(pytree_node=False)
 
 
-def beside(weights: Sequence[Weight]) -> Weight:
-    """Kernels of the same inputs as one, their outputs side by side."""
-    one = len(weights) == 1
-    return weights[0] if one else jax.tree.map(lambda *x: jnp.concatenate(x, axis=-1), *weights)
+def beside(weights: Sequence[Any], shards: int = 1) -> Any:
+    """Kernels of the same inputs, or their biases, as one, their outputs side by side.
+
+    Of several shards, each has its parts of all of them.
+    """
+    if len(weights) == 1:
+        return weights[0]
+
+    def joined(*parts: Array) -> Array:
+        apart = [x.reshape(*x.shape[:-1], shards, -1) for x in parts]
+        return jnp.concatenate(apart, axis=-1).reshape(*parts[0].shape[:-1], -1)
+
+    return jax.tree.map(joined, *weights)
 
 
 def split(
     params: PyTree,
     backend: Xla,
     groups: Sequence[tuple[str, ...]] = (),
-    lay_out: Callable[..., Weight] = lambda names, *weights: beside(weights),
+    lay_out: Callable[..., Weight] | None = None,
     tied: bool = False,
     quantize: bool = False,
+    shards: int = 1,
 ) -> Prepacked:
     """A model's parameters for a backend.
 
     `lay_out` is given the names of a group of kernels that become one, and its kernels; or no names
-    and one kernel. That may be the embedding, where `tied` and logits are. Kernels that are int8
-    with scales stay so; where `quantize`, others become it. An embedding of which logits are made
-    in int8 looks tokens up as such, too.
+    and one kernel; by default it puts them `beside` one another, in so many shards. That may be the
+    embedding, where `tied` and logits are. Kernels that are int8 with scales stay so; where
+    `quantize`, others become it. An embedding of which logits are made in int8 looks tokens up as
+    such, too.
     """
+    join = functools.partial(beside, shards=shards)
+    made = lay_out or (lambda names, *weights: join(weights))
 
     def weight(kernel: Array | Weight, axis: int = 0) -> Weight:
         if isinstance(kernel, Weight):
@@ -54,7 +68,7 @@ def split(
         return quantized(kernel, axis) if quantize else Weight(kernel)
 
     rest, prepacked = _split(
-        params, lambda names, *group: lay_out(names, *map(weight, group)), groups
+        params, lambda names, *group: made(names, *map(weight, group)), join, groups
     )
     if "logits_dense" not in params["decoder"]:
         values, scales = weight(params["token_embedder"]["embedding"], 1)
@@ -63,7 +77,7 @@ def split(
             embedding = (values * scales[:, None]).astype(dtype)
             rest["token_embedder"] = {"embedding": embedding}
         if tied or scales is not None:
-            prepacked["logits"] = lay_out((), Weight(values.T, scales))
+            prepacked["logits"] = made((), Weight(values.T, scales))
     return Prepacked(rest, prepacked, backend)
 
 
@@ -81,6 +95,7 @@ def for_xla(params: PyTree, quantize: str, tied: bool = False) -> PyTree:
 def _split(
     tree: dict[str, Any],
     lay_out: Callable[..., Weight],
+    join: Callable[[Sequence[Array]], Array],
     groups: Sequence[tuple[str, ...]],
     name: str = "",
 ) -> tuple[dict[str, Any], dict[str, Any]]:
@@ -96,8 +111,8 @@ def _split(
         one = prepacked["_".join(fused)] = {}
         one["kernel"] = lay_out(fused, *(part["kernel"] for part in parts))
         if "bias" in parts[0]:
-            one["bias"] = jnp.concatenate([part["bias"] for part in parts])
+            one["bias"] = join([part["bias"] for part in parts])
     for part, value in [*rest.items()]:
         if isinstance(value, dict):
-            rest[part], prepacked[part] = _split(value, lay_out, groups, part)
+            rest[part], prepacked[part] = _split(value, lay_out, join, groups, part)
     return rest, prepacked

@@ -13,7 +13,7 @@ import numpy as np
 from jax import Array, lax
 
 from speculative.backends.prepacked import FUSED, Prepacked, split
-from speculative.backends.xla import Xla, precision
+from speculative.backends.xla import Projection, Weight, Xla, precision
 from speculative.ragged import select_rows
 from speculative.types import ROUNDED, PyTree
 
@@ -24,7 +24,7 @@ ROWS = 8
 LANES = 128
 """Numbers side by side in a tile."""
 
-MANY = 256
+MANY = 128
 """Rows of a product of a group's heads, with more of which the heads are taken apart."""
 
 
@@ -136,21 +136,59 @@ class TpuDraft(Tpu):
         return Xla.of_source(self, x, projections, heads)
 
 
+@dataclasses.dataclass(frozen=True)
+class TpuShared(Tpu):
+    """For targets in int8 that chips share, of which each has few heads and narrow kernels.
+
+    Here the number of operations counts too: a chip's heads attend in one product, and kernels
+    of one input become one, in which each chip's parts of them lie side by side.
+    """
+
+    shards: int = 1  # Chips that share each kernel.
+
+    def groups(self, heads, size) -> int:
+        """One a chip."""
+        return self.shards
+
+    def project(self, x, projections, norm) -> list[Array]:
+        """See `Xla`."""
+        x, found = norm(x) if len(projections) > 1 else x, []
+        for projection in projections:
+            y = self.product(x, projection, norm if len(projections) == 1 else None)
+            ends = np.cumsum(projection.sizes)[:-1] // self.shards
+            parts = jnp.split(y.reshape(*y.shape[:-1], self.shards, -1), ends, axis=-1)
+            found += [part.reshape(*y.shape[:-1], -1) for part in parts]
+        return found
+
+    def add_product(self, residual, x, projection) -> Array:
+        """See `Xla`; chips exchange sums in the type of x, before scales make float32 of them."""
+        (kernel, scales), bias = projection.weight, projection.bias
+        if scales is None or self.rounds:
+            return super().add_product(residual, x, projection)
+        unscaled = super().product(x, Projection(Weight(kernel), projection.sizes))
+        y = (unscaled.astype(jnp.float32) * scales).astype(x.dtype)
+        return residual + (y if bias is None else y + bias.astype(x.dtype))
+
+
 def _side_by_side(x: Array) -> Array:
     """Keys or values [B, G, T, N / G * H] as [B, T, N * H]."""
     return x.swapaxes(1, 2).reshape(x.shape[0], x.shape[2], -1)
 
 
-def lay_out(params: PyTree, draft: bool, quantize: str = "none", tied: bool = False) -> Prepacked:
+def lay_out(params: PyTree, draft: bool, quantize: str = "none", shards: int = 1) -> Prepacked:
     """Parameters for decoding on a TPU: what `backends.prepack` is on CPU.
 
     A draft's kernels that share their input become one. A large target would be slower so, and
-    its kernels are those given, not copies. `tied` logits get a kernel of their own, which several
-    chips can share.
+    its kernels are those given, not copies; but where chips share each in so many shards, those in
+    int8 become one too, and tied logits get a kernel of their own.
     """
-    made, groups = (TpuDraft, FUSED) if draft else (Tpu, ())
-    in_int8 = quantize != "none"
-    found = split(params, made(quantize == ROUNDED), groups, tied=tied, quantize=in_int8)
+    rounds, in_int8 = quantize == ROUNDED, quantize != "none"
+    if shards > 1 and in_int8:
+        made, groups = TpuShared(rounds, shards), FUSED
+    else:
+        fused = draft and shards == 1
+        made, groups = (TpuDraft(rounds), FUSED) if fused else (Tpu(rounds), ())
+    found = split(params, made, groups, tied=shards > 1, quantize=in_int8, shards=shards)
 
     def widened(path: tuple[Any, ...], leaf: Array) -> Array:
         # Norms compute in float32; to widen a scale takes an operation of its own at each step.

@@ -61,7 +61,7 @@ def _evaluate(options: argparse.Namespace) -> None:
     scores = folder / "scores.json"
     models = found.configs + ([whole.target.config] if whole else [])
     memory.require(config, models)
-    shape = config.gamma, config.max_length, config.batch_size, config.tree
+    shape = config.gamma, config.max_length, config.batch_size, config.tree, config.shards
     memory.require_batch((config.target, config.draft), models, *shape)
     given: dict[str, Any] = chosen(config, SETTINGS) | {"gamma": gamma}
     settings = Settings(**given)

@@ -181,7 +181,8 @@ def _resolved(options: argparse.Namespace, begun: Sequence[Asked]) -> "Resolved"
         size = options.batch_size
         if options.file or options.output:  # There are no others.
             size = min(size, power_of_two(len(begun) * options.samples))
-        shape = options.gamma or 1, length, size, options.tree
+        shards = checks.shards(options.mesh, options.draft_mesh)
+        shape = options.gamma or 1, length, size, options.tree, shards
         memory.require_batch(found.names, found.configs, *shape)
     return found
 

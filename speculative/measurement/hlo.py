@@ -16,6 +16,13 @@ _CALLED = re.compile(
 )
 
 
+COLLECTIVES = (
+    *("all-reduce", "all-gather", "reduce-scatter"),
+    *("all-to-all", "collective-permute", "ragged-all-to-all"),
+)
+"""Instructions by which devices exchange arrays; of those in the background, without the ending."""
+
+
 class Shape(NamedTuple):
     """An array: its element type and dimensions, and how it lies in memory."""
 
@@ -119,6 +126,30 @@ class HloModule:
             for user in lines
             if one.name in user.operands
         )
+
+    def exchanged(self, one: Instruction) -> tuple[str, int, int] | None:
+        """Of a collective, its kind, the bytes of its largest array, and how many devices meet.
+
+        None of what ends one that began in the background, and of other instructions.
+        """
+        kind = one.opcode.removesuffix("-start")
+        if kind not in COLLECTIVES:
+            return None
+        read = [shape for name in one.operands for shape in self.instructions[name].shapes]
+        size = max(shape.bytes for shape in (*read, *one.shapes))
+        if kind == "collective-permute":
+            return kind, size, 2
+        named = re.search(r"replica_groups=mesh\[(.*?)\] \{(.*?)\}", one.attributes)
+        listed = re.search(r"replica_groups=\{\{([\d,]+)\}", one.attributes)
+        counted = re.search(r"replica_groups=\[(?:\d+,)*(\d+)\]<=", one.attributes)
+        if named:
+            axes = dict(re.findall(r"'(\w+)'=(\d+)", named[1]))
+            return kind, size, math.prod(int(axes[x]) for x in re.findall(r"'(\w+)'", named[2]))
+        if listed:
+            return kind, size, listed[1].count(",") + 1
+        if counted:
+            return kind, size, int(counted[1])
+        raise ValueError(f"{one.name} does not say which devices meet: {one.attributes[:200]}")
 
     def inside(self, one: Instruction) -> list[Instruction]:
         """The instructions of a fusion; any other instruction itself."""

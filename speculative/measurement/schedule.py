@@ -9,7 +9,7 @@ import math
 from typing import NamedTuple
 
 from speculative.measurement.chips import Chip
-from speculative.measurement.hlo import HBM, HloModule, Instruction
+from speculative.measurement.hlo import COLLECTIVES, HBM, HloModule, Instruction
 
 # What only gives an array another place or layout, and what may stand beside it in a fusion.
 _MOVES = {"copy", "transpose", "convert"}
@@ -23,6 +23,15 @@ class Cost(NamedTuple):
     seconds: float
     bytes: int  # Of HBM, read and written.
     named: float = 0.0  # Seconds of the scope that was asked for.
+    exchanging: float = 0.0  # Seconds of collectives, which are part of all.
+    collectives: int = 0
+    exchanged: int = 0  # Bytes of arrays that chips exchange.
+
+    def times(self, trips: int) -> "Cost":
+        """Of so many runs."""
+        named, exchanging = trips * self.named, trips * self.exchanging
+        meetings = trips * self.collectives, trips * self.exchanged
+        return Cost(trips * self.seconds, trips * self.bytes, named, exchanging, *meetings)
 
 
 class Schedule:
@@ -44,8 +53,9 @@ class Schedule:
 
     def _run(self, lines: list[Instruction]) -> Cost:
         bandwidth = self.chip.bandwidth
-        now = named = waited = 0.0
-        total = 0
+        now = named = waited = exchanging = 0.0
+        total = count = exchanged = 0
+        due: dict[str, float] = {}  # When collectives in the background end.
         background: dict[str, float] = {}  # Bytes left of copies, by age.
 
         def advance(seconds: float, rate: float) -> None:
@@ -62,7 +72,21 @@ class Schedule:
         for one in lines:
             if one.opcode in _FREE:
                 continue
-            if one.opcode.endswith("-start"):
+            if exchange := self.program.exchanged(one):
+                kind, size, chips = exchange
+                seconds = self.chip.exchange(kind, size, chips)
+                exchanging, count, exchanged = exchanging + seconds, count + 1, exchanged + size
+                if one.opcode.endswith("-start"):  # It goes on beside what comes next.
+                    due[one.name] = now + seconds
+                    continue
+                advance(seconds, bandwidth)
+                named += seconds + waited if self._inside(one) else 0
+                waited = 0.0
+            elif one.opcode.removesuffix("-done") in COLLECTIVES:
+                seconds = max(0.0, due.pop(one.operands[0]) - now)
+                advance(seconds, bandwidth)
+                waited += seconds
+            elif one.opcode.endswith("-start"):
                 size = self._copied(one)
                 total += size
                 background[one.name] = size
@@ -75,27 +99,33 @@ class Schedule:
             else:
                 cost = self._priced(one)
                 total += cost.bytes
+                exchanging, count = exchanging + cost.exchanging, count + cost.collectives
+                exchanged += cost.exchanged
                 seconds = max(cost.seconds, cost.bytes / bandwidth)
                 if not seconds:
                     continue
                 advance(seconds, bandwidth - cost.bytes / seconds)
-                inside = self.scope and self.scope in one.scope.split("/")
                 # What waited for a copy is the next instruction.
-                named += seconds + waited if inside else cost.named
+                named += seconds + waited if self._inside(one) else cost.named
                 waited = 0.0
-        return Cost(now + sum(background.values()) / bandwidth, total, named)
+        seconds = now + sum(background.values()) / bandwidth
+        return Cost(seconds, total, named, exchanging, count, exchanged)
+
+    def _inside(self, one: Instruction) -> bool:
+        """Whether an instruction is of the scope that was asked for."""
+        return bool(self.scope) and self.scope in one.scope.split("/")
 
     def _priced(self, one: Instruction) -> Cost:
         """The cost of an instruction that runs in the foreground."""
         if one.opcode == "while":
             trips, body = self.program.trips(one) or 1, self.cost(one.called[1])
-            return Cost(trips * body.seconds, trips * body.bytes, trips * body.named)
+            return body.times(trips)
         if one.opcode in ("conditional", "call"):
             return max(map(self.cost, one.called))
         return Cost((one.cycles or 0) / self.chip.clock, self.program.traffic(one))
 
     def _copied(self, start: Instruction) -> int:
-        """Bytes of HBM that a copy in the background, or a collective, reads and writes."""
+        """Bytes of HBM that a copy in the background reads and writes."""
         if start.opcode not in ("copy-start", "slice-start"):
             return self.program.traffic(start)
         # The result names a copy's two ends, or a slice's whole array and the slice.
@@ -118,6 +148,17 @@ class Schedule:
                 if sizes & kernels and self._moves(one):
                     found[name not in inside].append(one.name)
         return found
+
+    def gathers(self, kernels: set[tuple[str, int]]) -> list[str]:
+        """Instructions of decoding loops that gather a kernel from other chips."""
+        bodies = (self._reached(loop.called[1]) for loop in self.program.loops())
+        return [
+            one.name
+            for name in sorted(set[str]().union(*bodies))
+            for one in self.program.computations[name]
+            if one.opcode.removesuffix("-start") == "all-gather"
+            and {(shape.dtype, math.prod(shape.dims)) for shape in one.shapes} & kernels
+        ]
 
     def _reached(self, computation: str) -> set[str]:
         """A computation, and those that its loops and branches run."""

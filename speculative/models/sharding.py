@@ -36,11 +36,11 @@ ALONG: Mapping[str, str] = {
 AXES: Mapping[str, tuple[str, ...]] = {
     # Rows are looked up on every device; XLA would gather a table that is spread by tokens.
     r"(token|position)_embedder/embedding": ("tokens", "embed"),
-    r"(query|key|value)/kernel": ("embed", "joined_kv"),
-    r"(query|key|value)/bias": ("joined_kv",),
+    r"(query|key|value|query_key_value)/kernel": ("embed", "joined_kv"),
+    r"(query|key|value|query_key_value)/bias": ("joined_kv",),
     r"out/kernel": ("joined_kv", "embed"),
-    r"(wi|wi_0|wi_1)/kernel": ("embed", "mlp"),
-    r"(wi|wi_0|wi_1)/bias": ("mlp",),
+    r"(wi|wi_0|wi_1|wi_0_wi_1)/kernel": ("embed", "mlp"),
+    r"(wi|wi_0|wi_1|wi_0_wi_1)/bias": ("mlp",),
     r"wo/kernel": ("mlp", "embed"),
     r"logits_dense/kernel": ("embed", "vocab"),
     r"prepacked/logits": ("embed", "vocab"),  # Tied ones, beside the embedding.
@@ -150,11 +150,11 @@ def placed(config: Config, on: Mesh | None, whole: bool = False) -> PyTree:
     return shapes if on is None else at(shapes, on, whole)
 
 
-def at(shapes: PyTree, on: Mesh, whole: bool = False) -> PyTree:
-    """Shapes of parameters or a state, and how they lie on a mesh."""
+def at(shapes: PyTree, on: Mesh, whole: bool = False, draft: bool = False) -> PyTree:
+    """Shapes of parameters or a state, and how they lie on a mesh; see `shardings`."""
     return jax.tree.map(
         lambda leaf, where: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=where),
-        shapes, shardings(shapes, on, whole),
+        shapes, shardings(shapes, on, whole, draft),
     )  # fmt: skip
 
 

@@ -21,10 +21,10 @@ def _ratio(name: str, over: str) -> Callable[[Estimate], str]:
 
 MEMORY = (
     ROW,
-    Column("needs", lambda one: f"{one.hbm_bytes / GIB:.1f} GiB", "of the chip's memory"),
+    Column("needs", lambda one: f"{one.hbm_bytes_per_chip / GIB:.1f} GiB", "of a chip's memory"),
     Column(
         "beside weights",
-        lambda one: f"{(one.hbm_bytes - one.hbm_weights) / GIB:.2f} GiB",
+        lambda one: f"{(one.hbm_bytes_per_chip - one.hbm_weights) / GIB:.2f} GiB",
         "of that, what the most demanding program adds: caches, activations, code",
     ),
     Column("may use", lambda one: f"{one.hbm_limit / GIB:.1f} GiB", "the chip's memory"),
@@ -32,6 +32,28 @@ MEMORY = (
     Column("copies", field("weight_copies"), "of kernels in decoding loops and streamed steps"),
     Column("elsewhere", field("weight_copies_elsewhere"), "copies of kernels elsewhere, each once"),
     Column("compiled", field("seconds_to_compile", ".0f"), "seconds of all programs"),
+)
+MESH = (
+    ROW,
+    Column("collectives", field("collectives"), "exchanges between chips in a step with guesses"),
+    Column(
+        "take",
+        field("ms_collectives", ".2f"),
+        "ms of them, by hops and links; copies of kernels go on meanwhile",
+    ),
+    Column("KiB", lambda one: f"{one.collective_bytes / 2**10:,.0f}", "of arrays exchanged"),
+    Column("gathers", field("weight_gathers"), "of weights in decoding loops"),
+    Column(
+        "over one chip",
+        _ratio("ms_target_step_one_chip", "ms_target_step"),
+        "ms of an autoregressive step on one chip, if the target fits (over that of the mesh)",
+    ),
+    Column(
+        "guess, shared",
+        _ratio("ms_draft_step_shared", "ms_draft_step"),
+        "ms of a guess of a draft that chips share (over that of one that each has): below 1, give "
+        "--draft_mesh",
+    ),
 )
 STEPS = (
     ROW,
@@ -71,6 +93,7 @@ SPEED = (
         lambda x: f"{x.best_speedup_predicted:.2f} ({x.best_gamma})" if x.best_gamma else "–",
         "speed-up at the γ in parentheses, the best",
     ),
+    Column("ms a token", field("ms_per_token_predicted", ".2f"), "predicted, at γ"),
     Column("paper", field("paper_speedup", ".1f"), "measured by the paper"),
 )
 
@@ -79,10 +102,14 @@ def show(found: Sequence[Estimate], console: Console = CONSOLE) -> None:
     """Prints rows as tables."""
     first = found[0]
     held = "" if first.quantize == "none" else f", {first.quantize}"
+    on = (
+        f"one chip of {first.topology}" if first.mesh is None else f"{first.topology}, {first.mesh}"
+    )
     console.print(
         f"Estimated by the TPU's compiler (libtpu {first.libtpu_version}, JAX "
-        f"{first.jax_version}) for one chip of {first.topology}, a {first.device_kind}, "
+        f"{first.jax_version}) for {on}, a {first.device_kind}, "
         f"{first.dtype}{held}, batch size {first.batch_size}:"
     )
     assumed = any(one.alpha is not None for one in found)
-    show_parts([(columns, found) for columns in (MEMORY, STEPS, *[SPEED] * assumed)], console)
+    parts = MEMORY, *[MESH] * (first.collectives is not None), STEPS, *[SPEED] * assumed
+    show_parts([(columns, found) for columns in parts], console)

@@ -131,6 +131,11 @@ class RowConfig:
         return Sampling(self.temperature, self.top_k, self.top_p, self.min_p)
 
     @property
+    def shards(self) -> tuple[int, int]:
+        """In how many parts devices hold the target, and the draft."""
+        return checks.shards(self.mesh, self.draft_mesh)
+
+    @property
     def samples(self) -> int:
         """Outputs of each example, each way."""
         return 1 if self.sampling.greedy else self.rounds

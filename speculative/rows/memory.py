@@ -34,11 +34,17 @@ def need(
     max_length: int,
     source_length: int = 512,
     tree: int = 0,
+    shards: Sequence[int] = (1, 1),
 ) -> Need:
-    """What models need together, a target and perhaps a draft, for so many guesses (None is 7)."""
+    """What models need together, a target and perhaps a draft, for so many guesses (None is 7).
+
+    Of models that devices share in so many parts each, it is what one device needs; but a CPU's
+    devices share its memory.
+    """
     gamma = gamma or (min(7, tree) if tree else 7)
     of_each, cpu = [], jax.default_backend() == "cpu"
-    for model in models:
+    for number, model in enumerate(models):
+        parts = 1 if cpu else shards[number] if number < len(shards) else 1
         weights, copies = _weights(model, cpu)
         config = Decoding(model.vocab_size, gamma=gamma, max_length=max_length, tree=tree)
         size, width = jnp.dtype(model.dtype).itemsize, config.guesses + 1
@@ -50,7 +56,7 @@ def need(
         # Logits and probabilities are float32, the target's and those of every guess.
         verify = 4 * width * model.vocab_size * 4 + width * (2 * model.mlp_dim + 4 * head) * size
         caches = 2 * model.decoder_layers * head * positions * size
-        of_each.append((weights, copies, caches, max(encoder, verify)))
+        of_each.append((weights // parts, copies, caches // parts, max(encoder, verify)))
     return Need(*map(sum, zip(*of_each, strict=True)))
 
 
@@ -84,10 +90,15 @@ def spare_maps() -> None:
 
 
 def batch(
-    models: Sequence[Config], gamma: int | None, max_length: int, most: int, tree: int = 0
+    models: Sequence[Config],
+    gamma: int | None,
+    max_length: int,
+    most: int,
+    tree: int = 0,
+    shards: Sequence[int] = (1, 1),
 ) -> int:
     """How many rows, up to `most`, fit with the weights in the present device's memory."""
-    found = need(models, gamma, max_length, tree=tree)
+    found = need(models, gamma, max_length, tree=tree, shards=shards)
     free = device_bytes()[1] - found.weights
     return max(1, min(most, int(0.5 * free) // (found.caches + found.activations)))
 
@@ -99,9 +110,10 @@ def require_batch(
     max_length: int,
     size: int,
     tree: int = 0,
+    shards: Sequence[int] = (1, 1),
 ) -> None:
     """Raises ValueError unless the present device holds a batch of so many rows of a pair."""
-    most = batch(models, gamma, max_length, size, tree)
+    most = batch(models, gamma, max_length, size, tree, shards)
     if most < size:
         raise ValueError(
             f"{size} rows of {names[0]} with {names[1]} do not fit the memory of "
@@ -111,7 +123,8 @@ def require_batch(
 
 def require(config: RowConfig, models: Sequence[Config], source_length: int = 512) -> None:
     """Raises ValueError unless the present device holds the models of a row."""
-    found = need(models, config.gamma, config.max_length, source_length, config.tree)
+    given = config.gamma, config.max_length, source_length, config.tree
+    found = need(models, *given, config.shards)
     name, there = device_bytes()
     if sum(found) > there:
         parts = found._asdict().items()
@@ -119,5 +132,5 @@ def require(config: RowConfig, models: Sequence[Config], source_length: int = 51
         raise ValueError(
             f"{config.target} with {config.draft} needs {sum(found) / 2**30:.1f} GiB, but {name} "
             f"has {there / 2**30:.1f} GiB ({made_of}): take a narrower dtype, int8 "
-            "(--quantize=int8), smaller models or another device."
+            "(--quantize=int8), smaller models, several devices (--mesh) or another one."
         )

@@ -4,8 +4,10 @@ The programs are the very ones that a run dispatches. Times are from the TPU com
 cycles (`measurement.schedule`); only a chip can tell how long they take.
 """
 
+import contextlib
 import dataclasses
 import functools
+import math
 import re
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -15,7 +17,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import Array
-from jax.sharding import SingleDeviceSharding
+from jax.sharding import Mesh, SingleDeviceSharding
 
 from speculative import checks, theory
 from speculative.backends import for_decoding
@@ -27,7 +29,7 @@ from speculative.measurement import alpha, chips
 from speculative.measurement.chips import GIB, Chip
 from speculative.measurement.hlo import HloModule
 from speculative.measurement.schedule import Cost, Schedule
-from speculative.models import Config, abstract_params, model_of, read_by_step
+from speculative.models import Config, model_of, read_by_step, sharding
 from speculative.progress import OnProgress
 from speculative.rows import weights
 from speculative.rows.config import RowConfig, gamma_of, paper_numbers
@@ -54,6 +56,7 @@ class Compiled:
     once: Cost  # Of all of it, one trip of each decoding loop included.
     # Instructions that copy an array of a kernel's size: in loops or streamed steps, and elsewhere.
     copies: tuple[list[str], list[str]]
+    gathers: list[str]  # Those of kernels, in decoding loops.
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -69,6 +72,8 @@ class Estimate:
     task: str
     target: str
     draft: str
+    mesh: str | None
+    draft_mesh: str | None
     topology: str
     device_kind: str
     dtype: str
@@ -81,8 +86,9 @@ class Estimate:
     source_length: int
     max_length: int
     fits: bool
-    hbm_bytes: int  # That the weights and the most demanding program need.
-    hbm_limit: int
+    hbm_bytes: int  # That the weights and the most demanding program need, on all chips of a mesh.
+    hbm_bytes_per_chip: int
+    hbm_limit: int  # Of a chip, as are the weights.
     hbm_weights: int
     weight_copies: int | None = None  # In decoding loops and streamed steps.
     weight_copies_elsewhere: int | None = None  # Before a loop, in prefill and in scoring.
@@ -95,14 +101,24 @@ class Estimate:
     ms_streamed_target_step: float | None = None
     ms_streamed_step: float | None = None
     ms_step: float | None = None  # Guesses and verification.
+    # Of a chain's or tree's step on a mesh: what chips exchange, and gathers of weights in loops.
+    ms_collectives: float | None = None
+    collectives: int | None = None
+    collective_bytes: int | None = None
+    weight_gathers: int | None = None
+    # Where each chip has a whole draft: a guess of one that they share.
+    ms_draft_step_shared: float | None = None
     ms_prefill: float | None = None  # Of target and draft.
     ms_scoring: float | None = None  # Of a whole text, for alpha.
     c: float | None = None
     verify_cost: float | None = None
     alpha: float | None = None  # Which the speed-ups assume: the paper's, or a simulated one.
     speedup_predicted: float | None = None  # With verify_cost, at `gamma`.
+    ms_per_token_predicted: float | None = None
     best_gamma: int | None = None
     best_speedup_predicted: float | None = None
+    best_ms_per_token_predicted: float | None = None
+    ms_target_step_one_chip: float | None = None  # Of the same target on one chip, if it fits.
     paper_alpha: float | None = None
     paper_speedup: float | None = None
     seconds_to_compile: float | None = None
@@ -114,15 +130,16 @@ class Estimate:
 class DoesNotFit(ValueError):
     """The models, or a program of theirs, need more memory than the chip has."""
 
-    def __init__(self, need: int, chip: Chip, what: str) -> None:
+    def __init__(self, need: int, chip: Chip, what: str, shards: int = 1) -> None:
         self.need = need
-        over = need - chip.hbm
-        fitting = [name for name, other in chips.CHIPS.items() if other.hbm >= need]
+        over, fitting = need - chip.hbm, chips.smallest(need)
         where = f"it fits {', '.join(fitting)}" if fitting else "it fits none of the known chips"
+        if mesh := chips.smallest_mesh(chip, need * shards):
+            where += f", and this one's slices from {mesh} on"
         super().__init__(
             f"{what} needs {need / GIB:.1f} GiB, but a program may use {chip.hbm / GIB:.1f} GiB of "
-            f"a {chip.kind}, {over / GIB:.1f} GiB less; {where}, or take smaller models, a "
-            "narrower dtype or int8 (--quantize=int8)."
+            f"a {chip.kind}, {over / GIB:.1f} GiB less; {where}, or take smaller "
+            "models, a narrower dtype or int8 (--quantize=int8)."
         )
 
 
@@ -134,13 +151,25 @@ class _Setting:
     params: Params
     config: Decoding
     source: Any  # int32 [B, S]
-    device: Any  # Described; None is the present one.
+    device: Any  # Described, the first of a mesh; None is the present one.
+    on: Mesh | None = None  # The chips that share the target.
+    spread: bool = False  # Whether they share the draft.
 
     @property
     def alone(self) -> "_Setting":
         """The same without a draft, for autoregressive decoding."""
         models, params = Models(self.models.target, None), Params(self.params.target)
         return dataclasses.replace(self, models=models, params=params, config=self.config.alone)
+
+    def placed(self, tree: PyTree) -> PyTree:
+        """Shapes as those of arrays on the described devices; on the present one they lie anyway.
+
+        There a sharding would make another program of it for the cache of compiled programs.
+        """
+        if self.on is not None:
+            return sharding.at(tree, self.on, draft=self.spread)
+        on = SingleDeviceSharding(self.device) if self.device else None
+        return jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=on), tree)
 
     def begun(self) -> loop.Progress:
         """The shapes of the progress of all rows, with the longest caches."""
@@ -154,13 +183,13 @@ class _Setting:
     def _text(self) -> Any:
         """The shape of whole texts, which alpha is measured on."""
         text = jax.ShapeDtypeStruct((self.source.shape[0], self.config.max_length), jnp.int32)
-        return _placed(text, self.device)
+        return self.placed(text)
 
     def _queue(self) -> Any:
         """The loop of a batch, whose rows begin the next text as theirs end."""
         rows = self.source.shape[0]
         config = Decoding.together([self.config] * rows, self.config.sampling.kinds)
-        begun, draws = _placed((self.begun(), config.draws_struct(rows)), self.device)
+        begun, draws = self.placed((self.begun(), config.draws_struct(rows)))
         given = self.models, self.params, begun, draws, config, np.int32(1), np.int32(1)
         return queue.run.lower(*given, device=self.device)
 
@@ -168,11 +197,11 @@ class _Setting:
         """One of the row's programs, as it is dispatched."""
         models, params, source, config = self.models, self.params, self.source, self.config
         if program == PREFILL:  # A queue begins its texts one by one.
-            source = _placed(jax.ShapeDtypeStruct((1, source.shape[1]), jnp.int32), self.device)
+            source = self.placed(jax.ShapeDtypeStruct((1, source.shape[1]), jnp.int32))
             given = models, params, source, config, config.cache_lengths()[-1]
             return loop.begin.lower(*given, device=self.device)
         if program == SCORING:
-            read = _placed(self.lowered(READING).out_info, self.device)
+            read = self.placed(self.lowered(READING).out_info)
             given = self._text, read, config.sampling, config.rule, config.vocab_size
             return alpha.acceptances.lower(models, params, source, *given, device=self.device)
         if program == READING:
@@ -180,12 +209,12 @@ class _Setting:
             alone, layers = self.alone, draft.layers
             given = alone.models, alone.params, source, self._text, layers
             return alpha.reading.lower(*given, device=self.device)
-        draws = _placed(jax.eval_shape(lambda: config.draws(0, np.arange(1))), self.device)
+        draws = self.placed(jax.eval_shape(lambda: config.draws(0, np.arange(1))))
         if program in (LOOP, SPECULATIVE_LOOP):
             if source.shape[0] > 1:
                 return self._queue()
             return loop.decode.lower(models, params, source, draws, config, device=self.device)
-        begun = _placed(self.begun(), self.device)
+        begun = self.placed(self.begun())
         return loop.one_step.lower(models, params, begun, draws, config, device=self.device)
 
 
@@ -195,7 +224,7 @@ class Compiler:
     def __init__(self, topology: str, batch_size: int = 1) -> None:
         """Describes the topology; ValueError if it is unknown or its compiler is missing."""
         self.topology, self.chip, self._rows = topology, chips.chip(topology), batch_size
-        self._device = None if topology == chips.PRESENT else chips.device(topology)
+        self._devices = None if topology == chips.PRESENT else chips.devices(topology)
         self._done: dict[Any, Compiled] = {}
 
     def estimate(
@@ -204,10 +233,10 @@ class Compiler:
         """A row's programs, compiled; `fits` is False where they need too much memory."""
         gamma, what = gamma_of(config, experiment), f"{config.target} with {config.draft}"
         setting = self._setting(config, gamma)
-        size = bytes_of(setting.params)
+        size, shards = sharding.bytes_a_device(setting.params), setting.on.size if setting.on else 1
         paper_alpha, paper_speedup = paper_numbers(config, experiment)
-        own = ("task", "target", "draft", "max_length")
-        known = {name: getattr(config, name) for name in own} | {
+        own = ("task", "target", "draft", "mesh", "draft_mesh", "max_length")
+        known: dict[str, Any] = {name: getattr(config, name) for name in own} | {
             "experiment": experiment,
             "source_length": config.random_length,
             "topology": self.topology,
@@ -234,23 +263,25 @@ class Compiler:
         found, began = dict[str, Compiled](), time.perf_counter()
         try:
             if size > self.chip.hbm:
-                raise DoesNotFit(size, self.chip, what)
+                raise DoesNotFit(size, self.chip, what, shards)
             with ThreadPoolExecutor(WORKERS) as pool:
                 programs = pool.map(lambda name: self._program(setting, name, what), names)
                 for number, name in enumerate(names):
                     on_progress("compiling", number / len(names))
                     found[name] = next(programs)
         except DoesNotFit as error:
-            return Estimate(**known, fits=False, hbm_bytes=error.need, fault=str(error))
+            known |= {"hbm_bytes": shards * error.need, "hbm_bytes_per_chip": error.need}
+            return Estimate(**known, fits=False, fault=str(error))
+        beside = self._beside(config, setting, gamma, what) if setting.on else {}
         seconds = time.perf_counter() - began
         need = size + max(one.hbm for one in found.values())
-        fault = str(DoesNotFit(need, self.chip, what)) if need > self.chip.hbm else None
+        fault = str(DoesNotFit(need, self.chip, what, shards)) if need > self.chip.hbm else None
         inside, elsewhere = (sum(len(one.copies[i]) for one in found.values()) for i in (0, 1))
         alone, both = (found[name].step for name in (LOOP, SPECULATIVE_LOOP))
         assert alone is not None and both is not None
-        begun = setting.begun()
+        begun = setting.placed(setting.begun())
         read_once = [  # Bytes.
-            bytes_of([read_by_step(params), state.keys, state.values, state.cross])
+            sharding.bytes_a_device([read_by_step(params), state.keys, state.values, state.cross])
             for params, state in zip(setting.params, (begun.target, begun.draft.model), strict=True)
         ]
         floor, draft_floor = (1e3 * size / self.chip.bandwidth for size in read_once)
@@ -261,10 +292,18 @@ class Compiler:
         speedups = {} if rate is None else _speedups(config, rate, c, v)
         best = max(speedups, key=speedups.__getitem__, default=None)
         streamed_ms = [1e3 * found[name].once.seconds for name in streamed] or [None, None]
+        on_mesh: dict[str, Any] = {
+            "ms_collectives": 1e3 * both.exchanging,
+            "collectives": both.collectives,
+            "collective_bytes": both.exchanged,
+            "weight_gathers": sum(len(one.gathers) for one in found.values()),
+        }
         return Estimate(
             **known,
+            **(on_mesh | beside if setting.on else {}),
             fits=fault is None,
-            hbm_bytes=need,
+            hbm_bytes=shards * need,
+            hbm_bytes_per_chip=need,
             weight_copies=inside,
             weight_copies_elsewhere=elsewhere,
             ms_target_step=step,
@@ -282,11 +321,33 @@ class Compiler:
             verify_cost=v,
             alpha=rate,
             speedup_predicted=speedups.get(gamma),
+            ms_per_token_predicted=step / speedups[gamma] if speedups else None,
             best_gamma=best,
             best_speedup_predicted=speedups[best] if best else None,
+            best_ms_per_token_predicted=step / speedups[best] if best else None,
             seconds_to_compile=seconds,
             fault=fault,
         )
+
+    def _beside(
+        self, config: RowConfig, setting: _Setting, gamma: int, what: str
+    ) -> dict[str, Any]:
+        """Of a row on a mesh: the target on one chip, and a draft that chips share, if they fit."""
+        found = dict[str, Any]()
+        one = dataclasses.replace(config, mesh=None, draft_mesh=None)
+        shared = dataclasses.replace(config, draft_mesh=config.mesh)
+        for field, row, name in (
+            ("ms_target_step_one_chip", one, LOOP),
+            ("ms_draft_step_shared", shared, SPECULATIVE_LOOP),
+        ):
+            other = self._setting(row, gamma)
+            if row == config or sharding.bytes_a_device(other.params) > self.chip.hbm:
+                continue
+            with contextlib.suppress(DoesNotFit):
+                step = self._program(other, name, what).step
+                assert step is not None
+                found[field] = 1e3 * (step.named / gamma if row == shared else step.seconds)
+        return found
 
     def _setting(self, config: RowConfig, gamma: int) -> _Setting:
         name, free = named.parts(config.draft)
@@ -295,25 +356,37 @@ class Compiler:
                 f"The draft {config.draft} is not a model alone, and this command compiles pairs "
                 f"of models; give {name or 'a checkpoint'} as the draft."
             )
+        on = None
+        if config.mesh is not None:
+            on = sharding.mesh(config.mesh, self._devices)
+        spread = config.draft_mesh is not None
         held = config.quantize or "none", config.quantize_draft or "none"
         sizes = [
             size.replace(dtype=config.dtype or DTYPE, quantize=quantize)
             for size, quantize in zip(weights.sizes(config), held, strict=True)
         ]
+        shards = config.shards
+        sizes = [sharding.padded(*one, "tpu") for one in zip(sizes, shards, strict=True)]
         target, draft = map(model_of, sizes)
-        rows = target.config.vocab_size
+        rows = weights.sizes(config)[0].vocab_size
         decoding = config.decoding(PIECES.get(rows, rows), gamma)
         decoding = dataclasses.replace(decoding, growing=False)
         source = jax.ShapeDtypeStruct((self._rows, config.random_length), jnp.int32)
-        given = Params(*map(_laid_out, sizes, (False, True))), source
-        params, source = _placed(given, self._device)
-        return _Setting(Models(target, model_draft(draft)), params, decoding, source, self._device)
+        params = Params(*map(_laid_out, sizes, (False, True), shards))
+        device = self._devices[0] if self._devices else None
+        given = Models(target, model_draft(draft)), params, decoding, source, device, on, spread
+        made = _Setting(*given)
+        placed = Params(*(made.placed(each) for each in params))
+        if on and not spread:
+            placed = placed._replace(draft=sharding.at(params.draft, on, whole=True))
+        return dataclasses.replace(made, params=placed, source=made.placed(source))
 
     def _program(self, setting: _Setting, name: str, what: str) -> Compiled:
         """One of a row's programs; `what` names the row in errors."""
         if name in (LOOP, STEP):
             setting = setting.alone
         key = name, setting.models, jax.tree.structure(setting.config), setting.source.shape
+        key = *key, setting.on, setting.spread
         if key not in self._done:
             lowered = setting.lowered(name)
             try:
@@ -328,15 +401,20 @@ class Compiler:
                 )
             schedule = Schedule(program, self.chip, loop.PROPOSING)
             loops = [schedule.cost(one.called[1]) for one in program.loops()]
-            inside, elsewhere = schedule.copies(_kernels(setting.params))
+            kernels, parts = (_kernels(setting.params, part) for part in (False, True))
+            inside, elsewhere = schedule.copies(parts)
             if name in (STEP, SPECULATIVE_STEP):
                 inside, elsewhere = inside + elsewhere, []
             memory = compiled.memory_analysis()
             hbm = bytes_of(lowered.args_info) - bytes_of(setting.params)
+            if setting.on:  # Caches and texts, of which chips share some.
+                hbm = memory.argument_size_in_bytes - sharding.bytes_a_device(setting.params)
+                hbm = max(0, hbm)
             hbm += memory.temp_size_in_bytes + memory.generated_code_size_in_bytes
             hbm += memory.output_size_in_bytes - memory.alias_size_in_bytes
             step, once = max(loops, default=None), schedule.cost(program.entry)
-            self._done[key] = Compiled(hbm, step, once, (inside, elsewhere))
+            gathers = schedule.gathers(kernels) if setting.on else []
+            self._done[key] = Compiled(hbm, step, once, (inside, elsewhere), gathers)
         return self._done[key]
 
 
@@ -359,32 +437,29 @@ def _speedups(config: RowConfig, alpha: float, c: float, v: float) -> dict[int, 
     return found
 
 
-def _laid_out(size: Config, draft: bool) -> PyTree:
-    """The shapes of a model's parameters as they lie on a TPU."""
-    shapes = jax.tree.map(lambda x: x.update(dtype=size.dtype), abstract_params(size))
-    lay_out = functools.partial(for_decoding, draft=draft, platform="tpu", quantize=size.quantize)
-    return jax.eval_shape(lay_out, shapes)
+def _laid_out(size: Config, draft: bool, shards: int) -> PyTree:
+    """The shapes of a model's parameters as they lie on a TPU, or on several that share them."""
+    lay_out = functools.partial(for_decoding, draft=draft, shards=shards, platform="tpu")
+    given = sharding.placed(size, None)
+    return jax.eval_shape(functools.partial(lay_out, quantize=size.quantize), given)
 
 
-def _placed(tree: PyTree, device: Any) -> PyTree:
-    """Shapes as those of arrays on a described device; on the present one they lie anyway.
-
-    There a sharding would make another program of it for the cache of compiled programs.
-    """
-    on = SingleDeviceSharding(device) if device else None
-    return jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=on), tree)
-
-
-def _kernels(params: Params) -> set[tuple[str, int]]:
+def _kernels(params: Params, part: bool) -> set[tuple[str, int]]:
     """The element types, as programs name them, and numbers of elements of all matrices.
 
-    Those of int8 may be widened too, which would be a copy of twice the size.
+    They are of whole matrices, or of the part that a chip has. Those of int8 may be widened too,
+    which would be a copy of twice the size.
     """
     leaves: list[Array] = [leaf for leaf in jax.tree.leaves(params) if leaf.ndim == 2]
     names = {"bfloat16": ("bf16",), "float32": ("f32",), "int8": ("s8", "bf16", "f32")}
     # Relative positions have 32 buckets; a copy of them costs nothing.
     large = [leaf for leaf in leaves if min(leaf.shape) > 32]
-    return {(name, leaf.size) for leaf in large for name in names[str(leaf.dtype)]}
+
+    def size(leaf: Array) -> int:
+        on = leaf.sharding if part else None
+        return math.prod(on.shard_shape(leaf.shape)) if on else leaf.size
+
+    return {(name, size(leaf)) for leaf in large for name in names[str(leaf.dtype)]}
 
 
 def _explained(error: Exception, chip: Chip, what: str) -> Exception:

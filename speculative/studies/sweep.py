@@ -188,10 +188,12 @@ def _work(
     found = weights.resolve(config)
     memory.require(config, found.configs)
     given = found.configs, config.gamma, config.max_length
-    memory.require_batch((config.target, config.draft), *given, batch_size, config.tree)
+    memory.require_batch(
+        (config.target, config.draft), *given, batch_size, config.tree, config.shards
+    )
     prompts = _prompts(config, found.target.config)
     return workload(found.load(), config, prompts), functools.partial(
-        memory.batch, *given, tree=config.tree
+        memory.batch, *given, tree=config.tree, shards=config.shards
     )
 
 

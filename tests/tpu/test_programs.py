@@ -181,10 +181,10 @@ def test_trees_in_batches_need_no_loop_over_rows() -> None:
 
 
 def test_a_compiler_without_the_option_does_without(monkeypatch: pytest.MonkeyPatch) -> None:
-    device = chips.device("v4-8")
+    device, *_ = chips.devices("v4-8")
     assert compiler_options(True, True, device) == tuple(options.READ_AHEAD.items())
     assert compiler_options(False, True, device) == ()
-    v5e = chips.device("v5e-1")
+    (v5e,) = chips.devices("v5e-1")
     assert compiler_options(False, True, v5e) == tuple(options.WINDOWS.items())
     assert compiler_options(False, False, v5e) == ()
     monkeypatch.setattr(options, "READ_AHEAD", {"xla_tpu_of_a_later_release": "true"})
