@@ -4,12 +4,13 @@ PYTHON ?= python3
 BIN := .venv/bin
 INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 
-.PHONY: help demo test test-tpu test-peers check clean
+.PHONY: help demo test test-tpu test-mesh test-peers check clean
 
 help:
 	@echo "make demo    decode with the shipped T5 pair and print the paper's Tables 2 and 4 for it"
 	@echo "make test    run the whole test suite"
 	@echo "make test-tpu    compile for TPUs, with the TPU's compiler in .venv-tpu; no TPU is needed"
+	@echo "make test-mesh   decode all shipped prompts on meshes of eight devices, made of this CPU"
 	@echo "make test-peers  compare with the installed transformers and CTranslate2 (brings torch)"
 	@echo "make check   lint, formatting and types"
 	@echo "make clean   remove .venv and what building and testing left behind"
@@ -28,6 +29,11 @@ test: .venv/dev.stamp
 test-tpu: .venv-tpu/tpu.stamp
 	JAX_PLATFORMS=cpu ALLOW_MULTIPLE_LIBTPU_LOAD=true XLA_FLAGS= \
 		.venv-tpu/bin/python -m pytest -n 2 --dist worksteal tests/tpu
+
+# One test at a time: the devices' threads wait for one another.
+test-mesh: .venv/dev.stamp
+	SPECULATIVE_TEST_MESH=1 XLA_FLAGS=--xla_force_host_platform_device_count=8 \
+		$(BIN)/python -m pytest tests/decoding/test_mesh.py
 
 test-peers: .venv/peers.stamp
 	$(BIN)/python -m pytest tests/benchmarks

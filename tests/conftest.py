@@ -37,9 +37,11 @@ os.environ["PYTHONWARNINGS"] = "ignore:Error reading persistent compilation cach
 # without them the suite takes half the time. XLA ends a process that names a flag it does not
 # know, as another release of JAX may, so a child tries them. `XLA_FLAGS= make test` runs what
 # users run.
+# Four devices are made of the CPU, for the tests of meshes; the others use the first.
 FLAGS = (
     "--xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=true "
-    "--xla_cpu_use_fusion_emitters=false --xla_cpu_parallel_codegen_split_count=1"
+    "--xla_cpu_use_fusion_emitters=false --xla_cpu_parallel_codegen_split_count=1 "
+    "--xla_force_host_platform_device_count=4"
 )
 if "XLA_FLAGS" not in os.environ:
     TRY = [sys.executable, "-c", "import jax; jax.devices('cpu')"]
