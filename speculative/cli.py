@@ -75,6 +75,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         options = _parser().parse_args(arguments)
         if getattr(options, "json", False):  # Half a character is said as JSON says it.
             _reconfigure(encoding="utf-8", errors="backslashreplace")
+        options.arguments = list(arguments)  # For processes that are to run the same.
         code = COMMANDS[options.command].run(options)
         sys.stdout.flush()
         return code or 0

@@ -135,27 +135,43 @@ def owned(folder: Path) -> Iterator[None]:
     and stayed empty goes again.
     """
     folder = pathlib.Path(folder)
-    made, file = not folder.exists(), folder / ".lock"
+    made = not folder.exists()
     folder.mkdir(parents=True, exist_ok=True)
+    try:
+        with locked(folder / ".lock") as ours:
+            if not ours:
+                raise ValueError(
+                    f"Another process is writing results to {folder}; wait for its end, or choose "
+                    "another folder."
+                )
+            yield
+    finally:
+        with contextlib.suppress(OSError):  # It is not empty, or gone.
+            if made:
+                folder.rmdir()
+
+
+@contextlib.contextmanager
+def locked(file: pathlib.Path) -> Iterator[bool]:
+    """Whether this process has the lock that a file is, which goes at the end.
+
+    The lock dies with its process. Where a file system has none, everyone is told that they have.
+    """
     with file.open("ab") as lock:
+        ours = True
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            if not file.exists() or not os.path.samestat(file.stat(), os.fstat(lock.fileno())):
-                raise BlockingIOError  # Its owner has just removed it, and there may be another.
+            # Its owner may just have removed it, and there may be another.
+            ours = file.exists() and os.path.samestat(file.stat(), os.fstat(lock.fileno()))
         except BlockingIOError:
-            raise ValueError(
-                f"Another process is writing results to {folder}; wait for its end, or choose "
-                "another folder."
-            ) from None
+            ours = False
         except OSError as error:
-            logging.warning("%s cannot be locked (%s); run one process there.", folder, error)
+            logging.warning("%s cannot be locked (%s); run one process there.", file.parent, error)
         try:
-            yield
+            yield ours
         finally:
-            file.unlink(missing_ok=True)
-            with contextlib.suppress(OSError):  # It is not empty, or gone.
-                if made:
-                    folder.rmdir()
+            if ours:
+                file.unlink(missing_ok=True)
 
 
 def json_line(value: Any) -> str:

@@ -1,13 +1,15 @@
 """The paper's tables, rerun from configurations."""
 
 import argparse
+import os
 import pathlib
 from typing import TYPE_CHECKING
 
-from speculative.commands import Command, add_options, nodes, option, rows
+from speculative.commands import Command, add_options, nodes, option, rows, whole
 
 if TYPE_CHECKING:
     from speculative.rows.config import RowConfig
+    from speculative.rows.records import Record
 
 
 DEMO = ("--target", "--draft", *rows.MODELS, "--seed", "--max_length")
@@ -36,10 +38,15 @@ def _run(options: argparse.Namespace) -> None:
 
 def _measure(configs: dict[str, "RowConfig"], folder: pathlib.Path) -> None:
     """Measures rows, and shows them as tables and as a page."""
-    from speculative.reporting import page, tables
     from speculative.studies import sweep
 
-    if measured := sweep.run(configs, folder):
+    _show(sweep.run(configs, folder), folder)
+
+
+def _show(measured: "list[Record]", folder: pathlib.Path) -> None:
+    from speculative.reporting import page, tables
+
+    if measured:
         try:  # Neither page nor terminal can lose the other.
             page.write([folder], folder / "report.html")
         finally:
@@ -56,6 +63,10 @@ def _add_table(parser: argparse.ArgumentParser) -> None:
     said = "each row with trees of so many guesses too, above temperature 0 verified by coupled; "
     said += "auto is as many as the device verifies in the time of few"
     option(parser, "--tree N", said, nodes)
+    said = "processes that share each row's texts, with a device, a mesh of devices or their share "
+    said += "of the cores each; auto is as many as there are (one process)"
+    option(parser, "--workers N", said, _workers)
+    parser.add_argument("--worker", help=argparse.SUPPRESS)  # K/N, of a process that one started.
     option(parser, "--output_dir DIR", "(results/tableN)")
 
 
@@ -66,7 +77,61 @@ def _table(options: argparse.Namespace) -> None:
         tables.show_theory()
         return
     folder = options.output_dir or f"results/table{rows.table_name(options)}"
-    _measure(rows.of_table(options), pathlib.Path(folder))
+    if options.worker is not None:
+        _work(options, pathlib.Path(folder))
+    elif options.workers is not None:
+        _share(options, pathlib.Path(folder))
+    else:
+        _measure(rows.of_table(options), pathlib.Path(folder))
+
+
+def _workers(text: str) -> str:
+    return text if text == "auto" else str(whole(1, 1024)(text))
+
+
+def _work(options: argparse.Namespace, folder: pathlib.Path) -> None:
+    """What one of several workers does."""
+    from speculative.studies import sweep, workers
+
+    worker, of = map(int, options.worker.split("/"))
+    workers.take_cores(worker, of)
+    sweep.work(rows.of_table(options), folder, worker, of)
+
+
+def _share(options: argparse.Namespace, folder: pathlib.Path) -> None:
+    """Starts workers; when they have ended, measures costs alone and shows all."""
+    from speculative import checks, disk
+    from speculative.rows.config import RANDOM
+    from speculative.studies import sweep, workers
+    from speculative.tasks.prompts import load_prompts
+
+    configs = rows.of_table(options)
+    platform, count = workers.count(options.workers, options.mesh)
+    sizes = checks.mesh("mesh", options.mesh) if options.mesh else {"data": 1, "model": 1}
+    devices = sizes["data"] * sizes["model"]
+    texts = {}
+    for name, config in configs.items():
+        random = config.checkpoints == RANDOM and config.vocabulary is None
+        prompts = None if random else load_prompts(config.texts, config.num_examples)
+        texts[name] = config.samples * sweep.number_of_texts(config, prompts)
+    arguments = _without_workers(options.arguments)
+    with disk.owned(folder):
+        (folder / "workers.txt").unlink(missing_ok=True)
+        workers.run(arguments, folder, platform, count, devices, texts)
+        for name, value in workers.pins(platform, 0, devices).items():
+            os.environ[name] = value
+        _show(sweep.finish(configs, folder), folder)
+
+
+def _without_workers(arguments: list[str]) -> list[str]:
+    """The arguments of a command without `--workers`, and its value."""
+    kept, words = [], iter(arguments)
+    for word in words:
+        if word == "--workers":
+            next(words)
+        elif not word.startswith("--workers="):
+            kept.append(word)
+    return kept
 
 
 def _tune(options: argparse.Namespace) -> None:

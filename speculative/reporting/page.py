@@ -20,6 +20,8 @@ from speculative import disk
 from speculative.reporting import plots, tables
 from speculative.reporting.tables import Column
 from speculative.rows import kept, records
+from speculative.rows.config import read_row
+from speculative.rows.run import merged
 
 CAPTIONS = {
     "figure_2": "Figure 2: tokens per target pass over the acceptance rate α. Lines are Eq. 1, "
@@ -47,7 +49,7 @@ class _Row(NamedTuple):
 def write(folders: Sequence[pathlib.Path], output: pathlib.Path) -> None:
     """Writes a page about all rows of some folders.
 
-    Each holds `records.jsonl` and, if there are any, `rows/*/examples.jsonl`.
+    Each holds `records.jsonl`, or those of workers, and, if there are any, `rows/*/examples.jsonl`.
 
     Raises:
         ValueError: there is no such folder, it has no records, or a file in it is damaged.
@@ -72,7 +74,7 @@ def _rows(folder: pathlib.Path, several: bool) -> list[_Row]:
     if not folder.is_dir():
         raise ValueError(f"There is no folder {folder}; give one that holds a records.jsonl.")
     rows = []
-    for record in records.read(folder / "records.jsonl"):
+    for record in _records(folder):
         group, _, name = record.experiment.rpartition("/")
         if not group:  # The row is of no gin file, and may share its name with others.
             name = f"{record.task}, T\N{NO-BREAK SPACE}=\N{NO-BREAK SPACE}{record.temperature:g}"
@@ -86,6 +88,19 @@ def _rows(folder: pathlib.Path, several: bool) -> list[_Row]:
             f"{folder} holds no records; give a folder that speculative demo, run or table wrote."
         )
     return rows
+
+
+def _records(folder: pathlib.Path) -> list[records.Record]:
+    """The records of a folder; of rows that only workers have, merged from theirs."""
+    found = records.read(folder / "records.jsonl")
+    done, of_rows = {record.experiment for record in found}, dict[str, list[records.Record]]()
+    for record in records.of_workers(folder):
+        if record.experiment not in done:
+            of_rows.setdefault(record.experiment, []).append(record)
+    for name, of_workers in of_rows.items():
+        config = read_row(None, of_workers[0].gin.splitlines())
+        found.append(merged(of_workers, config, kept.read(folder / "rows" / name)))
+    return found
 
 
 def _tables(rows: Sequence[_Row]) -> dict[str, list[str]]:

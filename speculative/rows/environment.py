@@ -1,6 +1,7 @@
 """Where a measurement was made: the checkout and the machine, for people."""
 
 import contextlib
+import functools
 import os
 import pathlib
 import platform
@@ -46,6 +47,7 @@ def device() -> str:
     return f"{name}, {cores()} cores"
 
 
+@functools.cache
 def cores() -> int:
     """How many this process may use."""
     known = hasattr(os, "sched_getaffinity")

@@ -1,7 +1,8 @@
 """The measured examples of a row, kept on disk as they come, so that a row can go on.
 
 A folder holds `config.gin`, the settings they were measured with, `fingerprints.json`, of which
-models and texts they are, and `examples.jsonl`, one a line.
+models and texts they are, and `examples.jsonl`, one a line; or, of several workers, a file
+`examples.<worker>.jsonl` of each.
 """
 
 import dataclasses
@@ -56,14 +57,15 @@ class KeptExamples:
         folder: pathlib.Path | None = None,
         config: str = "",
         made_with: Mapping[str, str] | None = None,
+        worker: int | None = None,
     ) -> None:
-        """Reads what an earlier run left.
+        """Reads what an earlier run left, and other workers; this one adds to a file of its own.
 
         ValueError is raised if it had another effective `config` or other fingerprints than
         `made_with`, which are those of models and texts. Examples of before these were kept are
         taken to be of what is there now, with a warning.
         """
-        self._folder = folder
+        self._folder, self._file = folder, of_worker("examples", worker)
         self._examples: dict[tuple[int, int], Example] = {}
         self._unwritten: dict[str, str] = {}  # What is still to be written, by file.
         if folder is None:
@@ -105,12 +107,22 @@ class KeptExamples:
             for name, said in self._unwritten.items():
                 disk.write(self._folder / name, said)
             self._unwritten = {}
-            disk.append(self._folder / "examples.jsonl", dataclasses.asdict(example))
+            disk.append(self._folder / self._file, dataclasses.asdict(example))
 
 
 def read(folder: pathlib.Path) -> list[Example]:
-    """The examples in a row's folder, as they were written; ValueError if a line is damaged."""
-    return disk.entries(folder / "examples.jsonl", _example, "measured example")
+    """The examples in a row's folder, in order; ValueError if a line is damaged."""
+    found = [
+        one
+        for file in sorted(folder.glob("examples*.jsonl"))
+        for one in disk.entries(file, _example, "measured example")
+    ]
+    return sorted(found, key=lambda one: (one.number, one.sample))
+
+
+def of_worker(name: str, worker: int | None) -> str:
+    """A file of lines of results that a worker has for itself, by its number, if it has one."""
+    return f"{name}.jsonl" if worker is None else f"{name}.{worker}.jsonl"
 
 
 def _example(fields: dict[str, Any]) -> Example:

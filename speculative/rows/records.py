@@ -82,6 +82,10 @@ class Record:
     tree: int = 0
     quantize: str = "none"
     mesh: str | None = None
+    # Processes that shared its texts; c and v are of one that works alone, these of all together.
+    workers: int | None = None
+    c_beside: float | None = None
+    verify_cost_beside: float | None = None
     nodes: float | None = None
     tokens_per_call_low: float | None = None
     tokens_per_call_high: float | None = None
@@ -134,3 +138,8 @@ class Record:
 def read(path: str | pathlib.Path) -> list[Record]:
     """The records of a file, in order, none without one; ValueError names a line that is none."""
     return disk.entries(path, lambda fields: Record(**fields), "record")
+
+
+def of_workers(folder: pathlib.Path) -> list[Record]:
+    """The records that workers have in a folder, each of its own texts."""
+    return [record for file in sorted(folder.glob("records.*.jsonl")) for record in read(file)]

@@ -1,5 +1,6 @@
 """A row of the tables: one pair, one task, one way of sampling, measured at batch size 1."""
 
+import dataclasses
 import datetime
 import itertools
 import operator
@@ -41,6 +42,7 @@ def run_row(
     experiment: str = "row",
     kept: KeptExamples | None = None,
     on_progress: OnProgress = lambda what, share: None,
+    share: tuple[int, int] = (0, 1),
 ) -> Record:
     """Measures a row on its texts or, without any, on random sources.
 
@@ -49,8 +51,10 @@ def run_row(
     temperature 0, that of an example is the median of its rounds, which are alike; above it each
     round draws another sample. Programs are compiled before that. Costs are timed between the
     examples, because a machine's speed changes within minutes. Examples in `kept`, by an earlier
-    run, are not measured again; this run's are added to them. Without a gamma or a prompt, and
-    where logits are not finite, it raises ValueError.
+    run, are not measured again; this run's are added to them. Of several processes that share the
+    texts, each has those whose number, divided by how many there are, leaves its own, (0, 1) being
+    one alone; its record is of the examples that are there. Without a gamma or a prompt, and where
+    logits are not finite, it raises ValueError.
     """
     gamma = gamma_of(config, experiment)
     began = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
@@ -58,7 +62,7 @@ def run_row(
     work = workload(pair, config, prompts)
     count = len(work.sources)
     on_progress("compiling", 0)
-    lengths = [example.lengths[0] for example in kept]
+    lengths, own = [example.lengths[0] for example in kept], range(share[0], count, share[1])
 
     def scored() -> bool:
         """Whether alpha has been measured on as many tokens as it is asked for.
@@ -66,7 +70,9 @@ def run_row(
         That of trees is counted as they are decoded.
         """
         return (
-            bool(config.tree) or sum(len(example.betas) for example in kept) >= config.alpha_tokens
+            bool(config.tree)
+            or sum(len(example.betas) for example in kept if example.number in own)
+            >= config.alpha_tokens
         )
 
     with ThreadPoolExecutor() as pool:  # Programs are compiled in parallel.
@@ -78,7 +84,7 @@ def run_row(
         meter = work.meter((gamma,), [*lengths, *(int(output.lengths[0]) for output in outputs)])
         for one in compiled:
             one.result()
-    for number in range(count):
+    for number in own:
         on_progress("decoding", number / count)
         lacking = [i for i in range(config.samples) if (number, i) not in kept]
         for sample in lacking:
@@ -89,7 +95,8 @@ def run_row(
         on_progress("timing", meter.turns / TURNS)
         meter.turn()
     on_progress("resampling", 0)
-    return _record(work, gamma, list(kept), meter.costs(), experiment, began)
+    examples = [example for example in kept if example.number in own]
+    return _record(work, gamma, examples, meter.costs(), experiment, began)
 
 
 def _measure(work: Workload, gamma: int, number: int, sample: int, with_alpha: bool) -> Example:
@@ -149,7 +156,40 @@ def _record(
     work: Workload, gamma: int, examples: list[Example], costs: Costs, experiment: str, began: str
 ) -> Record:
     """The record of a row, from its examples and costs."""
-    pair, config, rule = work.pair, work.config, work.config.rule
+    pair, config = work.pair, work.config
+    found: dict[str, Any] = {}
+    for name in ("task", "draft", "top_k", "verification", "tree", "seed", "simulated_alpha"):
+        found[name] = getattr(config, name)
+    for name in ("temperature", "top_p", "min_p", "lenience"):
+        found[name] = float(getattr(config, name))
+    paper_alpha, paper_speedup = paper_numbers(config, experiment)
+    return Record(
+        experiment=experiment,
+        target=config.target + (" (random weights)" if config.checkpoints == RANDOM else ""),
+        gamma=gamma,
+        batch_size=1,
+        dtype=pair.target.config.dtype,
+        quantize=pair.target.config.quantize,
+        mesh=config.mesh,
+        paper_alpha=paper_alpha,
+        paper_speedup=paper_speedup,
+        gin=config.gin(),
+        started_at=began,
+        truncated=work.truncated,
+        draft_parameters=_parameters(pair.draft, pair.params.draft),
+        draft_bytes=sum(leaf.nbytes for leaf in jax.tree.leaves(pair.params.draft)),
+        draft_training_minutes=pair.training_minutes,
+        **found,
+        **environment.here(),
+        **_statistics(config, gamma, examples, costs),
+    )
+
+
+def _statistics(
+    config: RowConfig, gamma: int, examples: list[Example], costs: Costs
+) -> dict[str, Any]:
+    """The fields of a record that follow from examples and costs."""
+    rule = config.rule
 
     def counts(one: Example) -> tuple[float, ...]:
         return *one.seconds, *one.lengths, one.accepted, one.tested, one.target_calls
@@ -164,10 +204,10 @@ def _record(
         for text, samples in zip(by_rank, texts, strict=True):
             for one in samples:
                 text += np.column_stack([one.tested_by_position, np.array(one.accepted_by_rank)])
-    betas = [np.array(example.betas) for example in examples if example.betas]
+    betas = [np.array(example.betas) for example in _scored(config, examples)]
     if isinstance(rule, Simulated):
         betas = [np.array([rule.accepts(config.sampling)])]
-    blocks = [np.array(example.step_tokens) for example in examples if example.step_tokens]
+    blocks = [np.array(x.step_tokens) for x in _scored(config, examples) if x.step_tokens]
 
     def speedup(chosen: NDArray[np.intp]) -> float:
         a, b = 1e3 * seconds[:, chosen].sum(axis=1) / tokens[:, chosen].sum(axis=1)
@@ -194,7 +234,7 @@ def _record(
 
     # By the record's fields: of how many texts each is, and its value for some of them.
     count, scored = len(calls), len(calls) if config.tree else len(betas)
-    statistics: dict[str, tuple[int, Callable[[NDArray[np.intp]], float]]] = {
+    measures: dict[str, tuple[int, Callable[[NDArray[np.intp]], float]]] = {
         "speedup": (count, speedup),
         "alpha": (scored, alpha),
         "alpha_accepted": (count, lambda i: float(accepted[i].sum() / tested[i].sum())),
@@ -202,16 +242,12 @@ def _record(
         "tokens_per_call_predicted": (scored, predicted),
     }
     if blocks:
-        statistics["gain_over_token"] = len(blocks), gain
+        measures["gain_over_token"] = len(blocks), gain
     found: dict[str, Any] = {}
-    for name, (size, of) in statistics.items():
+    for name, (size, of) in measures.items():
         low, high = interval(of, size, config.seed)
         found |= {name: of(np.arange(size)), f"{name}_low": low, f"{name}_high": high}
-    for name in ("task", "draft", "top_k", "verification", "tree", "seed", "simulated_alpha"):
-        found[name] = getattr(config, name)
-    for name in ("temperature", "top_p", "min_p", "lenience"):
-        found[name] = float(getattr(config, name))
-    found |= _qualities(config, examples) | environment.here()
+    found |= _qualities(config, examples)
     ms = 1e3 * seconds.sum(axis=1) / tokens.sum(axis=1)
     by_position = {
         name: np.sum([getattr(example, name) for example in examples], axis=0, dtype=int).tolist()
@@ -227,50 +263,79 @@ def _record(
 
     compared = config.sampling.greedy and rule.exact
     differences = [example.difference for example in examples]
-    paper_alpha, paper_speedup = paper_numbers(config, experiment)
-    return Record(
-        experiment=experiment,
-        target=config.target + (" (random weights)" if config.checkpoints == RANDOM else ""),
-        gamma=gamma,
-        batch_size=1,
-        num_examples=count,
-        dtype=pair.target.config.dtype,
-        quantize=pair.target.config.quantize,
-        mesh=config.mesh,
-        num_tokens=int(tokens[1].sum()),
-        num_target_calls=int(calls.sum()),
-        nodes=sum(one.draft_tokens for one in examples) / calls.sum() if config.tree else None,
-        tokens_per_call_expected=of_chain(theory.expected_tokens(found["alpha"], gamma)),
-        c=c,
-        verify_cost=v,
-        ms_target_step=costs.ms_target_step,
-        ms_verify=costs.ms_verify[gamma],
-        ms_draft_step=costs.ms_draft_step(gamma),
-        ms_prefill=costs.ms_prefill_target,
-        ms_prefill_draft=costs.ms_prefill_draft,
-        ms_per_token_autoregressive=float(ms[0]),
-        ms_per_token_speculative=float(ms[1]),
-        speedup_expected=of_chain(theory.speedup(rate, gamma, c)),
-        speedup_predicted=costs.speedup(rate, gamma, [example.lengths[0] for example in examples]),
-        speedup_long=of_chain(theory.speedup(rate, gamma, c, v)),
-        outputs_identical=differences.count(None) if compared else None,
-        near_ties=sum(d is not None and d.near_tie for d in differences) if compared else None,
-        paper_alpha=paper_alpha,
-        paper_speedup=paper_speedup,
-        gin=config.gin(),
-        started_at=began,
-        truncated=work.truncated,
-        tested=int(tested.sum()),
-        accepted=int(accepted.sum()),
-        draft_tokens=sum(example.draft_tokens for example in examples),
-        draft_parameters=_parameters(pair.draft, pair.params.draft),
-        draft_bytes=sum(leaf.nbytes for leaf in jax.tree.leaves(pair.params.draft)),
-        draft_training_minutes=pair.training_minutes,
-        accepted_lengths=lengths_accepted(int(calls.sum()), by_position["accepted_by_position"]),
-        accepted_by_rank=by_rank[..., 1:].sum(axis=0).tolist() if config.tree else None,
-        **by_position,
-        **found,
+    return (
+        found
+        | by_position
+        | {
+            "num_examples": count,
+            "num_tokens": int(tokens[1].sum()),
+            "num_target_calls": int(calls.sum()),
+            "nodes": sum(one.draft_tokens for one in examples) / calls.sum()
+            if config.tree
+            else None,
+            "tokens_per_call_expected": of_chain(theory.expected_tokens(found["alpha"], gamma)),
+            "c": c,
+            "verify_cost": v,
+            "ms_target_step": costs.ms_target_step,
+            "ms_verify": costs.ms_verify[gamma],
+            "ms_draft_step": costs.ms_draft_step(gamma),
+            "ms_prefill": costs.ms_prefill_target,
+            "ms_prefill_draft": costs.ms_prefill_draft,
+            "ms_per_token_autoregressive": float(ms[0]),
+            "ms_per_token_speculative": float(ms[1]),
+            "speedup_expected": of_chain(theory.speedup(rate, gamma, c)),
+            "speedup_predicted": costs.speedup(rate, gamma, [one.lengths[0] for one in examples]),
+            "speedup_long": of_chain(theory.speedup(rate, gamma, c, v)),
+            "outputs_identical": differences.count(None) if compared else None,
+            "near_ties": sum(d is not None and d.near_tie for d in differences)
+            if compared
+            else None,
+            "tested": int(tested.sum()),
+            "accepted": int(accepted.sum()),
+            "draft_tokens": sum(one.draft_tokens for one in examples),
+            "accepted_lengths": lengths_accepted(
+                int(calls.sum()), by_position["accepted_by_position"]
+            ),
+            "accepted_by_rank": by_rank[..., 1:].sum(axis=0).tolist() if config.tree else None,
+        }
     )
+
+
+def merged(of_workers: Sequence[Record], config: RowConfig, examples: list[Example]) -> Record:
+    """The record of a row from those of workers that shared its texts, and all its examples.
+
+    Costs are the medians of the workers', measured side by side.
+    """
+    first = of_workers[0]
+
+    def median(field: str) -> float:
+        return statistics.median(getattr(record, field) for record in of_workers)
+
+    costs = Costs(
+        ms_prefill_target=median("ms_prefill"),
+        ms_prefill_draft=median("ms_prefill_draft"),
+        ms_target_step=median("ms_target_step"),
+        ms_verify={first.gamma: median("ms_verify")},
+        ms_proposal={first.gamma: first.gamma * median("ms_draft_step")},
+    )
+    found = _statistics(config, first.gamma, examples, costs)
+    return dataclasses.replace(first, **found, **beside(of_workers))
+
+
+def beside(of_workers: Sequence[Record]) -> dict[str, Any]:
+    """The fields of a record that tell of the workers that shared its texts."""
+    costs = {"c_beside": "c", "verify_cost_beside": "verify_cost"}
+    return {"workers": len(of_workers)} | {
+        name: statistics.median(getattr(record, field) for record in of_workers)
+        for name, field in costs.items()
+    }
+
+
+def _scored(config: RowConfig, examples: list[Example]) -> list[Example]:
+    """The first examples with enough tokens for alpha; workers may have scored more."""
+    tokens = np.cumsum([len(example.betas) for example in examples])
+    enough = int((tokens < config.alpha_tokens).sum()) + 1
+    return [example for example in examples[:enough] if example.betas]
 
 
 def _qualities(config: RowConfig, examples: list[Example]) -> dict[str, Any]:

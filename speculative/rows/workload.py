@@ -17,6 +17,8 @@ from speculative.rows import memory
 from speculative.rows.config import RowConfig
 from speculative.tasks.prompts import Prompt
 
+RANDOM_EXAMPLES = 8  # Random sources, where a row does not say how many.
+
 
 @dataclasses.dataclass(frozen=True)
 class Workload:
@@ -73,7 +75,7 @@ def workload(pair: Pair, config: RowConfig, prompts: Sequence[Prompt] | None) ->
     """
     if prompts is None:
         rng = np.random.default_rng(config.seed)
-        shape = (config.num_examples or 8, config.random_length)
+        shape = (config.num_examples or RANDOM_EXAMPLES, config.random_length)
         sources = jax.device_put(rng.integers(2, pair.vocabulary.size, shape, dtype=np.int32))
         return Workload(pair, config, [Prompt("", "")] * len(sources), sources)
     prompts = list(prompts[: config.num_examples])

@@ -1,10 +1,13 @@
 """The rows of a table, measured, tuned or verified as their gin files say."""
 
+import contextlib
 import dataclasses
 import functools
 import pathlib
 import shutil
+import time
 from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 from absl import logging
 
@@ -23,10 +26,10 @@ from speculative.rows.config import (
     gamma_of,
     read_row,
 )
-from speculative.rows.kept import KeptExamples
+from speculative.rows.kept import KeptExamples, of_worker
 from speculative.rows.records import Record
-from speculative.rows.run import run_row
-from speculative.rows.workload import Workload, workload
+from speculative.rows.run import beside, run_row
+from speculative.rows.workload import RANDOM_EXAMPLES, Workload, workload
 from speculative.studies import bench
 from speculative.studies import verify as verifying
 from speculative.studies.audit import Audit
@@ -94,55 +97,122 @@ def run(
     with disk.owned(output_dir):
         for old in earlier:
             shutil.rmtree(old) if old.is_dir() else old.unlink(missing_ok=True)
-        path, folder = output_dir / "records.jsonl", output_dir / "rows"
-        done = {record.experiment: record for record in records.read(path)}
-        todo: dict[str, tuple[list[Prompt] | None, str, KeptExamples]] = {}
-        load = load or weights.Loader()
-        here = "".join(f"{name} = {value!r}\n" for name, value in environment.here().items())
-        made_with: dict[str, dict[str, str]] = {}
-        for name, config in configs.items():
-            gin, record = config.gin(), done.get(name)
-            if record and changed(record.gin, gin):
-                raise ValueError(
-                    f"{path} has a record of {name} with other settings; give another "
-                    "--output_dir, or delete that record's line to measure anew."
-                )
-            gamma_of(config, name)
-            found = load.resolve(config)
-            if not record:
-                memory.require(config, found.configs)
-            prompts = _prompts(config, found.target.config, scored=True)
-            made_with[name] = found.fingerprints
-            if prompts is not None:
-                made_with[name]["texts"] = fingerprint(prompts)
-            if not record:
-                kept = KeptExamples(folder / name, gin + here, made_with[name])
+        return finish(configs, output_dir, load)
+
+
+def finish(
+    configs: Mapping[str, RowConfig],
+    output_dir: pathlib.Path,
+    load: weights.Loader | None = None,
+    share: tuple[int, int] | None = None,
+) -> list[Record]:
+    """As `run`, in a folder that is the caller's; of a worker, K of N, its `share` of the texts."""
+    worker = share and share[0]
+    path, folder = output_dir / of_worker("records", worker), output_dir / "rows"
+    done = {record.experiment: record for record in records.read(path)}
+    todo: dict[str, tuple[list[Prompt] | None, str, KeptExamples]] = {}
+    load = load or weights.Loader()
+    here = "".join(f"{name} = {value!r}\n" for name, value in environment.here().items())
+    made_with: dict[str, dict[str, str]] = {}
+    for name, config in configs.items():
+        gin, record = config.gin(), done.get(name)
+        if record and changed(record.gin, gin):
+            raise ValueError(
+                f"{path} has a record of {name} with other settings; give another "
+                "--output_dir, or delete that record's line to measure anew."
+            )
+        gamma_of(config, name)
+        found = load.resolve(config)
+        if not record:
+            memory.require(config, found.configs)
+        prompts = _prompts(config, found.target.config, scored=True)
+        made_with[name] = found.fingerprints
+        if prompts is not None:
+            made_with[name]["texts"] = fingerprint(prompts)
+        if not record:
+            kept = KeptExamples(folder / name, gin + here, made_with[name], worker)
+            if share is None or share[0] < number_of_texts(config, prompts):
                 todo[name] = prompts, name, kept
-            elif record.fingerprints is None:
-                logging.warning(fingerprints.UNKNOWN, f"The record of {name} in {path}")
-            elif other := fingerprints.changed(record.fingerprints, made_with[name]):
+        elif record.fingerprints is None:
+            logging.warning(fingerprints.UNKNOWN, f"The record of {name} in {path}")
+        elif other := fingerprints.changed(record.fingerprints, made_with[name]):
+            raise ValueError(
+                f"{path} has a record of {name} whose {other} changed since it was measured, "
+                "under the same name; give another --output_dir, or delete that record's line "
+                "and its folder in rows to measure anew."
+            )
+    if share is not None:
+        said = [configs[name].gin() + here + str(made_with[name]) for name in configs]
+        _require_same(output_dir, fingerprints.of_value([share[1], said]))
+    try:
+        for number, (name, config) in enumerate(configs.items(), 1):
+            if name in todo:
+                memory.spare_maps()
+                row = f"{number} of {len(configs)}, {name.rpartition('/')[2]}"
+                with progress.bar(row) as on_progress:
+                    on_progress("loading", 0)
+                    given = load(config), config, *todo[name], on_progress
+                    record = run_row(*given, share or (0, 1))
+                more = {"fingerprints": made_with[name]} | _beside(output_dir, name, share)
+                done[name] = dataclasses.replace(record, **more)
+                disk.append(path, dataclasses.asdict(done[name]))
+    except KeyboardInterrupt:
+        finished = sum(name in done for name in configs)
+        raise KeyboardInterrupt(
+            f"; {finished} finished rows are in {path}, the examples of the one under way in "
+            f"{folder}; the same command goes on"
+        ) from None
+    return [done[name] for name in configs if name in done]
+
+
+def work(configs: Mapping[str, RowConfig], output_dir: pathlib.Path, worker: int, of: int) -> None:
+    """Measures a worker's texts of all rows, and then those of others that do not work any more.
+
+    ValueError is raised as by `run`; if another process is this worker; and if the others have
+    other rows, settings or files, or another commit.
+    """
+    output_dir.mkdir(parents=True, exist_ok=True)
+    load = weights.Loader()
+    for number in [*range(worker, of), *range(worker)]:
+        with disk.locked(output_dir / f".lock.{number}") as ours:
+            if ours:
+                finish(configs, output_dir, load, (number, of))
+            elif number == worker:
                 raise ValueError(
-                    f"{path} has a record of {name} whose {other} changed since it was measured, "
-                    "under the same name; give another --output_dir, or delete that record's line "
-                    "and its folder in rows to measure anew."
+                    f"Another process is worker {worker} of {output_dir}; wait for its end, or "
+                    "choose another folder."
                 )
-        try:
-            for number, (name, config) in enumerate(configs.items(), 1):
-                if name in todo:
-                    memory.spare_maps()
-                    row = f"{number} of {len(configs)}, {name.rpartition('/')[2]}"
-                    with progress.bar(row) as on_progress:
-                        on_progress("loading", 0)
-                        record = run_row(load(config), config, *todo[name], on_progress)
-                    done[name] = dataclasses.replace(record, fingerprints=made_with[name])
-                    disk.append(path, dataclasses.asdict(done[name]))
-        except KeyboardInterrupt:
-            finished = sum(name in done for name in configs)
-            raise KeyboardInterrupt(
-                f"; {finished} finished rows are in {path}, the examples of the one under way in "
-                f"{folder}; the same command goes on"
-            ) from None
-        return [done[name] for name in configs]
+
+
+def number_of_texts(config: RowConfig, prompts: Sequence[Prompt] | None) -> int:
+    """The texts that a row is measured on."""
+    if prompts is None:
+        return config.num_examples or RANDOM_EXAMPLES
+    return len(prompts[: config.num_examples])
+
+
+def _beside(output_dir: pathlib.Path, name: str, share: Any) -> dict[str, Any]:
+    """What workers found of a row whose record is made of all their texts."""
+    found = [one for one in records.of_workers(output_dir) if one.experiment == name]
+    return beside(found) if found and share is None else {}
+
+
+def _require_same(output_dir: pathlib.Path, digest: str) -> None:
+    """Raises ValueError unless all workers of a folder have the same digest."""
+    file = output_dir / "workers.txt"
+    with contextlib.suppress(FileExistsError), file.open("x") as first:
+        first.write(digest + "\n")
+    before = ""
+    for _ in range(20):  # Another worker may just be writing it.
+        if before := file.read_text().strip():
+            break
+        time.sleep(0.1)
+    if before != digest:
+        raise ValueError(
+            f"The workers of {output_dir} have other rows, settings, models, texts, another "
+            f"number of workers or another commit; start all by one command, or delete {file} if "
+            "none of them runs any more."
+        )
 
 
 def tuning(config: RowConfig) -> Tuning:

@@ -53,7 +53,11 @@ def prompts(target: str, temperature: float) -> list[str]:
 def decoded(
     pair: Pair, target: str, temperature: float, gamma: int, tree: int = 0, batch_size: int = 1
 ) -> list[Result]:
-    how = {"gamma": gamma, "tree": tree, "max_length": PAIRS[target][1] if ALL else 24}
+    how: dict[str, Any] = {
+        "gamma": gamma,
+        "tree": tree,
+        "max_length": PAIRS[target][1] if ALL else 24,
+    }
     how |= {"verification": "coupled", "temperature": temperature, "batch_size": batch_size}
     return pair.generate(prompts(target, temperature), **how)
 

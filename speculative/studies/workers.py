@@ -1,0 +1,133 @@
+"""A table's rows on all chips at once: a process for each, and each text on one of them.
+
+Workers share nothing but the folder of results. Worker K of N has the texts whose numbers leave K
+when divided by N, a lock `.lock.K`, and files of its own. When they are done it takes up those of
+workers whose locks are free, because they have ended or were killed.
+"""
+
+import contextlib
+import os
+import pathlib
+import subprocess
+import sys
+import time
+from collections.abc import Mapping, Sequence
+
+from absl import logging
+
+from speculative import checks, disk, progress
+from speculative.rows import environment
+
+AUTO = "auto"  # Instead of a number of workers: one for each device, core, or mesh of devices.
+SECONDS = 0.5  # Between looks at what workers have done.
+# The chips of a worker along the axes of a host's, as the TPU's runtime takes them.
+BOUNDS = {1: "1,1,1", 2: "1,2,1", 4: "2,2,1", 8: "2,4,1"}
+PORT = 8476  # Of the first worker's part of the TPU's runtime.
+COUNT = "import jax; print(jax.default_backend(), jax.local_device_count())"
+
+
+def count(asked: str, mesh: str | None) -> tuple[str, int]:
+    """The platform of this machine, and how many workers are asked for, each with such a mesh.
+
+    Devices are counted by another process, for one that uses a TPU keeps it. ValueError if there
+    are too few.
+    """
+    found = subprocess.run([sys.executable, "-c", COUNT], capture_output=True, text=True)
+    if found.returncode:
+        last = (found.stderr.strip().splitlines() or [""])[-1]
+        raise ValueError(f"The devices of this machine cannot be counted ({last}).")
+    platform, devices = found.stdout.split()
+    sizes = checks.mesh("mesh", mesh) if mesh else {}
+    each, there = sizes.get("data", 1) * sizes.get("model", 1), int(devices)
+    # Devices that XLA makes of a CPU are every worker's own, and cores may be shared.
+    if platform == "cpu":
+        return platform, environment.cores() if asked == AUTO else int(asked)
+    most = there // each
+    if each not in BOUNDS:
+        known = ", ".join(map(str, BOUNDS))
+        raise ValueError(f"Workers have meshes of {known} devices each, not {each}.")
+    wanted = max(most, 1) if asked == AUTO else int(asked)
+    if wanted > most:
+        noun = f"groups of {each} devices" if mesh else "devices"
+        raise ValueError(f"{wanted} workers need as many {noun}, and there are {most} (--workers).")
+    return platform, wanted
+
+
+def pins(platform: str, worker: int, each: int = 1) -> dict[str, str]:
+    """The variables by which a worker's JAX sees its own devices alone, so many of them."""
+    own = ",".join(str(worker * each + i) for i in range(each))
+    if platform == "tpu":
+        return {
+            "TPU_VISIBLE_CHIPS": own,
+            "TPU_CHIPS_PER_PROCESS_BOUNDS": BOUNDS[each],
+            "TPU_PROCESS_BOUNDS": "1,1,1",
+            "TPU_MESH_CONTROLLER_ADDRESS": f"localhost:{PORT + worker}",
+            "TPU_MESH_CONTROLLER_PORT": str(PORT + worker),
+        }
+    return {"CUDA_VISIBLE_DEVICES": own} if platform in ("gpu", "cuda") else {}
+
+
+def take_cores(worker: int, workers: int) -> None:
+    """Leaves this process its share of the cores that it may use, if there are as many."""
+    environment.cores()  # Results tell of all that the machine has.
+    if hasattr(os, "sched_setaffinity"):
+        cores = sorted(os.sched_getaffinity(0))
+        os.sched_setaffinity(0, cores[worker::workers] or cores)
+
+
+def run(
+    arguments: Sequence[str],
+    folder: pathlib.Path,
+    platform: str,
+    workers: int,
+    devices: int,
+    texts: Mapping[str, int],
+) -> None:
+    """Runs a command in so many processes, with `--worker=K/N`, and waits for their end.
+
+    `texts` are those of each row, by its name. A worker that fails leaves its texts to the others;
+    ValueError is raised if all fail, with what the first of them said.
+    """
+    running: dict[int, subprocess.Popen[bytes]] = {}
+    with contextlib.ExitStack() as stack:
+        for worker in range(workers):
+            log = stack.enter_context((folder / f"worker.{worker}.log").open("wb"))
+            command = [sys.executable, "-m", "speculative.cli", *arguments]
+            running[worker] = subprocess.Popen(
+                [*command, f"--worker={worker}/{workers}"],
+                env=os.environ | pins(platform, worker, devices),
+                stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT,
+            )  # fmt: skip
+        try:
+            with progress.bar(f"{workers} workers") as on_progress:
+                while any(one.poll() is None for one in running.values()):
+                    on_progress("decoding", _done(folder, texts) / max(1, sum(texts.values())))
+                    time.sleep(SECONDS)
+        except KeyboardInterrupt:
+            for one in running.values():
+                one.terminate()
+            for one in running.values():
+                one.wait()
+            raise KeyboardInterrupt(
+                f"; {_done(folder, texts)} of {sum(texts.values())} texts are in {folder}, the "
+                "same command goes on"
+            ) from None
+    failed = {worker: one.returncode for worker, one in running.items() if one.returncode}
+    if len(failed) == workers:
+        raise ValueError(f"All workers failed; the first one says: {_said(folder, min(failed))}")
+    for worker, code in failed.items():
+        said = "Worker %s ended with exit code %s; its texts are taken up. It says: %s"
+        logging.warning(said, worker, code, _said(folder, worker))
+
+
+def _done(folder: pathlib.Path, texts: Mapping[str, int]) -> int:
+    """How many texts workers have measured so far."""
+    files = (file for name in texts for file in (folder / "rows" / name).glob("examples*.jsonl"))
+    return sum(file.read_bytes().count(b"\n") for file in files)
+
+
+def _said(folder: pathlib.Path, worker: int) -> str:
+    """The last line of a worker's log, or its error."""
+    lines = disk.text(folder / f"worker.{worker}.log").strip().splitlines()
+    errors = [line for line in lines if line.startswith("error: ")]
+    return [*lines, *errors][-1].removeprefix("error: ") if lines else "nothing."
