@@ -204,6 +204,7 @@ def _sample(example: kept.Example, record: records.Record) -> str:
 def _environment(rows: Sequence[_Row]) -> list[str]:
     """Where and with what rows were measured."""
     names = ("num_examples", *tables.ENVIRONMENT)
+    names = [name for name in names if any(getattr(row.record, name) is not None for row in rows)]
     columns = [Column(name.replace("_", " "), tables.field(name)) for name in names]
     values = {column: {column.cell(row.record) for row in rows} for column in columns}
     shared = {column.head: min(cells) for column, cells in values.items() if len(cells) == 1}

@@ -151,10 +151,10 @@ def finish(
                 row = f"{number} of {len(configs)}, {name.rpartition('/')[2]}"
                 with progress.bar(row) as on_progress:
                     on_progress("loading", 0)
-                    given = load(config), config, *todo[name], on_progress
-                    record = run_row(*given, share or (0, 1))
-                more = {"fingerprints": made_with[name]} | _beside(output_dir, name, share)
-                done[name] = dataclasses.replace(record, **more)
+                    more = *todo[name], on_progress, share or (0, 1)
+                    record = run_row(load(config), config, *more)
+                told = {"fingerprints": made_with[name]} | _beside(output_dir, name, share)
+                done[name] = dataclasses.replace(record, **told)
                 disk.append(path, dataclasses.asdict(done[name]))
     except KeyboardInterrupt:
         finished = sum(name in done for name in configs)
@@ -171,7 +171,7 @@ def work(configs: Mapping[str, RowConfig], output_dir: pathlib.Path, worker: int
     ValueError is raised as by `run`; if another process is this worker; and if the others have
     other rows, settings or files, or another commit.
     """
-    output_dir.mkdir(parents=True, exist_ok=True)
+    output_dir.mkdir(parents=True, exist_ok=True)  # For the lock.
     load = weights.Loader()
     for number in [*range(worker, of), *range(worker)]:
         with disk.locked(output_dir / f".lock.{number}") as ours:
@@ -199,7 +199,7 @@ def _beside(output_dir: pathlib.Path, name: str, share: Any) -> dict[str, Any]:
 
 def _require_same(output_dir: pathlib.Path, digest: str) -> None:
     """Raises ValueError unless all workers of a folder have the same digest."""
-    file = output_dir / "workers.txt"
+    file = disk.writable(output_dir / "workers.txt")
     with contextlib.suppress(FileExistsError), file.open("x") as first:
         first.write(digest + "\n")
     before = ""
