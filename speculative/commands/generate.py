@@ -5,6 +5,7 @@ import contextlib
 import dataclasses
 import functools
 import itertools
+import os
 import sys
 import time
 from collections.abc import Hashable, Iterable, Iterator, Sequence
@@ -53,6 +54,10 @@ def _add_generate(parser: argparse.ArgumentParser) -> None:
     add_options(parser, *rows.DECODING[1:], **SETTINGS)
     said = "where an output has this text, it ends before it; may be given several times"
     add("--stop TEXT", said, action="append", default=[])
+    said = "this process is one of several, maybe of other hosts, whose devices a mesh spans, each "
+    said += "started by this command; auto on a Cloud TPU, elsewhere a port of the first one's "
+    said += "host, and which of how many it is. The first one shows the texts"
+    add("--distributed HOST:PORT,K/N", said)
     several = parser.add_argument_group("many texts")
     add_options(several, "--batch_size", batch_size=1)
     option(several, "--samples N", "of each prompt (1)", whole(1, checks.MAX_SAMPLES), default=1)
@@ -78,6 +83,8 @@ def _add_generate(parser: argparse.ArgumentParser) -> None:
 def _generate(options: argparse.Namespace) -> None:
     from speculative import progress, tasks
 
+    if options.distributed is not None:
+        _join(options)
     # Wrong values end here.
     given = {name: value for name, value in vars(options).items() if name in SETTINGS}
     if options.tree == AUTO:
@@ -153,6 +160,26 @@ def _generate(options: argparse.Namespace) -> None:
     # Where nobody asks or watches, a program that went well leaves standard error empty.
     if total.texts > (1 if typed else 0) and (options.compare or sys.stderr.isatty()):
         print(total, file=sys.stderr)
+
+
+def _join(options: argparse.Namespace) -> None:
+    """Makes this process one of several, of which the first shows what they decode together."""
+    from speculative.backends import processes
+
+    if options.mesh is None:
+        raise ValueError("--distributed is for a mesh; add --mesh.")
+    if options.text is None and options.file is None or options.output is not None:
+        raise ValueError(
+            "Processes that decode together need the same texts at once: give a text or a --file "
+            "to each, and no --output."
+        )
+    if options.trace or options.compare:
+        raise ValueError("--trace and --compare are for one process; leave --distributed out.")
+    first = processes.join(options.distributed) == 0
+    # The library by which CPUs exchange arrays writes to standard output, where texts alone belong.
+    sys.stdout.flush()
+    sys.stdout = open(os.dup(1) if first else os.devnull, "w", encoding="utf-8")
+    os.dup2(2, 1)
 
 
 def _usual_tree(options: argparse.Namespace) -> int:
