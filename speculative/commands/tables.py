@@ -1,6 +1,7 @@
 """The paper's tables, rerun from configurations."""
 
 import argparse
+import contextlib
 import os
 import pathlib
 from typing import TYPE_CHECKING
@@ -66,6 +67,9 @@ def _add_table(parser: argparse.ArgumentParser) -> None:
     said = "processes that share each row's texts, with a device, a mesh of devices or their share "
     said += "of the cores each; auto is as many as there are (one process)"
     option(parser, "--workers N", said, _workers)
+    said = "with --workers: this host's number, from 0, and how many hosts share the texts, each "
+    said += "with a folder of its own; report merges what is copied into one (0/1)"
+    option(parser, "--hosts K/N", said, _host, default=(0, 1))
     parser.add_argument("--worker", help=argparse.SUPPRESS)  # K/N, of a process that one started.
     option(parser, "--output_dir DIR", "(results/tableN)")
 
@@ -77,6 +81,8 @@ def _table(options: argparse.Namespace) -> None:
         tables.show_theory()
         return
     folder = options.output_dir or f"results/table{rows.table_name(options)}"
+    if options.hosts != (0, 1) and options.workers is None and options.worker is None:
+        raise ValueError("--hosts is for workers; add --workers=auto.")
     if options.worker is not None:
         _work(options, pathlib.Path(folder))
     elif options.workers is not None:
@@ -89,18 +95,29 @@ def _workers(text: str) -> str:
     return text if text == "auto" else str(whole(1, 1024)(text))
 
 
+def _host(text: str) -> tuple[int, int]:
+    with contextlib.suppress(ValueError):
+        number, hosts = map(int, text.split("/"))
+        if 0 <= number < hosts <= 1024:
+            return number, hosts
+    raise argparse.ArgumentTypeError(f"must be K/N with K from 0 to N - 1, not {text!r}")
+
+
 def _work(options: argparse.Namespace, folder: pathlib.Path) -> None:
     """What one of several workers does."""
     from speculative.studies import sweep, workers
 
     worker, of = map(int, options.worker.split("/"))
-    workers.take_cores(worker, of)
-    sweep.work(rows.of_table(options), folder, worker, of)
+    host, each = options.hosts[0], of // options.hosts[1]
+    workers.take_cores(worker - host * each, each)
+    own = range(host * each, (host + 1) * each)
+    sweep.work(rows.of_table(options), folder, worker, of, own)
 
 
 def _share(options: argparse.Namespace, folder: pathlib.Path) -> None:
     """Starts workers; when they have ended, measures costs alone and shows all."""
     from speculative import checks, disk
+    from speculative.reporting import page
     from speculative.rows.config import RANDOM
     from speculative.studies import sweep, workers
     from speculative.tasks.prompts import load_prompts
@@ -117,7 +134,11 @@ def _share(options: argparse.Namespace, folder: pathlib.Path) -> None:
     arguments = _without_workers(options.arguments)
     with disk.owned(folder):
         (folder / "workers.txt").unlink(missing_ok=True)
-        workers.run(arguments, folder, platform, count, devices, texts)
+        workers.run(arguments, folder, platform, count, devices, texts, options.hosts)
+        if options.hosts != (0, 1):  # The others' texts are elsewhere.
+            page.write([folder], folder / "report.html")
+            print(f"Written: {folder / 'report.html'}, of this host's texts.")
+            return
         for name, value in workers.pins(platform, 0, devices).items():
             os.environ[name] = value
         _show(sweep.finish(configs, folder), folder)

@@ -165,15 +165,23 @@ def finish(
     return [done[name] for name in configs if name in done]
 
 
-def work(configs: Mapping[str, RowConfig], output_dir: pathlib.Path, worker: int, of: int) -> None:
+def work(
+    configs: Mapping[str, RowConfig],
+    output_dir: pathlib.Path,
+    worker: int,
+    of: int,
+    here: Sequence[int] = (),
+) -> None:
     """Measures a worker's texts of all rows, and then those of others that do not work any more.
 
-    ValueError is raised as by `run`; if another process is this worker; and if the others have
-    other rows, settings or files, or another commit.
+    The others are those of this host, whose numbers are `here`; by default all. ValueError is
+    raised as by `run`; if another process is this worker; and if the others have other rows,
+    settings or files, or another commit.
     """
     output_dir.mkdir(parents=True, exist_ok=True)  # For the lock.
     load = weights.Loader()
-    for number in [*range(worker, of), *range(worker)]:
+    numbers = here or range(of)
+    for number in [worker, *(other for other in numbers if other != worker)]:
         with disk.locked(output_dir / f".lock.{number}") as ours:
             if ours:
                 finish(configs, output_dir, load, (number, of))

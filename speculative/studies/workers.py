@@ -82,26 +82,30 @@ def run(
     workers: int,
     devices: int,
     texts: Mapping[str, int],
+    host: tuple[int, int] = (0, 1),
 ) -> None:
     """Runs a command in so many processes, with `--worker=K/N`, and waits for their end.
 
-    `texts` are those of each row, by its name. A worker that fails leaves its texts to the others;
-    ValueError is raised if all fail, with what the first of them said.
+    `texts` are those of each row, by its name. Of several hosts, this is number K of N. A worker
+    that fails leaves its texts to the others of its host; ValueError is raised if all fail, with
+    what the first of them said.
     """
     running: dict[int, subprocess.Popen[bytes]] = {}
     with contextlib.ExitStack() as stack:
-        for worker in range(workers):
+        for place in range(workers):
+            worker, of = host[0] * workers + place, host[1] * workers
             log = stack.enter_context((folder / f"worker.{worker}.log").open("wb"))
             command = [sys.executable, "-m", "speculative.cli", *arguments]
             running[worker] = subprocess.Popen(
-                [*command, f"--worker={worker}/{workers}"],
-                env=os.environ | pins(platform, worker, devices),
+                [*command, f"--worker={worker}/{of}"],
+                env=os.environ | pins(platform, place, devices),
                 stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT,
             )  # fmt: skip
         try:
             with progress.bar(f"{workers} workers") as on_progress:
                 while any(one.poll() is None for one in running.values()):
-                    on_progress("decoding", _done(folder, texts) / max(1, sum(texts.values())))
+                    share = _done(folder, texts) * host[1] / max(1, sum(texts.values()))
+                    on_progress("decoding", min(1.0, share))
                     time.sleep(SECONDS)
         except KeyboardInterrupt:
             for one in running.values():

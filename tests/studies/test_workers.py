@@ -176,3 +176,15 @@ def test_a_worker_knows_the_machine_by_all_its_cores() -> None:
     found = subprocess.run([sys.executable, "-c", said], capture_output=True, text=True, check=True)
     cores, taken = json.loads(found.stdout)
     assert taken == 1 <= cores
+
+
+def test_hosts_leave_one_another_their_texts(
+    configs: dict[str, RowConfig], alone: list[records.Record], tmp_path: pathlib.Path
+) -> None:
+    for host, here in enumerate((range(2), range(2, 4))):
+        sweep.work(configs, tmp_path / str(host), here[0], 4, here)
+        numbers = {one[0] for one in texts(tmp_path / str(host), "made/t0")}
+        assert numbers == {number for number in range(5) if number % 4 in here}
+    for file in (tmp_path / "1").rglob("*.*.jsonl"):  # As they are copied into one bucket.
+        (tmp_path / "0" / file.relative_to(tmp_path / "1")).write_bytes(file.read_bytes())
+    assert counted(page._records(tmp_path / "0")) == counted(alone)
