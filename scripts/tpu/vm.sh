@@ -8,7 +8,8 @@
 #           are copied to the folder of --results every 20 seconds (INTERVAL), so that a new VM
 #           goes on when one is pre-empted or no longer answers. A file or folder gs://… of an
 #           option is copied to the VM first. The same command again watches a run that is under
-#           way, or goes on with one that stopped
+#           way, or goes on with one that stopped. With --workers=auto all chips work at once, and
+#           on an ACCELERATOR of several hosts each measures its share of the texts
 # create    makes a VM of ACCELERATOR (v4-8) with the software RUNTIME (tpu-ubuntu2204-base)
 # install   copies the commit that is checked out, which every record then names, and installs it
 #           with the extras tpu and tasks; again after every commit
@@ -73,6 +74,30 @@ done
 command -v gcloud >/dev/null || [[ -n $DRY_RUN ]] ||
   fail "gcloud is not installed; get the Google Cloud CLI from https://cloud.google.com/sdk."
 
+# The hosts of an accelerator type, each with four chips, or up to eight where there is one; nothing
+# if there is no such type. v4 and v5p count two cores a chip.
+hosts_of() {
+  local chips sizes
+  [[ $1 =~ ^(v4|v5p|v5litepod|v6e)-([0-9]{1,5})$ ]] || return 0
+  chips=${BASH_REMATCH[2]} sizes='4 8 16 32 64 128 256 512 1024 2048'
+  case ${BASH_REMATCH[1]} in
+    v4 | v5p)
+      ((chips % 2 == 0)) || return 0
+      chips=$((chips / 2))
+      ;;
+    *)
+      sizes='1 4 8 16 32 64 128 256'
+      ((chips > 8)) || chips=$((chips == 8 ? 4 : chips)) # Eight are of one host.
+      ;;
+  esac
+  [[ " $sizes " == *" $chips "* ]] || return 0
+  echo $(((chips + 3) / 4))
+}
+
+HOSTS=$(hosts_of "$ACCELERATOR")
+[[ -n $HOSTS ]] || fail "'$ACCELERATOR' is no accelerator type that this script knows; give \
+ACCELERATOR as v4-8, v4-32, v5litepod-4, v5p-8, v6e-8 and the like, in sizes that Cloud TPU has."
+
 # Runs a command, or prints it.
 call() {
   local line
@@ -101,9 +126,13 @@ delete() {
   fi
 }
 
-# Runs a command on the VM, in the home folder.
+# Of a command for all hosts, if there are several.
+WORKERS=()
+((HOSTS == 1)) || WORKERS=(--worker=all)
+
+# Runs a command on the VM, or on every host of it, in the home folder.
 remote() {
-  tpus tpu-vm ssh "$NAME" --command="$1"
+  tpus tpu-vm ssh "$NAME" ${WORKERS[@]+"${WORKERS[@]}"} --command="$1"
 }
 
 # `table` tries it again if it fails, so every command says whether to go on.
@@ -111,7 +140,7 @@ install() {
   # A bundle carries the commit's name, which a copy of the files would lose.
   local bundle=${TMPDIR:-/tmp}/speculative-$NAME.bundle
   call git -C "$ROOT" bundle create --quiet "$bundle" HEAD || return
-  tpus tpu-vm scp "$bundle" "$NAME:speculative.bundle" || return
+  tpus tpu-vm scp "$bundle" "$NAME:speculative.bundle" ${WORKERS[@]+"${WORKERS[@]}"} || return
   call rm "$bundle"
   remote "git init --quiet speculative && cd speculative \
 && git fetch --quiet ../speculative.bundle HEAD && git checkout --quiet --force FETCH_HEAD" ||
@@ -187,9 +216,20 @@ described() {
   fi
 }
 
-# The exit code of the run, which is in the bucket once all its results are.
+# The exit code of the run, which is in the bucket once all its results are; of several hosts the
+# greatest, once all have one.
 ended() {
-  gcloud storage cat "$FOLDER/exit_code" 2>/dev/null | grep .
+  local host code most=0
+  for ((host = 0; host < HOSTS; host++)); do
+    code=$(gcloud storage cat "$FOLDER/$(code_of "$host")" 2>/dev/null | grep .) || return 1
+    ((code <= most)) || most=$code
+  done
+  echo "$most"
+}
+
+# The file of a host's exit code.
+code_of() {
+  if ((HOSTS == 1)); then echo exit_code; else echo "exit_code.$1"; fi
 }
 
 # Makes a VM, which may be lost meanwhile.
@@ -243,7 +283,7 @@ tail -n 10 speculative.log 2>/dev/null | sed "s/^/log: /"' 2>"$NOTES" </dev/null
     return
   fi
   NEW=
-  job=$(sed -n 's/^job: //p' <<<"$found")
+  job=$(sed -n 's/^job: //p' <<<"$found" | sort -u)
   sed -n 's/^log: //p' <<<"$found" >"$NOTES"
   if [[ $job == "$WORK" ]]; then
     FAILURES=0 STARTED=1
@@ -327,11 +367,15 @@ finish() {
   local folder=results/table$TABLE
   if quietly fetch; then
     say "The results are in $folder."
-    if [[ $1 == 0 ]]; then
+    if [[ $1 == 0 && $HOSTS != 1 ]]; then
+      say "speculative report $folder merges what the $HOSTS hosts measured."
+    elif [[ $1 == 0 ]]; then
       cat "$ROOT/$folder/compared.txt"
     elif [[ -e $ROOT/$folder/log.txt ]]; then
       printf 'error: exit code %s; the end of %s:\n' "$1" "$folder/log.txt" >&2
       tail -n 20 "$ROOT/$folder/log.txt" >&2
+    elif ((HOSTS > 1)); then
+      printf 'error: exit code %s; see the logs of the hosts, %s/log.*.txt.\n' "$1" "$folder" >&2
     fi
   else
     say "The results stay in $FOLDER, for they could not be fetched: $(reason)"
@@ -349,7 +393,7 @@ finish() {
 measure() {
   local code
   FOLDER=$RESULTS/table$TABLE COMMIT=$(git -C "$ROOT" describe --always)
-  printf -v JOB '%q ' speculative/scripts/tpu/measure.sh "$RESULTS" "$TABLE" \
+  printf -v JOB '%q ' env HOSTS="$HOSTS" speculative/scripts/tpu/measure.sh "$RESULTS" "$TABLE" \
     ${OPTIONS[@]+"${OPTIONS[@]}"} # For bash 3, which a Mac has, an empty list is not set.
   WORK="commit $COMMIT: $JOB" NOTES=$(mktemp)
   # What was said last; failures in a row; whether the run has been seen at work; how often it has
@@ -358,11 +402,14 @@ measure() {
   SAID='' FAILURES=0 STARTED='' STOPS=0 PROGRESS='' OWNED='' NEW=''
   trap 'rm -f "$NOTES"' EXIT
   # What an earlier run left of its end must go anyway, which shows whether the bucket can be used.
-  if ! quietly call gcloud storage cp - "$FOLDER/exit_code" ||
-    ! quietly call gcloud storage rm "$FOLDER/exit_code"; then
-    fail "$RESULTS cannot be written ($(reason)); make the bucket or ask its owner for the role \
+  local host
+  for ((host = 0; host < HOSTS; host++)); do
+    if ! quietly call gcloud storage cp - "$FOLDER/$(code_of "$host")" ||
+      ! quietly call gcloud storage rm "$FOLDER/$(code_of "$host")"; then
+      fail "$RESULTS cannot be written ($(reason)); make the bucket or ask its owner for the role \
 roles/storage.objectUser."
-  fi
+    fi
+  done
   if [[ -n $DRY_RUN ]]; then
     create && install && start && fetch && { [[ -n $KEEP ]] || delete; }
     return
@@ -372,7 +419,9 @@ roles/storage.objectUser."
     if ! code=$(ended); then
       advance
     elif [[ $code != 0 ]] && lost; then
-      quietly gcloud storage rm "$FOLDER/exit_code" || true
+      for ((host = 0; host < HOSTS; host++)); do
+        quietly gcloud storage rm "$FOLDER/$(code_of "$host")" || true
+      done
     else
       finish "$code"
     fi

@@ -6,6 +6,8 @@ workers whose locks are free, because they have ended or were killed.
 """
 
 import contextlib
+import glob
+import importlib.util
 import os
 import pathlib
 import subprocess
@@ -23,25 +25,34 @@ SECONDS = 0.5  # Between looks at what workers have done.
 # The chips of a worker along the axes of a host's, as the TPU's runtime takes them.
 BOUNDS = {1: "1,1,1", 2: "1,2,1", 4: "2,2,1", 8: "2,4,1"}
 PORT = 8476  # Of the first worker's part of the TPU's runtime.
+CHIPS = "/dev/accel[0-9]*", "/dev/vfio/[0-9]*"  # The files of a TPU's chips.
 COUNT = "import jax; print(jax.default_backend(), jax.local_device_count())"
 
 
 def count(asked: str, mesh: str | None) -> tuple[str, int]:
     """The platform of this machine, and how many workers are asked for, each with such a mesh.
 
-    Devices are counted by another process, for one that uses a TPU keeps it. ValueError if there
-    are too few.
+    Devices are counted by another process, for one that uses a TPU keeps it; and a TPU's by their
+    files, for that process would wait for those of other hosts. ValueError if there are too few.
     """
+    chips = [file for pattern in CHIPS for file in glob.glob(pattern)]
+    if chips and importlib.util.find_spec("libtpu"):
+        return "tpu", _wanted(asked, mesh, len(chips))
     found = subprocess.run([sys.executable, "-c", COUNT], capture_output=True, text=True)
     if found.returncode:
         last = (found.stderr.strip().splitlines() or [""])[-1]
         raise ValueError(f"The devices of this machine cannot be counted ({last}).")
     platform, devices = found.stdout.split()
-    sizes = checks.mesh("mesh", mesh) if mesh else {}
-    each, there = sizes.get("data", 1) * sizes.get("model", 1), int(devices)
     # Devices that XLA makes of a CPU are every worker's own, and cores may be shared.
     if platform == "cpu":
         return platform, environment.cores() if asked == AUTO else int(asked)
+    return platform, _wanted(asked, mesh, int(devices))
+
+
+def _wanted(asked: str, mesh: str | None, there: int) -> int:
+    """How many workers there are for so many devices."""
+    sizes = checks.mesh("mesh", mesh) if mesh else {}
+    each = sizes.get("data", 1) * sizes.get("model", 1)
     most = there // each
     if each not in BOUNDS:
         known = ", ".join(map(str, BOUNDS))
@@ -50,7 +61,7 @@ def count(asked: str, mesh: str | None) -> tuple[str, int]:
     if wanted > most:
         noun = f"groups of {each} devices" if mesh else "devices"
         raise ValueError(f"{wanted} workers need as many {noun}, and there are {most} (--workers).")
-    return platform, wanted
+    return wanted
 
 
 def pins(platform: str, worker: int, each: int = 1) -> dict[str, str]:

@@ -430,6 +430,30 @@ def test_a_dry_table() -> None:
     assert dry(*TABLE, "--keep")[-1] == fetch
 
 
+@pytest.mark.parametrize(
+    ("accelerator", "hosts"),
+    [
+        ("v4-8", 1),
+        ("v4-32", 4),
+        ("v5litepod-8", 1),
+        ("v5litepod-16", 4),
+        ("v5p-16", 2),
+        ("v6e-1", 1),
+    ],
+)
+def test_every_host_is_started(accelerator: str, hosts: int) -> None:
+    done = vm("--dry_run", *TABLE, changes={"ACCELERATOR": accelerator})
+    assert done.returncode == 0
+    lines = [shlex.split(line) for line in done.stdout.splitlines()]
+    several = [line for line in lines if {"ssh", "scp"} & {*line}]
+    assert several and {"--worker=all" in line for line in several} == {hosts > 1}
+    assert f"HOSTS={hosts} speculative/scripts/tpu/measure.sh" in done.stdout.replace("\\", "")
+    codes = [
+        line[-1].rpartition("/")[2] for line in lines if line[:3] == ["gcloud", "storage", "rm"]
+    ]
+    assert codes == (["exit_code"] if hosts == 1 else [f"exit_code.{i}" for i in range(hosts)])
+
+
 def test_a_dry_run_runs_nothing(world: pathlib.Path, tmp_path: pathlib.Path) -> None:
     before = sorted(tmp_path.rglob("*"))
     for verb in (["create"], ["install"], ["ssh", "touch", "x"], TABLE, ["delete"]):
@@ -678,6 +702,10 @@ def test_the_installed_commit_is_the_one_that_is_checked_out(
         (["table", "2", "--results=gs://b/"], {}, "'gs://b' is no folder of a bucket"),
         (["table", "2", "--checkpoints", "x"], {}, "'--checkpoints' is no option of table"),
         (["table", "2", "--output_dir=x"], {}, "--output_dir is that of the VM; give"),
+        (["create"], {"ACCELERATOR": "v4-9"}, "'v4-9' is no accelerator type that this script"),
+        (["create"], {"ACCELERATOR": "v4_8"}, "'v4_8' is no accelerator type that this script"),
+        ([*TABLE], {"ACCELERATOR": "v5e-8"}, "'v5e-8' is no accelerator type that this script"),
+        (["create"], {"ACCELERATOR": "v5litepod-2"}, "'v5litepod-2' is no accelerator type"),
         (["create"], {"PATH": "/usr/bin/nowhere:/bin/nowhere"}, "gcloud is not installed"),
     ],
 )
