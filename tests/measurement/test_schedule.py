@@ -205,3 +205,60 @@ def test_copies_of_kernels_are_found_in_loops_and_outside() -> None:
 def test_a_text_that_is_no_program() -> None:
     with pytest.raises(ValueError, match="no ENTRY"):
         HloModule("HloModule nothing\n")
+
+
+MET = "channel_id=1, replica_groups={groups}, to_apply=%sum, backend_config={{}}"
+RING = 4e-6 + 2 * 400 * 0.75 / (2 * 50)  # Two axes of two chips: a hop each, there and back.
+
+
+@pytest.mark.parametrize(
+    ("groups", "chips", "seconds"),
+    [
+        ("{{0,1,2,3}}", 4, RING),
+        ("mesh['axis_0'=2,'axis_1'=4] {'axis_1'}", 4, RING),
+        ("[2,4]<=[8]", 4, RING),
+        # Of no slice that is known: a ring of three.
+        ("{{0,1,2},{3,4,5}}", 3, 4e-6 + 2 * 400 * (2 / 3) / (2 * 50)),
+    ],
+)
+def test_what_chips_exchange_takes_hops_and_the_links_time(
+    groups: str, chips: int, seconds: float
+) -> None:
+    made = program(
+        f"  %a = {KERNEL} parameter(0)",
+        f"  ROOT %b = {KERNEL} all-reduce(%a), {MET.format(groups=groups)}",
+    )
+    one = made.instructions["b"]
+    assert made.exchanged(one) == ("all-reduce", 400, chips)
+    assert made.exchanged(made.instructions["a"]) is None
+    found = Schedule(made, CHIP).cost(made.entry)
+    assert found.seconds == pytest.approx(seconds)
+    assert (found.exchanging, found.collectives, found.exchanged) == (
+        pytest.approx(seconds), 1, 400,
+    )  # fmt: skip
+
+
+def test_what_is_exchanged_in_the_background_hides_behind_work() -> None:
+    """A permutation takes 8 s on its link; 3 s of work are done meanwhile."""
+    made = program(
+        f"  %a = {KERNEL} parameter(0)",
+        f"  %s = ({KERNEL}, {KERNEL}) collective-permute-start(%a), "
+        "source_target_pairs={{0,1}}",
+        fusion("w", NEAR, "%a", "add", 300),
+        f"  ROOT %d = {KERNEL} collective-permute-done(%s)",
+    )
+    found = Schedule(made, CHIP).cost(made.entry)
+    assert found.seconds == pytest.approx(1e-6 + 8)
+    assert found.exchanging == pytest.approx(1e-6 + 8)
+    assert found.collectives == 1
+
+
+def test_a_step_is_no_faster_than_its_bytes_where_chips_exchange_little() -> None:
+    made = program(
+        f"  %a = {KERNEL} parameter(0)",
+        f"  %r = f32[1]{{0}} all-reduce(%a), {MET.format(groups='{{0,1,2,3}}')}",
+        fusion("w", NEAR, "%a", "add", 1),
+        f"  ROOT %d = {KERNEL} copy(%w)",
+    )
+    found = Schedule(made, CHIP).cost(made.entry)
+    assert found.seconds >= found.bytes / CHIP.bandwidth

@@ -280,3 +280,39 @@ def test_what_does_not_fit_says_by_how_much_and_what_would(monkeypatch: pytest.M
     assert found.fault is not None
     assert "t5_1_1_xxl with t5_1_1_small needs 20.9 GiB" in found.fault
     assert "15.8 GiB of a TPU v5 lite, 5.1 GiB less; it fits v4-8, v5p-8, v6e-1" in found.fault
+
+
+@pytest.mark.parametrize("quantize", ["none", "int8"])
+def test_four_chips_share_a_target(quantize: str) -> None:
+    alone, found = estimate(quantize=quantize), estimate(quantize=quantize, mesh="model:4")
+    assert found.fits and found.mesh == "model:4"
+    assert (found.weight_copies, found.weight_copies_elsewhere, found.weight_gathers) == (0, 0, 0)
+    # Three sums a layer, two for the greatest logit and its place, and where logits end.
+    assert found.collectives == 3 * 2 + 3
+    assert found.ms_collectives == pytest.approx(9 * 5e-3, rel=0.2)
+    quarter = (alone.ms_target_step_floor or 0) / 4
+    assert found.ms_target_step is not None and found.ms_target_step_floor is not None
+    assert found.ms_target_step_floor == pytest.approx(quarter, rel=0.02)
+    # Two layers of XXL in int8 are little beside logits and what is not products.
+    most = {"none": 1.35, "int8": 1.9}[quantize]
+    assert 0.99 <= found.ms_target_step / quarter
+    assert found.ms_target_step <= most * quarter + (found.ms_collectives or 0)
+    # The draft and the embedding are whole on each chip.
+    assert found.hbm_weights <= alone.hbm_weights / 4 + 2**29
+    assert found.hbm_bytes == 4 * found.hbm_bytes_per_chip
+    assert found.ms_target_step_one_chip == pytest.approx(alone.ms_target_step or 0)
+    # A draft as small as this is faster whole.
+    assert (found.ms_draft_step_shared or 0) > (found.ms_draft_step or 0)
+
+
+def test_a_mesh_larger_than_the_slice() -> None:
+    with pytest.raises(ValueError, match="model:8 needs 8 devices, and there are 4"):
+        estimate(mesh="model:8")
+
+
+def test_slices() -> None:
+    for topology, count in ("v4-16", 8), ("v5e-4", 4), ("v6e-1", 1):
+        assert chips.count(topology) == count == len(chips.devices(topology))
+    for topology in "v4-6", "v4-12", "v5e-3", "v7-8", "v4":
+        with pytest.raises(ValueError, match=f"There is no topology '{topology}'"):
+            chips.chip(topology)
