@@ -99,8 +99,8 @@ OPTIONS = {
     "configured, or whole texts and 64)",
     "--batch_size N": "texts that are decoded together, each as it would be alone (1, in evaluate "
     "16)",
-    "--topology NAME": "a TPU, of which one chip is used, or with --mesh several: v4-8, v4-32, v5e-1, "
-    "v5e-8, v5p-8, v6e-1 and other slices, or present, this machine's devices (v4-8)",
+    "--topology NAME": "a TPU, of which one chip is used, or with --mesh several: v4-8, v4-32, "
+    "v5e-1, v5p-8, v6e-1 and other slices, or present, this machine's devices (v4-8)",
     "--family NAME": "other models for a table: T5 v1.0 of 11B parameters (v1_0) or 3B (v1_0_3b), "
     "whose public weights know the paper's tasks",
     "--weights": "true sizes, no checkpoints",

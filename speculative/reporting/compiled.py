@@ -97,6 +97,8 @@ SPEED = (
     Column("paper", field("paper_speedup", ".1f"), "measured by the paper"),
 )
 
+HEAVY = 0.05  # The time of a guess over a step's from which it decides how many pay.
+
 
 def show(found: Sequence[Estimate], console: Console = CONSOLE) -> None:
     """Prints rows as tables."""
@@ -113,3 +115,20 @@ def show(found: Sequence[Estimate], console: Console = CONSOLE) -> None:
     assumed = any(one.alpha is not None for one in found)
     parts = MEMORY, *[MESH] * (first.collectives is not None), STEPS, *[SPEED] * assumed
     show_parts([(columns, found) for columns in parts], console)
+    for one in found:
+        if (advice := _advice(one)) is not None:
+            console.print(advice, soft_wrap=True)
+
+
+def _advice(one: Estimate) -> str | None:
+    """What would suit a row on a mesh better, where a guess weighs much."""
+    if one.mesh is None or one.c is None or one.ms_draft_step is None or one.c < HEAVY:
+        return None
+    said = f"{one.experiment}: on {one.mesh} a guess takes {one.c:.0%} of a step. "
+    shared = one.ms_draft_step_shared
+    if shared is not None and shared < one.ms_draft_step:
+        return f"{said}Shared by the chips it takes {shared:.2f} ms (--draft_mesh={one.mesh})."
+    best = f" (γ = {one.best_gamma} is the best of these)" if one.best_gamma else ""
+    return (
+        f"{said}Fewer guesses{best}, a tree of less depth or a draft of fewer layers suit better."
+    )

@@ -6,6 +6,7 @@ four, and a few prompts.
 
 import functools
 import os
+import pathlib
 from typing import Any
 
 import jax
@@ -20,6 +21,7 @@ from speculative.pair import Result
 from speculative.rows import memory
 from speculative.tasks import task
 from speculative.tasks.prompts import load_prompts
+from tests import saved
 
 ALL = bool(os.environ.get("SPECULATIVE_TEST_MESH"))  # As `make test-mesh` sets it.
 DEVICES = jax.device_count()
@@ -139,3 +141,21 @@ def test_caches_that_devices_share() -> None:
         assert cache.sharding.shard_shape(cache.shape)[1] == cache.shape[1] // 2
     assert step.tokens.sharding.is_fully_replicated
     assert after.draft.model.keys[0].sharding.is_fully_replicated
+
+
+@pytest.mark.parametrize("mesh", ["model:4", *["model:8"] * ALL])
+def test_a_model_of_eight_heads(mesh: str, tmp_path: pathlib.Path) -> None:
+    """Nothing is padded, and each device has whole heads of its own."""
+    config = saved.TARGET.replace(num_heads=8, mlp_dim=32)
+    saved.save(tmp_path / "target", config, 5)
+    one, several = (
+        speculative.load(tmp_path / "target", tmp_path / "target", mesh=on) for on in (None, mesh)
+    )
+    assert several.target.config == one.target.config
+    texts = ["A small editor for plain text.", "An archive", "b c d e"]
+    for temperature in (0.0, 1.0):
+        how: dict[str, Any] = {"verification": "coupled", "temperature": temperature}
+        own = one.generate(texts, gamma=0, max_length=24, **how)
+        for gamma, tree in ((3, 0), (3, 12)):
+            found = several.generate(texts, gamma=gamma, tree=tree, max_length=24, **how)
+            assert [x.tokens for x in found] == [x.tokens for x in own]
