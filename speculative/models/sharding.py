@@ -16,7 +16,7 @@ from jax.experimental import mesh_utils
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from speculative import checks
-from speculative.backends import Weight, heads_together
+from speculative.backends import Prepacked, Weight, heads_together
 from speculative.models.config import AXES as INPUTS
 from speculative.models.config import Config
 from speculative.models.registry import abstract_params
@@ -159,11 +159,19 @@ def at(shapes: PyTree, on: Mesh, whole: bool = False, draft: bool = False) -> Py
 
 
 def mesh_of(params: PyTree) -> Mesh | None:
-    """The mesh of several devices on which parameters lie, or are to lie; None without one."""
-    for leaf in jax.tree.leaves(params):
-        on = getattr(leaf, "sharding", None)
-        if isinstance(on, NamedSharding) and on.mesh.size > 1:
-            return on.mesh  # pyright: ignore[reportReturnType]
+    """The mesh of several devices on which parameters lie, or are to lie; None without one.
+
+    One array tells it, for all lie on the same: every dispatch of a program asks.
+    """
+    one = params
+    while isinstance(one, dict | tuple | Prepacked):
+        if isinstance(one, Prepacked):
+            one = one.params
+        else:
+            one = next(iter(one.values() if isinstance(one, dict) else one), None)
+    on = getattr(one, "sharding", None)
+    if isinstance(on, NamedSharding) and on.mesh.size > 1:
+        return on.mesh  # pyright: ignore[reportReturnType]
     return None
 
 
