@@ -133,7 +133,7 @@ def _share(options: argparse.Namespace, folder: pathlib.Path) -> None:
         texts[name] = config.samples * sweep.number_of_texts(config, prompts)
     arguments = _without_workers(options.arguments)
     with disk.owned(folder):
-        (folder / "workers.txt").unlink(missing_ok=True)
+        sweep.begin_workers(folder, count * options.hosts[1])
         workers.run(arguments, folder, platform, count, devices, texts, options.hosts)
         if options.hosts != (0, 1):  # The others' texts are elsewhere.
             page.write([folder], folder / "report.html")

@@ -38,6 +38,7 @@ from speculative.studies.tune import Tuning, tune
 from speculative.tasks.prompts import Prompt, fingerprint, load_prompts, require
 
 RUNS = "configs/runs"  # Where the tables are.
+WORKERS = "workers.txt"  # How many workers share a folder, and a digest of what they measure.
 GAMMA = 5  # Guesses a step with which a pair is verified, where its row names none.
 
 
@@ -110,6 +111,8 @@ def finish(
     worker = share and share[0]
     path, folder = output_dir / of_worker("records", worker), output_dir / "rows"
     done = {record.experiment: record for record in records.read(path)}
+    # Rows of which all texts are measured, as a worker finds them after an interruption.
+    whole = {record.experiment for record in records.read(output_dir / of_worker("records", None))}
     todo: dict[str, tuple[list[Prompt] | None, str, KeptExamples]] = {}
     load = load or weights.Loader()
     here = "".join(f"{name} = {value!r}\n" for name, value in environment.here().items())
@@ -131,7 +134,7 @@ def finish(
             made_with[name]["texts"] = fingerprint(prompts)
         if not record:
             kept = KeptExamples(folder / name, gin + here, made_with[name], worker)
-            if share is None or share[0] < number_of_texts(config, prompts):
+            if share is None or name not in whole and share[0] < number_of_texts(config, prompts):
                 todo[name] = prompts, name, kept
         elif record.fingerprints is None:
             logging.warning(fingerprints.UNKNOWN, f"The record of {name} in {path}")
@@ -143,7 +146,7 @@ def finish(
             )
     if share is not None:
         said = [configs[name].gin() + here + str(made_with[name]) for name in configs]
-        _require_same(output_dir, fingerprints.of_value([share[1], said]))
+        _require_same(output_dir, f"{share[1]} {fingerprints.of_value(said)}")
     try:
         for number, (name, config) in enumerate(configs.items(), 1):
             if name in todo:
@@ -192,6 +195,19 @@ def work(
                 )
 
 
+def begin_workers(output_dir: pathlib.Path, of: int) -> None:
+    """Prepares a folder for workers that are all started by one command.
+
+    What others are of, and records of shares that other numbers of workers had, go; examples stay.
+    """
+    file = output_dir / WORKERS
+    before = file.read_text().partition(" ")[0] if file.is_file() else ""
+    file.unlink(missing_ok=True)
+    if before and before != str(of):
+        for records_of_share in output_dir.glob("records.*.jsonl"):
+            records_of_share.unlink()
+
+
 def number_of_texts(config: RowConfig, prompts: Sequence[Prompt] | None) -> int:
     """The texts that a row is measured on."""
     if prompts is None:
@@ -207,7 +223,7 @@ def _beside(output_dir: pathlib.Path, name: str, share: Any) -> dict[str, Any]:
 
 def _require_same(output_dir: pathlib.Path, digest: str) -> None:
     """Raises ValueError unless all workers of a folder have the same digest."""
-    file = disk.writable(output_dir / "workers.txt")
+    file = disk.writable(output_dir / WORKERS)
     with contextlib.suppress(FileExistsError), file.open("x") as first:
         first.write(digest + "\n")
     before = ""

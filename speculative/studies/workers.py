@@ -37,7 +37,8 @@ def count(asked: str, mesh: str | None) -> tuple[str, int]:
     """
     chips = [file for pattern in CHIPS for file in glob.glob(pattern)]
     if chips and importlib.util.find_spec("libtpu"):
-        return "tpu", _wanted(asked, mesh, len(chips))
+        visible = os.environ.get("TPU_VISIBLE_CHIPS")
+        return "tpu", _wanted(asked, mesh, len(visible.split(",") if visible else chips))
     found = subprocess.run([sys.executable, "-c", COUNT], capture_output=True, text=True)
     if found.returncode:
         last = (found.stderr.strip().splitlines() or [""])[-1]
@@ -66,16 +67,20 @@ def _wanted(asked: str, mesh: str | None, there: int) -> int:
 
 def pins(platform: str, worker: int, each: int = 1) -> dict[str, str]:
     """The variables by which a worker's JAX sees its own devices alone, so many of them."""
-    own = ",".join(str(worker * each + i) for i in range(each))
+    variable = "TPU_VISIBLE_CHIPS" if platform == "tpu" else "CUDA_VISIBLE_DEVICES"
+    # A user may have left some of the devices to others.
+    visible = [one for one in os.environ.get(variable, "").split(",") if one]
+    places = range(worker * each, (worker + 1) * each)
+    own = ",".join(visible[place] if visible else str(place) for place in places)
     if platform == "tpu":
         return {
-            "TPU_VISIBLE_CHIPS": own,
+            variable: own,
             "TPU_CHIPS_PER_PROCESS_BOUNDS": BOUNDS[each],
             "TPU_PROCESS_BOUNDS": "1,1,1",
             "TPU_MESH_CONTROLLER_ADDRESS": f"localhost:{PORT + worker}",
             "TPU_MESH_CONTROLLER_PORT": str(PORT + worker),
         }
-    return {"CUDA_VISIBLE_DEVICES": own} if platform in ("gpu", "cuda") else {}
+    return {variable: own} if platform in ("gpu", "cuda") else {}
 
 
 def take_cores(worker: int, workers: int) -> None:

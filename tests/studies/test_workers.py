@@ -188,3 +188,27 @@ def test_hosts_leave_one_another_their_texts(
     for file in (tmp_path / "1").rglob("*.*.jsonl"):  # As they are copied into one bucket.
         (tmp_path / "0" / file.relative_to(tmp_path / "1")).write_bytes(file.read_bytes())
     assert counted(page._records(tmp_path / "0")) == counted(alone)
+
+
+def test_another_number_of_workers_goes_on(
+    configs: dict[str, RowConfig], alone: list[records.Record], tmp_path: pathlib.Path
+) -> None:
+    folder = tmp_path / "shared"
+    sweep.begin_workers(folder, 2)
+    sweep.finish(configs, folder, share=(0, 2))  # The texts 0, 2 and 4; the other worker is killed.
+    sweep.begin_workers(folder, 3)
+    assert not records.of_workers(folder) and len(texts(folder, "made/t0")) == 3
+    for worker in range(3):
+        sweep.finish(configs, folder, share=(worker, 3))
+    assert counted(page._records(folder)) == counted(alone)
+    # Rows that are whole are nothing to do for workers.
+    sweep.run(configs, folder)
+    sweep.begin_workers(folder, 2)
+    assert sweep.finish(configs, folder, share=(0, 2)) == []
+
+
+def test_devices_that_are_left_to_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "2,3")
+    monkeypatch.setenv("TPU_VISIBLE_CHIPS", "1,3")
+    assert workers.pins("gpu", 1) == {"CUDA_VISIBLE_DEVICES": "3"}
+    assert workers.pins("tpu", 0, 2)["TPU_VISIBLE_CHIPS"] == "1,3"
