@@ -23,6 +23,9 @@ PAGES = ["README.md", *sorted(str(page.relative_to(ROOT)) for page in ROOT.glob(
 PROGRAMS = "speculative|python|make|pip|sh"  # A line is a command if it begins with one of these.
 TEXT = "translate English to German: This package contains a small editor.\n"  # Standard input.
 
+# As a page about meshes says; other commands use the first device.
+FOUR = "--xla_force_host_platform_device_count=4"
+
 # What a command is run as, by a pattern.
 MEANT = {
     r"^\.venv(-tpu)?/bin/": "",
@@ -32,7 +35,13 @@ MEANT = {
 
 # Patterns of commands that are not run.
 ABSENT = [
-    *("gs://", "google/|hf://", "^(make|pip|sh) ", "speculative compile"),  # Network or machines.
+    *(
+        "gs://",
+        "google/|hf://",
+        "^(make|pip|sh) ",
+        "speculative compile",
+        "--distributed",
+    ),  # Network, machines.
     "-m benchmarks|random",  # Much memory, or many minutes.
     "…|[.][.][.]",  # The rest of the command.
     r"\b(DIR|FILE|TARGET|DRAFT|FOLDER)\b|[a-z]\.(txt|tsv)",  # Files and folders of the user's own.
@@ -86,7 +95,7 @@ def failure(command: str, number: int, folder: pathlib.Path) -> str:
     done = subprocess.run(
         ["timeout", "20m", "bash", "-c", f"{command} {options.format(number=number)}"],
         cwd=folder,
-        env=os.environ | {"PATH": path, "PYTHONPATH": str(ROOT)},
+        env=os.environ | {"PATH": path, "PYTHONPATH": str(ROOT), "XLA_FLAGS": FOUR},
         input=TEXT,
         capture_output=True,
         encoding="utf-8",

@@ -101,8 +101,8 @@ def _slice(topology: str) -> tuple[Chip, int]:
     if found is None or known is None:
         smallest = ", ".join(one.type(min(one.slices)) for one in CHIPS)
         raise ValueError(
-            f"There is no topology {topology!r}; known are slices of the kinds {smallest}, and "
-            f"{PRESENT}."
+            f"There is no topology {topology!r}; known are {smallest}, {PRESENT}, and larger "
+            "slices of these kinds."
         )
     chips, over = divmod(int(found[2]), known.counted)
     if over or chips not in known.slices:

@@ -27,7 +27,7 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
     calls: list[dict[str, Any]] = []
     traced: list[str] = []
 
-    def run_row(pair, config, prompts, experiment, kept, on_progress) -> Record:
+    def run_row(pair, config, prompts, experiment, kept, on_progress, share) -> Record:
         calls.append({"config": config, "prompts": prompts})
         on_progress("timing", 0.5)
         greedy = config.sampling.greedy
