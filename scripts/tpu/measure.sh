@@ -78,7 +78,8 @@ for option in "$@"; do
   fi
   MEASURE+=("$option")
   case ${option%%=*} in
-    --family | --checkpoints | --weights | --dtype | --gin | --quantize | --mesh) COMPILE+=("$option") ;;
+    --family | --checkpoints | --weights | --dtype | --gin | --quantize | --quantize_draft | --mesh | --draft_mesh)
+      COMPILE+=("$option") ;;
   esac
 done
 

@@ -192,15 +192,13 @@ class Checkpoint:
         return value
 
     def quantized(self, name: str, part: Part = ()) -> Weight:
-        """A kernel's or an embedding's values in int8, in NumPy; errors as of `read`."""
+        """A kernel's or an embedding's values in int8, in NumPy; errors as of `read`.
+
+        A part must have all inputs of its outputs.
+        """
         stored = self.tensors[name].quantized
         if stored is None:
-            axis, shape = AXES[name.rpartition("/")[2]], self.tensors[name].shape
-            if not part or part[axis] == slice(0, shape[axis]):
-                return quantized_on_host(self.read(name, part), axis)
-            # Scales are of all of an output's inputs.
-            values, scales = quantized_on_host(self.read(name), axis)
-            return Weight(values[part], scales[part[1 - axis]])
+            return quantized_on_host(self.read(name, part), AXES[name.rpartition("/")[2]])
         with disk.reading(self.location, f"has a tensor {name} that cannot be read"):
             weight = stored(part)
             if not np.isfinite(weight.scales).all():
@@ -234,27 +232,45 @@ class Checkpoint:
     def _loaded(self, name: str, config: Config, placed: Any) -> PyTree:
         """An array or a `Weight` of a shape, and where its sharding says, if it has one."""
         kernel = placed.values if isinstance(placed, Weight) else placed
-        parts: list[tuple[Any, tuple[slice, ...]]] = [(None, ())]  # By device.
+        parts: dict[Any, tuple[slice, ...]] = {None: ()}  # By device.
         if kernel.sharding is not None:
-            parts = [*kernel.sharding.addressable_devices_indices_map(kernel.shape).items()]
-        arrays, read = [], dict[str, PyTree]()
-        for device, index in parts:
-            if (key := str(index)) not in read:
-                read = {key: self._part(name, config, kernel.shape, index)}
+            parts = dict(kernel.sharding.addressable_devices_indices_map(kernel.shape))
+        arrays, quantized, read = {}, self._of_whole(name, config, kernel), dict[str, PyTree]()
+        for device, index in sorted(parts.items(), key=lambda item: str(item[1])):
+            if (key := str(index)) not in read:  # What several devices have alike is read once.
+                read = {key: self._part(name, config, kernel.shape, index, quantized)}
             # A copy: on CPU a view would keep the host's array, and the file it is of, in memory.
             made = jax.device_put(read[key], device, may_alias=False)
-            arrays.append(jax.block_until_ready(made))
+            arrays[device] = jax.block_until_ready(made)
         if kernel.sharding is None:
-            return arrays[0]
+            return arrays[None]
         return jax.tree.map(
             lambda one, *of_devices: jax.make_array_from_single_device_arrays(
                 one.shape, one.sharding, [*of_devices]
             ),
-            placed, *arrays,
+            placed, *(arrays[device] for device in parts),
         )  # fmt: skip
 
-    def _part(self, name: str, config: Config, shape: tuple[int, ...], index: Part) -> PyTree:
-        """What NumPy's `index` takes of a tensor that zeros fill up to a shape; none takes all."""
+    def _of_whole(self, name: str, config: Config, kernel: Any) -> Weight | None:
+        """All of a kernel in int8, where devices share its inputs: scales are of all of them."""
+        if not config.in_int8(name) or self.tensors[name].quantized or kernel.sharding is None:
+            return None
+        axis = AXES[name.rpartition("/")[2]]
+        one_device = kernel.sharding.shard_shape(kernel.shape)
+        return None if one_device[axis] == kernel.shape[axis] else self.quantized(name)
+
+    def _part(
+        self,
+        name: str,
+        config: Config,
+        shape: tuple[int, ...],
+        index: Part,
+        quantized: Weight | None,
+    ) -> PyTree:
+        """What NumPy's `index` takes of a tensor that zeros fill up to a shape; none takes all.
+
+        All of it may be there in int8 already.
+        """
         stored, in_int8 = self.tensors[name].shape, config.in_int8(name)
         ends = [one.indices(size)[:2] for one, size in zip(index, shape, strict=False)]
         kept = [
@@ -265,7 +281,13 @@ class Checkpoint:
         part = tuple(slice(low, high) if low < high else slice(0, 1) for low, high in kept)
         part = () if part == tuple(slice(0, size) for size in stored) else part
         kind = DTYPES[config.dtype]
-        value = self.quantized(name, part) if in_int8 else self.read(name, part).astype(kind)
+        if quantized is not None:
+            outputs = 1 - AXES[name.rpartition("/")[2]]
+            value = Weight(quantized.values[part], quantized.scales[part[outputs] if part else ()])
+        elif in_int8:
+            value = self.quantized(name, part)
+        else:
+            value = self.read(name, part).astype(kind)
 
         def filled(x: np.ndarray, axes: Sequence[int]) -> np.ndarray:
             sizes = [(kept[axis][1] - kept[axis][0], np.diff(ends[axis])[0]) for axis in axes]

@@ -154,7 +154,8 @@ def _tree_of_row(options: argparse.Namespace, config: "RowConfig") -> int:
     from speculative.measurement import chips
 
     there = getattr(options, "topology", chips.PRESENT) == chips.PRESENT
-    return usual_tree(config, config.draft, config.quantize, None if there else "tpu")
+    platform = getattr(options, "platform", None) if there else "tpu"
+    return usual_tree(config, config.draft, config.quantize, platform)
 
 
 def table_name(options: argparse.Namespace) -> str:

@@ -108,6 +108,7 @@ def _work(options: argparse.Namespace, folder: pathlib.Path) -> None:
     from speculative.studies import sweep, workers
 
     worker, of = map(int, options.worker.split("/"))
+    workers.end_with_parent()
     host, each = options.hosts[0], of // options.hosts[1]
     workers.take_cores(worker - host * each, each)
     own = range(host * each, (host + 1) * each)
@@ -122,8 +123,10 @@ def _share(options: argparse.Namespace, folder: pathlib.Path) -> None:
     from speculative.studies import sweep, workers
     from speculative.tasks.prompts import load_prompts
 
-    configs = rows.of_table(options)
+    # Before anything asks JAX for its devices, which then would be this process's.
     platform, count = workers.count(options.workers, options.mesh)
+    options.platform = platform
+    configs = rows.of_table(options)
     sizes = checks.mesh("mesh", options.mesh) if options.mesh else {"data": 1, "model": 1}
     devices = sizes["data"] * sizes["model"]
     texts = {}
@@ -135,13 +138,15 @@ def _share(options: argparse.Namespace, folder: pathlib.Path) -> None:
     with disk.owned(folder):
         sweep.begin_workers(folder, count * options.hosts[1])
         workers.run(arguments, folder, platform, count, devices, texts, options.hosts)
-        if options.hosts != (0, 1):  # The others' texts are elsewhere.
-            page.write([folder], folder / "report.html")
-            print(f"Written: {folder / 'report.html'}, of this host's texts.")
+        os.environ.update(workers.pins(platform, 0, devices))
+        host, hosts = options.hosts
+        if hosts == 1:
+            _show(sweep.finish(configs, folder), folder)
             return
-        for name, value in workers.pins(platform, 0, devices).items():
-            os.environ[name] = value
-        _show(sweep.finish(configs, folder), folder)
+        own = range(host * count, (host + 1) * count)  # The others' texts are elsewhere.
+        sweep.work(configs, folder, own[0], hosts * count, own)  # What a dead worker left.
+        page.write([folder], folder / "report.html")
+        print(f"Written: {folder / 'report.html'}, of this host's texts.")
 
 
 def _without_workers(arguments: list[str]) -> list[str]:

@@ -89,11 +89,6 @@ def chip(topology: str) -> Chip:
     )
 
 
-def count(topology: str) -> int:
-    """The chips of an accelerator type; ValueError if there is no such type."""
-    return _slice(topology)[1]
-
-
 def _slice(topology: str) -> tuple[Chip, int]:
     """The chip of an accelerator type, and how many there are."""
     found = re.fullmatch(r"(v\d+\w?)-(\d{1,6})", topology)

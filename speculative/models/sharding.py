@@ -13,7 +13,7 @@ from typing import Any
 import jax
 import numpy as np
 from jax.experimental import mesh_utils
-from jax.sharding import Mesh, NamedSharding, PartitionSpec
+from jax.sharding import AbstractMesh, Mesh, NamedSharding, PartitionSpec
 
 from speculative import checks
 from speculative.backends import Prepacked, Weight, heads_together
@@ -69,6 +69,12 @@ def mesh(text: str, devices: Sequence[Any] | None = None) -> Mesh:
             f"The mesh {text} needs {count} devices, and there are {len(there)}; take a smaller "
             f"mesh or more devices{more}."
         )
+    if idle := {one.process_index for one in there} - {one.process_index for one in there[:count]}:
+        if devices is None:
+            raise ValueError(
+                f"The mesh {text} leaves process {min(idle)} without devices; take one of more "
+                "devices, or fewer processes (--distributed)."
+            )
     chosen = np.array(there[:count])  # As they are numbered.
     with contextlib.suppress(NotImplementedError, ValueError, AssertionError):
         # Neighbours on a mesh are neighbours on the chips' links, where that is possible.
@@ -97,7 +103,7 @@ def padded(config: Config, shards: int, platform: str | None = None) -> Config:
     return config.replace(**changes)
 
 
-def spec(name: str, shape: Sequence[int], on: Mesh) -> PartitionSpec:
+def spec(name: str, shape: Sequence[int], on: Mesh | AbstractMesh) -> PartitionSpec:
     """How an array of this name lies on a mesh; axes that its devices cannot share stay whole."""
     # Numbers in int8 lie as their kernel does, and scales as its outputs.
     found = re.fullmatch(r"(.*)/(values|scales)", name)
@@ -112,6 +118,11 @@ def spec(name: str, shape: Sequence[int], on: Mesh) -> PartitionSpec:
         for axis, size in zip(along, shape, strict=True)
     ]
     return PartitionSpec(*fits)
+
+
+def shared(name: str, shape: Sequence[int], parts: int) -> bool:
+    """Whether so many devices share a parameter of this name."""
+    return MODEL in spec(name, shape, AbstractMesh((1, parts), (DATA, MODEL)))
 
 
 def _named(name: str) -> tuple[str, ...] | None:

@@ -112,12 +112,12 @@ class KeptExamples:
 
 def read(folder: pathlib.Path) -> list[Example]:
     """The examples in a row's folder, in order; ValueError if a line is damaged."""
-    found = [
-        one
+    found = {
+        (one.number, one.sample): one
         for file in sorted(folder.glob("examples*.jsonl"))
         for one in disk.entries(file, _example, "measured example")
-    ]
-    return sorted(found, key=lambda one: (one.number, one.sample))
+    }
+    return [found[place] for place in sorted(found)]
 
 
 def of_worker(name: str, worker: int | None) -> str:

@@ -12,7 +12,7 @@ import jax.numpy as jnp
 from speculative.backends.xla import QUERIES
 from speculative.checkpoints.checkpoint import by_name
 from speculative.decoding import Decoding
-from speculative.models import Config, abstract_params
+from speculative.models import Config, abstract_params, sharding
 from speculative.rows.config import RowConfig
 
 MAPS = pathlib.Path("/proc/self/maps")  # A line for each map of this process's memory.
@@ -45,7 +45,7 @@ def need(
     of_each, cpu = [], jax.default_backend() == "cpu"
     for number, model in enumerate(models):
         parts = 1 if cpu else shards[number] if number < len(shards) else 1
-        weights, copies = _weights(model, cpu)
+        weights, copies = _weights(model, cpu, parts)
         config = Decoding(model.vocab_size, gamma=gamma, max_length=max_length, tree=tree)
         size, width = jnp.dtype(model.dtype).itemsize, config.guesses + 1
         # Of the text and of the source, which is in the same caches where it is a prompt.
@@ -56,16 +56,22 @@ def need(
         # Logits and probabilities are float32, the target's and those of every guess.
         verify = 4 * width * model.vocab_size * 4 + width * (2 * model.mlp_dim + 4 * head) * size
         caches = 2 * model.decoder_layers * head * positions * size
-        of_each.append((weights // parts, copies, caches // parts, max(encoder, verify)))
+        of_each.append((weights, copies, caches // parts, max(encoder, verify)))
     return Need(*map(sum, zip(*of_each, strict=True)))
 
 
-def _weights(model: Config, cpu: bool) -> tuple[int, int]:
-    """The bytes of a model's parameters, and of the panels that a CPU makes of its kernels."""
+def _weights(model: Config, cpu: bool, parts: int) -> tuple[int, int]:
+    """The bytes of a model's parameters, and of the panels that a CPU makes of its kernels.
+
+    Where devices share them in so many parts, they are those of one device.
+    """
     weights = copies = 0
     for name, leaf in by_name(abstract_params(model)).items():
         in_int8 = model.in_int8(name)
-        weights += leaf.size * (1 if in_int8 else jnp.dtype(model.dtype).itemsize)
+        size = leaf.size * (1 if in_int8 else jnp.dtype(model.dtype).itemsize)
+        weights += size // parts if sharding.shared(name, leaf.shape, parts) else size
+        if parts > 1 and name == "token_embedder/embedding" and model.logits_via_embedding:
+            weights += size // parts  # The kernel of the logits.
         copies += leaf.size * (1 if in_int8 else 4) * cpu
     return weights, copies
 

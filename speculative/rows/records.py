@@ -82,7 +82,8 @@ class Record:
     tree: int = 0
     quantize: str = "none"
     mesh: str | None = None
-    # Processes that shared its texts; c and v are of one that works alone, these of all together.
+    # Shares into which its texts fell, one a worker; and c and v while all worked, which those
+    # above are too where no process measured them alone.
     workers: int | None = None
     c_beside: float | None = None
     verify_cost_beside: float | None = None
@@ -141,5 +142,6 @@ def read(path: str | pathlib.Path) -> list[Record]:
 
 
 def of_workers(folder: pathlib.Path) -> list[Record]:
-    """The records that workers have in a folder, each of its own texts."""
-    return [record for file in sorted(folder.glob("records.*.jsonl")) for record in read(file)]
+    """The records that workers have in a folder, each of its own texts, the last of each row."""
+    files = sorted(folder.glob("records.*.jsonl"))
+    return [one for file in files for one in {x.experiment: x for x in read(file)}.values()]

@@ -25,6 +25,7 @@ from speculative.measurement import hardware
 from speculative.measurement.timing import ITERATIONS, Costs
 from speculative.models import Config, read_by_step
 from speculative.models.interface import Chunk, Model
+from speculative.models.sharding import bytes_a_device
 from speculative.pair import Result
 from speculative.progress import OnProgress
 from speculative.rows import environment, memory, weights
@@ -211,10 +212,9 @@ def _passes(
 
         return lax.fori_loop(0, ITERATIONS, body, (jnp.ones((1, width), jnp.int32), state))
 
-    caches = sum(leaf.nbytes for leaf in [*state.keys, *state.values])
+    caches = bytes_a_device([state.keys, state.values])
     positions = state.keys[0].shape[2]
-    sources = jax.tree.leaves(state.cross)  # None of a decoder-only model.
-    whole = sum(leaf.nbytes for leaf in [*sources, *read_by_step(params)])
+    whole = bytes_a_device([state.cross, read_by_step(params)])
     # A prompt stands before the text, in the same caches.
     filled = cache // 2 + positions - cache
     sizes = [whole + caches * (filled + width) // positions for width in widths]

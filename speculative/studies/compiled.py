@@ -407,9 +407,9 @@ class Compiler:
                 inside, elsewhere = inside + elsewhere, []
             memory = compiled.memory_analysis()
             hbm = bytes_of(lowered.args_info) - bytes_of(setting.params)
-            if setting.on:  # Caches and texts, of which chips share some.
-                hbm = memory.argument_size_in_bytes - sharding.bytes_a_device(setting.params)
-                hbm = max(0, hbm)
+            begun = setting.begun()
+            if setting.on and hbm >= bytes_of(begun):  # Chips share caches among what is given.
+                hbm += sharding.bytes_a_device(setting.placed(begun)) - bytes_of(begun)
             hbm += memory.temp_size_in_bytes + memory.generated_code_size_in_bytes
             hbm += memory.output_size_in_bytes - memory.alias_size_in_bytes
             step, once = max(loops, default=None), schedule.cost(program.entry)

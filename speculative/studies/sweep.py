@@ -112,7 +112,8 @@ def finish(
     path, folder = output_dir / of_worker("records", worker), output_dir / "rows"
     done = {record.experiment: record for record in records.read(path)}
     # Rows of which all texts are measured, as a worker finds them after an interruption.
-    whole = {record.experiment for record in records.read(output_dir / of_worker("records", None))}
+    of_all = records.read(output_dir / of_worker("records", None)) if share else []
+    whole = {record.experiment for record in of_all}
     todo: dict[str, tuple[list[Prompt] | None, str, KeptExamples]] = {}
     load = load or weights.Loader()
     here = "".join(f"{name} = {value!r}\n" for name, value in environment.here().items())
@@ -132,9 +133,13 @@ def finish(
         made_with[name] = found.fingerprints
         if prompts is not None:
             made_with[name]["texts"] = fingerprint(prompts)
-        if not record:
+        if share is not None or not record:
             kept = KeptExamples(folder / name, gin + here, made_with[name], worker)
-            if share is None or name not in whole and share[0] < number_of_texts(config, prompts):
+            # A worker's record may be of another number of workers, and so of other texts.
+            first, step = share or (0, 1)
+            own = range(first, number_of_texts(config, prompts), step)
+            lacking = any((n, i) not in kept for n in own for i in range(config.samples))
+            if name not in whole and own and (lacking or not record):
                 todo[name] = prompts, name, kept
         elif record.fingerprints is None:
             logging.warning(fingerprints.UNKNOWN, f"The record of {name} in {path}")

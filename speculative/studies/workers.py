@@ -12,6 +12,7 @@ import os
 import pathlib
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Mapping, Sequence
 
@@ -81,6 +82,18 @@ def pins(platform: str, worker: int, each: int = 1) -> dict[str, str]:
             "TPU_MESH_CONTROLLER_PORT": str(PORT + worker),
         }
     return {variable: own} if platform in ("gpu", "cuda") else {}
+
+
+def end_with_parent() -> None:
+    """Ends this process soon after the one that started it, however that ended."""
+    parent = os.getppid()
+
+    def watch() -> None:
+        while os.getppid() == parent:
+            time.sleep(SECONDS)
+        os._exit(1)
+
+    threading.Thread(target=watch, daemon=True).start()
 
 
 def take_cores(worker: int, workers: int) -> None:

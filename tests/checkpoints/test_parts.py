@@ -99,3 +99,24 @@ def test_random_weights_are_made_in_parts(quantize: str) -> None:
     assert sharding.spread(spread)
     for a, b in zip(jax.tree.leaves(whole), jax.tree.leaves(spread), strict=True):
         np.testing.assert_array_equal(np.asarray(a), np.asarray(b))
+
+
+@pytest.mark.parametrize("quantize", ["none", "int8"])
+@pytest.mark.parametrize("mesh", ["model:4", "data:2,model:2"])
+def test_nothing_is_read_twice(
+    mesh: str, quantize: str, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    native.save(tmp_path / "own", saved.TARGET, saved.random(saved.TARGET, 3))
+    opened, read, kept = checkpoints.open(tmp_path / "own"), Checkpoint.read, dict[str, int]()
+
+    def reads(self: Checkpoint, name: str, part: Any = ()) -> np.ndarray:
+        value = read(self, name, part)
+        kept[name] = kept.get(name, 0) + value.size
+        return value
+
+    monkeypatch.setattr(Checkpoint, "read", reads)
+    opened.load("float32", quantize, sharding.mesh(mesh))
+    for name, tensor in opened.tensors.items():
+        # Of a device whose part is padding alone a row or a column is read.
+        padding = 2 * max(tensor.shape) if "2,model" not in mesh else 0
+        assert np.prod(tensor.shape) <= kept[name] <= np.prod(tensor.shape) + padding, name

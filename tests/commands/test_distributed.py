@@ -43,8 +43,10 @@ def test_two_processes_decode_what_one_does() -> None:
 
 @pytest.mark.parametrize("number", [0, 1])
 def test_processes_that_do_not_come(number: int) -> None:
-    lacking = "process 1 of 2 did not come to" if number == 0 else "process 1 finds no process 0 at"
-    with pytest.raises(ValueError, match=f"After 1 seconds {lacking} localhost:.*start all of"):
+    lacking = (
+        "process 1 of 2 did not come to" if number == 0 else "process 1 does not hear of all others"
+    )
+    with pytest.raises(ValueError, match=f"After 1 seconds {lacking}.* localhost:.*start all of"):
         processes.join(f"localhost:{free_port()},{number}/2", seconds=1)
 
 
@@ -56,6 +58,7 @@ def test_processes_that_do_not_come(number: int) -> None:
         (["x", "--mesh=model:2", "--distributed=auto", "--trace"], "for one process"),
         (["x", "--mesh=model:2", "--distributed=here:1,2/2"], "'here:1,2/2' names no process"),
         (["x", "--mesh=model:2", "--distributed=here"], "'here' names no process"),
+        (["x", "--mesh=model:2", "--distributed=here:99999,0/2"], "names no process"),
     ],
 )
 def test_what_processes_cannot_share(

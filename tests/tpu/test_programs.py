@@ -312,7 +312,7 @@ def test_a_mesh_larger_than_the_slice() -> None:
 
 def test_slices() -> None:
     for topology, count in ("v4-16", 8), ("v5e-4", 4), ("v6e-1", 1):
-        assert chips.count(topology) == count == len(chips.devices(topology))
+        assert len(chips.devices(topology)) == count
     for topology in "v4-6", "v4-12", "v5e-3", "v7-8", "v4":
         with pytest.raises(ValueError, match=f"There is no topology '{topology}'"):
             chips.chip(topology)
