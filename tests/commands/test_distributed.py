@@ -1,10 +1,13 @@
 """Several processes decode one text on a mesh of all their devices."""
 
+import contextlib
 import json
 import os
 import socket
 import subprocess
 import sys
+import time
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
@@ -67,3 +70,20 @@ def test_what_processes_cannot_share(
     assert cli.main(["generate", *options]) == 2
     found = capsys.readouterr().err
     assert said in found and found.startswith("error: ")
+
+
+@pytest.mark.parametrize("there", [(0, 1, 2), (0, 1)])
+def test_all_meet_or_none(there: tuple[int, ...]) -> None:
+    """Whoever else calls, as JAX's own client does at the same port, is none of them."""
+    port, ends = free_port(), time.monotonic() + 1
+    address = f"localhost:{port}"
+
+    def stranger() -> None:
+        with contextlib.suppress(OSError), processes._called("localhost", port, ends) as one:
+            one.sendall(b"PRI * HTTP/2.0\r\n")
+
+    with ThreadPoolExecutor() as pool:
+        pool.submit(stranger)
+        met = [pool.submit(processes._meet, address, number, 3, 3) for number in there]
+        failed = [isinstance(one.exception(), ValueError) for one in met]
+    assert failed == [len(there) < 3] * len(there)

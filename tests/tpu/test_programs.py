@@ -282,6 +282,7 @@ def test_what_does_not_fit_says_by_how_much_and_what_would(monkeypatch: pytest.M
     assert "15.8 GiB of a TPU v5 lite, 5.1 GiB less; it fits v4-8, v5p-8, v6e-1" in found.fault
 
 
+@pytest.mark.timeout(900)  # Eight programs, some of them for four chips.
 @pytest.mark.parametrize("quantize", ["none", "int8"])
 def test_four_chips_share_a_target(quantize: str) -> None:
     alone, found = estimate(quantize=quantize), estimate(quantize=quantize, mesh="model:4")
