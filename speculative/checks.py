@@ -48,6 +48,12 @@ def mesh(name: str, value: Any) -> dict[str, int]:
     return {"data": sizes[0] * sizes[2], "model": sizes[1]}
 
 
+def devices(value: str | None) -> int:
+    """The devices of a mesh; without one, a single one."""
+    sizes = mesh("mesh", value) if value else {}
+    return sizes.get("data", 1) * sizes.get("model", 1)
+
+
 def shards(target: str | None, draft: str | None) -> tuple[int, int]:
     """In how many parts devices hold a target and a draft of such meshes."""
     parts = mesh("mesh", target)["model"] if target else 1

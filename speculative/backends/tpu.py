@@ -150,15 +150,11 @@ class TpuShared(Tpu):
         """One a chip."""
         return self.shards
 
-    def project(self, x, projections, norm) -> list[Array]:
+    def apart(self, y, sizes) -> list[Array]:
         """See `Xla`."""
-        x, found = norm(x) if len(projections) > 1 else x, []
-        for projection in projections:
-            y = self.product(x, projection, norm if len(projections) == 1 else None)
-            ends = np.cumsum(projection.sizes)[:-1] // self.shards
-            parts = jnp.split(y.reshape(*y.shape[:-1], self.shards, -1), ends, axis=-1)
-            found += [part.reshape(*y.shape[:-1], -1) for part in parts]
-        return found
+        of_chips = y.reshape(*y.shape[:-1], self.shards, -1)
+        parts = super().apart(of_chips, [size // self.shards for size in sizes])
+        return [part.reshape(*y.shape[:-1], -1) for part in parts]
 
     def add_product(self, residual, x, projection) -> Array:
         """See `Xla`; chips exchange sums in the type of x, before scales make float32 of them."""

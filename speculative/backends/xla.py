@@ -223,8 +223,12 @@ class Xla:
         x, found = norm(x) if len(projections) > 1 else x, []
         for projection in projections:
             y = self.product(x, projection, norm if len(projections) == 1 else None)
-            found += jnp.split(y, np.cumsum(projection.sizes)[:-1], axis=-1)
+            found += self.apart(y, projection.sizes)
         return found
+
+    def apart(self, y: Array, sizes: Sequence[int]) -> list[Array]:
+        """The projections of such sizes that a product [..., sum of sizes] has side by side."""
+        return jnp.split(y, np.cumsum(sizes)[:-1], axis=-1)
 
     def gated(
         self, x: Array, projections: Sequence[Projection], norm: Norm, activations: Sequence[str]

@@ -127,9 +127,7 @@ def _share(options: argparse.Namespace, folder: pathlib.Path) -> None:
     platform, count = workers.count(options.workers, options.mesh)
     options.platform = platform
     configs = rows.of_table(options)
-    sizes = checks.mesh("mesh", options.mesh) if options.mesh else {"data": 1, "model": 1}
-    devices = sizes["data"] * sizes["model"]
-    texts = {}
+    devices, texts = checks.devices(options.mesh), {}
     for name, config in configs.items():
         random = config.checkpoints == RANDOM and config.vocabulary is None
         prompts = None if random else load_prompts(config.texts, config.num_examples)

@@ -272,7 +272,7 @@ class Compiler:
         except DoesNotFit as error:
             known |= {"hbm_bytes": shards * error.need, "hbm_bytes_per_chip": error.need}
             return Estimate(**known, fits=False, fault=str(error))
-        beside = self._beside(config, setting, gamma, what) if setting.on else {}
+        beside = self._beside(config, gamma, what) if setting.on else {}
         seconds = time.perf_counter() - began
         need = size + max(one.hbm for one in found.values())
         fault = str(DoesNotFit(need, self.chip, what, shards)) if need > self.chip.hbm else None
@@ -329,9 +329,7 @@ class Compiler:
             fault=fault,
         )
 
-    def _beside(
-        self, config: RowConfig, setting: _Setting, gamma: int, what: str
-    ) -> dict[str, Any]:
+    def _beside(self, config: RowConfig, gamma: int, what: str) -> dict[str, Any]:
         """Of a row on a mesh: the target on one chip, and a draft that chips share, if they fit."""
         found = dict[str, Any]()
         one = dataclasses.replace(config, mesh=None, draft_mesh=None)
@@ -365,10 +363,9 @@ class Compiler:
             size.replace(dtype=config.dtype or DTYPE, quantize=quantize)
             for size, quantize in zip(weights.sizes(config), held, strict=True)
         ]
-        shards = config.shards
+        rows, shards = sizes[0].vocab_size, config.shards
         sizes = [sharding.padded(*one, "tpu") for one in zip(sizes, shards, strict=True)]
         target, draft = map(model_of, sizes)
-        rows = weights.sizes(config)[0].vocab_size
         decoding = config.decoding(PIECES.get(rows, rows), gamma)
         decoding = dataclasses.replace(decoding, growing=False)
         source = jax.ShapeDtypeStruct((self._rows, config.random_length), jnp.int32)
@@ -407,8 +404,8 @@ class Compiler:
                 inside, elsewhere = inside + elsewhere, []
             memory = compiled.memory_analysis()
             hbm = bytes_of(lowered.args_info) - bytes_of(setting.params)
-            begun = setting.begun()
-            if setting.on and hbm >= bytes_of(begun):  # Chips share caches among what is given.
+            if setting.on and hbm >= bytes_of(begun := setting.begun()):
+                # Of what is given chips share caches.
                 hbm += sharding.bytes_a_device(setting.placed(begun)) - bytes_of(begun)
             hbm += memory.temp_size_in_bytes + memory.generated_code_size_in_bytes
             hbm += memory.output_size_in_bytes - memory.alias_size_in_bytes

@@ -161,7 +161,8 @@ def finish(
                     on_progress("loading", 0)
                     more = *todo[name], on_progress, share or (0, 1)
                     record = run_row(load(config), config, *more)
-                told = {"fingerprints": made_with[name]} | _beside(output_dir, name, share)
+                told = {"fingerprints": made_with[name]}
+                told |= _beside(output_dir, name) if share is None else {}
                 done[name] = dataclasses.replace(record, **told)
                 disk.append(path, dataclasses.asdict(done[name]))
     except KeyboardInterrupt:
@@ -220,10 +221,10 @@ def number_of_texts(config: RowConfig, prompts: Sequence[Prompt] | None) -> int:
     return len(prompts[: config.num_examples])
 
 
-def _beside(output_dir: pathlib.Path, name: str, share: Any) -> dict[str, Any]:
-    """What workers found of a row whose record is made of all their texts."""
+def _beside(output_dir: pathlib.Path, name: str) -> dict[str, Any]:
+    """What workers, if there were any, found of a row whose record is made of all their texts."""
     found = [one for one in records.of_workers(output_dir) if one.experiment == name]
-    return beside(found) if found and share is None else {}
+    return beside(found) if found else {}
 
 
 def _require_same(output_dir: pathlib.Path, digest: str) -> None:

@@ -53,8 +53,7 @@ def count(asked: str, mesh: str | None) -> tuple[str, int]:
 
 def _wanted(asked: str, mesh: str | None, there: int) -> int:
     """How many workers there are for so many devices."""
-    sizes = checks.mesh("mesh", mesh) if mesh else {}
-    each = sizes.get("data", 1) * sizes.get("model", 1)
+    each = checks.devices(mesh)
     most = there // each
     if each not in BOUNDS:
         known = ", ".join(map(str, BOUNDS))
