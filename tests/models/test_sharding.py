@@ -3,6 +3,7 @@
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax.sharding import AbstractMesh, PartitionSpec
@@ -11,6 +12,7 @@ from speculative import checks
 from speculative.backends import for_decoding
 from speculative.checkpoints.checkpoint import by_name
 from speculative.models import FAMILIES, SIZES, Config, abstract_params, model_of, sharding
+from speculative.models.interface import Chunk
 from speculative.models.sharding import MODEL
 from tests import saved
 
@@ -131,3 +133,21 @@ def test_names_cover_the_layouts_of_all_platforms() -> None:
                     name = jax.tree_util.keystr(path, simple=True, separator="/")
                     if leaf.ndim == 2 and "embedder" not in name:
                         assert MODEL in sharding.spec(name, leaf.shape, on(1, 2)), name
+
+
+@pytest.mark.parametrize("shards", [2, 4])
+@pytest.mark.parametrize("config", [saved.TARGET, saved.GPT])
+def test_kernels_that_chips_share_side_by_side_compute_the_same(
+    config: Config, shards: int
+) -> None:
+    """`TpuShared` on this CPU, beside XLA's products of the same numbers."""
+    params = jax.tree.map(jnp.asarray, saved.drawn(config.replace(num_heads=4), 3, 0.3))
+    model, found = model_of(config.replace(num_heads=4)), list[np.ndarray]()
+    inputs = jnp.asarray(np.random.default_rng(0).integers(2, 1000, (1, 7)), jnp.int32)
+    for platform, parts in ("gpu", None), ("tpu", shards):
+        laid_out = for_decoding(params, False, platform, "int8", parts)
+        state = model.start(laid_out, inputs, 32).state
+        chunk = Chunk(jnp.asarray([[3, 5, 9, 11]], jnp.int32))
+        found.append(np.asarray(model.extend(laid_out, state, chunk).logits))
+    assert found[0].std() > 0.1
+    np.testing.assert_allclose(found[1], found[0], atol=1e-4)
