@@ -179,9 +179,16 @@ class Xla:
     Attributes:
         rounds: whether the inputs of products with int8 kernels are rounded to int8, each
             position's with a scale of its own; else kernels are widened as they are read.
+        remat: whether a layer in training is computed again for the gradient, from its input
+            alone, so that what lies in it need not be kept.
     """
 
     rounds: bool = False
+    remat: bool = False
+
+    def along(self, x: Array, *axes: str) -> Array:
+        """An array of such logical axes, where devices share it laid out as they do."""
+        return x
 
     def width(self, batch: int, length: int) -> int:
         """Positions of a chunk with the padding that makes it fastest: at least `length`."""

@@ -213,19 +213,25 @@ class Checkpoint:
         return traverse_util.unflatten_dict(values, sep="/")
 
     def load(
-        self, dtype: str, quantize: str = "none", on: Mesh | None = None, whole: bool = False
+        self,
+        dtype: str,
+        quantize: str = "none",
+        on: Mesh | None = None,
+        whole: bool = False,
+        training: bool = False,
     ) -> PyTree:
         """All parameters on JAX's device as T5X's tree, in the number format `dtype`.
 
         Those of `Config.in_int8` are `Weight` where `quantize` is not none. On a mesh every device
-        gets its part alone, of the model that is `sharding.padded`, or the `whole`; a process reads
-        what its own devices get. The host's memory holds one tensor, or one device's part of it,
-        which is cast before it leaves the host.
+        gets its part alone, of the model that is `sharding.padded`, or the `whole`, or its part in
+        `training` (`sharding.of_training`); a process reads what its own devices get. The host's
+        memory holds one tensor, or one device's part of it, which is cast before it leaves the
+        host.
         """
         config = self.config.replace(dtype=dtype, quantize=quantize)
-        if on is not None and not whole:
+        if on is not None and not whole and not training:
             config = sharding.padded(config, on.shape[sharding.MODEL])
-        placed = by_name(sharding.placed(config, on, whole))
+        placed = by_name(sharding.placed(config, on, whole, training))
         values = {name: self._loaded(name, config, placed[name]) for name in self.tensors}
         return traverse_util.unflatten_dict(values, sep="/")
 

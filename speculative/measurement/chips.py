@@ -33,6 +33,7 @@ class Chip(NamedTuple):
     kind: str  # `device_kind` of such a device.
     hbm: int  # Bytes of memory that a program may use.
     bandwidth: float  # Bytes a second that can be read from it.
+    peak: float  # Floating-point operations a second of products in bfloat16.
     clock: float  # Cycles a second.
     link: float  # Bytes a second that a link to a neighbour carries, each way.
     slices: dict[int, tuple[int, ...]]  # The axes of slices of so many chips.
@@ -58,13 +59,17 @@ class Chip(NamedTuple):
 
 CHIPS = (
     # 275 TFLOP/s by 2 cores of 4 units of 128 x 128.
-    Chip("v4", "megacore", "TPU v4", int(30.75 * GIB), 1.2e12, 1.05e9, 4.5e10, CUBES, 2),
+    Chip("v4", "megacore", "TPU v4", int(30.75 * GIB), 1.2e12, 2.75e14, 1.05e9, 4.5e10, CUBES, 2),
     # 197 TFLOP/s by 4 units of 128 x 128.
-    Chip("v5e", "default", "TPU v5 lite", int(15.75 * GIB), 8.19e11, 1.5e9, 4.5e10, SQUARES),
+    Chip(
+        "v5e", "default", "TPU v5 lite", int(15.75 * GIB), 8.19e11, 1.97e14, 1.5e9, 4.5e10, SQUARES
+    ),
     # 459 TFLOP/s by 2 cores of 4 units of 128 x 128.
-    Chip("v5p", "megacore", "TPU v5", int(95.73 * GIB), 2.765e12, 1.75e9, 9e10, CUBES, 2),
+    Chip("v5p", "megacore", "TPU v5", int(95.73 * GIB), 2.765e12, 4.59e14, 1.75e9, 9e10, CUBES, 2),
     # 918 TFLOP/s by 4 units of 256 x 256.
-    Chip("v6e", "default", "TPU v6 lite", int(31.24 * GIB), 1.638e12, 1.75e9, 9e10, SQUARES),
+    Chip(
+        "v6e", "default", "TPU v6 lite", int(31.24 * GIB), 1.638e12, 9.18e14, 1.75e9, 9e10, SQUARES
+    ),
 )
 
 PRESENT = "present"  # In place of an accelerator type: the chips of this machine.
@@ -87,6 +92,16 @@ def chip(topology: str) -> Chip:
         f"There is no TPU here that this program knows, but {kind}; name a topology that it stands "
         f"for (--topology): {kinds}."
     )
+
+
+def device_bytes() -> tuple[str, int]:
+    """The present device, for people, and the bytes of its memory."""
+    import jax
+
+    device = jax.local_devices()[0]
+    if device.platform != "cpu":
+        return device.device_kind, (device.memory_stats() or {}).get("bytes_limit", 2**63)
+    return "this machine", os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
 
 
 def _slice(topology: str) -> tuple[Chip, int]:

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
-from speculative.backends import PREPACKED, Prepacked
+from speculative.backends import PREPACKED, Prepacked, Xla
 from speculative.models.config import Config
 from speculative.models.interface import Chunk, Extended, Model, Started
 from speculative.models.reads import unpacked
@@ -28,11 +28,12 @@ class FlaxModel(Model):
 
     config: Config
     start_id: int = PAD_ID  # The token before a text, where inputs are sources.
+    backend: Xla = Xla()  # What computes with parameters that are not laid out for decoding.
     root: ClassVar[type[nn.Module]]  # The module of the whole parameter tree.
 
     @functools.cached_property
     def _module(self) -> nn.Module:
-        return self.root(self.config)  # pyright: ignore[reportCallIssue]
+        return self.root(self.config, self.backend)  # pyright: ignore[reportCallIssue]
 
     @functools.partial(jax.jit, static_argnums=0)
     def init(self, key: Array) -> PyTree:

@@ -152,7 +152,7 @@ class Mlp(nn.Module):
         else:
             self.wi = dense()
         self.wo = Dense(config.mlp_dim, config.emb_dim, config.biases)
-        self.dropout = nn.Dropout(config.dropout_rate)
+        self.dropout = nn.Dropout(config.dropout_rate, broadcast_dims=(1,))  # As in T5X.
 
     def __call__(self, x: Array, norm: Norm, train: bool) -> Array:
         """Of normed x [B, L, D]: [B, L, mlp_dim], for `wo`; with dropout in training."""

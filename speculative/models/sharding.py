@@ -5,6 +5,7 @@ parameters and states what each device computes, and which sums they exchange.
 """
 
 import contextlib
+import dataclasses
 import math
 import re
 from collections.abc import Mapping, Sequence
@@ -12,11 +13,12 @@ from typing import Any
 
 import jax
 import numpy as np
+from jax import Array
 from jax.experimental import mesh_utils
 from jax.sharding import AbstractMesh, Mesh, NamedSharding, PartitionSpec
 
 from speculative import checks
-from speculative.backends import Prepacked, Weight, heads_together
+from speculative.backends import Prepacked, Weight, Xla, heads_together
 from speculative.models.config import AXES as INPUTS
 from speculative.models.config import Config
 from speculative.models.registry import abstract_params
@@ -32,6 +34,9 @@ ALONG: Mapping[str, str] = {
     "vocab": MODEL,
 }
 """The mesh axis of a logical axis; the others are whole on every device."""
+
+IN_TRAINING: Mapping[str, str] = ALONG | {"embed": DATA}
+"""Likewise in training, where devices of different examples share parameters and moments too."""
 
 AXES: Mapping[str, tuple[str, ...]] = {
     # Rows are looked up on every device; XLA would gather a table that is spread by tokens.
@@ -52,6 +57,23 @@ AXES: Mapping[str, tuple[str, ...]] = {
 """Logical axes by the end of a name, of parameters as stored or laid out, and of states."""
 
 _AXES = [(re.compile(f"(^|.*/){end}"), axes) for end, axes in AXES.items()]
+
+
+@dataclasses.dataclass(frozen=True)
+class InTraining(Xla):
+    """Products and attention of training, where devices of a mesh share each batch.
+
+    Activations are laid out by `ALONG`, so that devices gather parameters and not activations.
+    """
+
+    on: Mesh | None = None
+
+    def along(self, x: Array, *axes: str) -> Array:
+        """As of `Xla`."""
+        if self.on is None:
+            return x
+        where = NamedSharding(self.on, laid(axes, x.shape, self.on))
+        return jax.lax.with_sharding_constraint(x, where)
 
 
 def mesh(text: str, devices: Sequence[Any] | None = None) -> Mesh:
@@ -103,16 +125,29 @@ def padded(config: Config, shards: int, platform: str | None = None) -> Config:
     return config.replace(**changes)
 
 
-def spec(name: str, shape: Sequence[int], on: Mesh | AbstractMesh) -> PartitionSpec:
+def spec(
+    name: str,
+    shape: Sequence[int],
+    on: Mesh | AbstractMesh,
+    table: Mapping[str, str] = ALONG,
+) -> PartitionSpec:
     """How an array of this name lies on a mesh; axes that its devices cannot share stay whole."""
     # Numbers in int8 lie as their kernel does, and scales as its outputs.
     found = re.fullmatch(r"(.*)/(values|scales)", name)
     known = _named(name) or (found and _named(found[1])) or ()
     if found and found[2] == "scales":
         known = known[-1:]
-    along = [ALONG.get(axis) for axis in known]
-    if len(known) != len(shape):
-        return PartitionSpec()
+    return laid(known, shape, on, table) if len(known) == len(shape) else PartitionSpec()
+
+
+def laid(
+    axes: Sequence[str],
+    shape: Sequence[int],
+    on: Mesh | AbstractMesh,
+    table: Mapping[str, str] = ALONG,
+) -> PartitionSpec:
+    """How an array of these logical axes lies on a mesh, by a table of axes such as `ALONG`."""
+    along = [table.get(axis) for axis in axes]
     fits = [
         axis if axis and size % on.shape[axis] == 0 else None
         for axis, size in zip(along, shape, strict=True)
@@ -143,10 +178,33 @@ def shardings(tree: PyTree, on: Mesh, whole: bool = False, draft: bool = False) 
     return jax.tree_util.tree_map_with_path(of, tree)
 
 
-def placed(config: Config, on: Mesh | None, whole: bool = False) -> PyTree:
+def of_training(tree: PyTree, on: Mesh) -> PyTree:
+    """How parameters, or what an optimizer keeps of each, lie on a mesh in training (T5X's words).
+
+    What Adafactor keeps of a matrix, `v_row` without its longest axis and `v_col` without the other
+    one, lies as the axis that is left.
+    """
+    leaves = jax.tree_util.tree_flatten_with_path(tree)[0]
+    named = [(jax.tree_util.keystr(path, simple=True, separator="/"), x) for path, x in leaves]
+    shapes = {name: leaf.shape for name, leaf in named if leaf.ndim == 2}
+
+    def of(name: str, leaf: Any) -> NamedSharding:
+        found = re.fullmatch(r".*/(v_row|v_col)/(.*)", name)
+        shape = next((shapes[x] for x in shapes if found and x.endswith(f"/{found[2]}")), None)
+        axes = _named(found[2]) if found and shape else None
+        if axes is None or found is None or leaf.size == 1:
+            return NamedSharding(on, spec(name, leaf.shape, on, IN_TRAINING))
+        kept = np.argsort(shape, kind="stable")[0 if found[1] == "v_row" else 1]
+        return NamedSharding(on, laid(axes[kept : kept + 1], leaf.shape, on, IN_TRAINING))
+
+    return jax.tree.unflatten(jax.tree.structure(tree), [of(*one) for one in named])
+
+
+def placed(config: Config, on: Mesh | None, whole: bool = False, training: bool = False) -> PyTree:
     """Shapes of a configuration's parameters as they are read, and how they lie on a mesh.
 
-    Those of `Config.in_int8` are `Weight`. On every device there is its part alone, or the `whole`.
+    Those of `Config.in_int8` are `Weight`. On every device there is its part alone, or the `whole`;
+    or its part in `training`.
     """
 
     def of(path: tuple[Any, ...], leaf: Any) -> Any:
@@ -158,15 +216,21 @@ def placed(config: Config, on: Mesh | None, whole: bool = False) -> PyTree:
         return Weight(values, jax.ShapeDtypeStruct((outputs,), np.float32))
 
     shapes = jax.tree_util.tree_map_with_path(of, abstract_params(config))
-    return shapes if on is None else at(shapes, on, whole)
+    if on is None or not training:
+        return shapes if on is None else at(shapes, on, whole)
+    return lying(shapes, of_training(shapes, on))
 
 
 def at(shapes: PyTree, on: Mesh, whole: bool = False, draft: bool = False) -> PyTree:
     """Shapes of parameters or a state, and how they lie on a mesh; see `shardings`."""
+    return lying(shapes, shardings(shapes, on, whole, draft))
+
+
+def lying(shapes: PyTree, where: PyTree) -> PyTree:
+    """Shapes of arrays that lie as a tree of shardings says."""
     return jax.tree.map(
-        lambda leaf, where: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=where),
-        shapes, shardings(shapes, on, whole, draft),
-    )  # fmt: skip
+        lambda leaf, on: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=on), shapes, where
+    )
 
 
 def mesh_of(params: PyTree) -> Mesh | None:

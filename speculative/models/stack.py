@@ -77,13 +77,20 @@ class Stack(nn.Module):
         Gives [B, L, D] after each layer, and each layer's keys and values, [B, N, L, H] or caches.
         """
         specs = self._attending(x.shape[1], mask, caches, chunk)
-        x, outputs = self.dropout(x, not train), []
+        x, outputs = self._along(self.dropout(x, not train)), []
+        run = nn.remat(_trained) if train and self.backend.remat else None
         for layer, spec, source, cache in itertools.zip_longest(
             self.layers, specs, sources, caches
         ):
-            outputs.append(layer(x, spec, train, source, cache))
-            x = outputs[-1][0]
+            given = (
+                layer(x, spec, train, source, cache) if run is None else run(layer, x, spec, source)
+            )
+            x = self._along(given[0])
+            outputs.append((x, *given[1:]))
         return tuple(zip(*outputs, strict=True))
+
+    def _along(self, x: Array) -> Array:
+        return self.backend.along(x, "batch", "length", "embed")
 
     def _attending(
         self, length: int, mask: Array | None, caches: Sequence[Cache], chunk: Chunk | None
@@ -115,3 +122,10 @@ class Stack(nn.Module):
         if LAST in wanted:
             hidden[LAST] = self.norm.numbers(after[-1])
         return {name: hidden[name] for name in wanted}
+
+
+def _trained(
+    layer: nn.Module, x: Array, spec: Attending, source: Source | None
+) -> tuple[Array, Array, Array]:
+    """A layer of whole texts in training, apart, for the gradient may compute it again."""
+    return layer(x, spec, True, source, None)  # pyright: ignore[reportCallIssue]

@@ -107,11 +107,14 @@ class Transformer(nn.Module):
             embedding = self.token_embedder.embedding
             weight = self.get_variable(PREPACKED, "logits")
             if weight is None:
-                return self.backend.tied(x, embedding, norm)
+                return self._along(self.backend.tied(x, embedding, norm))
             projection = Projection(weight, (len(embedding),))
         else:
             projection = self.decoder.logits_dense.projection
-        return self.backend.product(x, projection, norm, out_dtype="float32")
+        return self._along(self.backend.product(x, projection, norm, out_dtype="float32"))
+
+    def _along(self, logits: Logits) -> Logits:
+        return self.backend.along(logits, "batch", "length", "vocab")
 
     def read_on(
         self, state: DecoderState, chunk: Chunk, hidden: Array | None, own: Array | None

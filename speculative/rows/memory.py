@@ -1,7 +1,6 @@
 """What a row needs of a device's memory, from shapes alone, and whether the device has it."""
 
 import contextlib
-import os
 import pathlib
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -12,6 +11,7 @@ import jax.numpy as jnp
 from speculative.backends.xla import QUERIES
 from speculative.checkpoints.checkpoint import by_name
 from speculative.decoding import Decoding
+from speculative.measurement.chips import device_bytes
 from speculative.models import Config, abstract_params, sharding
 from speculative.rows.config import RowConfig
 
@@ -74,14 +74,6 @@ def _weights(model: Config, cpu: bool, parts: int) -> tuple[int, int]:
             weights += size // parts  # The kernel of the logits.
         copies += leaf.size * (1 if in_int8 else 4) * cpu
     return weights, copies
-
-
-def device_bytes() -> tuple[str, int]:
-    """The present device, for people, and the bytes of its memory."""
-    device = jax.devices()[0]
-    if device.platform != "cpu":
-        return device.device_kind, (device.memory_stats() or {}).get("bytes_limit", 2**63)
-    return "this machine", os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
 
 
 def spare_maps() -> None:

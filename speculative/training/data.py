@@ -6,9 +6,9 @@ Packing depends on (seed, epoch) alone, so a resumed run sees the batches of an 
 import concurrent.futures
 import dataclasses
 import functools
-import itertools
 import pathlib
 from collections.abc import Iterable, Iterator, Sequence
+from typing import NamedTuple
 
 import numpy as np
 
@@ -102,6 +102,16 @@ def whole_texts(written: Examples) -> Examples:
     return ragged([np.zeros(0, np.int32)] * len(texts), texts)
 
 
+class _Fitted(NamedTuple):
+    """Examples of an epoch, and of each its row, its number in it and where its sides begin."""
+
+    chosen: np.ndarray
+    rows: np.ndarray
+    segments: np.ndarray
+    sources: np.ndarray
+    targets: np.ndarray
+
+
 class Mixture:
     """Several files of examples, mixed and packed into rows of S source and L target tokens.
 
@@ -149,33 +159,50 @@ class Mixture:
     @functools.cached_property
     def steps_per_epoch(self) -> int:
         """Number of batches of every epoch: as many as the first epoch of seed 0 fills."""
-        return max(1, len(self._packed(0, 0)[0]) // self.batch_size)
+        return max(1, int(self._fitted(0, 0).rows.max() + 1) // self.batch_size)
 
-    def batches(self, seed: int, start_step: int = 0) -> Iterator[Batch]:
-        """Endless batches from step `start_step` on; a thread packs the next epoch meanwhile."""
+    def batches(
+        self, seed: int, start_step: int = 0, rows: np.ndarray | None = None
+    ) -> Iterator[Batch]:
+        """Endless batches from step `start_step` on; a thread packs the next epoch meanwhile.
+
+        With `rows`, those of each batch alone that a process has devices for: all processes agree
+        which example lies where, and each fills in its own rows.
+        """
         epoch, first = divmod(start_step, self.steps_per_epoch)
-        epochs = map(functools.partial(self._packed, seed), itertools.count(epoch))
+        own = np.arange(self.batch_size) if rows is None else rows
+
+        def packed(epoch: int) -> tuple[np.ndarray, list[np.ndarray]]:
+            fitted = self._fitted(seed, epoch)
+            # An epoch may fill a few rows more or fewer than the first: surplus rows are dropped,
+            # missing ones are copied from its beginning.
+            order = np.resize(
+                np.arange(fitted.rows.max() + 1), self.steps_per_epoch * self.batch_size
+            )
+            chosen = order.reshape(-1, self.batch_size)[:, own]
+            kept = np.unique(chosen)
+            return np.searchsorted(kept, chosen), self._filled(fitted, kept)
+
         with concurrent.futures.ThreadPoolExecutor(1) as pool:
-            coming = pool.submit(next, epochs)
+            coming = pool.submit(packed, epoch)
             while True:
-                rows = coming.result()
-                coming = pool.submit(next, epochs)
-                # An epoch may fill a few rows more or fewer than the first: surplus rows are
-                # dropped, missing ones are copied from its beginning.
-                order = np.resize(np.arange(len(rows[0])), (self.steps_per_epoch, self.batch_size))
+                order, columns = coming.result()
+                epoch += 1
+                coming = pool.submit(packed, epoch)
                 for chosen in order[first:]:
-                    yield self._batch(*(column[chosen] for column in rows))
+                    yield self._batch(*(column[chosen] for column in columns))
                 first = 0
 
     def once(self) -> list[Batch]:
         """Batches with every example once; the last batch is filled up with empty rows."""
-        rows = self._packed(0, None)
+        fitted = self._fitted(0, None)
+        rows = self._filled(fitted, np.arange(fitted.rows.max() + 1))
         padding = (0, -len(rows[0]) % self.batch_size), (0, 0)
         columns = [np.pad(x, padding).reshape(-1, self.batch_size, x.shape[1]) for x in rows]
         return [self._batch(*parts) for parts in zip(*columns, strict=True)]
 
-    def _packed(self, seed: int, epoch: int | None) -> list[np.ndarray]:
-        """Source tokens and segments [R, S] and the target's [R, L] of an epoch; None: all once."""
+    def _fitted(self, seed: int, epoch: int | None) -> "_Fitted":
+        """Where the examples of an epoch lie; with None all lie once, in their order."""
         if epoch is None:
             chosen = np.concatenate([members for members, _ in self._parts])
         else:
@@ -187,19 +214,27 @@ class Mixture:
             chosen = np.concatenate(passes)
             random.shuffle(chosen)
         sizes = [sizes[chosen] for _, _, sizes in self._sides]
-        rows, segments, *begins = first_fit(sizes[0], sizes[1], self._lengths)
-        packed: list[np.ndarray] = []
-        sides = zip(self._sides, sizes, begins, self._lengths, strict=True)
-        for (tokens, starts, _), size, begin, length in sides:
+        return _Fitted(chosen, *first_fit(sizes[0], sizes[1], self._lengths))
+
+    def _filled(self, fitted: "_Fitted", kept: np.ndarray) -> list[np.ndarray]:
+        """Source tokens and segments [R, S] and the target's [R, L] of rows, in ascending order."""
+        here = np.isin(fitted.rows, kept)
+        chosen, rows, segments, *begins = (column[here] for column in fitted)
+        rows = np.searchsorted(kept, rows)
+        columns: list[np.ndarray] = []
+        for (tokens, starts, sizes), begin, length in zip(
+            self._sides, begins, self._lengths, strict=True
+        ):
             # A single flat copy: token k of an example goes to index begin + k of its row.
+            size = sizes[chosen]
             within = np.arange(size.sum()) - np.repeat(np.cumsum(size) - size, size)
             to = np.repeat(rows * length + begin, size) + within
-            values = np.zeros((rows.max() + 1) * length, np.int32)
+            values = np.zeros(len(kept) * length, np.int32)
             values[to] = tokens[np.repeat(starts[chosen], size) + within]
             numbers = np.zeros_like(values)
             numbers[to] = np.repeat(segments, size)
-            packed += [values.reshape(-1, length), numbers.reshape(-1, length)]
-        return packed
+            columns += [values.reshape(-1, length), numbers.reshape(-1, length)]
+        return columns
 
     def _batch(self, *rows: np.ndarray) -> Batch:
         source, source_segments, target, segments = rows

@@ -1,9 +1,10 @@
 """Distilling a draft from a target, on text that the target writes."""
 
 import dataclasses
+import functools
 import pathlib
 import time
-from collections.abc import Hashable, Mapping
+from collections.abc import Mapping
 
 import jax
 import jax.numpy as jnp
@@ -13,17 +14,17 @@ from jax import Array
 from speculative import checkpoints, checks, disk
 from speculative.backends import for_decoding
 from speculative.checkpoints.checkpoint import MadeFor
-from speculative.decoding import Decoding, Params, queue
-from speculative.grouping import filled, groups, padded
-from speculative.models import Config, FlaxModel, model_of
+from speculative.decoding import Decoding
+from speculative.models import Config, FlaxModel, model_of, sharding
 from speculative.models.positions import shifted
 from speculative.models.reads import packed
 from speculative.sampling import Sampling
-from speculative.training import begun
+from speculative.training import begun, saved
 from speculative.training.counting import most_frequent
-from speculative.training.data import Examples, load_all, prompts, ragged, whole_texts
-from speculative.training.loop import Metrics, TrainConfig, deadline_after, fit
+from speculative.training.data import Examples, load_all, prompts, whole_texts
+from speculative.training.loop import Log, Metrics, TrainConfig, deadline_after, fit
 from speculative.training.train import Files, initial, teacher_forced, vocabulary_of
+from speculative.training.written import answered
 from speculative.types import Fields, Logits, PyTree
 
 GUESSES, GUESS_WEIGHT = 3, 0.8
@@ -128,7 +129,7 @@ def distil(
     """
     checks.jax_settings()
     deadline = deadline_after(max_minutes)
-    work_dir, references = pathlib.Path(work_dir), references or {}
+    work_dir, references = pathlib.Path(work_dir).absolute(), references or {}
     checkpoint = checkpoints.open(target_dir)
     sizes = checkpoint.config.replace(dtype=model.dtype)
     _require_fit(model_of(sizes), model_of(model), target_dir)
@@ -170,70 +171,26 @@ def distil(
         texts = (text for name in learned for _, text in written[name])
         guessed = packed(most_frequent(texts, keep, pieces.size))
         model = model.replace(reads=dataclasses.replace(model.reads, draft_vocabulary=guessed))
-    draft = model_of(model)
+    draft = dataclasses.replace(
+        model_of(model), backend=sharding.InTraining(remat=config.remat != "none")
+    )
     all_files = Files({**learned, **references}, held_out)
     batches = all_files.read({**inputs, **written}, config, pieces.start_id)
     objective = Distillation(draft, target, pieces.size)
-    start = initial(draft, config.seed, init_from)
-    params, finished = fit(objective, start, config, *batches, work_dir, frozen, deadline)
-    if finished:
+    start = functools.partial(initial, draft, config.seed, init_from)
+    given = objective, start, config, *batches, work_dir, frozen, deadline
+    trained = fit(*given)
+    if trained.taken is not None:
         made_for = None
         if model.reads.target_layers:
             made_for = MadeFor(pathlib.Path(target_dir).name, checkpoint.fingerprint())
         before = checkpoints.open(init_from).training_minutes if init_from else None
         # Of the steps alone, without what was evaluated and saved between them.
-        log = disk.entries(work_dir / "log.jsonl", dict, "line of a log")
-        minutes = sum(line.get("seconds", 0.0) for line in log) / 60 + (before or 0.0)
-        kept = pieces.path, "int8", pieces.extra_ids, pieces.special, made_for, minutes
-        checkpoints.native.save(out_dir, model.replace(dtype="float32"), params, *kept)
-    return finished
-
-
-def answered(
-    model: FlaxModel,
-    params: PyTree,
-    examples: Examples,
-    decoding: Decoding,
-    batch_size: int,
-    positions: int = 0,
-) -> Examples:
-    """The same inputs with the model's own outputs as targets, in the same order.
-
-    The parameters are laid out for decoding. `batch_size` examples are decoded at a time, each as
-    alone (`decoding.queue`), with the random numbers of its place and seed 0. Where there are only
-    so many `positions`, a prompt and its output end with the last. Raises ValueError if an input is
-    too long, or if the model's logits are not finite.
-    """
-    sizes = np.diff(examples.inputs_offsets)
-    if 0 < positions < sizes.max():
-        raise ValueError(
-            f"Example {sizes.argmax()} has a prompt of {sizes.max()} tokens; there are {positions} "
-            "positions."
-        )
-    used, targets = Params(params, ()), [np.zeros(0, np.int32)] * len(examples)
-
-    def settings(i: int) -> Decoding:
-        room = positions + 1 - int(sizes[i])  # The last token is not read.
-        if not positions or room >= decoding.max_length:
-            return decoding
-        return dataclasses.replace(decoding, max_length=room)
-
-    def request(i: int) -> tuple[int, queue.Request]:
-        source = filled([examples[i][0]], padded(int(sizes[i])), model.pad_id)
-        return i, queue.Request(jax.device_put(source), settings(i), example=i)
-
-    def shared(i: int) -> tuple[int, Hashable]:
-        return padded(int(sizes[i])), settings(i).program
-
-    kinds = decoding.sampling.kinds
-    # Long inputs tend to have long outputs, which had better not begin last.
-    order = np.argsort(-sizes, kind="stable").tolist()
-    for chosen, rows in groups(order, shared, batch_size):
-        for i, output in queue.generate(model, None, used, map(request, chosen), kinds, rows):
-            if not output.finite.all():
-                raise ValueError(f"Logits are not finite for example {i}.")
-            targets[i] = np.array(output.tokens[0, : output.lengths[0]])  # Not the whole batch.
-    return ragged([source for source, _ in examples], targets)
+        minutes = sum(line.get("seconds", 0.0) for line in Log(work_dir).lines()) / 60
+        told = {"made_for": made_for, "training_minutes": minutes + (before or 0.0)}
+        stored = model.replace(dtype="float32")
+        saved.export(out_dir, work_dir, trained.taken, stored, pieces, "int8", **told)
+    return trained.taken is not None
 
 
 def acceptance(work_dir: pathlib.Path) -> dict[tuple[str, float], list[float]]:

@@ -1,5 +1,10 @@
-"""The training loop of every objective: steps, held-out loss, log, checkpoints, resuming."""
+"""The training loop of every objective: steps, held-out loss, log, checkpoints, resuming.
 
+On a mesh devices share parameters and moments (`sharding.of_training`), and each has its own rows
+of a batch; JAX's partitioner derives from that what they gather and which sums they exchange.
+"""
+
+import contextlib
 import dataclasses
 import functools
 import json
@@ -7,18 +12,21 @@ import math
 import pathlib
 import time
 from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
-import orbax.checkpoint as ocp
 from flax import struct
 from jax import Array
+from jax.experimental import multihost_utils
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TimeRemainingColumn
 
 from speculative import checks, disk
-from speculative.training import begun
+from speculative.models import sharding
+from speculative.training import begun, saved
 from speculative.training.data import Batch, Mixture
 from speculative.types import PyTree
 
@@ -29,6 +37,11 @@ batch's target tokens. The frozen parameters, such as a teacher's, are used but 
 It is hashable: runs of equal objectives and settings share their compiled steps."""
 
 UNFINISHED = 75  # Exit code of a command that stopped at its deadline; the same command goes on.
+CHOICES = {
+    "decay": ("cosine", "constant", "rsqrt"),
+    "remat": ("none", "layers"),
+    "take": ("last", "best"),
+}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -43,23 +56,40 @@ class TrainConfig:
     # The highest learning rate. Adafactor scales it by each parameter's own size, so 0.01 is a step
     # of 1% (T5's constant).
     learning_rate: float = 0.01
-    warmup_steps: int = 1000  # Steps in which the rate rises linearly; a cosine follows.
-    final_share: float = 0.0  # The last rate as a share of the highest; at 1 the rate is constant.
-    clip_norm: float = 1.0  # The gradient's largest global norm.
+    # Steps in which the rate rises linearly; with "rsqrt" it is constant in them, as T5's is.
+    warmup_steps: int = 1000
+    # What follows: half a "cosine" down to 0, a "constant" rate, or T5's of pre-training, which
+    # falls with the square root of the step.
+    decay: str = "cosine"
+    clip_norm: float = 1.0  # The gradient's largest global norm; 0 sets no limit.
+    # Whether the gradient computes "layers" again, from their inputs alone, or "none".
+    remat: str = "none"
     seed: int = 0  # Of the initial parameters, of the examples' order and of dropout.
     log_every: int = 50  # Steps between log lines; a run saves and stops only at such a step.
     evaluate_every: int = 1000  # Steps between held-out evaluations, a multiple of log_every.
     checkpoint_every: int = 1000  # Steps between checkpoints, a multiple of log_every.
+    keep: int = 2  # Newest checkpoints that are kept, beside the best one.
+    # The checkpoint that becomes the model: the "last", or the "best" of the held-out evaluations.
+    take: str = "last"
+    patience: int = 0  # The run ends after so many evaluations without a better one; 0: never.
 
     def __post_init__(self) -> None:
         checks.fields(self)
+        for name, known in CHOICES.items():
+            if (value := getattr(self, name)) not in known:
+                raise ValueError(
+                    f"TrainConfig.{name} must be one of {', '.join(known)}, not {value!r}."
+                )
+        may_be_0 = ("seed", "warmup_steps", "clip_norm", "patience")
         for name, value in vars(self).items():
+            if isinstance(value, str):
+                continue
             if value < 0:
                 raise ValueError(f"TrainConfig.{name} cannot be {value!r}.")
-            if value == 0 and name not in ("seed", "warmup_steps", "final_share"):
+            if value == 0 and name not in may_be_0:
                 raise ValueError(f"TrainConfig.{name} must be positive.")
         warmup, steps = self.warmup_steps, self.steps
-        if warmup >= steps:
+        if warmup >= steps and self.decay != "rsqrt":
             raise ValueError(f"TrainConfig.warmup_steps ({warmup}) must be below steps ({steps}).")
         for name, of in (
             ("batch_size", "microbatches"),
@@ -73,14 +103,38 @@ class TrainConfig:
                 )
 
     def schedule(self) -> optax.Schedule:
-        """The learning rate at a step."""
-        rate, last = self.learning_rate, self.final_share * self.learning_rate
-        return optax.warmup_cosine_decay_schedule(0.0, rate, self.warmup_steps, self.steps, last)
+        """The learning rate at a step, counted from 0."""
+        rate, warmup = self.learning_rate, self.warmup_steps
+        if self.decay == "rsqrt":
+            least = max(1, warmup)
+            return lambda step: rate * jnp.sqrt(least / jnp.maximum(step, least))
+        after = optax.constant_schedule(rate)
+        if self.decay == "cosine":
+            after = optax.cosine_decay_schedule(rate, self.steps - warmup)
+        rising = optax.linear_schedule(0.0, rate, max(1, warmup))
+        return optax.join_schedules([rising, after], [warmup])
 
     def optimizer(self) -> optax.GradientTransformation:
-        """Adafactor as T5 uses it (Shazeer and Stern, 2018), behind a clipped gradient."""
-        clip = optax.clip_by_global_norm(self.clip_norm)
+        """Adafactor as T5X has it (Shazeer and Stern, 2018), behind a clipped gradient.
+
+        Moments are factored where both axes have 128 numbers or more, updates are clipped at a root
+        mean square of 1 and scaled by the parameter's own, of 0.001 at least. As with T5X's
+        `step_offset`, they begin anew with a run, whatever the checkpoint it starts from has.
+        """
+        clip = optax.clip_by_global_norm(self.clip_norm) if self.clip_norm else optax.identity()
         return optax.chain(clip, optax.adafactor(self.schedule()))
+
+    def require_mesh(self, text: str) -> None:
+        """ValueError unless devices of a mesh can share the rows of each part of a batch."""
+        devices = checks.mesh("mesh", text)[sharding.DATA]
+        rows = self.batch_size // self.microbatches
+        if rows % devices:
+            raise ValueError(
+                f"The mesh {text} shares a batch among {devices} groups of devices, which "
+                f"{rows} rows (TrainConfig.batch_size {self.batch_size} in {self.microbatches} "
+                f"microbatches) do not divide into; take data:{math.gcd(rows, devices)}, other "
+                "microbatches or another batch_size."
+            )
 
 
 @struct.dataclass
@@ -92,6 +146,19 @@ class TrainState:
     optimizer: PyTree
 
 
+class Trained(NamedTuple):
+    """What a run has come to."""
+
+    params: PyTree  # The newest ones.
+    taken: int | None  # The step of the checkpoint that becomes the model; None: not finished.
+
+
+def begin(config: TrainConfig, params: PyTree) -> TrainState:
+    """The state before the first step."""
+    params = jax.tree.map(lambda x: x.astype(jnp.float32), params)
+    return TrainState(jnp.zeros((), jnp.int32), params, config.optimizer().init(params))
+
+
 def mean_gradient(
     objective: Objective,
     params: PyTree,
@@ -99,6 +166,7 @@ def mean_gradient(
     batch: Mapping[str, Array],
     dropout_key: Array,
     microbatches: int,
+    on: Mesh | None = None,
 ) -> tuple[PyTree, Metrics]:
     """The gradient of the batch's mean loss per target token, and the metrics' sums."""
     tokens = jnp.maximum(batch["decoder_loss_weights"].sum(), 1)
@@ -109,29 +177,43 @@ def mean_gradient(
 
     def add(total: PyTree, part: tuple[dict[str, Array], Array]) -> tuple[PyTree, Metrics]:
         gradient, metrics = jax.grad(mean, has_aux=True)(params, *part)
-        return jax.tree.map(jnp.add, total, gradient), metrics
+        return _along(jax.tree.map(jnp.add, total, gradient), on), metrics
 
     parts = {name: x.reshape(microbatches, -1, *x.shape[1:]) for name, x in batch.items()}
+    if on is not None:  # Devices share each part, not the parts.
+        rows = NamedSharding(on, PartitionSpec(None, sharding.DATA))
+        parts = jax.lax.with_sharding_constraint(parts, jax.tree.map(lambda _: rows, parts))
     keys = jax.random.split(dropout_key, microbatches)  # Each microbatch has its own.
-    gradient, metrics = jax.lax.scan(add, jax.tree.map(jnp.zeros_like, params), (parts, keys))
+    zeros = _along(jax.tree.map(jnp.zeros_like, params), on)
+    gradient, metrics = jax.lax.scan(add, zeros, (parts, keys))
     return gradient, {name: x.sum(0) for name, x in metrics.items()}
 
 
-@functools.partial(jax.jit, static_argnums=(0, 1), donate_argnums=2)
-def _step(
+def _along(tree: PyTree, on: Mesh | None) -> PyTree:
+    """Parameters, gradients or a state, of a mesh as they lie in training."""
+    if on is None:
+        return tree
+    return jax.lax.with_sharding_constraint(tree, sharding.of_training(tree, on))
+
+
+@functools.partial(jax.jit, static_argnums=(0, 1, 5), donate_argnums=2)
+def step(
     objective: Objective,
     config: TrainConfig,
     state: TrainState,
     frozen: PyTree,
     batch: dict[str, Array],
-) -> tuple[TrainState, Metrics]:
-    # Dropout masks from "rbg" keys are made several times faster than by default.
-    key = jax.random.fold_in(jax.random.key(config.seed, impl="rbg"), state.step)
-    given = objective, state.params, frozen, batch, key, config.microbatches
+    on: Mesh | None = None,
+) -> tuple[TrainState, Metrics, Array]:
+    """The state after a step, the metrics' sums, and the gradient's global norm."""
+    key = jax.random.fold_in(jax.random.key(config.seed), state.step)
+    given = objective, state.params, frozen, batch, key, config.microbatches, on
     gradient, metrics = mean_gradient(*given)
+    norm = optax.tree.norm(gradient)
     updates, moments = config.optimizer().update(gradient, state.optimizer, state.params)
     params = optax.apply_updates(state.params, updates)
-    return TrainState(state.step + 1, params, moments), _with_counts(metrics, batch)
+    after = _along(TrainState(state.step + 1, params, moments), on)
+    return after, _with_counts(metrics, batch), norm
 
 
 @functools.partial(jax.jit, static_argnums=0)
@@ -147,110 +229,197 @@ def _finite(state: TrainState) -> Array:
     return jnp.stack([jnp.isfinite(leaf).all() for leaf in jax.tree.leaves(state)]).all()
 
 
-def last_step(folder: pathlib.Path) -> int:
-    """The last step in the log of a run's folder; 0 without one."""
-    lines = disk.entries(folder / "log.jsonl", lambda line: int(line["step"]), "line of a log")
-    return lines[-1] if lines else 0
+def own_rows(on: Mesh | None, count: int) -> np.ndarray:
+    """Those of so many rows of a batch that devices of this process have."""
+    if on is None:
+        return np.arange(count)
+    rows = NamedSharding(on, PartitionSpec(sharding.DATA))
+    parts = rows.addressable_devices_indices_map((count,)).values()
+    return np.unique(np.concatenate([np.arange(count)[part] for part in parts]))
+
+
+def put(batch: Batch, on: Mesh | None, count: int, rows: np.ndarray) -> dict[str, Any]:
+    """A batch of so many rows, of which there are those of `own_rows` here, on a mesh's devices."""
+    if on is None:
+        return dict(batch)
+    where = NamedSharding(on, PartitionSpec(sharding.DATA))
+
+    def array(x: np.ndarray) -> Array:
+        def part(index: tuple[slice, ...] | None) -> np.ndarray:
+            assert index is not None
+            return x[np.searchsorted(rows, np.arange(count)[index[0]])]
+
+        return jax.make_array_from_callback((count, *x.shape[1:]), where, part)
+
+    return {name: array(x) for name, x in batch.items()}
+
+
+class Log:
+    """The log of a run's folder: a line of numbers by name for every few steps."""
+
+    def __init__(self, folder: pathlib.Path) -> None:
+        self.file = folder / "log.jsonl"
+
+    def lines(self) -> list[dict[str, float]]:
+        """All lines; none without a log."""
+        return disk.entries(self.file, lambda line: line | {"step": int(line["step"])}, "log line")
+
+    def until(self, step: int) -> None:
+        """Removes lines after a step: those of steps that are done again."""
+        kept = (json.dumps(line) for line in self.lines() if line["step"] <= step)
+        disk.write(self.file, "".join(f"{line}\n" for line in kept))
+
+    def ended(self, config: TrainConfig) -> bool:
+        """Whether the run has come to its end."""
+        lines = self.lines()
+        last = lines[-1]["step"] if lines else 0
+        return last >= config.steps or self.impatient(config)
+
+    def impatient(self, config: TrainConfig) -> bool:
+        """Whether as many evaluations as the run's patience did not better the best one."""
+        scores = [line["score"] for line in self.lines() if "score" in line]
+        if not config.patience or not scores:
+            return False
+        return len(scores) - 1 - int(np.argmax(scores)) >= config.patience
 
 
 def fit(
     objective: Objective,
-    params: PyTree,
+    start: Callable[[], PyTree],
     config: TrainConfig,
     train: Mixture,
     held_out: Mapping[str, Sequence[Batch]],
     folder: disk.Path,
     frozen: PyTree = (),
     deadline: float = math.inf,
-) -> tuple[PyTree, bool]:
-    """Trains from the folder's newest checkpoint, or else from `params`.
+    on: Mesh | None = None,
+    score: Callable[[PyTree], Mapping[str, float]] | None = None,
+    measured: Callable[[float, int], Mapping[str, float]] = lambda seconds, left: {},
+) -> Trained:
+    """Trains from the folder's newest checkpoint, or else from the parameters that `start` gives.
 
     The folder gets `checkpoints/` and `log.jsonl`, whose lines hold the step, the mean loss and
-    metrics since the line before, the learning rate, seconds and tokens a second, and the means
-    over the `held_out` batches of each name, evaluated without dropout. A resumed run uses the same
-    batches and dropout masks as one that never stopped. After `deadline`, a `time.monotonic()` in
-    seconds, the run saves and stops. Returns the parameters, and whether the run is finished.
+    metrics since the line before, the gradient's norm, the learning rate, seconds, tokens a second,
+    what `measured` adds of the seconds of a step and the steps that are left, and the means over
+    the `held_out` batches of each name, evaluated without dropout. `score` judges parameters
+    otherwise, by numbers of which more is better. Their mean, or without them the mean held-out
+    loss, negated, is an evaluation's `score`, by which the best checkpoint is known.
+
+    A resumed run uses the same batches and dropout masks as one that never stopped, on the same
+    devices or others. After `deadline`, a `time.monotonic()` in seconds, the run saves and stops.
+    Of several processes, which share the folder, each has its own devices' rows of a batch and
+    writes their parts of checkpoints; the first one writes the log.
+
     Raises ValueError if the loss or the parameters stop being finite, or if another process trains
-    in the folder. Such parameters are never saved, and the two newest checkpoints are kept: where
-    the fault follows the newest at once, it had begun in there, and the older one is gone on with.
+    in the folder; OSError if a checkpoint cannot be written. Such parameters are never saved, and
+    the two newest checkpoints are kept: where the fault follows the newest at once, it had begun in
+    there, and the older one is gone on with.
     """
-    folder = pathlib.Path(folder).absolute()
-    params = jax.tree.map(lambda x: jnp.array(x, jnp.float32), params)
-    state = TrainState(jnp.zeros((), jnp.int32), params, config.optimizer().init(params))
-    del params  # These are copies, which the first step donates.
-    # Committed to a device, as a restored checkpoint is: a resumed run compiles the same step.
-    state = jax.device_put(state, jax.local_devices()[0])
-    options = ocp.CheckpointManagerOptions(max_to_keep=2)
+    folder, first = pathlib.Path(folder).absolute(), jax.process_index() == 0
+    log, whole = Log(folder), {n: _whole(part, on) for n, part in held_out.items()}
     columns = (BarColumn(), MofNCompleteColumn(), TimeRemainingColumn(), "{task.description}")
     with (
-        disk.owned(folder),
-        ocp.CheckpointManager(folder / "checkpoints", options=options) as manager,
-        Progress(*columns) as progress,
+        disk.owned(folder) if first else contextlib.nullcontext(),
+        saved.Checkpoints(folder, config.keep) as checkpoints,
+        Progress(*columns, disable=not first) as progress,
     ):
-        if (newest := manager.latest_step()) is not None:
-            state = manager.restore(newest, args=ocp.args.StandardRestore(state))
-        begun, log = int(state.step), folder / "log.jsonl"
-        # Lines after the last checkpoint are of steps that are done again.
-        lines = disk.entries(log, lambda line: (line["step"], json.dumps(line)), "line of a log")
-        disk.write(log, "".join(f"{line}\n" for step, line in lines if step <= begun))
-        bar = progress.add_task("", total=config.steps, completed=begun)
-        batches = train.batches(config.seed, begun)
+        if (newest := checkpoints.newest()) is None:
+            state = begin(config, start())
+            if on is None:
+                # Committed to a device, as a restored one is: a resumed run compiles the same step.
+                state = jax.device_put(state, jax.local_devices()[0])
+            else:
+                state = jax.device_put(state, sharding.of_training(state, on))
+        else:
+            made = functools.partial(begin, config)
+            state = checkpoints.restored(newest, lambda params: jax.eval_shape(made, params), on)
+        begun_at = int(state.step)
+        if first:
+            log.until(begun_at)
+        bar = progress.add_task("", total=config.steps, completed=begun_at)
+        rows = own_rows(on, config.batch_size)
+        batches = train.batches(config.seed, begun_at, rows)
         learning_rate = jax.jit(config.schedule())
-        window, since = list[Metrics](), time.monotonic()
-        for done in range(begun + 1, config.steps + 1):
-            state, metrics = _step(objective, config, state, frozen, next(batches))
-            window.append(metrics)
+        window, since = list[tuple[Metrics, Array]](), time.monotonic()
+        over = begun_at > 0 and _agreed(first and log.ended(config))
+        for done in range(begun_at + 1, begun_at + 1 if over else config.steps + 1):
+            batch = put(next(batches), on, config.batch_size, rows)
+            state, metrics, norm = step(objective, config, state, frozen, batch, on)
+            window.append((metrics, norm))
             last = done == config.steps
             if done % config.log_every and not last:
                 continue
-            line = {"step": done} | _means(window)
+            line = {"step": done} | _means([metrics for metrics, _ in window])
             if not math.isfinite(line["loss"]):
-                raise _overflow(f"The loss is {line['loss']}", done, config, manager, folder)
+                raise _overflow(f"The loss is {line['loss']}", done, config, checkpoints)
+            line["gradient_norm"] = float(np.mean(jax.device_get([norm for _, norm in window])))
             line["learning_rate"] = float(learning_rate(done - 1))
             seconds = time.monotonic() - since
             line["tokens_per_second"] = round(line.pop("tokens") / seconds)
             line["seconds"] = round(seconds, 3)
-            if last or done % config.evaluate_every == 0:
-                for name, batches_of in held_out.items():
+            line |= measured(seconds / len(window), config.steps - done)
+            evaluated = last or done % config.evaluate_every == 0
+            if evaluated:
+                for name, batches_of in whole.items():
                     of = _means([_evaluate(objective, state.params, frozen, b) for b in batches_of])
                     line |= {f"{name}/{key}": of[key] for key in of if key != "tokens"}
+                judged = dict(score(state.params)) if score else {}
+                line |= judged
+                judged = judged or {n: -line[f"{n}/loss"] for n in whole}
+                if judged:
+                    line["score"] = sum(judged.values()) / len(judged)
                 said = (f"{k} {f'{v:.4g}' if isinstance(v, float) else v}" for k, v in line.items())
                 progress.console.print("  ".join(said), highlight=False)
-            stop = time.monotonic() > deadline
-            saves = last or stop or done % config.checkpoint_every == 0
+            stop = _agreed(time.monotonic() > deadline)
+            saves = last or stop or evaluated or done % config.checkpoint_every == 0
             if saves and not _finite(state):
-                raise _overflow("Parameters are not finite", done, config, manager, folder)
-            disk.append(log, line)
+                raise _overflow("Parameters are not finite", done, config, checkpoints)
+            if first:
+                disk.append(log.file, line)
             progress.update(bar, completed=done, description=f"loss {line['loss']:.3f}")
             if saves:
-                manager.save(done, args=ocp.args.StandardSave(state))
-            if stop:
+                checkpoints.save(done, state, line.get("score"))
+            if stop or (evaluated and _agreed(first and log.impatient(config))):
                 break
             window, since = [], time.monotonic()
-    return state.params, int(state.step) >= config.steps
+        checkpoints.finish()
+        ended = _agreed(first and log.ended(config))
+        taken = checkpoints.best() if config.take == "best" else checkpoints.newest()
+    return Trained(state.params, taken if ended else None)
+
+
+def _whole(batches: Sequence[Batch], on: Mesh | None) -> list[dict[str, Any]]:
+    """Batches that every process has all of, on a mesh's devices."""
+    counts = [len(batch["decoder_loss_weights"]) for batch in batches]
+    both = zip(batches, counts, strict=True)
+    return [put(batch, on, count, np.arange(count)) for batch, count in both]
+
+
+def _agreed(here: bool) -> bool:
+    """What the first process says, for all of them."""
+    if jax.process_count() == 1:
+        return here
+    return bool(multihost_utils.broadcast_one_to_all(np.array(here)))
 
 
 def _overflow(
-    fault: str,
-    step: int,
-    config: TrainConfig,
-    manager: ocp.CheckpointManager,
-    folder: pathlib.Path,
+    fault: str, step: int, config: TrainConfig, checkpoints: saved.Checkpoints
 ) -> ValueError:
     """The error of a run that is finite no more, whose folder may be gone on with at a lower rate.
 
     The newest checkpoint is removed if no line of the log came between it and the fault.
     """
-    manager.wait_until_finished()
-    newest = manager.latest_step()
+    checkpoints.finish()
+    newest = checkpoints.newest()
     if newest is not None and step - newest <= config.log_every:
-        manager.delete(newest)
-    begun.allow_another_rate(folder)
-    from_step = manager.latest_step()
+        checkpoints.remove(newest)
+    if jax.process_index() == 0:
+        begun.allow_another_rate(checkpoints.folder)
+    from_step = checkpoints.newest()
     where = f"from its checkpoint of step {from_step}" if from_step else "from the beginning"
     return ValueError(
-        f"{fault} at step {step} of {folder}; lower {begun.RATE} and run the same command again, "
-        f"which goes on {where}."
+        f"{fault} at step {step} of {checkpoints.folder}; lower {begun.RATE} and run the same "
+        f"command again, which goes on {where}."
     )
 
 

@@ -1,9 +1,11 @@
 """Training a model on text."""
 
 import dataclasses
+import functools
+import itertools
 import pathlib
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import get_args
 
 import jax
@@ -11,18 +13,20 @@ import jax.numpy as jnp
 import numpy as np
 from flax import traverse_util
 from jax import Array
+from jax.sharding import Mesh
 
 from speculative import checkpoints, checks, disk
 from speculative.checkpoints.checkpoint import by_name, narrowed, vacant
-from speculative.models import Config, FlaxModel, model_of
+from speculative.measurement import quality
+from speculative.models import Config, FlaxModel, model_of, sharding
 from speculative.models.reads import unpacked
-from speculative.training import begun
-from speculative.training.data import Batch, Examples, Mixture, load_all
-from speculative.training.loop import Metrics, TrainConfig, deadline_after, fit, last_step
+from speculative.training import begun, saved
+from speculative.training.cost import Cost
+from speculative.training.data import Batch, Examples, Mixture, load_all, ragged
+from speculative.training.loop import Log, Metrics, TrainConfig, deadline_after, fit
+from speculative.training.written import Scorer
 from speculative.types import Logits, PyTree
 from speculative.vocabulary import Vocabulary, from_elsewhere
-
-Z_LOSS = 1e-4  # Weight of the squared logarithm of the softmax's normaliser; logits drift less.
 
 
 def teacher_forced(
@@ -42,9 +46,16 @@ def teacher_forced(
 
 @dataclasses.dataclass(frozen=True)
 class CrossEntropy:
-    """Negative log likelihood of the model to train, in nats."""
+    """Negative log likelihood of the model to train, in nats, with T5X's two additions.
+
+    With a label smoothing E the model learns a distribution that has 1 - E at the target and the
+    rest at the other tokens alike; that distribution's entropy is taken away.
+    """
 
     model: FlaxModel
+    label_smoothing: float = 0.0
+    # Weight of the squared logarithm of the softmax's normaliser; logits drift less.
+    z_loss: float = 1e-4
 
     def __call__(
         self, params: PyTree, frozen: PyTree, batch: Mapping[str, Array], dropout_key: Array | None
@@ -56,21 +67,52 @@ class CrossEntropy:
         chosen = jnp.take_along_axis(logits, targets[..., None], axis=-1)[..., 0]
         loss = jnp.sum(weights * (normaliser - chosen))
         right = jnp.sum(weights * (logits.argmax(-1) == targets))
-        penalty = Z_LOSS * jnp.sum(weights * jnp.square(normaliser))
+        penalty = self.z_loss * jnp.sum(weights * jnp.square(normaliser))
+        if share := self.label_smoothing:
+            others = logits.shape[-1] - 1
+            of_others = normaliser - (logits.sum(-1) - chosen) / others
+            entropy = -(1 - share) * np.log(1 - share) - share * np.log(share / others)
+            smooth = (1 - share) * (normaliser - chosen) + share * of_others - entropy
+            return jnp.sum(weights * smooth) + penalty, {"loss": loss, "accuracy": right}
         return loss + penalty, {"loss": loss, "accuracy": right}
 
 
-def initial(model: FlaxModel, seed: int, init_from: disk.Path | None) -> PyTree:
+def initial(
+    model: FlaxModel, seed: int, init_from: disk.Path | None, on: Mesh | None = None
+) -> PyTree:
     """A run's first parameters: random, or a checkpoint's, with layers on top that it lacks.
 
-    An added layer has output kernels of zero, so that the residual connection passes its input on
-    and the deeper model first computes the same function (Chen et al., arXiv 1511.05641). What
-    reads a target's hidden states, where the checkpoint reads none, has small ones. Raises
-    ValueError if the checkpoint cannot be opened, or has other sizes or more layers.
+    Devices of a mesh have a part each (`sharding.of_training`). An added layer has output kernels
+    of zero, so that the residual connection passes its input on and the deeper model first computes
+    the same function (Chen et al., arXiv 1511.05641). What reads a target's hidden states, where
+    the checkpoint reads none, has small ones. Raises ValueError if the checkpoint cannot be opened,
+    or has other sizes or more layers.
     """
+    key = jax.random.key(seed)
     if init_from is None:
-        return model.init(jax.random.key(seed))
-    checkpoint, wanted = checkpoints.open(init_from), model.config
+        return jax.jit(model.init, out_shardings=_lying(jax.eval_shape(model.init, key), on))(key)
+    checkpoint = begun_from(model.config, init_from)
+    params = by_name(checkpoint.load("float32", on=on, training=True))
+    spread = np.std(checkpoint.read("token_embedder/embedding"))
+
+    def identity(name: str, value: Array) -> Array:
+        parts = name.split("/")
+        if "dense" in parts:  # It adds little to an embedding; from 0 Adafactor's steps are tiny.
+            return 0.1 * spread * value
+        return jnp.zeros_like(value) if {"out", "wo"} & {*parts} else value
+
+    def added(key: Array) -> dict[str, Array]:
+        made = by_name(model.init(key)).items()
+        return {name: identity(name, value) for name, value in made if name not in params}
+
+    # Of the other parameters, nothing is made or compiled.
+    more = jax.jit(added, out_shardings=_lying(jax.eval_shape(added, key), on))(key)
+    return traverse_util.unflatten_dict(params | more, sep="/")
+
+
+def begun_from(wanted: Config, init_from: disk.Path) -> checkpoints.Checkpoint:
+    """The checkpoint that a run starts from; ValueError unless a model can start from it."""
+    checkpoint = checkpoints.open(init_from)
     if guessed := wanted.reads.draft_vocabulary:
         checkpoint = narrowed(checkpoint, unpacked(guessed))
     sizes = checkpoint.config
@@ -85,20 +127,11 @@ def initial(model: FlaxModel, seed: int, init_from: disk.Path | None) -> PyTree:
         or any(getattr(sizes, depth) > free[depth] for depth in wanted.depths)
     ):
         raise ValueError(f"{init_from} holds {sizes}, but the run is of {wanted}.")
-    params = by_name(checkpoint.numpy())
+    return checkpoint
 
-    def identity(name: str, value: Array) -> Array:
-        parts = name.split("/")
-        if "dense" in parts:  # It adds little to an embedding; from 0 Adafactor's steps are tiny.
-            return 0.1 * np.std(params["token_embedder/embedding"]) * value
-        return jnp.zeros_like(value) if {"out", "wo"} & {*parts} else value
 
-    @jax.jit  # Of the other parameters, nothing is made or compiled.
-    def added(key: Array) -> dict[str, Array]:
-        made = by_name(model.init(key)).items()
-        return {name: identity(name, value) for name, value in made if name not in params}
-
-    return traverse_util.unflatten_dict(params | added(jax.random.key(seed)), sep="/")
+def _lying(shapes: PyTree, on: Mesh | None) -> PyTree | None:
+    return None if on is None else sharding.of_training(shapes, on)
 
 
 def vocabulary_of(model: Config, file: disk.Path | None, init_from: disk.Path | None) -> Vocabulary:
@@ -124,6 +157,21 @@ class Files:
 
     train: Mapping[str, float]  # File names, each with its passes an epoch.
     held_out: Sequence[str]  # File names, which also name the held-out columns of the log.
+    # Of held-out files whose inputs are decoded too, the metric: "bleu", "rougeL" or "rougeLsum".
+    scored: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    scored_texts: int = 256  # Of each of those files, spread over it.
+
+    def __post_init__(self) -> None:
+        for name, metric in self.scored.items():
+            if name not in self.held_out:
+                known = ", ".join(self.held_out)
+                raise ValueError(
+                    f"Files.scored has {name!r}, none of the held-out files ({known})."
+                )
+            if metric not in quality.METRICS:
+                known = ", ".join(quality.METRICS)
+                raise ValueError(f"Files.scored has the metric {metric!r}; known are {known}.")
+        checks.whole("Files.scored_texts", self.scored_texts, 1)
 
     def read(
         self, examples: Mapping[str, Examples], config: TrainConfig, start_id: int
@@ -151,6 +199,15 @@ class Files:
                 )
         return train, {name: mixture.once() for name, mixture in whole.items()}
 
+    def to_score(self, examples: Mapping[str, Examples]) -> dict[str, Examples]:
+        """The examples that are decoded, by file."""
+        found = dict[str, Examples]()
+        for name in self.scored:
+            every = max(1, len(examples[name]) // self.scored_texts)
+            chosen = list(itertools.islice(examples[name], 0, None, every))[: self.scored_texts]
+            found[name] = ragged(*zip(*chosen, strict=True))
+        return found
+
 
 def train(
     model: Config,
@@ -163,6 +220,9 @@ def train(
     init_from: disk.Path | None = None,
     max_minutes: float | None = None,
     storage: checkpoints.native.Storage = "int8",
+    label_smoothing: float = 0.0,
+    z_loss: float = 1e-4,
+    mesh: str | None = None,
 ) -> bool:
     """Trains a model and saves it; a second call resumes.
 
@@ -170,34 +230,72 @@ def train(
     model goes into `out_dir` in the number format `storage`, with the file `vocabulary`, by
     default that of `init_from`. This is a checkpoint of any format to start from, of the same
     sizes or with fewer layers; None starts from random weights. After `max_minutes`, if given, the
-    run saves and stops. Returns whether the model is finished and saved. Raises ValueError if a
-    setting is unknown, a file is missing or damaged, the loss is not finite, or `work_dir` was
-    begun with something else, see `begun.require_same`.
+    run saves and stops. `label_smoothing` and `z_loss` are those of `CrossEntropy`. The devices of
+    a `mesh` like "data:8" share the work, those of all processes where there are several; a run
+    may go on with another mesh. Returns whether the model is finished and saved.
+
+    Raises ValueError if a setting is unknown, a file is missing or damaged, a mesh does not fit the
+    batch or the devices, the loss is not finite, or `work_dir` was begun with something else, see
+    `begun.require_same`; OSError if there is no room for a checkpoint.
     """
     if storage not in (known := get_args(checkpoints.native.Storage)):
         raise ValueError(f"train.storage must be one of {', '.join(known)}, not {storage!r}.")
+    for name, share, high in (("label_smoothing", label_smoothing, 1), ("z_loss", z_loss, 1e9)):
+        checks.real(f"train.{name}", share, f"be at least 0 and below {high:g}", within(high))
     checks.jax_settings()
-    deadline, work_dir = deadline_after(max_minutes), pathlib.Path(work_dir)
+    deadline, work_dir = deadline_after(max_minutes), pathlib.Path(work_dir).absolute()
+    on = mesh_for(mesh, config)
     pieces = vocabulary_of(model, vocabulary, init_from)
     examples = load_all(data_dir, [*files.train, *files.held_out])
-    if last_step(work_dir) == 0:
+    cost, first = Cost(model, config, on), jax.process_index() == 0
+    cost.require_memory()
+    log = Log(work_dir)
+    if not log.lines():
         vacant(out_dir)  # No run in that work folder has made it.
     made_with = {"vocabulary": pieces.contents, "texts": begun.of_examples(examples)}
     if init_from:
+        begun_from(model, init_from)
         made_with["init_from"] = checkpoints.open(init_from).contents
     decisive = {"model": model, "config": config, "files": files, "storage": storage}
     decisive |= {"vocabulary": vocabulary, "init_from": init_from}
-    begun.require_same(work_dir, begun.settings("train", decisive), made_with)
-    if last_step(work_dir) == config.steps and pathlib.Path(out_dir).exists():
+    decisive |= {"label_smoothing": label_smoothing, "z_loss": z_loss}
+    if first:
+        begun.require_same(work_dir, begun.settings("train", decisive), made_with)
+    if log.ended(config) and pathlib.Path(out_dir).exists():
         print(f"{out_dir} is finished, by the run in {work_dir}; there is nothing to do.")
         return True
     vacant(out_dir)
-    made = model_of(model)
-    objective, start = CrossEntropy(made), initial(made, config.seed, init_from)
+    if first:
+        print(cost.expected(), flush=True)
+    decoder = model_of(model, pieces.start_id)
+    made = dataclasses.replace(
+        decoder, backend=sharding.InTraining(remat=config.remat != "none", on=on)
+    )
+    objective = CrossEntropy(made, label_smoothing, z_loss)
+    start = functools.partial(initial, made, config.seed, init_from, on)
     batches = files.read(examples, config, pieces.start_id)
-    params, finished = fit(objective, start, config, *batches, work_dir, deadline=deadline)
-    if finished:
+    chosen = files.to_score(examples)
+    scorer = Scorer(decoder, pieces, chosen, files.scored, config.target_length, on)
+    given = objective, start, config, *batches, work_dir
+    trained = fit(
+        *given, deadline=deadline, on=on, score=scorer if chosen else None, measured=cost.measured
+    )
+    if trained.taken is not None and first:
         stored = model.replace(dtype="float32", dropout_rate=0.0)  # Decoding needs neither.
-        kept = pieces.path, storage, pieces.extra_ids, pieces.special
-        checkpoints.native.save(out_dir, stored, params, *kept)
-    return finished
+        saved.export(out_dir, work_dir, trained.taken, stored, pieces, storage)
+    return trained.taken is not None
+
+
+def mesh_for(text: str | None, config: TrainConfig) -> Mesh | None:
+    """The devices that share a run's work, if there are several; ValueError if they cannot."""
+    if text is None and jax.process_count() == 1:
+        return None
+    text = text or f"{sharding.DATA}:{jax.device_count()}"
+    config.require_mesh(text)
+    on = sharding.mesh(text)
+    return on if on.size > 1 else None
+
+
+def within(high: float) -> Callable[[float], bool]:
+    """Whether a number is at least 0 and below another."""
+    return lambda number: 0 <= number < high

@@ -9,7 +9,7 @@ from speculative.measurement.chips import Chip
 from speculative.measurement.hlo import HloModule, Shape
 from speculative.measurement.schedule import Cost, Schedule
 
-CHIP = Chip("", "", "", 10**9, 1000.0, 100.0, 50.0, {4: (2, 2)})
+CHIP = Chip("", "", "", 10**9, 1000.0, 1e6, 100.0, 50.0, {4: (2, 2)})
 KERNEL = "f32[100]{0}"  # 400 bytes.
 NEAR = "f32[100]{0:T(128)S(3)}"  # On the chip; 512 bytes with its padding.
 

@@ -29,16 +29,23 @@ def initial() -> dict:
     return tiny.MODEL.init(jax.random.key(0))
 
 
+def start() -> dict:
+    """A copy, for the first step takes its memory."""
+    return jax.tree.map(jax.numpy.array, initial())
+
+
 def log(folder: pathlib.Path) -> list[dict]:
     lines = [json.loads(line) for line in (folder / "log.jsonl").read_text().splitlines()]
     for line in lines:
         assert line.pop("tokens_per_second") > 0 and line.pop("seconds") >= 0
+        assert line.pop("gradient_norm") > 0
     return lines
 
 
 def fit(folder: pathlib.Path, train: data.Mixture, **changes) -> tuple[dict, bool]:
     held_out = {"held": tiny.mixture(40, 1).once()}
-    return loop.fit(OBJECTIVE, initial(), tiny.CONFIG, train, held_out, folder, **changes)
+    fitted = loop.fit(OBJECTIVE, start, tiny.CONFIG, train, held_out, folder, **changes)
+    return fitted.params, fitted.taken is not None
 
 
 @pytest.fixture(scope="module")
@@ -56,8 +63,10 @@ class Killed(Exception):
 class KillingMixture(data.Mixture):
     """Dies when the 8th batch is asked for."""
 
-    def batches(self, seed: int, start_step: int = 0) -> Iterator[data.Batch]:
-        for i, batch in enumerate(super().batches(seed, start_step)):
+    def batches(
+        self, seed: int, start_step: int = 0, rows: np.ndarray | None = None
+    ) -> Iterator[data.Batch]:
+        for i, batch in enumerate(super().batches(seed, start_step, rows)):
             if start_step + i == 7:
                 raise Killed
             yield batch
@@ -120,13 +129,21 @@ def test_the_held_out_loss_is_the_mean_over_all_tokens(straight: tuple[pathlib.P
 
 
 def test_a_constant_learning_rate() -> None:
-    changes = {"warmup_steps": 0, "final_share": 1.0, "learning_rate": 1e-3}
+    changes = {"warmup_steps": 0, "decay": "constant", "learning_rate": 1e-3}
     schedule = dataclasses.replace(tiny.CONFIG, **changes).schedule()
     assert [np.asarray(schedule(step)) for step in range(13)] == pytest.approx([1e-3] * 13)
-    changes |= {"warmup_steps": 2, "final_share": 0.25}
-    schedule = dataclasses.replace(tiny.CONFIG, **changes).schedule()
+    schedule = dataclasses.replace(tiny.CONFIG, **changes | {"warmup_steps": 2}).schedule()
     found = [np.asarray(schedule(step)) for step in (0, 1, 2, 7, 12)]
-    assert found == pytest.approx([0, 0.5e-3, 1e-3, 0.625e-3, 0.25e-3])
+    assert found == pytest.approx([0, 0.5e-3, 1e-3, 1e-3, 1e-3])
+
+
+def test_the_learning_rate_of_t5s_pre_training() -> None:
+    """1 / sqrt(max(step, 10,000)), by T5X's two factors of that name."""
+    changes = {"warmup_steps": 10_000, "decay": "rsqrt", "learning_rate": 0.01}
+    schedule = dataclasses.replace(tiny.CONFIG, **changes).schedule()
+    steps = (0, 1, 9_999, 10_000, 40_000, 1_000_000)
+    found = [float(schedule(step)) for step in steps]
+    assert found == pytest.approx([max(step, 10_000) ** -0.5 for step in steps])
 
 
 @pytest.mark.parametrize("microbatches", [2, 8])
@@ -170,7 +187,7 @@ def test_every_step_has_a_dropout_key_of_its_own(tmp_path: pathlib.Path) -> None
         return (params["x"] ** 2).sum(), {"loss": loss}
 
     config = dataclasses.replace(tiny.CONFIG, log_every=1)
-    loop.fit(drawn, {"x": np.ones(2)}, config, tiny.mixture(), {}, tmp_path)
+    loop.fit(drawn, lambda: {"x": jax.numpy.ones(2)}, config, tiny.mixture(), {}, tmp_path)
     losses = [line["loss"] for line in log(tmp_path)]
     assert len(losses) == len(set(losses)) == config.steps
 
@@ -181,14 +198,14 @@ def test_training_learns(tmp_path: pathlib.Path) -> None:
         checkpoint_every=200,
     )  # fmt: skip
     held_out = {"held": tiny.mixture(40, 1).once()}
-    loop.fit(OBJECTIVE, initial(), config, tiny.mixture(2000), held_out, tmp_path)
+    loop.fit(OBJECTIVE, start, config, tiny.mixture(2000), held_out, tmp_path)
     # A model that knows the letters' frequencies alone has about log(12) = 2.5.
     assert log(tmp_path)[-1]["held/loss"] < 1.5
 
 
 def test_a_loss_that_is_not_finite_stops_the_run(tmp_path: pathlib.Path) -> None:
-    broken = jax.tree.map(lambda x: x * np.nan, initial())
     with pytest.raises(ValueError, match="loss is nan at step 2 .* goes on from the beginning"):
+        broken = functools.partial(jax.tree.map, lambda x: x * np.nan, initial())
         loop.fit(OBJECTIVE, broken, tiny.CONFIG, tiny.mixture(), {}, tmp_path)
 
 
@@ -205,14 +222,16 @@ def test_a_run_that_overflows_goes_on_at_a_lower_rate(tmp_path: pathlib.Path) ->
         tiny.CONFIG, steps=8, log_every=1, evaluate_every=8, checkpoint_every=1, warmup_steps=1,
         learning_rate=1e25,
     )  # fmt: skip
-    kept = tmp_path / "checkpoints"
+    kept, begins = tmp_path / "checkpoints", lambda: {"x": jax.numpy.array(draws)}
     for _ in range(2):  # The same again does not get further back.
         with pytest.raises(ValueError, match=r"at step 3 .* goes on from its checkpoint of step 1"):
-            loop.fit(square, {"x": draws}, wild, tiny.mixture(), {}, tmp_path)
+            loop.fit(
+                square, lambda: {"x": jax.numpy.array(draws)}, wild, tiny.mixture(), {}, tmp_path
+            )
         assert [path.name for path in kept.iterdir()] == ["1"]
     calm = dataclasses.replace(wild, learning_rate=0.1)
-    params, finished = loop.fit(square, {"x": draws}, calm, tiny.mixture(), {}, tmp_path)
-    assert finished and (np.abs(params["x"]) < np.abs(draws)).all()
+    params, taken = loop.fit(square, begins, calm, tiny.mixture(), {}, tmp_path)
+    assert taken == 8 and (np.abs(params["x"]) < np.abs(draws)).all()
     assert [line["step"] for line in log(tmp_path)] == [*range(1, 9)]
     assert sorted(path.name for path in kept.iterdir()) == ["7", "8"]
 

@@ -24,7 +24,7 @@ from speculative.rows.config import experiment, read_row
 from speculative.sampling import Sampling
 from speculative.studies import sweep
 from speculative.training import begun as begun_lib
-from speculative.training import data, distil, loop, recipes
+from speculative.training import data, distil, loop, recipes, written
 from speculative.training import train as train_lib
 from tests import saved
 from tests.training import tiny
@@ -39,8 +39,8 @@ def test_the_greedy_outputs_are_the_argmax_of_the_model_on_them() -> None:
     params = saved.random(tiny.MODEL.config, 4)
     examples = tiny.examples(7, 3)
     decoding = Decoding(tiny.VOCABULARY, Sampling(0.0), max_length=9)
-    written = distil.answered(tiny.MODEL, params, examples, decoding, batch_size=4)
-    for (given, target), (wanted, _) in zip(written, examples, strict=True):
+    texts = written.answered(tiny.MODEL, params, examples, decoding, batch_size=4)
+    for (given, target), (wanted, _) in zip(texts, examples, strict=True):
         np.testing.assert_array_equal(given, wanted)
         source = np.full((1, 8), -1, np.int32)
         source[0, : len(given)] = given
@@ -56,7 +56,7 @@ def test_sampled_outputs_do_not_depend_on_the_batch() -> None:
     params = saved.random(tiny.MODEL.config, 5)
     examples = tiny.examples(7, 3)
     decoding = Decoding(tiny.VOCABULARY, Sampling(1.0), max_length=9)
-    one, other = (distil.answered(tiny.MODEL, params, examples, decoding, size) for size in (3, 7))
+    one, other = (written.answered(tiny.MODEL, params, examples, decoding, size) for size in (3, 7))
     np.testing.assert_array_equal(one.targets, other.targets)
     assert len({tuple(one[i][1]) for i in range(7)}) == 7
 
@@ -72,7 +72,7 @@ def test_texts_that_do_not_fit_target_or_vocabulary_are_named() -> None:
         distil._require_fits("mine", examples, 8, 8)
     with pytest.raises(ValueError, match="Example 1 has a prompt of 9 tokens; there are 8 pos"):
         given = data.ragged(texts, nothing)
-        distil.answered(tiny.MODEL, {}, given, Decoding(tiny.VOCABULARY), 4, positions=8)
+        written.answered(tiny.MODEL, {}, given, Decoding(tiny.VOCABULARY), 4, positions=8)
 
 
 def test_logits_that_are_not_finite_are_named() -> None:
@@ -84,7 +84,7 @@ def test_logits_that_are_not_finite_are_named() -> None:
     examples = data.ragged(sources, sources)
     decoding = Decoding(tiny.VOCABULARY, Sampling(0.0), max_length=9)
     with pytest.raises(ValueError, match=r"Logits are not finite for example 3\."):
-        distil.answered(tiny.MODEL, params, examples, decoding, 4)
+        written.answered(tiny.MODEL, params, examples, decoding, 4)
 
 
 @pytest.fixture(scope="module")

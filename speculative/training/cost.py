@@ -1,0 +1,103 @@
+"""What a run costs: operations of a step, hours, chip-hours, memory."""
+
+import dataclasses
+
+import jax
+from jax.sharding import Mesh
+
+from speculative.measurement import chips
+from speculative.measurement.chips import GIB
+from speculative.models import Config, abstract_params, sharding
+from speculative.training.loop import TrainConfig, begin
+
+SHARE = 0.4  # Of the chips' peak, which a run is assumed to reach before anything is measured.
+
+
+def operations(model: Config, config: TrainConfig) -> float:
+    """Floating-point operations that a step needs; what is computed twice counts once.
+
+    A product of [m, k] and [k, n] has 2 m k n; those of the gradient are twice those of the pass
+    before it. Rows count with their padding.
+    """
+    source, target, rows = config.source_length, config.target_length, config.batch_size
+    width, wide = model.num_heads * model.head_dim, model.emb_dim
+    products = 2 * wide * width  # Of queries and outputs, of a token.
+    both = 2 * wide * width  # Of keys and values.
+    feed_forward = (3 if model.gated else 2) * wide * model.mlp_dim
+    crosses = model.encoder_layers > 0
+    attended = 2 * width * target * (target + source * crosses)  # Scores, and what they weigh.
+    decoder = target * (products * (1 + crosses) + both + feed_forward) + source * both * crosses
+    encoder = source * (products + both + feed_forward) + 2 * width * source * source
+    layers = model.encoder_layers * encoder + model.decoder_layers * (decoder + attended)
+    return 3 * 2.0 * rows * (layers + target * wide * model.logits)
+
+
+@dataclasses.dataclass(frozen=True)
+class Cost:
+    """Of a run on the present devices."""
+
+    model: Config
+    config: TrainConfig
+    on: Mesh | None
+
+    @property
+    def devices(self) -> int:
+        """How many compute."""
+        return self.on.size if self.on else 1
+
+    @property
+    def peak(self) -> float | None:
+        """Operations a second of all devices, where it is published; None of others."""
+        kind = jax.devices()[0].device_kind
+        found = next((chip for chip in chips.CHIPS if chip.kind == kind), None)
+        return found.peak * self.devices if found else None
+
+    def state_bytes(self) -> int:
+        """Of each device: parameters, their gradient and what the optimizer keeps."""
+        shapes = abstract_params(self.model.replace(dtype="float32", dropout_rate=0.0))
+        state = jax.eval_shape(lambda params: begin(self.config, params), shapes)
+        if self.on is not None:
+            state = sharding.lying(state, sharding.of_training(state, self.on))
+        size = sharding.bytes_a_device
+        return size(state) + size(state.params)
+
+    def require_memory(self) -> None:
+        """ValueError unless the state fits the devices' memory, which a CPU's have together."""
+        name, there = chips.device_bytes()
+        need = self.state_bytes()
+        shared = self.devices if name == "this machine" else 1
+        if need * shared > there:
+            over = (need * shared - there) / GIB
+            fitting = -(-need * self.devices // int(0.8 * there))
+            raise ValueError(
+                f"Parameters, gradient and moments need {need / GIB:.1f} GiB on each of "
+                f"{self.devices} devices, {over:.1f} GiB more than {name} has; take a smaller "
+                f"model, a machine with more, or {fitting} such devices (--mesh=data:{fitting})."
+            )
+
+    def expected(self) -> str:
+        """What is known before the first step."""
+        config, each = self.config, operations(self.model, self.config)
+        said = (
+            f"{config.steps:,} steps of {config.batch_size} rows of {config.source_length} + "
+            f"{config.target_length} tokens: {each * config.steps:.2e} operations; state of "
+            f"{self.state_bytes() / GIB:.2f} GiB a device"
+        )
+        if self.peak is None:
+            return f"{said}. The first line of the log tells how long that takes here."
+        hours = each * config.steps / (SHARE * self.peak) / 3600
+        return (
+            f"{said}. At {SHARE:.0%} of the peak of {self.devices} {jax.devices()[0].device_kind} "
+            f"that is {hours:,.1f} hours, {hours * self.devices:,.1f} chip-hours."
+        )
+
+    def measured(self, seconds: float, left: int) -> dict[str, float]:
+        """Numbers for the log: of a step of so many seconds, with so many steps left."""
+        found = {"seconds_a_step": round(seconds, 4), "hours_left": round(seconds * left / 3600, 3)}
+        if self.peak:
+            each = operations(self.model, self.config)
+            found["share_of_peak"] = round(each / (seconds * self.peak), 4)
+        memory = jax.local_devices()[0].memory_stats() or {}
+        if "peak_bytes_in_use" in memory:
+            found["memory_gib"] = round(memory["peak_bytes_in_use"] / GIB, 3)
+        return found

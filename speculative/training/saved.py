@@ -1,0 +1,151 @@
+"""Checkpoints of training, by orbax: written while steps go on, each process its devices' parts.
+
+They hold parameters and the optimizer's state; `opened` reads the parameters as a checkpoint that
+can be saved as a model, or converted, tensor by tensor.
+"""
+
+import dataclasses
+import functools
+import math
+import pathlib
+from collections.abc import Callable
+from typing import Any, Self
+
+import jax
+import numpy as np
+import orbax.checkpoint as ocp
+import tensorstore
+from jax.sharding import Mesh
+from orbax.checkpoint import checkpoint_managers as policies
+
+from speculative import disk
+from speculative.checkpoints import native
+from speculative.checkpoints.checkpoint import Checkpoint, Part, Tensor, by_name
+from speculative.disk import reading
+from speculative.models import Config, abstract_params, sharding
+from speculative.types import PyTree
+from speculative.vocabulary import Vocabulary
+
+FOLDER, ITEM = "checkpoints", "default"  # Of a run's folder, and orbax's name of the state.
+
+
+class Checkpoints:
+    """The checkpoints of a run's folder: the newest ones, and that of the best evaluation."""
+
+    def __init__(self, folder: pathlib.Path, keep: int) -> None:
+        self.folder = folder
+        best = policies.BestN(get_metric_fn=_score, n=1)
+        kept = policies.AnyPreservationPolicy([policies.LatestN(keep), best])
+        options = ocp.CheckpointManagerOptions(preservation_policy=kept, best_fn=_score)
+        handler = ocp.StandardCheckpointHandler()
+        self._manager = ocp.CheckpointManager(
+            folder / FOLDER, options=options, item_handlers=handler
+        )
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._manager.close()
+
+    def newest(self) -> int | None:
+        """The step of the newest one; None without any."""
+        return self._manager.latest_step()
+
+    def best(self) -> int | None:
+        """The step of the best evaluation; None without any checkpoint."""
+        return self._manager.best_step()
+
+    def save(self, step: int, state: PyTree, score: float | None) -> None:
+        """Begins to write a state; waits for the one before it, whose OSError may come now.
+
+        The `score` is that of an evaluation; None is not evaluated.
+        """
+        metrics = {"score": -math.inf if score is None else score}
+        given = ocp.args.StandardSave(state)
+        self._written(
+            lambda: self._manager.save(step, metrics=metrics, args=given, force=True), step
+        )
+
+    def finish(self) -> None:
+        """Waits until all is written; OSError if that is not possible."""
+        self._written(self._manager.wait_until_finished, self.newest())
+
+    def remove(self, step: int) -> None:
+        """Removes one."""
+        self._manager.delete(step)
+
+    def restored(self, step: int, shapes: Callable[[PyTree], PyTree], on: Mesh | None) -> PyTree:
+        """The state of a step, as it lies on a mesh or the first device; `shapes` of parameters'.
+
+        ValueError if the checkpoint is damaged.
+        """
+        where = f"The checkpoint of step {step} in {self.folder / FOLDER}"
+        with reading(where, "is damaged; remove it, and the run goes on from the one before"):
+            # The optimizer of a run, not what was written, says what its state is.
+            found = self._manager.item_metadata(step)
+            params = jax.tree.map(
+                lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype),
+                dict(found)["params"], is_leaf=lambda x: hasattr(x, "shape"),
+            )  # fmt: skip
+            wanted = shapes(params)
+            if on is None:
+                one = jax.sharding.SingleDeviceSharding(jax.local_devices()[0])
+                wanted = sharding.lying(wanted, jax.tree.map(lambda _: one, wanted))
+            else:
+                wanted = sharding.lying(wanted, sharding.of_training(wanted, on))
+            return self._manager.restore(step, args=ocp.args.StandardRestore(wanted))
+
+    def _written(self, write: Callable[[], Any], step: int | None) -> None:
+        try:
+            write()
+        except Exception as error:  # Of many kinds, some of another thread's.
+            newest = self._manager.latest_step()
+            kept = f"that of step {newest} is whole" if newest else "there is none before it"
+            raise OSError(
+                f"The checkpoint of step {step} in {self.folder / FOLDER} cannot be written "
+                f"({str(error).splitlines()[0]}); {kept}. Make room, and run the same command "
+                "again."
+            ) from error
+
+
+def _score(metrics: Any) -> float:
+    return metrics["score"]
+
+
+def opened(folder: pathlib.Path, step: int, config: Config) -> Checkpoint:
+    """The parameters of a step's checkpoint, which are read as they are asked for."""
+    where = folder / FOLDER / str(step) / ITEM
+
+    def read(name: str, part: Part = ()) -> np.ndarray:
+        kept = {"driver": "ocdbt", "base": f"file://{where}/"}
+        kept["path"] = f"params.{name.replace('/', '.')}/"
+        spec = {"driver": "zarr", "kvstore": kept}
+        with reading(where):
+            array = tensorstore.open(spec, read=True, open=True).result()
+            return np.asarray(array[part or ...].read().result())
+
+    tensors = {
+        name: Tensor(leaf.shape, "float32", functools.partial(read, name))
+        for name, leaf in by_name(abstract_params(config)).items()
+    }
+    return Checkpoint(str(where), "native", config, tensors)
+
+
+def export(
+    folder: disk.Path,
+    work_dir: pathlib.Path,
+    step: int,
+    config: Config,
+    pieces: Vocabulary,
+    storage: native.Storage,
+    **more: Any,
+) -> None:
+    """Saves the parameters of a step as a model, with its vocabulary; see `native.write`.
+
+    They are read from the checkpoint tensor by tensor, whatever devices they lie on. `more` is what
+    else a `Checkpoint` tells.
+    """
+    told = {"vocabulary": pieces.path, "extra_ids": pieces.extra_ids, "special": pieces.special}
+    made = dataclasses.replace(opened(work_dir, step, config), **told, **more)
+    native.write(folder, made, storage)

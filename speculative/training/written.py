@@ -1,0 +1,117 @@
+"""What a model writes for many inputs: texts to learn from, or to be scored."""
+
+import dataclasses
+from collections.abc import Hashable, Mapping
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import Array
+from jax.sharding import Mesh
+
+from speculative.backends import for_decoding
+from speculative.decoding import Decoding, Params, queue
+from speculative.grouping import filled, groups, padded
+from speculative.measurement import quality
+from speculative.models import FlaxModel, sharding
+from speculative.sampling import Sampling
+from speculative.training.data import Examples, ragged
+from speculative.types import PyTree
+from speculative.vocabulary import Vocabulary
+
+ROWS = 64  # Texts that are decoded at a time to be scored.
+
+
+def answered(
+    model: FlaxModel,
+    params: PyTree,
+    examples: Examples,
+    decoding: Decoding,
+    batch_size: int,
+    positions: int = 0,
+) -> Examples:
+    """The same inputs with the model's own outputs as targets, in the same order.
+
+    The parameters are laid out for decoding. `batch_size` examples are decoded at a time, each as
+    alone (`decoding.queue`), with the random numbers of its place and seed 0. Where there are only
+    so many `positions`, a prompt and its output end with the last. Raises ValueError if an input is
+    too long, or if the model's logits are not finite.
+    """
+    sizes = np.diff(examples.inputs_offsets)
+    if 0 < positions < sizes.max():
+        raise ValueError(
+            f"Example {sizes.argmax()} has a prompt of {sizes.max()} tokens; there are {positions} "
+            "positions."
+        )
+    used, targets = Params(params, ()), [np.zeros(0, np.int32)] * len(examples)
+
+    def settings(i: int) -> Decoding:
+        room = positions + 1 - int(sizes[i])  # The last token is not read.
+        if not positions or room >= decoding.max_length:
+            return decoding
+        return dataclasses.replace(decoding, max_length=room)
+
+    def request(i: int) -> tuple[int, queue.Request]:
+        source = filled([examples[i][0]], padded(int(sizes[i])), model.pad_id)
+        return i, queue.Request(jax.device_put(source), settings(i), example=i)
+
+    def shared(i: int) -> tuple[int, Hashable]:
+        return padded(int(sizes[i])), settings(i).program
+
+    kinds = decoding.sampling.kinds
+    # Long inputs tend to have long outputs, which had better not begin last.
+    order = np.argsort(-sizes, kind="stable").tolist()
+    for chosen, rows in groups(order, shared, batch_size):
+        for i, output in queue.generate(model, None, used, map(request, chosen), kinds, rows):
+            if not output.finite.all():
+                raise ValueError(f"Logits are not finite for example {i}.")
+            targets[i] = np.array(output.tokens[0, : output.lengths[0]])  # Not the whole batch.
+    return ragged([source for source, _ in examples], targets)
+
+
+@dataclasses.dataclass(frozen=True)
+class Scorer:
+    """Decodes held-out inputs greedily, and scores the texts against the targets.
+
+    Attributes:
+        model: what is trained.
+        pieces: its vocabulary.
+        examples: some of each held-out file, by name.
+        metrics: one of `quality.METRICS` for each file.
+        max_length: tokens of an output at most.
+        on: the mesh on which it is trained; for decoding its devices share the model.
+    """
+
+    model: FlaxModel
+    pieces: Vocabulary
+    examples: Mapping[str, Examples]
+    metrics: Mapping[str, str]
+    max_length: int
+    on: Mesh | None = None
+
+    def __call__(self, params: PyTree) -> dict[str, float]:
+        """The scores in percent, by file and metric, of parameters as they are trained."""
+        laid_out, found = self._for_decoding(params), dict[str, float]()
+        ends = self.max_length, self.pieces.eos_ids
+        decoding = Decoding(self.pieces.size, Sampling(0.0), 0, *ends)
+        for name, examples in self.examples.items():
+            written = answered(self.model, laid_out, examples, decoding, ROWS)
+            both = [[self.pieces.decode(y) for _, y in texts] for texts in (examples, written)]
+            metric = self.metrics[name]
+            found[f"{name}/{metric}"] = quality.measure(metric, *both)
+        return found
+
+    def _for_decoding(self, params: PyTree) -> PyTree:
+        dtype = self.model.config.dtype
+        if self.on is None:
+            return for_decoding(jax.tree.map(lambda x: jnp.asarray(x, dtype), params))
+        names = sharding.DATA, sharding.MODEL
+        on = Mesh(self.on.devices.reshape(1, -1), names)
+
+        def cast(x: Array) -> Array:
+            return x.astype(dtype)
+
+        where = sharding.shardings(params, on)
+        given = jax.jit(lambda tree: jax.tree.map(cast, tree), out_shardings=where)(params)
+        given = for_decoding(given, quantize="none", shards=on.size)
+        return jax.device_put(given, sharding.shardings(given, on))
