@@ -1,28 +1,42 @@
 #!/usr/bin/env bash
-# Measures a table on the machine where it runs, and keeps its results in a bucket meanwhile.
+# Measures a table, or trains a model, on the machine where it runs, and keeps the results in a
+# bucket meanwhile.
 #   scripts/tpu/measure.sh gs://BUCKET/FOLDER N [--NAME=VALUE, options of `speculative table`]
+#   scripts/tpu/measure.sh gs://BUCKET/FOLDER train [--NAME=VALUE, options of scripts/train.py]
 # vm.sh starts it on a VM. It goes on with what the bucket holds, compiles the table's programs
 # before it measures, and leaves the exit code in the bucket once all results are there. Of several
-# HOSTS each measures its share of the texts, in files of its own: report merges them.
+# HOSTS each measures its share of the texts, in files of its own: report merges them; training is
+# one program on all of them, whose first process alone writes a log and the model.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/../.."
-RESULTS=$1 TABLE=$2 INTERVAL=${INTERVAL:-20}
+RESULTS=$1 RUN=$2 INTERVAL=${INTERVAL:-20}
 shift 2
-FOLDER=$RESULTS/table$TABLE OUTPUT=results/table$TABLE STAGE=$(mktemp -d)
+# The folder that is kept in RESULTS, but for what is too BIG to be copied with the rest.
+KEPT=results FOLDER=$RESULTS/table$RUN BIG='' STAGE=$(mktemp -d)
+if [[ $RUN == train ]]; then # A VM that is kept may have trained something else.
+  KEPT=results/${RESULTS#gs://} FOLDER=$RESULTS/work BIG='checkpoints/.*|model/.*'
+fi
+OUTPUT=$KEPT/${FOLDER##*/}
 HOSTS=${HOSTS:-1} HOST=0 LOG=log.txt CODE=exit_code
 if ((HOSTS > 1)); then # Their names end in their numbers.
   [[ $(hostname) =~ -w-([0-9]+)$ ]] || { echo "$(hostname) does not end in its number." && exit 2; }
   HOST=${BASH_REMATCH[1]} LOG=log.${BASH_REMATCH[1]}.txt CODE=exit_code.${BASH_REMATCH[1]}
-  set -- "$@" "--hosts=$HOST/$HOSTS"
-  [[ " $* " == *" --workers="* ]] || set -- "$@" --workers=auto
+  if [[ $RUN == train ]]; then
+    set -- "$@" --distributed=auto
+  else
+    set -- "$@" "--hosts=$HOST/$HOSTS"
+    [[ " $* " == *" --workers="* ]] || set -- "$@" --workers=auto
+  fi
 fi
 trap 'rm -rf "$STAGE"' EXIT
-export JAX_COMPILATION_CACHE_DIR=$PWD/results/compiled
+export JAX_COMPILATION_CACHE_DIR=$PWD/$KEPT/compiled
 
-# Copies the files of a folder that another folder lacks, or of which it has an older version.
+# Copies the files of a folder that another folder lacks, or of which it has an older version: a
+# host that has no newer log than the one it fetched leaves that of the first process as it is.
 copy() {
+  local left_out="exit_code(\.[0-9]+)?|workers\.txt|\.lock[.0-9]*|\.unfinished-.*"
   gcloud storage rsync --recursive --skip-if-dest-has-newer-mtime --no-user-output-enabled \
-    --exclude="(.*/)?(exit_code(\.[0-9]+)?|workers\.txt|\.lock[.0-9]*|\.unfinished-.*${3:+|$3})$" "$1" "$2"
+    --exclude="(.*/)?($left_out${3:+|$3})$" "$1" "$2"
 }
 
 # Copies the results and the compiled programs to the bucket. The records go last, and as they were
@@ -31,44 +45,67 @@ upload() {
   mkdir -p "$STAGE/records"
   cp -p "$OUTPUT"/records*.jsonl "$STAGE/records" 2>/dev/null || true
   cp -p ~/speculative.log "$OUTPUT/$LOG"
-  copy results "$RESULTS" 'records(\.[0-9]+)?\.jsonl' && copy "$STAGE/records" "$FOLDER"
+  copy "$KEPT" "$RESULTS" "records(\.[0-9]+)?\.jsonl${BIG:+|$BIG}" &&
+    copy "$STAGE/records" "$FOLDER"
 }
 
-# Says what has been measured, where that has changed.
-progress() {
-  local rows=0 examples
+# What has been measured, or trained.
+finished() {
+  local rows=0 examples step
+  if [[ $RUN == train ]]; then
+    step=$(sed -n '$s/.*"step": \([0-9]*\).*/\1/p' "$OUTPUT/log.jsonl" 2>/dev/null) || true
+    echo "Finished steps: ${step:-0}."
+    return
+  fi
   [[ ! -e $OUTPUT/records.jsonl ]] || rows=$(wc -l <"$OUTPUT/records.jsonl")
   examples=$(find "$OUTPUT" -name 'examples*.jsonl' -exec cat {} + | wc -l)
-  [[ $rows/$examples == "${SAID:-0/0}" ]] ||
-    echo "Finished rows: $rows; measured examples: $examples."
-  SAID=$rows/$examples
+  echo "Finished rows: $rows; measured examples: $examples."
+}
+
+# Says it, where it has changed on this machine.
+progress() {
+  local now
+  now=$(finished)
+  [[ $now == "$SAID" ]] || echo "$now"
+  SAID=$now
 }
 
 measure() {
   if ((HOSTS == 1)); then # A program alone would wait for the other hosts' chips.
-    echo "Compiling the programs of table $TABLE."
+    echo "Compiling the programs of table $RUN."
     .venv/bin/speculative compile "${COMPILE[@]}" --json >"$STAGE/predicted.jsonl" || return
     mv "$STAGE/predicted.jsonl" "$OUTPUT" || return
   fi
-  echo "Measuring table $TABLE."
-  .venv/bin/speculative table "$TABLE" --output_dir="$OUTPUT" "${MEASURE[@]}" || return
+  echo "Measuring table $RUN."
+  .venv/bin/speculative table "$RUN" --output_dir="$OUTPUT" "${OPTIONS[@]}" || return
   ((HOSTS == 1)) || return 0
   .venv/bin/python scripts/tpu/compare.py "$OUTPUT" >"$OUTPUT/compared.txt"
+}
+
+train() {
+  # A model that was not copied is made again from the last checkpoint: only one host would find it,
+  # and end, while the others go on.
+  rm -rf "$KEPT/model" "$KEPT"/.unfinished-*
+  echo "Training."
+  .venv/bin/python scripts/train.py "${OPTIONS[@]}" --work_dir="$OUTPUT" --out_dir="$KEPT/model" \
+    --checkpoint_dir="$RESULTS/checkpoints"
 }
 
 # The first thing written shows whether this machine may write there; then the folder exists.
 git describe --always | gcloud storage cp - "$FOLDER/commit.txt"
 mkdir -p "$OUTPUT"
-copy "$RESULTS" results
+copy "$RESULTS" "$KEPT" "$BIG"
+SAID=$(finished)
 
-# Checkpoints of our own format, and texts, are read from a disk.
-MEASURE=() COMPILE=(--table="$TABLE" --topology=present)
+# Checkpoints of our own format, and texts, are read from a disk; of what training starts from, each
+# process reads its own parts in the bucket.
+OPTIONS=() COMPILE=(--table="$RUN" --topology=present)
 for option in "$@"; do
-  if [[ $option =~ ^(.*=)gs://(.*[^/])/?$ ]]; then
+  if [[ $option != --init_from=* && $option =~ ^(.*=)gs://(.*[^/])/?$ ]]; then
     place=inputs/${BASH_REMATCH[2]}
     echo "Copying gs://${BASH_REMATCH[2]}."
     mkdir -p "$(dirname "$place")"
-    if [[ $option == --checkpoints=* ]]; then
+    if [[ $option == --checkpoints=* || $option == --data_dir=* ]]; then
       mkdir -p "$place"
       copy "gs://${BASH_REMATCH[2]}" "$place"
     else
@@ -76,14 +113,14 @@ for option in "$@"; do
     fi
     option=${BASH_REMATCH[1]}$place
   fi
-  MEASURE+=("$option")
+  OPTIONS+=("$option")
   case ${option%%=*} in
     --family | --checkpoints | --weights | --dtype | --gin | --quantize | --quantize_draft | --mesh | --draft_mesh)
       COMPILE+=("$option") ;;
   esac
 done
 
-measure &
+if [[ $RUN == train ]]; then train & else measure & fi
 while sleep "$INTERVAL" && kill -0 $! 2>/dev/null; do
   progress
   upload || echo "The bucket could not be written; it is tried again."
@@ -93,5 +130,6 @@ wait $! || code=$?
 # A machine that is switched off ends its programs by TERM: the run goes on elsewhere.
 ((code != 143)) || exit "$code"
 progress
+((code != 0)) || BIG='' # The model is finished.
 upload || { sleep "$INTERVAL" && upload; }
 echo $code | gcloud storage cp - "$FOLDER/$CODE"

@@ -1,7 +1,10 @@
 #!/usr/bin/env bash
-# Measures a table of the paper on a Cloud TPU VM, and goes on with it when the VM is pre-empted.
+# Measures a table of the paper, or trains a model, on a Cloud TPU VM, and goes on with it when the
+# VM is pre-empted.
 #   export PROJECT=my-project ZONE=us-central2-b NAME=my-tpu
 #   scripts/tpu/vm.sh table 2 --results=gs://bucket/folder --spot --checkpoints=gs://bucket/weights
+#   scripts/tpu/vm.sh train --results=gs://bucket/folder --spot --data_dir=gs://bucket/tokenized \
+#       --config=configs/training/finetune_ende.gin --init_from=gs://… --vocabulary=gs://…
 # table     makes a VM, installs the commit that is checked out, measures table 2, 3, 4 or 5 there
 #           with whatever else `speculative table` takes, fetches the results to results/ and
 #           deletes the VM. The exit code is that of the program. Results and compiled programs
@@ -10,16 +13,21 @@
 #           option is copied to the VM first. The same command again watches a run that is under
 #           way, or goes on with one that stopped. With --workers=auto all chips work at once, and
 #           on an ACCELERATOR of several hosts each measures its share of the texts
+# train     does the same with scripts/train.py and its options: all hosts train one model. In the
+#           folder of --results, `checkpoints` holds what a run goes on from, `work` its log and
+#           plot, which are fetched to results/, and `model` the model once it is finished, which
+#           is not fetched. --init_from=gs://… is read from its bucket, and not copied to the VM.
+#           The exit code 75 says that --max_minutes are over; the same command goes on
 # create    makes a VM of ACCELERATOR (v4-8) with the software RUNTIME (tpu-ubuntu2204-base)
 # install   copies the commit that is checked out, which every record then names, and installs it
 #           with the extras tpu and tasks; again after every commit
 # ssh       runs any command there, in the home folder; without one, opens a shell
 # delete    deletes the VM, which is paid for until then; gcloud asks first
-# --spot    of table and create: a spot VM, which costs less and may be pre-empted
-# --queued  of table, create and delete: the VM is that of a queued resource of the same name
-# --keep    of table: the VM is not deleted at the end
+# --spot    of table, train and create: a spot VM, which costs less and may be pre-empted
+# --queued  of table, train, create and delete: the VM is that of a queued resource of the same name
+# --keep    of table and train: the VM is not deleted at the end
 # With --dry_run before the verb, the commands are printed, quoted for a shell, and not run; of
-# table, those of a run that nothing disturbs.
+# table and train, those of a run that nothing disturbs.
 set -euo pipefail
 ROOT=$(cd "$(dirname "${BASH_SOURCE[0]}")/../.." && pwd)
 ACCELERATOR=${ACCELERATOR:-v4-8} RUNTIME=${RUNTIME:-tpu-ubuntu2204-base} INTERVAL=${INTERVAL:-20}
@@ -37,30 +45,41 @@ if [[ ${1:-} == --dry_run ]]; then
 fi
 VERB=${1:-}
 case $VERB in
-  table | create | install | ssh | delete) shift ;;
+  table | train | create | install | ssh | delete) shift ;;
   -h | --help)
     sed -n '2,/^[^#]/s/^# \{0,1\}//p' "${BASH_SOURCE[0]}"
     exit
     ;;
-  *) fail "'$VERB' is none of table, create, install, ssh and delete; --help explains them." ;;
+  *)
+    fail "'$VERB' is none of table, train, create, install, ssh and delete; --help explains them."
+    ;;
 esac
 
 TABLE='' RESULTS='' SPOT='' QUEUED='' KEEP='' OPTIONS=()
 for word in "$@"; do
   case "$VERB $word" in
     "ssh "*) ;;
-    "table --spot" | "create --spot") SPOT=1 ;;
-    "table --queued" | "create --queued" | "delete --queued") QUEUED=1 ;;
-    "table --keep") KEEP=1 ;;
-    "table --results="*) RESULTS=${word#*=} RESULTS=${RESULTS%/} ;;
-    "table --output_dir="*) fail "--output_dir is that of the VM; give --results alone." ;;
-    "table --"*=*) OPTIONS+=("$word") ;;
+    "table --spot" | "train --spot" | "create --spot") SPOT=1 ;;
+    "table --queued" | "train --queued" | "create --queued" | "delete --queued") QUEUED=1 ;;
+    "table --keep" | "train --keep") KEEP=1 ;;
+    "table --results="* | "train --results="*) RESULTS=${word#*=} RESULTS=${RESULTS%/} ;;
+    "table --output_dir="* | "train --work_dir="* | "train --out_dir="* | \
+      "train --checkpoint_dir="* | "train --distributed="*)
+      fail "'$word' cannot be given, for ${word%%=*} is set on the VM; leave it out."
+      ;;
+    "table --"*=* | "train --"*=*) OPTIONS+=("$word") ;;
     "table "[!-]*) TABLE+="${TABLE:+ }$word" ;;
     *) fail "'$word' is no option of $VERB; write --name=value, and see --help." ;;
   esac
 done
 if [[ $VERB == table ]]; then
   [[ $TABLE =~ ^[2-5]$ ]] || fail "'$TABLE' is no table to measure; give 2, 3, 4 or 5."
+elif [[ $VERB == train ]]; then
+  for word in --config --data_dir; do
+    [[ " ${OPTIONS[*]-}" == *" $word="* ]] || fail "train lacks $word; add $word=VALUE."
+  done
+fi
+if [[ $VERB == table || $VERB == train ]]; then
   [[ $RESULTS =~ ^gs://[^/]+/. ]] ||
     fail "'$RESULTS' is no folder of a bucket; give --results=gs://BUCKET/FOLDER."
 fi
@@ -105,9 +124,10 @@ call() {
   if [[ -n $DRY_RUN ]]; then printf '%s\n' "${line% }"; else "$@"; fi
 }
 
-# A verb of gcloud on TPUs in the project and zone. Nobody is there to answer what table would ask.
+# A verb of gcloud on TPUs in the project and zone. Nobody is there to answer what table and train
+# would ask.
 tpus() {
-  [[ $VERB != table ]] || set -- "$@" --quiet
+  [[ $VERB != table && $VERB != train ]] || set -- "$@" --quiet
   call gcloud compute tpus "$@" --project="$PROJECT" --zone="$ZONE"
 }
 
@@ -135,7 +155,7 @@ remote() {
   tpus tpu-vm ssh "$NAME" ${WORKERS[@]+"${WORKERS[@]}"} --command="$1"
 }
 
-# `table` tries it again if it fails, so every command says whether to go on.
+# `table` and `train` try it again if it fails, so every command says whether to go on.
 install() {
   # A bundle carries the commit's name, which a copy of the files would lose.
   local bundle=${TMPDIR:-/tmp}/speculative-$NAME.bundle
@@ -232,6 +252,14 @@ code_of() {
   if ((HOSTS == 1)); then echo exit_code; else echo "exit_code.$1"; fi
 }
 
+# Removes what hosts have left of an end that was not that of the run.
+forget() {
+  local host
+  for ((host = 0; host < HOSTS; host++)); do
+    quietly gcloud storage rm "$FOLDER/$(code_of "$host")" || true
+  done
+}
+
 # Makes a VM, which may be lost meanwhile.
 make() {
   local why what
@@ -287,8 +315,12 @@ tail -n 10 speculative.log 2>/dev/null | sed "s/^/log: /"' 2>"$NOTES" </dev/null
   sed -n 's/^log: //p' <<<"$found" >"$NOTES"
   if [[ $job == "$WORK" ]]; then
     FAILURES=0 STARTED=1
-    found=$(grep . "$NOTES" | tail -n 1) || true
-    if [[ $found == 'Finished rows'* && $found != "$PROGRESS" ]]; then
+    # The program may write more after this, and so may hosts that have no log of their own.
+    found=$(grep -E '^(Finished|The bucket) ' "$NOTES" | tail -n 1) ||
+      found=$(grep . "$NOTES" | tail -n 1) || true
+    # Training does the steps after its last checkpoint again, which is no progress.
+    if [[ $found == Finished* && $found != "$PROGRESS" ]] &&
+      [[ $(printf '%s\n' "$PROGRESS" "$found" | sort -V | tail -n 1) == "$found" ]]; then
       PROGRESS=$found STOPS=0
     fi
     [[ -z $found ]] || say "$NAME: $found"
@@ -303,6 +335,7 @@ tail -n 10 speculative.log 2>/dev/null | sed "s/^/log: /"' 2>"$NOTES" </dev/null
     fi
   else
     say "$NAME is ready; installing $COMMIT there."
+    forget # Hosts that have ended do it again, and the run has ended when all have.
     if ! quietly install; then
       again "The installation on $NAME failed"
     elif ! quietly start; then
@@ -358,16 +391,20 @@ lost() {
 }
 
 fetch() {
-  call mkdir -p "$ROOT/results/table$TABLE"
-  call gcloud storage rsync --recursive "$FOLDER" "$ROOT/results/table$TABLE"
+  call mkdir -p "$ROOT/$FETCHED"
+  call gcloud storage rsync --recursive "$FOLDER" "$ROOT/$FETCHED"
 }
 
 # Fetches the results, shows the prediction or the error, deletes the VM, ends with an exit code.
 finish() {
-  local folder=results/table$TABLE
+  local folder=$FETCHED
   if quietly fetch; then
     say "The results are in $folder."
-    if [[ $1 == 0 && $HOSTS != 1 ]]; then
+    if [[ $1 == 0 && $VERB == train ]]; then
+      say "The model is in $RESULTS/model."
+    elif [[ $1 == 75 ]]; then
+      say "The run has stopped at its --max_minutes; the same command goes on with it."
+    elif [[ $1 == 0 && $HOSTS != 1 ]]; then
       say "speculative report $folder merges what the $HOSTS hosts measured."
     elif [[ $1 == 0 ]]; then
       cat "$ROOT/$folder/compared.txt"
@@ -390,10 +427,13 @@ finish() {
   exit "$1"
 }
 
-measure() {
+# Measures a table or trains a model.
+launch() {
   local code
-  FOLDER=$RESULTS/table$TABLE COMMIT=$(git -C "$ROOT" describe --always)
-  printf -v JOB '%q ' env HOSTS="$HOSTS" speculative/scripts/tpu/measure.sh "$RESULTS" "$TABLE" \
+  FOLDER=$RESULTS/work FETCHED=results/${RESULTS##*/} COMMIT=$(git -C "$ROOT" describe --always)
+  [[ $VERB == train ]] || FOLDER=$RESULTS/table$TABLE FETCHED=results/table$TABLE
+  printf -v JOB '%q ' env HOSTS="$HOSTS" \
+    speculative/scripts/tpu/measure.sh "$RESULTS" "${TABLE:-train}" \
     ${OPTIONS[@]+"${OPTIONS[@]}"} # For bash 3, which a Mac has, an empty list is not set.
   WORK="commit $COMMIT: $JOB" NOTES=$(mktemp)
   # What was said last; failures in a row; whether the run has been seen at work; how often it has
@@ -419,9 +459,7 @@ roles/storage.objectUser."
     if ! code=$(ended); then
       advance
     elif [[ $code != 0 ]] && lost; then
-      for ((host = 0; host < HOSTS; host++)); do
-        quietly gcloud storage rm "$FOLDER/$(code_of "$host")" || true
-      done
+      forget
     else
       finish "$code"
     fi
@@ -429,7 +467,7 @@ roles/storage.objectUser."
 }
 
 case $VERB in
-  table) measure ;;
+  table | train) launch ;;
   create) create ;;
   install) install ;;
   ssh)

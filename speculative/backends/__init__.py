@@ -4,7 +4,7 @@ import jax
 
 from speculative.backends.cpu import kernels
 from speculative.backends.cpu.prepacked import prepack
-from speculative.backends.options import compiler_options
+from speculative.backends.options import compiler_options, training_options
 from speculative.backends.prepacked import PREPACKED, Prepacked, for_xla
 from speculative.backends.tpu import lay_out, together
 from speculative.backends.xla import (
@@ -68,5 +68,5 @@ def usual_dtype(stored: str, platform: str | None = None) -> str:
 __all__ = [
     "PREPACKED", "Attending", "Cache", "Norm", "Prepacked", "Projection", "Weight", "Xla",
     "compiler_options", "for_decoding", "heads_together", "look_up", "prepack", "quantized",
-    "quantized_on_host", "usual_dtype", "usual_quantize",
+    "quantized_on_host", "training_options", "usual_dtype", "usual_quantize",
 ]  # fmt: skip

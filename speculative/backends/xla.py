@@ -7,7 +7,7 @@ Layers call a backend with arrays and what describes them (`Projection`, `Norm`,
 import dataclasses
 import functools
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -179,12 +179,14 @@ class Xla:
     Attributes:
         rounds: whether the inputs of products with int8 kernels are rounded to int8, each
             position's with a scale of its own; else kernels are widened as they are read.
-        remat: whether a layer in training is computed again for the gradient, from its input
-            alone, so that what lies in it need not be kept.
+        remat: what of a layer in training is computed again for the gradient, so that it need not
+            be kept: "none", all but its input ("layers"), or all but that and the products with
+            kernels ("products").
     """
 
     rounds: bool = False
-    remat: bool = False
+    remat: str = "none"
+    scores: ClassVar[Any] = jnp.float32  # The type of attention's scores; None is that of products.
 
     def along(self, x: Array, *axes: str) -> Array:
         """An array of such logical axes, where devices share it laid out as they do."""
@@ -290,7 +292,7 @@ class Xla:
             q = q.reshape(batch, k.shape[1], -1, size)
         # BNLH, BNTH -> BNLT, then BNLT, BNTH -> BNLH; each `einsum` would be traced anew.
         of_heads, exact = ((0, 1), (0, 1)), precision(q)
-        scores = lax.dot_general(q, k, (((3,), (3,)), of_heads), exact, jnp.float32)
+        scores = lax.dot_general(q, k, (((3,), (3,)), of_heads), exact, self.scores or q.dtype)
         scores = scores.reshape(batch, heads, length, -1) if shared else scores
         weights = jax.nn.softmax(spec.capped(scores) + bias, axis=-1).astype(q.dtype)
         weights = weights.reshape(batch, k.shape[1], -1, k.shape[2]) if shared else weights

@@ -1,17 +1,27 @@
-"""`compile`: what the TPU's compiler makes of a row's programs, on a machine without a TPU."""
+"""`compile`: what the TPU's compiler makes of a row or of a training run, without a TPU."""
 
 import argparse
 import dataclasses
 import json
+import pathlib
 import sys
 
 from speculative import checks
-from speculative.commands import Command, add_options, option, rows
+from speculative.commands import Command, add_options, chosen, option, rows
+
+OF_ROWS = ("gin_file", "table", "target", "draft", "task", "data_file", "checkpoints", "weights")
+"""Options that a training run has not; of the others what it has not changes nothing."""
 
 
 def _add_compile(parser: argparse.ArgumentParser) -> None:
     rows.add_row(parser)
     option(parser, "--table N", "all rows of a table of the paper, instead of one row")
+    option(
+        parser,
+        "--config FILE.gin",
+        "a training run, instead of a row: memory, time of a step, share of the peak and "
+        "chip-hours, of --mesh or else the best one; --gin overrides it",
+    )
     add_options(parser, "--family", "--topology", "--batch_size", batch_size=1)
     parser.add_argument("--json", action="store_true", help="one object a row, as it is done")
 
@@ -30,6 +40,8 @@ def _compile(options: argparse.Namespace) -> int:
     from speculative.reporting import compiled as reporting
     from speculative.studies.compiled import Compiler
 
+    if options.config:
+        return _compile_training(options)
     checks.jax_settings()
     if options.topology == chips.PRESENT:
         loading.enable_compilation_cache()
@@ -49,6 +61,43 @@ def _compile(options: argparse.Namespace) -> int:
     for fault in faults:
         print("error:", fault, file=sys.stderr)
     return 2 if faults else 0
+
+
+def _compile_training(options: argparse.Namespace) -> int:
+    import jax
+
+    from speculative import progress
+    from speculative.measurement import chips
+    from speculative.reporting import compiled as reporting
+    from speculative.studies import compiled_training as study
+    from speculative.training import recipes
+    from speculative.training.train import train
+
+    if options.topology == chips.PRESENT:
+        raise ValueError("--config is compiled for a topology by name, as --topology=v4-32.")
+    if others := [f"--{name}" for name in chosen(options, OF_ROWS)]:
+        raise ValueError(f"{', '.join(others)}: of a row, not of a training run (--config).")
+    jax.config.update("jax_enable_compilation_cache", False)
+    folders = dict.fromkeys(("data_dir", "work_dir", "out_dir"), "")
+    given = recipes.configured(train, options.config, options.gin or [], folders)
+    model, config = given["model"], given["config"]
+    name, found = pathlib.PurePath(options.config).stem, list[study.TrainingEstimate]()
+    meshes = [options.mesh] if options.mesh else study.meshes(options.topology, config)
+    for number, mesh in enumerate(meshes, 1):
+        with progress.bar(f"{mesh}, {number} of {len(meshes)}, {options.topology}") as on_progress:
+            given = name, model, config, options.topology, mesh
+            found.append(study.estimate(*given, on_progress=on_progress))
+    fastest = study.best(found)
+    if options.json:
+        for one in [fastest] if fastest else found:
+            print(json.dumps(dataclasses.asdict(one)), flush=True)
+    else:
+        reporting.show_training(found)
+    if fastest is None:
+        for one in found:
+            print("error:", one.fault, file=sys.stderr)
+        return 2
+    return 0
 
 
 COMMANDS = {

@@ -130,8 +130,16 @@ class HloModule:
     def exchanged(self, one: Instruction) -> tuple[str, int, int] | None:
         """Of a collective, its kind, the bytes of its largest array, and how many devices meet.
 
-        None of what ends one that began in the background, and of other instructions.
+        None of what ends one that began in the background, and of other instructions. A sum over
+        all of which a fusion takes a part alone is a reduce-scatter.
         """
+        if one.opcode == "fusion":
+            lines = self.inside(one)
+            summed = next((x for x in lines if x.opcode == "all-reduce"), None)
+            if summed is None or lines[-1].opcode != "dynamic-slice":
+                return None
+            found = self.exchanged(summed)
+            return found and ("reduce-scatter", *found[1:])
         kind = one.opcode.removesuffix("-start")
         if kind not in COLLECTIVES:
             return None

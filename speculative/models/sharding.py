@@ -9,7 +9,7 @@ import dataclasses
 import math
 import re
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 import jax
 import numpy as np
@@ -64,9 +64,12 @@ class InTraining(Xla):
     """Products and attention of training, where devices of a mesh share each batch.
 
     Activations are laid out by `ALONG`, so that devices gather parameters and not activations.
+    Attention's scores have the type of products, as in T5X: in float32 they take as much memory
+    traffic as all products of a layer. Their softmax is float32.
     """
 
     on: Mesh | None = None
+    scores: ClassVar[Any] = None
 
     def along(self, x: Array, *axes: str) -> Array:
         """As of `Xla`."""

@@ -4,6 +4,7 @@ import itertools
 from collections.abc import Callable, Sequence
 
 import flax.linen as nn
+import jax
 import jax.numpy as jnp
 from flax import struct
 from jax import Array
@@ -78,7 +79,7 @@ class Stack(nn.Module):
         """
         specs = self._attending(x.shape[1], mask, caches, chunk)
         x, outputs = self._along(self.dropout(x, not train)), []
-        run = nn.remat(_trained) if train and self.backend.remat else None
+        run = _rematerialised(self.backend.remat) if train else None
         for layer, spec, source, cache in itertools.zip_longest(
             self.layers, specs, sources, caches
         ):
@@ -129,3 +130,11 @@ def _trained(
 ) -> tuple[Array, Array, Array]:
     """A layer of whole texts in training, apart, for the gradient may compute it again."""
     return layer(x, spec, True, source, None)  # pyright: ignore[reportCallIssue]
+
+
+def _rematerialised(remat: str) -> Callable[..., tuple[Array, Array, Array]] | None:
+    """`_trained`, of which the gradient computes again what `Xla.remat` says; None of nothing."""
+    if remat == "none":
+        return None
+    kept = jax.checkpoint_policies.dots_with_no_batch_dims_saveable
+    return nn.remat(_trained, policy=kept if remat == "products" else None)

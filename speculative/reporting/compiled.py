@@ -7,6 +7,7 @@ from rich.console import Console
 from speculative.measurement.chips import GIB
 from speculative.reporting.tables import CONSOLE, ROW, Column, field, show_parts
 from speculative.studies.compiled import Estimate
+from speculative.studies.compiled_training import TrainingEstimate
 
 
 def _ratio(name: str, over: str) -> Callable[[Estimate], str]:
@@ -97,6 +98,23 @@ SPEED = (
     Column("paper", field("paper_speedup", ".1f"), "measured by the paper"),
 )
 
+TRAINING: tuple[Column[TrainingEstimate], ...] = (
+    Column("mesh", field("mesh")),
+    Column("needs", lambda one: f"{one.hbm_bytes_per_chip / GIB:.1f} GiB", "of a chip's memory"),
+    Column("fits", lambda one: "yes" if one.fits else "NO"),
+    Column("step", field("ms_step", ",.0f"), "ms, by the estimate"),
+    Column(
+        "of peak",
+        lambda one: "–" if one.share_of_peak is None else f"{one.share_of_peak:.0%}",
+        "operations that a step needs, over those of the chips' published peak in bfloat16",
+    ),
+    Column("exchanges", field("collectives"), "between chips, in a step"),
+    Column("take", field("ms_collectives", ",.0f"), "ms of them; some go on beside products"),
+    Column("hours", field("hours", ",.1f"), "of all steps"),
+    Column("chip-hours", field("chip_hours", ",.0f")),
+    Column("compiled", field("seconds_to_compile", ".0f"), "seconds"),
+)
+
 HEAVY = 0.05  # The time of a guess over a step's from which it decides how many pay.
 
 
@@ -118,6 +136,22 @@ def show(found: Sequence[Estimate], console: Console = CONSOLE) -> None:
     for one in found:
         if (advice := _advice(one)) is not None:
             console.print(advice, soft_wrap=True)
+
+
+def show_training(found: Sequence[TrainingEstimate], console: Console = CONSOLE) -> None:
+    """Prints a training run on several meshes as a table."""
+    first = found[0]
+    layers = ", ".join(map(str, first.layers_compiled))
+    console.print(
+        f"Estimated by the TPU's compiler (libtpu {first.libtpu_version}, JAX "
+        f"{first.jax_version}) for {first.chips} chips of {first.device_kind} ({first.topology}), "
+        f"{first.peak_flops_per_chip / 1e12:.0f} TFLOP/s each: {first.config}, "
+        f"{first.parameters / 1e9:.2f} billion parameters, {first.steps or 0:,} steps of "
+        f"{first.batch_size} rows of {first.source_length} + {first.target_length} tokens, "
+        f"{first.dtype}, remat {first.remat!r}, from programs of {layers} layers a stack:",
+        highlight=False,
+    )
+    show_parts([(TRAINING, found)], console)
 
 
 def _advice(one: Estimate) -> str | None:

@@ -136,10 +136,13 @@ class DoesNotFit(ValueError):
         where = f"it fits {', '.join(fitting)}" if fitting else "it fits none of the known chips"
         if mesh := chips.smallest_mesh(chip, need * shards):
             where += f", and this one's slices from {mesh} on"
-        super().__init__(
+        self.over = (
             f"{what} needs {need / GIB:.1f} GiB, but a program may use {chip.hbm / GIB:.1f} GiB of "
-            f"a {chip.kind}, {over / GIB:.1f} GiB less; {where}, or take smaller "
-            "models, a narrower dtype or int8 (--quantize=int8)."
+            f"a {chip.kind}, {over / GIB:.1f} GiB less."
+        )
+        super().__init__(
+            f"{self.over[:-1]}; {where}, or take smaller models, a narrower dtype or int8 "
+            "(--quantize=int8)."
         )
 
 
@@ -389,7 +392,7 @@ class Compiler:
             try:
                 compiled = lowered.compile()
             except jax.errors.JaxRuntimeError as error:
-                raise _explained(error, self.chip, f"{what} ({name})") from error
+                raise explained(error, self.chip, f"{what} ({name})") from error
             program = HloModule(compiled.as_text())
             if not any(one.cycles for one in program.instructions.values()):
                 raise ValueError(
@@ -459,7 +462,7 @@ def _kernels(params: Params, part: bool) -> set[tuple[str, int]]:
     return {(name, size(leaf)) for leaf in large for name in names[str(leaf.dtype)]}
 
 
-def _explained(error: Exception, chip: Chip, what: str) -> Exception:
+def explained(error: Exception, chip: Chip, what: str) -> Exception:
     """The error of a program that needs too much memory, or as it is."""
     said = str(error)
     found = re.search(

@@ -171,9 +171,7 @@ def distil(
         texts = (text for name in learned for _, text in written[name])
         guessed = packed(most_frequent(texts, keep, pieces.size))
         model = model.replace(reads=dataclasses.replace(model.reads, draft_vocabulary=guessed))
-    draft = dataclasses.replace(
-        model_of(model), backend=sharding.InTraining(remat=config.remat != "none")
-    )
+    draft = dataclasses.replace(model_of(model), backend=sharding.InTraining(remat=config.remat))
     all_files = Files({**learned, **references}, held_out)
     batches = all_files.read({**inputs, **written}, config, pieces.start_id)
     objective = Distillation(draft, target, pieces.size)

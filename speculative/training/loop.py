@@ -25,6 +25,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TimeRemainingColumn
 
 from speculative import checks, disk
+from speculative.backends import training_options
 from speculative.models import sharding
 from speculative.training import begun, saved
 from speculative.training.data import Batch, Mixture
@@ -39,7 +40,7 @@ It is hashable: runs of equal objectives and settings share their compiled steps
 UNFINISHED = 75  # Exit code of a command that stopped at its deadline; the same command goes on.
 CHOICES = {
     "decay": ("cosine", "constant", "rsqrt"),
-    "remat": ("none", "layers"),
+    "remat": ("none", "layers", "products"),
     "take": ("last", "best"),
 }
 
@@ -62,7 +63,8 @@ class TrainConfig:
     # falls with the square root of the step.
     decay: str = "cosine"
     clip_norm: float = 1.0  # The gradient's largest global norm; 0 sets no limit.
-    # Whether the gradient computes "layers" again, from their inputs alone, or "none".
+    # What the gradient computes again, to save memory: "none", "layers" from their inputs alone, or
+    # of these all but the "products" with kernels.
     remat: str = "none"
     seed: int = 0  # Of the initial parameters, of the examples' order and of dropout.
     log_every: int = 50  # Steps between log lines; a run saves and stops only at such a step.
@@ -196,8 +198,14 @@ def _along(tree: PyTree, on: Mesh | None) -> PyTree:
     return jax.lax.with_sharding_constraint(tree, sharding.of_training(tree, on))
 
 
-@functools.partial(jax.jit, static_argnums=(0, 1, 5), donate_argnums=2)
-def step(
+@functools.cache
+def program(device: Any) -> Any:
+    """A step, jitted for a device that may be described only; see `_step`."""
+    options = dict(training_options(device)) or None
+    return jax.jit(_step, static_argnums=(0, 1, 5), donate_argnums=2, compiler_options=options)
+
+
+def _step(
     objective: Objective,
     config: TrainConfig,
     state: TrainState,
@@ -337,6 +345,7 @@ def fit(
         if first:
             log.until(begun_at)
         bar = progress.add_task("", total=config.steps, completed=begun_at)
+        step = program(jax.local_devices()[0])
         rows = own_rows(on, config.batch_size)
         batches = train.batches(config.seed, begun_at, rows)
         learning_rate = jax.jit(config.schedule())

@@ -268,9 +268,7 @@ def train(
     if first:
         print(cost.expected(), flush=True)
     decoder = model_of(model, pieces.start_id)
-    made = dataclasses.replace(
-        decoder, backend=sharding.InTraining(remat=config.remat != "none", on=on)
-    )
+    made = dataclasses.replace(decoder, backend=sharding.InTraining(remat=config.remat, on=on))
     objective = CrossEntropy(made, label_smoothing, z_loss)
     start = functools.partial(initial, made, config.seed, init_from, on)
     batches = files.read(examples, config, pieces.start_id)

@@ -7,6 +7,7 @@ import shlex
 import shutil
 import subprocess
 import sys
+from collections.abc import Callable
 
 import pytest
 
@@ -20,6 +21,8 @@ TPU = ["gcloud", "compute", "tpus", "tpu-vm"]
 QUEUE = ["gcloud", "compute", "tpus", "queued-resources"]
 RESULTS = "gs://my-bucket/some folder"
 TABLE = ("table", "2", f"--results={RESULTS}")
+GIN = """--gin=registry.named.size = "a 'b' $HOME" """
+TRAIN = ("train", f"--results={RESULTS}", "--config=a.gin", "--data_dir=gs://my-bucket/texts", GIN)
 
 # Stands in for Google Cloud. In the folder $WORLD, `vm` and `queue` hold states; the VM is the
 # folder `home` and the processes of `sessions`, a bucket a folder of `bucket`. The lines of
@@ -273,6 +276,52 @@ for row in a b; do
     tr -d '\n' | sed 's/$/\n/' >>"$out/records.jsonl"
 done
 """
+# Stands in for training: four steps, of which each second one is a checkpoint, which is written to
+# the bucket itself; only the first of several processes writes log and model.
+TRAINING = r"""
+import json, os, pathlib, subprocess, sys, time
+
+world = pathlib.Path(os.environ["WORLD"])
+with (world / "programs" / "said").open("a") as said:
+    said.write(json.dumps(sys.argv[1:]) + "\n")
+if os.environ.get("PROCESS") == "another":
+    sys.exit()
+options = dict(word.removeprefix("--").split("=", 1) for word in sys.argv[1:])
+work, model = pathlib.Path(options["work_dir"]), pathlib.Path(options["out_dir"])
+checkpoints = world / "bucket" / options["checkpoint_dir"].removeprefix("gs://")
+begun = max([0, *(int(file.name) for file in checkpoints.glob("*"))])
+log, settings = work / "log.jsonl", work / "settings.json"
+lines = log.read_text().splitlines() if log.exists() else []
+if len(lines) < begun or (begun and not settings.exists()) or model.exists():
+    sys.exit("error: the work folder is not that of the checkpoint.")
+settings.write_text("{}")
+log.write_text("".join(f"{line}\n" for line in lines[:begun]))
+
+def happens(what):
+    return subprocess.run(["happens", what], check=False).returncode == 0
+
+for step in range(begun + 1, 5):
+    if (world / "crashes").exists():
+        time.sleep(0.2)
+        if step == 4:
+            os.killpg(os.getsid(0), 9)
+    with (world / "told").open("a") as told:
+        told.write(f"{step}\n")
+    with log.open("a") as file:
+        file.write(json.dumps({"step": step, "loss": 1.0}) + "\n")
+    if step % 2 == 0:
+        checkpoints.mkdir(exist_ok=True)
+        (checkpoints / str(step)).write_text("parameters")
+    if step == 3 and happens("step"):
+        kept = checkpoints.parent / "work" / "log.jsonl"
+        while not kept.exists() or kept.read_text().count("step") < 3:
+            time.sleep(0.02)
+        subprocess.run(["preempt"], check=False)
+    if step == 3 and happens("deadline"):
+        sys.exit(75)
+model.mkdir()
+(model / "weights").write_text("trained")
+"""
 EVERYTHING = ["compiled", "a1", "a2", "a3", "b1", "b2", "b3"]
 
 Changes = dict[str, str | None]
@@ -329,9 +378,10 @@ def made_world(folder: pathlib.Path, patch: pytest.MonkeyPatch) -> pathlib.Path:
 
 
 def made_checkout(folder: pathlib.Path) -> pathlib.Path:
-    """A repository that holds the scripts and nothing else; its commit is always the same."""
+    """A repository that holds these scripts and nothing else; its commit is always the same."""
     made = folder / "check out"
     shutil.copytree(SCRIPTS, made / "scripts" / "tpu", ignore=shutil.ignore_patterns("__pycache__"))
+    (made / "scripts" / "train.py").write_text(TRAINING)
     git(made, "init", "--quiet")
     git(made, "add", ".")
     git(made, "commit", "--quiet", "--message", "first")
@@ -361,6 +411,14 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
 
 def table(checkout: pathlib.Path, *options: str) -> subprocess.CompletedProcess[str]:
     return vm(*TABLE, *options, script=checkout / "scripts" / "tpu" / "vm.sh")
+
+
+def train(checkout: pathlib.Path, *options: str) -> subprocess.CompletedProcess[str]:
+    """Training on texts that are in the bucket."""
+    texts = pathlib.Path(os.environ["WORLD"], "bucket", "my-bucket", "texts")
+    texts.mkdir(exist_ok=True)
+    (texts / "a.npz").write_text("text")
+    return vm(*TRAIN, *options, script=checkout / "scripts" / "tpu" / "vm.sh")
 
 
 def files(folder: pathlib.Path) -> dict[str, str]:
@@ -454,9 +512,34 @@ def test_every_host_is_started(accelerator: str, hosts: int) -> None:
     assert codes == (["exit_code"] if hosts == 1 else [f"exit_code.{i}" for i in range(hosts)])
 
 
+@pytest.mark.parametrize(("accelerator", "hosts"), [("v4-8", 1), ("v4-32", 4)])
+def test_a_dry_training(accelerator: str, hosts: int) -> None:
+    lines = dry(*TRAIN, "--spot", ACCELERATOR=accelerator)
+    codes = ["exit_code"] if hosts == 1 else [f"exit_code.{host}" for host in range(hosts)]
+    for code in codes:
+        write, remove = lines.pop(0), lines.pop(0)
+        assert write == ["gcloud", "storage", "cp", "-", f"{RESULTS}/work/{code}"]
+        assert remove == ["gcloud", "storage", "rm", f"{RESULTS}/work/{code}"]
+    create, *install, start, make, fetch, delete = lines
+    assert create == [*dry("create", "--spot", ACCELERATOR=accelerator)[0][: -len(VM)], *QUIET]
+    expected = dry("install", ACCELERATOR=accelerator)
+    assert [line[:6] for line in install] == [line[:6] for line in expected]
+    assert ("--worker=all" in start) == (hosts > 1)
+    (command,) = [word for word in start if word.startswith("--command=")]
+    work = shlex.split(command)
+    place = work.index("nohup")
+    program = ["env", f"HOSTS={hosts}", "speculative/scripts/tpu/measure.sh", RESULTS, "train"]
+    assert work[place + 1 : -5] == [*program, *TRAIN[2:]]
+    assert work[-5:] == [">speculative.log", "2>&1", "</dev/null", "&", "}"]
+    local = str(ROOT / "results" / "some folder")
+    assert make == ["mkdir", "-p", local]
+    assert fetch == ["gcloud", "storage", "rsync", "--recursive", f"{RESULTS}/work", local]
+    assert delete == [*TPU, "delete", "my 'tpu'", *QUIET]
+
+
 def test_a_dry_run_runs_nothing(world: pathlib.Path, tmp_path: pathlib.Path) -> None:
     before = sorted(tmp_path.rglob("*"))
-    for verb in (["create"], ["install"], ["ssh", "touch", "x"], TABLE, ["delete"]):
+    for verb in (["create"], ["install"], ["ssh", "touch", "x"], TABLE, TRAIN, ["delete"]):
         dry(*verb)
     assert sorted(tmp_path.rglob("*")) == before
 
@@ -534,6 +617,81 @@ def test_a_disturbed_table_is_that_of_an_undisturbed_run(
     if disturbance == "upload":
         assert "a1" in kept
         assert not list(world.glob("kept/*/*/table2/records.jsonl"))
+
+
+def test_training_goes_on_after_a_deadline_and_a_loss(
+    world: pathlib.Path, checkout: pathlib.Path
+) -> None:
+    """From the checkpoint in the bucket, with the log that was copied there."""
+    bucket = world / "bucket" / "my-bucket"
+    (world / "bucket" / "t5-data").mkdir()
+    (world / "bucket" / "t5-data" / "pieces.model").write_text("pieces")
+    options = ("--init_from=gs://t5-data/t5/checkpoint_1", "--vocabulary=gs://t5-data/pieces.model")
+    (world / "disturbance").write_text("deadline\nstep\n")
+    done = train(checkout, *options)
+    assert (done.returncode, done.stderr) == (75, "")
+    assert "stopped at its --max_minutes; the same command goes on" in done.stdout
+    assert not (bucket / "some folder" / "model").exists()
+    done = train(checkout, *options, "--spot", "--keep")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.count("is lost (PREEMPTED)") == 1
+    assert f"The model is in {RESULTS}/model." in done.stdout
+    assert (world / "told").read_text().split() == ["1", "2", "3", "3", "3", "4"]
+    assert files(bucket / "some folder" / "model") == {"weights": "trained"}
+    found = files(checkout / "results" / "some folder")
+    steps = [json.loads(line)["step"] for line in found.pop("log.jsonl").splitlines()]
+    assert steps == [1, 2, 3, 4]
+    commit = git(checkout, "describe", "--always")
+    assert found == {"settings.json": "{}", "exit_code": "0\n", "commit.txt": commit}
+    # What the program was called with, each time; --init_from is read where it is.
+    first, *others = map(json.loads, (world / "programs" / "said").read_text().splitlines())
+    assert others == [first, first]
+    local = "results/my-bucket/some folder"
+    assert first == [
+        "--config=a.gin",
+        "--data_dir=inputs/my-bucket/texts",
+        GIN,
+        "--init_from=gs://t5-data/t5/checkpoint_1",
+        "--vocabulary=inputs/t5-data/pieces.model",
+        f"--work_dir={local}/work",
+        f"--out_dir={local}/model",
+        f"--checkpoint_dir={RESULTS}/checkpoints",
+    ]
+    there = world / "home" / "speculative"
+    assert (there / "inputs" / "my-bucket" / "texts" / "a.npz").read_text() == "text"
+    assert (there / "inputs" / "t5-data" / "pieces.model").read_text() == "pieces"
+    assert not (there / local / "checkpoints").exists()
+
+
+def test_hosts_train_together(
+    world: pathlib.Path, checkout: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each starts a process; the first one, wherever it is, writes the log and the model."""
+    home, program = world / "home", checkout / ".venv" / "bin" / "python"
+    home.mkdir()
+    (home / "speculative.log").write_text("")
+    program.parent.mkdir(parents=True)
+    program.symlink_to(world / "programs" / "python")
+    # A model that was not copied before the run stopped is made again.
+    (checkout / "results" / "my-bucket" / "some folder" / "model").mkdir(parents=True)
+    monkeypatch.setenv("HOME", str(home))
+    for host, process in ((2, "the first"), (3, "another")):
+        hostname = world / "programs" / "hostname"
+        hostname.write_text(f"#!/bin/sh\necho t1v-n-1a2b3c-w-{host}\n")
+        hostname.chmod(0o755)
+        subprocess.run(
+            [checkout / "scripts" / "tpu" / "measure.sh", RESULTS, *TRAIN[:1], "--mesh=data:16"],
+            env=os.environ | {"HOSTS": "4", "PROCESS": process, "INTERVAL": "0.05"},
+            check=True,
+            timeout=60,
+        )
+        said = json.loads((world / "programs" / "said").read_text().splitlines()[-1])
+        assert said[:2] == ["--mesh=data:16", "--distributed=auto"]
+    found = files(world / "bucket" / "my-bucket" / "some folder")
+    assert found["work/log.jsonl"].count("step") == 4
+    assert found["model/weights"] == "trained"
+    assert [found[f"work/exit_code.{host}"] for host in (2, 3)] == ["0\n", "0\n"]
+    assert {"work/log.2.txt", "work/log.3.txt"} <= {*found}
 
 
 def test_a_run_that_is_under_way_is_watched(world: pathlib.Path, checkout: pathlib.Path) -> None:
@@ -638,15 +796,22 @@ def test_a_vm_that_was_never_reached_is_not_replaced(
     assert calls(world, " create ") == 2
 
 
+@pytest.mark.parametrize(
+    ("run", "most"),
+    [(table, "Finished rows: 1; measured examples: 5."), (train, "Finished steps: 3.")],
+)
 def test_a_run_that_stops_again_and_again_without_progress_ends(
-    world: pathlib.Path, checkout: pathlib.Path
+    run: Callable[[pathlib.Path], subprocess.CompletedProcess[str]],
+    most: str,
+    world: pathlib.Path,
+    checkout: pathlib.Path,
 ) -> None:
-    """Though it is seen at work between its stops."""
+    """Though it is seen at work between its stops, and training does its last steps again."""
     (world / "crashes").touch()
-    done = table(checkout)
+    done = run(checkout)
     assert done.returncode == 1
     assert "stopped without an exit code, 5 times in a row: " in done.stderr
-    assert done.stdout.count("Finished rows: 1; measured examples: 5.") >= 1
+    assert done.stdout.count(most) >= 1
     assert calls(world, " create ") == 1 and not (world / "vm").exists()
 
 
@@ -691,7 +856,7 @@ def test_the_installed_commit_is_the_one_that_is_checked_out(
     [
         (["create"], {"PROJECT": None}, "PROJECT not set; export PROJECT, ZONE and NAME"),
         (["delete"], {"ZONE": "", "NAME": None}, "ZONE, NAME not set"),
-        ([], {}, "'' is none of table, create, install, ssh and delete"),
+        ([], {}, "'' is none of table, train, create, install, ssh and delete"),
         (["destroy"], {}, "'destroy' is none of"),
         (["create", "--keep"], {}, "'--keep' is no option of create"),
         (["table", "2", "3", "--results=gs://b/f"], {}, "'2 3' is no table to measure; give 2, 3"),
@@ -701,7 +866,14 @@ def test_the_installed_commit_is_the_one_that_is_checked_out(
         (["table", "2", "--results=/tmp"], {}, "'/tmp' is no folder of a bucket"),
         (["table", "2", "--results=gs://b/"], {}, "'gs://b' is no folder of a bucket"),
         (["table", "2", "--checkpoints", "x"], {}, "'--checkpoints' is no option of table"),
-        (["table", "2", "--output_dir=x"], {}, "--output_dir is that of the VM; give"),
+        (["table", "2", "--output_dir=x"], {}, "'--output_dir=x' cannot be given, for --out"),
+        ([*TRAIN, "--work_dir=x"], {}, "for --work_dir is set on the VM; leave it out."),
+        ([*TRAIN, "--out_dir=x"], {}, "for --out_dir is set on the VM"),
+        ([*TRAIN, "--checkpoint_dir=x"], {}, "for --checkpoint_dir is set on the VM"),
+        ([*TRAIN, "--distributed=auto"], {}, "'--distributed=auto' cannot be given, for"),
+        (["train", "--data_dir=x"], {}, "train lacks --config; add --config=VALUE."),
+        (["train", "--config=x", "--data_dir=x"], {}, "'' is no folder of a bucket"),
+        ([*TRAIN, "2"], {}, "'2' is no option of train; write --name=value"),
         (["create"], {"ACCELERATOR": "v4-9"}, "'v4-9' is no accelerator type that this script"),
         (["create"], {"ACCELERATOR": "v4_8"}, "'v4_8' is no accelerator type that this script"),
         ([*TABLE], {"ACCELERATOR": "v5e-8"}, "'v5e-8' is no accelerator type that this script"),

@@ -1,0 +1,231 @@
+"""A training run, compiled for chips that need not be there: memory, time, share of the peak.
+
+The program is the very step that a run dispatches (`training.loop.program`), its time by the TPU
+compiler's estimates and the chips' links (`measurement.schedule`). Only chips tell how long it
+takes.
+"""
+
+import dataclasses
+import time
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+from speculative import checks
+from speculative.measurement import chips
+from speculative.measurement.chips import GIB, Chip
+from speculative.measurement.hlo import HloModule
+from speculative.measurement.schedule import Schedule
+from speculative.models import Config, abstract_params, model_of, sharding
+from speculative.progress import OnProgress
+from speculative.studies.compiled import DoesNotFit, explained
+from speculative.training import loop
+from speculative.training.cost import operations
+from speculative.training.train import CrossEntropy
+
+WHOLE = 4  # Layers of a stack up to which a model is compiled as it is.
+MODEL_PARTS = (1, 2, 4, 8)  # Of the meshes that are tried.
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class TrainingEstimate:
+    """A run by the estimate of the TPU's compiler, as `speculative compile --json` prints it.
+
+    None is what was not compiled, because it does not fit.
+    """
+
+    config: str
+    parameters: int
+    topology: str
+    device_kind: str
+    mesh: str
+    chips: int
+    dtype: str
+    remat: str
+    batch_size: int
+    microbatches: int
+    source_length: int
+    target_length: int
+    # Layers of each stack of the programs that were compiled. Of a deeper model, what layers add is
+    # the difference of two, which further layers add too.
+    layers_compiled: tuple[int, ...]
+    fits: bool
+    hbm_bytes_per_chip: int  # Parameters, moments, gradient and activations.
+    hbm_limit: int
+    operations: float  # That a step needs; what is computed again for the gradient counts once.
+    peak_flops_per_chip: float  # Published, of products in bfloat16.
+    ms_step: float | None = None
+    share_of_peak: float | None = None
+    ms_collectives: float | None = None  # Those in the background included, which cost less.
+    collectives: int | None = None
+    collective_bytes: int | None = None
+    steps: int | None = None
+    hours: float | None = None  # Of all steps, without evaluation, checkpoints and compilation.
+    chip_hours: float | None = None
+    seconds_to_compile: float | None = None
+    jax_version: str = jax.__version__
+    libtpu_version: str | None = None
+    fault: str | None = None  # Why it does not fit, and what would.
+
+
+@dataclasses.dataclass(frozen=True)
+class _Step:
+    """A compiled step; all may be added to another's, and taken away."""
+
+    seconds: float
+    hbm: float  # Bytes of a chip.
+    exchanging: float
+    collectives: float
+    exchanged: float
+
+    def beyond(self, fewer: "_Step", layers: int) -> "_Step":
+        """With so many layers more, each of which adds what this has more than the other."""
+        both = zip(dataclasses.astuple(self), dataclasses.astuple(fewer), strict=True)
+        return _Step(*(here + layers * (here - there) for here, there in both))
+
+
+def meshes(topology: str, config: loop.TrainConfig) -> list[str]:
+    """Those that are tried where none is named: all chips, by the shares of a model."""
+    count, found = len(chips.devices(topology)), list[str]()
+    rows = config.batch_size // config.microbatches
+    for parts in MODEL_PARTS:
+        if count % parts == 0 and rows % (count // parts) == 0:
+            found.append(f"{sharding.DATA}:{count // parts},{sharding.MODEL}:{parts}")
+    if not found:
+        raise ValueError(
+            f"No mesh of the {count} chips of {topology} divides the {rows} rows of a microbatch; "
+            "take another batch_size (TrainConfig.batch_size), or name a mesh (--mesh)."
+        )
+    return found
+
+
+def estimate(
+    name: str,
+    model: Config,
+    config: loop.TrainConfig,
+    topology: str,
+    mesh: str,
+    on_progress: OnProgress = lambda what, share: None,
+) -> TrainingEstimate:
+    """A run's step on a mesh of a topology; ValueError if the mesh does not fit batch or chips."""
+    config.require_mesh(mesh)
+    checks.jax_settings()
+    chip, described = chips.chip(topology), chips.devices(topology)
+    on, began = sharding.mesh(mesh, described), time.perf_counter()
+    depths = {depth: getattr(model, depth) for depth in model.depths}
+    deep = max(depths.values())
+    cut = deep > WHOLE and len(set(depths.values())) == 1
+    found, layers = list[_Step](), (1, 2) if cut else (deep,)
+    whole = abstract_params(model.replace(dtype="float32"))
+    each = operations(model, config)
+    known: dict[str, Any] = {
+        "config": name,
+        "parameters": sum(leaf.size for leaf in jax.tree.leaves(whole)),
+        "topology": topology,
+        "device_kind": chip.kind,
+        "mesh": mesh,
+        "chips": on.size,
+        "dtype": model.dtype,
+        "remat": config.remat,
+        "batch_size": config.batch_size,
+        "microbatches": config.microbatches,
+        "source_length": config.source_length,
+        "target_length": config.target_length,
+        "layers_compiled": layers,
+        "hbm_limit": chip.hbm,
+        "operations": each,
+        "peak_flops_per_chip": chip.peak,
+        "libtpu_version": chips.compiler_version(),
+    }
+    what = f"{name} on {mesh}"
+    try:
+        state = sharding.bytes_a_device(_state(model, config, on))
+        if state > chip.hbm:
+            raise DoesNotFit(state, chip, what, on.size)
+        for number, depth in enumerate(layers):
+            on_progress("compiling", number / len(layers))
+            size = model.replace(**dict.fromkeys(depths, depth)) if cut else model
+            found.append(_compiled(size, config, on, chip, described[0], what))
+        step = found[1].beyond(found[0], deep - 2) if cut else found[0]
+        if step.hbm > chip.hbm:
+            raise DoesNotFit(int(step.hbm), chip, what, on.size)
+    except DoesNotFit as error:
+        need = {"hbm_bytes_per_chip": error.need}
+        return TrainingEstimate(**known, **need, fits=False, fault=_instead(error, config))
+    hours = step.seconds * config.steps / 3600
+    return TrainingEstimate(
+        **known,
+        fits=True,
+        hbm_bytes_per_chip=int(step.hbm),
+        ms_step=1e3 * step.seconds,
+        share_of_peak=each / (step.seconds * chip.peak * on.size),
+        ms_collectives=1e3 * step.exchanging,
+        collectives=round(step.collectives),
+        collective_bytes=round(step.exchanged),
+        steps=config.steps,
+        hours=hours,
+        chip_hours=hours * on.size,
+        seconds_to_compile=time.perf_counter() - began,
+    )
+
+
+def best(found: Sequence[TrainingEstimate]) -> TrainingEstimate | None:
+    """The fastest that fits."""
+    fitting = [one for one in found if one.ms_step is not None]
+    return min(fitting, key=lambda one: one.ms_step or 0.0, default=None)
+
+
+def _state(model: Config, config: loop.TrainConfig, on: Mesh) -> loop.TrainState:
+    """The shapes of a run's state, and how they lie."""
+    params = abstract_params(model.replace(dtype="float32"))
+    state = jax.eval_shape(lambda params: loop.begin(config, params), params)
+    return sharding.lying(state, sharding.of_training(state, on))
+
+
+def _compiled(
+    model: Config, config: loop.TrainConfig, on: Mesh, chip: Chip, device: Any, what: str
+) -> _Step:
+    rows = NamedSharding(on, PartitionSpec(sharding.DATA))
+
+    def tokens(length: int) -> Any:
+        shape = config.batch_size, length
+        return jax.ShapeDtypeStruct(shape, jnp.int32, sharding=rows)
+
+    sides = {"encoder": config.source_length, "decoder": config.target_length}
+    batch = {
+        f"{side}_{field}": tokens(length)
+        for side, length in sides.items()
+        for field in ("input_tokens", "segment_ids")
+    }
+    for field in ("decoder_target_tokens", "decoder_loss_weights"):
+        batch[field] = tokens(config.target_length)
+    made = dataclasses.replace(
+        model_of(model), backend=sharding.InTraining(remat=config.remat, on=on)
+    )
+    given = CrossEntropy(made), config, _state(model, config, on), (), batch, on
+    try:
+        compiled = loop.program(device).lower(*given).compile()
+    except jax.errors.JaxRuntimeError as error:
+        raise explained(error, chip, what) from error
+    memory, module = compiled.memory_analysis(), HloModule(compiled.as_text())
+    cost = Schedule(module, chip).cost(module.entry)
+    hbm = memory.argument_size_in_bytes + memory.temp_size_in_bytes
+    hbm += memory.output_size_in_bytes - memory.alias_size_in_bytes
+    hbm += memory.generated_code_size_in_bytes
+    return _Step(cost.seconds, hbm, cost.exchanging, cost.collectives, cost.exchanged)
+
+
+def _instead(error: DoesNotFit, config: loop.TrainConfig) -> str:
+    """The error, and what takes less memory."""
+    more = [f"more microbatches than {config.microbatches}"]
+    if config.remat != "layers":
+        more.insert(0, "TrainConfig.remat = 'layers'")
+    return f"{error.over} Take {', '.join(more)}, or more chips."
+
+
+def need_gib(one: TrainingEstimate) -> float:
+    """What a chip needs, in GiB."""
+    return one.hbm_bytes_per_chip / GIB
