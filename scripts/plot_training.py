@@ -10,9 +10,9 @@ import argparse
 import pathlib
 
 import matplotlib.pyplot as plt
-from matplotlib.axes import Axes
 
 from speculative import disk
+from speculative.reporting.curves import curve, held_out
 
 
 def read(paths: list[pathlib.Path]) -> list[dict[str, float]]:
@@ -22,16 +22,6 @@ def read(paths: list[pathlib.Path]) -> list[dict[str, float]]:
         found = disk.entries(path, dict, "line of a log")
         lines += [line | {"step": before + line["step"]} for line in found]
     return lines
-
-
-def curve(axes: Axes, log: list[dict[str, float]], key: str, label: str, marker: str = "") -> None:
-    points = [(line["step"], line[key]) for line in log if key in line]
-    if points:
-        axes.plot(*zip(*points, strict=True), label=label, marker=marker, linewidth=1)
-
-
-def held_out(log: list[dict[str, float]], metric: str) -> list[str]:
-    return sorted({key for line in log for key in line if key.endswith(f"/{metric}")})
 
 
 def main() -> None:

@@ -16,7 +16,10 @@ from speculative.types import Fields
 
 FILE = "settings.json"
 RATE = "TrainConfig.learning_rate"
-ELSEWHERE = {"target_dir", "data_dir", "work_dir", "out_dir", "max_minutes"}
+ELSEWHERE = {
+    *("target_dir", "data_dir", "work_dir", "out_dir"),
+    *("checkpoint_dir", "max_minutes", "mesh"),
+}
 """Parameters that are noted by what lies there, or decide nothing of a result."""
 
 

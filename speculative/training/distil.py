@@ -12,9 +12,9 @@ import numpy as np
 from jax import Array
 
 from speculative import checkpoints, checks, disk
-from speculative.backends import for_decoding
 from speculative.checkpoints.checkpoint import MadeFor
 from speculative.decoding import Decoding
+from speculative.loading import Weights
 from speculative.models import Config, FlaxModel, model_of, sharding
 from speculative.models.positions import shifted
 from speculative.models.reads import packed
@@ -22,8 +22,14 @@ from speculative.sampling import Sampling
 from speculative.training import begun, saved
 from speculative.training.counting import most_frequent
 from speculative.training.data import Examples, load_all, prompts, whole_texts
-from speculative.training.loop import Log, Metrics, TrainConfig, deadline_after, fit
-from speculative.training.train import Files, initial, teacher_forced, vocabulary_of
+from speculative.training.loop import CHECKPOINTS, Log, Metrics, TrainConfig, deadline_after, fit
+from speculative.training.train import (
+    Files,
+    initial,
+    mesh_for,
+    teacher_forced,
+    vocabulary_of,
+)
 from speculative.training.written import answered
 from speculative.types import Fields, Logits, PyTree
 
@@ -113,6 +119,7 @@ def distil(
     generation_batch: int = 1024,
     keep: int = 0,
     settings: Fields | None = None,
+    mesh: str | None = None,
 ) -> bool:
     """Trains a draft on text that its target writes, and saves it; a second call resumes.
 
@@ -123,13 +130,15 @@ def distil(
     passes an epoch. With `keep` its logits are of so many tokens alone, the most frequent ones of
     what the target wrote for training. `work_dir` notes target, texts and `settings`, by the names
     that their user knows, and a second call must have the same, see `begun.require_same`. In place
-    of the folder `data_dir` there may be what its files hold, by name. The rest is as in
-    `train.train`; ValueError also if target and draft do not fit, or a text has tokens that are no
-    pieces, or, among the references, more than there are positions.
+    of the folder `data_dir` there may be what its files hold, by name. The devices of a `mesh` like
+    "data:2,model:4" share the target, and the rows of a batch. The rest is as in `train.train`;
+    ValueError also if target and draft do not fit, or a text has tokens that are no pieces, or,
+    among the references, more than there are positions.
     """
     checks.jax_settings()
     deadline = deadline_after(max_minutes)
     work_dir, references = pathlib.Path(work_dir).absolute(), references or {}
+    on = mesh_for(mesh, config)
     checkpoint = checkpoints.open(target_dir)
     sizes = checkpoint.config.replace(dtype=model.dtype)
     _require_fit(model_of(sizes), model_of(model), target_dir)
@@ -150,7 +159,10 @@ def distil(
     if init_from:
         made_with["init_from"] = checkpoints.open(init_from).contents
     begun.require_same(work_dir, {"target": str(target_dir), **(settings or {})}, made_with)
-    frozen, text_dir = for_decoding(checkpoint.load("float32")), work_dir / "texts"
+    if on is not None:
+        target = model_of(sharding.padded(sizes, on.shape[sharding.MODEL]), pieces.start_id)
+    frozen = Weights(str(target_dir), target.config, checkpoint, on).load()
+    text_dir = work_dir / "texts"
     for name in (*files.train, *files.held_out):
         given = prompts(inputs[name], pieces.start_id) if target.decoder_only else inputs[name]
         for kind, temperature in WRITTEN.items():
@@ -171,13 +183,14 @@ def distil(
         texts = (text for name in learned for _, text in written[name])
         guessed = packed(most_frequent(texts, keep, pieces.size))
         model = model.replace(reads=dataclasses.replace(model.reads, draft_vocabulary=guessed))
-    draft = dataclasses.replace(model_of(model), backend=sharding.InTraining(remat=config.remat))
+    draft = dataclasses.replace(
+        model_of(model), backend=sharding.InTraining(remat=config.remat, on=on)
+    )
     all_files = Files({**learned, **references}, held_out)
     batches = all_files.read({**inputs, **written}, config, pieces.start_id)
     objective = Distillation(draft, target, pieces.size)
-    start = functools.partial(initial, draft, config.seed, init_from)
-    given = objective, start, config, *batches, work_dir, frozen, deadline
-    trained = fit(*given)
+    start = functools.partial(initial, draft, config.seed, init_from, on)
+    trained = fit(objective, start, config, *batches, work_dir, frozen, deadline, on)
     if trained.taken is not None:
         made_for = None
         if model.reads.target_layers:
@@ -187,7 +200,8 @@ def distil(
         minutes = sum(line.get("seconds", 0.0) for line in Log(work_dir).lines()) / 60
         told = {"made_for": made_for, "training_minutes": minutes + (before or 0.0)}
         stored = model.replace(dtype="float32")
-        saved.export(out_dir, work_dir, trained.taken, stored, pieces, "int8", **told)
+        kept = work_dir / CHECKPOINTS
+        saved.export(out_dir, kept, trained.taken, stored, pieces, "int8", **told)
     return trained.taken is not None
 
 

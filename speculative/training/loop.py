@@ -37,6 +37,7 @@ Objective = Callable[[PyTree, PyTree, Mapping[str, Array], Array | None], tuple[
 batch's target tokens. The frozen parameters, such as a teacher's, are used but not trained.
 It is hashable: runs of equal objectives and settings share their compiled steps."""
 
+CHECKPOINTS = "checkpoints"  # In a run's folder.
 UNFINISHED = 75  # Exit code of a command that stopped at its deadline; the same command goes on.
 CHOICES = {
     "decay": ("cosine", "constant", "rsqrt"),
@@ -303,20 +304,24 @@ def fit(
     on: Mesh | None = None,
     score: Callable[[PyTree], Mapping[str, float]] | None = None,
     measured: Callable[[float, int], Mapping[str, float]] = lambda seconds, left: {},
+    checkpoint_dir: disk.Path | None = None,
+    seen: Callable[[pathlib.Path], object] = lambda folder: None,
 ) -> Trained:
     """Trains from the folder's newest checkpoint, or else from the parameters that `start` gives.
 
-    The folder gets `checkpoints/` and `log.jsonl`, whose lines hold the step, the mean loss and
+    The folder gets `log.jsonl` and, unless they go into a `checkpoint_dir`, which may be
+    ``gs://bucket/folder``, the `checkpoints/`. Lines of the log hold the step, the mean loss and
     metrics since the line before, the gradient's norm, the learning rate, seconds, tokens a second,
     what `measured` adds of the seconds of a step and the steps that are left, and the means over
     the `held_out` batches of each name, evaluated without dropout. `score` judges parameters
     otherwise, by numbers of which more is better. Their mean, or without them the mean held-out
-    loss, negated, is an evaluation's `score`, by which the best checkpoint is known.
+    loss, negated, is an evaluation's `score`, by which the best checkpoint is known. Then `seen` is
+    called with the folder, to show what its log has.
 
     A resumed run uses the same batches and dropout masks as one that never stopped, on the same
     devices or others. After `deadline`, a `time.monotonic()` in seconds, the run saves and stops.
-    Of several processes, which share the folder, each has its own devices' rows of a batch and
-    writes their parts of checkpoints; the first one writes the log.
+    Of several processes, which share the checkpoints' folder, each has its own devices' rows of a
+    batch and writes their parts of checkpoints; the first one writes the log.
 
     Raises ValueError if the loss or the parameters stop being finite, or if another process trains
     in the folder; OSError if a checkpoint cannot be written. Such parameters are never saved, and
@@ -328,7 +333,7 @@ def fit(
     columns = (BarColumn(), MofNCompleteColumn(), TimeRemainingColumn(), "{task.description}")
     with (
         disk.owned(folder) if first else contextlib.nullcontext(),
-        saved.Checkpoints(folder, config.keep) as checkpoints,
+        saved.Checkpoints(checkpoint_dir or folder / CHECKPOINTS, config.keep) as checkpoints,
         Progress(*columns, disable=not first) as progress,
     ):
         if (newest := checkpoints.newest()) is None:
@@ -350,7 +355,7 @@ def fit(
         batches = train.batches(config.seed, begun_at, rows)
         learning_rate = jax.jit(config.schedule())
         window, since = list[tuple[Metrics, Array]](), time.monotonic()
-        over = begun_at > 0 and _agreed(first and log.ended(config))
+        over = begun_at > 0 and agreed(first and log.ended(config))
         for done in range(begun_at + 1, begun_at + 1 if over else config.steps + 1):
             batch = put(next(batches), on, config.batch_size, rows)
             state, metrics, norm = step(objective, config, state, frozen, batch, on)
@@ -360,7 +365,7 @@ def fit(
                 continue
             line = {"step": done} | _means([metrics for metrics, _ in window])
             if not math.isfinite(line["loss"]):
-                raise _overflow(f"The loss is {line['loss']}", done, config, checkpoints)
+                raise _overflow(f"The loss is {line['loss']}", done, config, folder, checkpoints)
             line["gradient_norm"] = float(np.mean(jax.device_get([norm for _, norm in window])))
             line["learning_rate"] = float(learning_rate(done - 1))
             seconds = time.monotonic() - since
@@ -379,20 +384,22 @@ def fit(
                     line["score"] = sum(judged.values()) / len(judged)
                 said = (f"{k} {f'{v:.4g}' if isinstance(v, float) else v}" for k, v in line.items())
                 progress.console.print("  ".join(said), highlight=False)
-            stop = _agreed(time.monotonic() > deadline)
+            stop = agreed(time.monotonic() > deadline)
             saves = last or stop or evaluated or done % config.checkpoint_every == 0
             if saves and not _finite(state):
-                raise _overflow("Parameters are not finite", done, config, checkpoints)
+                raise _overflow("Parameters are not finite", done, config, folder, checkpoints)
             if first:
                 disk.append(log.file, line)
+                if evaluated:
+                    seen(folder)
             progress.update(bar, completed=done, description=f"loss {line['loss']:.3f}")
             if saves:
                 checkpoints.save(done, state, line.get("score"))
-            if stop or (evaluated and _agreed(first and log.impatient(config))):
+            if stop or (evaluated and agreed(first and log.impatient(config))):
                 break
             window, since = [], time.monotonic()
         checkpoints.finish()
-        ended = _agreed(first and log.ended(config))
+        ended = int(state.step) >= config.steps or agreed(first and log.ended(config))
         taken = checkpoints.best() if config.take == "best" else checkpoints.newest()
     return Trained(state.params, taken if ended else None)
 
@@ -404,15 +411,19 @@ def _whole(batches: Sequence[Batch], on: Mesh | None) -> list[dict[str, Any]]:
     return [put(batch, on, count, np.arange(count)) for batch, count in both]
 
 
-def _agreed(here: bool) -> bool:
-    """What the first process says, for all of them."""
+def agreed(here: bool) -> bool:
+    """What the first process says, where there are several."""
     if jax.process_count() == 1:
         return here
     return bool(multihost_utils.broadcast_one_to_all(np.array(here)))
 
 
 def _overflow(
-    fault: str, step: int, config: TrainConfig, checkpoints: saved.Checkpoints
+    fault: str,
+    step: int,
+    config: TrainConfig,
+    folder: pathlib.Path,
+    checkpoints: saved.Checkpoints,
 ) -> ValueError:
     """The error of a run that is finite no more, whose folder may be gone on with at a lower rate.
 
@@ -423,11 +434,11 @@ def _overflow(
     if newest is not None and step - newest <= config.log_every:
         checkpoints.remove(newest)
     if jax.process_index() == 0:
-        begun.allow_another_rate(checkpoints.folder)
+        begun.allow_another_rate(folder)
     from_step = checkpoints.newest()
     where = f"from its checkpoint of step {from_step}" if from_step else "from the beginning"
     return ValueError(
-        f"{fault} at step {step} of {checkpoints.folder}; lower {begun.RATE} and run the same "
+        f"{fault} at step {step} of {folder}; lower {begun.RATE} and run the same "
         f"command again, which goes on {where}."
     )
 

@@ -7,7 +7,6 @@ can be saved as a model, or converted, tensor by tensor.
 import dataclasses
 import functools
 import math
-import pathlib
 from collections.abc import Callable
 from typing import Any, Self
 
@@ -26,21 +25,22 @@ from speculative.models import Config, abstract_params, sharding
 from speculative.types import PyTree
 from speculative.vocabulary import Vocabulary
 
-FOLDER, ITEM = "checkpoints", "default"  # Of a run's folder, and orbax's name of the state.
+ITEM = "default"  # What orbax calls the state.
 
 
 class Checkpoints:
-    """The checkpoints of a run's folder: the newest ones, and that of the best evaluation."""
+    """The checkpoints of a run in a folder, or ``gs://bucket/folder``, which all processes share.
 
-    def __init__(self, folder: pathlib.Path, keep: int) -> None:
+    They are the newest ones, and that of the best evaluation.
+    """
+
+    def __init__(self, folder: disk.Path, keep: int) -> None:
         self.folder = folder
         best = policies.BestN(get_metric_fn=_score, n=1)
         kept = policies.AnyPreservationPolicy([policies.LatestN(keep), best])
         options = ocp.CheckpointManagerOptions(preservation_policy=kept, best_fn=_score)
         handler = ocp.StandardCheckpointHandler()
-        self._manager = ocp.CheckpointManager(
-            folder / FOLDER, options=options, item_handlers=handler
-        )
+        self._manager = ocp.CheckpointManager(folder, options=options, item_handlers=handler)
 
     def __enter__(self) -> Self:
         return self
@@ -63,13 +63,11 @@ class Checkpoints:
         """
         metrics = {"score": -math.inf if score is None else score}
         given = ocp.args.StandardSave(state)
-        self._written(
-            lambda: self._manager.save(step, metrics=metrics, args=given, force=True), step
-        )
+        self._written(lambda: self._manager.save(step, metrics=metrics, args=given, force=True))
 
     def finish(self) -> None:
         """Waits until all is written; OSError if that is not possible."""
-        self._written(self._manager.wait_until_finished, self.newest())
+        self._written(self._manager.wait_until_finished)
 
     def remove(self, step: int) -> None:
         """Removes one."""
@@ -80,7 +78,7 @@ class Checkpoints:
 
         ValueError if the checkpoint is damaged.
         """
-        where = f"The checkpoint of step {step} in {self.folder / FOLDER}"
+        where = f"The checkpoint of step {step} in {self.folder}"
         with reading(where, "is damaged; remove it, and the run goes on from the one before"):
             # The optimizer of a run, not what was written, says what its state is.
             found = self._manager.item_metadata(step)
@@ -96,14 +94,14 @@ class Checkpoints:
                 wanted = sharding.lying(wanted, sharding.of_training(wanted, on))
             return self._manager.restore(step, args=ocp.args.StandardRestore(wanted))
 
-    def _written(self, write: Callable[[], Any], step: int | None) -> None:
+    def _written(self, write: Callable[[], Any]) -> None:
         try:
             write()
         except Exception as error:  # Of many kinds, some of another thread's.
             newest = self._manager.latest_step()
             kept = f"that of step {newest} is whole" if newest else "there is none before it"
             raise OSError(
-                f"The checkpoint of step {step} in {self.folder / FOLDER} cannot be written "
+                f"A checkpoint cannot be written into {self.folder} "
                 f"({str(error).splitlines()[0]}); {kept}. Make room, and run the same command "
                 "again."
             ) from error
@@ -113,13 +111,13 @@ def _score(metrics: Any) -> float:
     return metrics["score"]
 
 
-def opened(folder: pathlib.Path, step: int, config: Config) -> Checkpoint:
+def opened(folder: disk.Path, step: int, config: Config) -> Checkpoint:
     """The parameters of a step's checkpoint, which are read as they are asked for."""
-    where = folder / FOLDER / str(step) / ITEM
+    where = f"{str(folder).rstrip('/')}/{step}/{ITEM}"
+    base = f"{where}/" if where.startswith("gs://") else f"file://{where}/"
 
     def read(name: str, part: Part = ()) -> np.ndarray:
-        kept = {"driver": "ocdbt", "base": f"file://{where}/"}
-        kept["path"] = f"params.{name.replace('/', '.')}/"
+        kept = {"driver": "ocdbt", "base": base, "path": f"params.{name.replace('/', '.')}/"}
         spec = {"driver": "zarr", "kvstore": kept}
         with reading(where):
             array = tensorstore.open(spec, read=True, open=True).result()
@@ -129,12 +127,12 @@ def opened(folder: pathlib.Path, step: int, config: Config) -> Checkpoint:
         name: Tensor(leaf.shape, "float32", functools.partial(read, name))
         for name, leaf in by_name(abstract_params(config)).items()
     }
-    return Checkpoint(str(where), "native", config, tensors)
+    return Checkpoint(where, "native", config, tensors)
 
 
 def export(
     folder: disk.Path,
-    work_dir: pathlib.Path,
+    checkpoints: disk.Path,
     step: int,
     config: Config,
     pieces: Vocabulary,
@@ -147,5 +145,5 @@ def export(
     else a `Checkpoint` tells.
     """
     told = {"vocabulary": pieces.path, "extra_ids": pieces.extra_ids, "special": pieces.special}
-    made = dataclasses.replace(opened(work_dir, step, config), **told, **more)
+    made = dataclasses.replace(opened(checkpoints, step, config), **told, **more)
     native.write(folder, made, storage)

@@ -23,7 +23,15 @@ from speculative.models.reads import unpacked
 from speculative.training import begun, saved
 from speculative.training.cost import Cost
 from speculative.training.data import Batch, Examples, Mixture, load_all, ragged
-from speculative.training.loop import Log, Metrics, TrainConfig, deadline_after, fit
+from speculative.training.loop import (
+    CHECKPOINTS,
+    Log,
+    Metrics,
+    TrainConfig,
+    agreed,
+    deadline_after,
+    fit,
+)
 from speculative.training.written import Scorer
 from speculative.types import Logits, PyTree
 from speculative.vocabulary import Vocabulary, from_elsewhere
@@ -223,16 +231,20 @@ def train(
     label_smoothing: float = 0.0,
     z_loss: float = 1e-4,
     mesh: str | None = None,
+    checkpoint_dir: disk.Path | None = None,
+    seen: Callable[[pathlib.Path], object] = lambda folder: None,
 ) -> bool:
     """Trains a model and saves it; a second call resumes.
 
-    The tokenised `files` are in `data_dir`. Training checkpoints and log go into `work_dir`; the
-    model goes into `out_dir` in the number format `storage`, with the file `vocabulary`, by
-    default that of `init_from`. This is a checkpoint of any format to start from, of the same
-    sizes or with fewer layers; None starts from random weights. After `max_minutes`, if given, the
-    run saves and stops. `label_smoothing` and `z_loss` are those of `CrossEntropy`. The devices of
-    a `mesh` like "data:8" share the work, those of all processes where there are several; a run
-    may go on with another mesh. Returns whether the model is finished and saved.
+    The tokenised `files` are in `data_dir`. Training checkpoints and log go into `work_dir`, the
+    checkpoints into `checkpoint_dir` where one is given, a folder or ``gs://bucket/folder``; the
+    model goes into `out_dir` in the number format `storage`, with the file `vocabulary`, by default
+    that of `init_from`. This is a checkpoint of any format to start from, of the same sizes or with
+    fewer layers; None starts from random weights. After `max_minutes`, if given, the run saves and
+    stops. `label_smoothing` and `z_loss` are those of `CrossEntropy`. The devices of a `mesh` like
+    "data:8" share the work, those of all processes where there are several; a run may go on with
+    another mesh. After every evaluation `seen` is called with `work_dir`. Returns whether the model
+    is finished and saved.
 
     Raises ValueError if a setting is unknown, a file is missing or damaged, a mesh does not fit the
     batch or the devices, the loss is not finite, or `work_dir` was begun with something else, see
@@ -250,7 +262,7 @@ def train(
     cost, first = Cost(model, config, on), jax.process_index() == 0
     cost.require_memory()
     log = Log(work_dir)
-    if not log.lines():
+    if agreed(not log.lines()):
         vacant(out_dir)  # No run in that work folder has made it.
     made_with = {"vocabulary": pieces.contents, "texts": begun.of_examples(examples)}
     if init_from:
@@ -261,7 +273,7 @@ def train(
     decisive |= {"label_smoothing": label_smoothing, "z_loss": z_loss}
     if first:
         begun.require_same(work_dir, begun.settings("train", decisive), made_with)
-    if log.ended(config) and pathlib.Path(out_dir).exists():
+    if agreed(log.ended(config) and pathlib.Path(out_dir).exists()):
         print(f"{out_dir} is finished, by the run in {work_dir}; there is nothing to do.")
         return True
     vacant(out_dir)
@@ -274,13 +286,21 @@ def train(
     batches = files.read(examples, config, pieces.start_id)
     chosen = files.to_score(examples)
     scorer = Scorer(decoder, pieces, chosen, files.scored, config.target_length, on)
-    given = objective, start, config, *batches, work_dir
+    kept = checkpoint_dir or work_dir / CHECKPOINTS
     trained = fit(
-        *given, deadline=deadline, on=on, score=scorer if chosen else None, measured=cost.measured
+        *(objective, start, config, *batches, work_dir),
+        deadline=deadline,
+        on=on,
+        score=scorer if chosen else None,
+        measured=cost.measured,
+        checkpoint_dir=kept,
+        seen=seen,
     )
     if trained.taken is not None and first:
         stored = model.replace(dtype="float32", dropout_rate=0.0)  # Decoding needs neither.
-        saved.export(out_dir, work_dir, trained.taken, stored, pieces, storage)
+        saved.export(out_dir, kept, trained.taken, stored, pieces, storage)
+        print(f"{out_dir} has the checkpoint of step {trained.taken}.")
+    agreed(True)  # Processes end together: the first one may write a large model.
     return trained.taken is not None
 
 
