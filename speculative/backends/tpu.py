@@ -180,7 +180,7 @@ def lay_out(params: PyTree, draft: bool, quantize: str = "none", shards: int = 1
     """
     rounds, in_int8 = quantize == ROUNDED, quantize != "none"
     if shards > 1 and in_int8:
-        made, groups = TpuShared(rounds, shards), FUSED
+        made, groups = TpuShared(rounds, shards=shards), FUSED
     else:
         fused = draft and shards == 1
         made, groups = (TpuDraft(rounds), FUSED) if fused else (Tpu(rounds), ())

@@ -5,6 +5,7 @@ import dataclasses
 import json
 import pathlib
 import sys
+from typing import Any
 
 from speculative import checks
 from speculative.commands import Command, add_options, chosen, option, rows
@@ -78,7 +79,7 @@ def _compile_training(options: argparse.Namespace) -> int:
     if others := [f"--{name}" for name in chosen(options, OF_ROWS)]:
         raise ValueError(f"{', '.join(others)}: of a row, not of a training run (--config).")
     jax.config.update("jax_enable_compilation_cache", False)
-    folders = dict.fromkeys(("data_dir", "work_dir", "out_dir"), "")
+    folders: dict[str, Any] = dict.fromkeys(("data_dir", "work_dir", "out_dir"), "")
     given = recipes.configured(train, options.config, options.gin or [], folders)
     model, config = given["model"], given["config"]
     name, found = pathlib.PurePath(options.config).stem, list[study.TrainingEstimate]()

@@ -194,10 +194,10 @@ def of_training(tree: PyTree, on: Mesh) -> PyTree:
     def of(name: str, leaf: Any) -> NamedSharding:
         found = re.fullmatch(r".*/(v_row|v_col)/(.*)", name)
         shape = next((shapes[x] for x in shapes if found and x.endswith(f"/{found[2]}")), None)
-        axes = _named(found[2]) if found and shape else None
-        if axes is None or found is None or leaf.size == 1:
+        axes = _named(found[2]) if found else None
+        if found is None or shape is None or axes is None or leaf.size == 1:
             return NamedSharding(on, spec(name, leaf.shape, on, IN_TRAINING))
-        kept = np.argsort(shape, kind="stable")[0 if found[1] == "v_row" else 1]
+        kept = int(np.argsort(shape, kind="stable")[0 if found[1] == "v_row" else 1])
         return NamedSharding(on, laid(axes[kept : kept + 1], leaf.shape, on, IN_TRAINING))
 
     return jax.tree.unflatten(jax.tree.structure(tree), [of(*one) for one in named])

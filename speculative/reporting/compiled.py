@@ -98,7 +98,7 @@ SPEED = (
     Column("paper", field("paper_speedup", ".1f"), "measured by the paper"),
 )
 
-TRAINING: tuple[Column[TrainingEstimate], ...] = (
+TRAINING = (
     Column("mesh", field("mesh")),
     Column("needs", lambda one: f"{one.hbm_bytes_per_chip / GIB:.1f} GiB", "of a chip's memory"),
     Column("fits", lambda one: "yes" if one.fits else "NO"),

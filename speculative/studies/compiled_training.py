@@ -16,7 +16,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from speculative import checks
 from speculative.measurement import chips
-from speculative.measurement.chips import GIB, Chip
+from speculative.measurement.chips import Chip
 from speculative.measurement.hlo import HloModule
 from speculative.measurement.schedule import Schedule
 from speculative.models import Config, abstract_params, model_of, sharding
@@ -153,8 +153,8 @@ def estimate(
         if step.hbm > chip.hbm:
             raise DoesNotFit(int(step.hbm), chip, what, on.size)
     except DoesNotFit as error:
-        need = {"hbm_bytes_per_chip": error.need}
-        return TrainingEstimate(**known, **need, fits=False, fault=_instead(error, config))
+        known["hbm_bytes_per_chip"] = error.need
+        return TrainingEstimate(**known, fits=False, fault=_instead(error, config))
     hours = step.seconds * config.steps / 3600
     return TrainingEstimate(
         **known,
@@ -224,8 +224,3 @@ def _instead(error: DoesNotFit, config: loop.TrainConfig) -> str:
     if config.remat != "layers":
         more.insert(0, "TrainConfig.remat = 'layers'")
     return f"{error.over} Take {', '.join(more)}, or more chips."
-
-
-def need_gib(one: TrainingEstimate) -> float:
-    """What a chip needs, in GiB."""
-    return one.hbm_bytes_per_chip / GIB

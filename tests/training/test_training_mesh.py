@@ -11,6 +11,7 @@ import pathlib
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
@@ -147,7 +148,7 @@ def test_operations_of_a_step_are_those_of_its_products() -> None:
     sizes = T5Config(512, 256, 4, 64, 512, 2, 3)
     config = dataclasses.replace(CONFIG, batch_size=4, source_length=64, target_length=32)
     model = T5(sizes)
-    tokens = np.ones((4, 64), np.int32), np.ones((4, 32), np.int32)
+    tokens = jnp.ones((4, 64), jnp.int32), jnp.ones((4, 32), jnp.int32)
     forward = jax.jit(functools.partial(model.forward_with_hidden, segments=tokens))
     params = jax.eval_shape(model.init, jax.random.key(0))
     counted = forward.lower(params, *tokens).compile().cost_analysis()
@@ -159,7 +160,12 @@ def test_operations_of_a_step_are_those_of_its_products() -> None:
 def two_devices(tmp_path_factory: pytest.TempPathFactory) -> tuple[pathlib.Path, dict[str, Any]]:
     """A run's folder, and the parameters that its last checkpoint holds."""
     folder = tmp_path_factory.mktemp("two")
-    short = {"steps": 4, "warmup_steps": 1, "evaluate_every": 4, "checkpoint_every": 4}
+    short: dict[str, Any] = {
+        "steps": 4,
+        "warmup_steps": 1,
+        "evaluate_every": 4,
+        "checkpoint_every": 4,
+    }
     _, params = fit(folder, "data:1,model:2", **short)
     return folder, params
 
@@ -175,9 +181,7 @@ def test_a_model_of_two_devices_in_every_format(
     made = checkpoints.convert(tmp_path / "model", tmp_path / kind, kind)
     jax.tree.map(np.testing.assert_array_equal, made.numpy(), params)
     inputs = np.array([[5, 6, 7, 1]]), np.array([[0, 9, 8]])
-    found, wanted = (
-        saved_lib.forward(T5(made.config), tree, *inputs) for tree in (made.numpy(), params)
-    )
+    found, wanted = (saved_lib.forward(T5(SIZES), tree, *inputs) for tree in (made.numpy(), params))
     np.testing.assert_allclose(found, wanted, atol=1e-5)
 
 
