@@ -18,7 +18,7 @@ from jax.sharding import Mesh
 from speculative import checkpoints, checks, disk
 from speculative.checkpoints.checkpoint import by_name, narrowed, vacant
 from speculative.measurement import quality
-from speculative.models import Config, FlaxModel, model_of, sharding
+from speculative.models import Config, FlaxModel, abstract_params, model_of, sharding
 from speculative.models.reads import unpacked
 from speculative.training import begun, saved
 from speculative.training.cost import Cost
@@ -101,6 +101,8 @@ def initial(
         return jax.jit(model.init, out_shardings=_lying(jax.eval_shape(model.init, key), on))(key)
     checkpoint = begun_from(model.config, init_from)
     params = by_name(checkpoint.load("float32", on=on, training=True))
+    if by_name(abstract_params(model.config)).keys() == params.keys():
+        return traverse_util.unflatten_dict(params, sep="/")
     spread = np.std(checkpoint.read("token_embedder/embedding"))
 
     def identity(name: str, value: Array) -> Array:

@@ -262,3 +262,26 @@ def test_a_step_is_no_faster_than_its_bytes_where_chips_exchange_little() -> Non
     )
     found = Schedule(made, CHIP).cost(made.entry)
     assert found.seconds >= found.bytes / CHIP.bandwidth
+
+
+def test_a_sum_of_which_a_fusion_keeps_a_part_is_a_reduce_scatter() -> None:
+    """Half of an all-reduce; a fusion that sums nothing over chips exchanges nothing."""
+    scattered = f"""
+%scatter (i: f32[100]) -> f32[25] {{
+  %i = {KERNEL} parameter(0)
+  %zero = s32[] constant(0)
+  %r = {KERNEL} all-reduce(%i), {MET.format(groups="{{0,1,2,3}}")}
+  ROOT %part = f32[25]{{0}} dynamic-slice(%r, %zero), dynamic_slice_sizes={{25}}
+}}
+"""
+    lines = (
+        f"  %s = f32[25]{{0}} fusion(%a), kind=kCustom, calls=%scatter, {estimate(1)}",
+        fusion("w", NEAR, "%a, %b", "add", 300),
+        "  ROOT %d = f32[25]{0} copy(%s)",
+    )
+    made = program(*lines, others=scattered)
+    assert made.exchanged(made.instructions["s"]) == ("reduce-scatter", 400, 4)
+    assert made.exchanged(made.instructions["w"]) is None
+    found = Schedule(made, CHIP).cost(made.entry)
+    assert found.exchanging == pytest.approx(RING / 2)
+    assert (found.collectives, found.exchanged) == (1, 400)

@@ -6,6 +6,7 @@ Its estimates are deterministic, so bounds are near what was found (libtpu 0.0.5
 
 import dataclasses
 import json
+import pathlib
 from collections.abc import Iterator
 from typing import Any
 
@@ -25,6 +26,7 @@ from speculative.reporting import compiled as reporting
 from speculative.rows.config import RowConfig
 from speculative.studies import compiled
 from speculative.studies.compiled import Compiler, Estimate
+from speculative.studies.compiled_training import TrainingEstimate
 
 pytest.importorskip("libtpu")
 
@@ -317,3 +319,47 @@ def test_slices() -> None:
     for topology in "v4-6", "v4-12", "v5e-3", "v7-8", "v4":
         with pytest.raises(ValueError, match=f"There is no topology '{topology}'"):
             chips.chip(topology)
+
+
+TRAINING = """
+from __gin__ import dynamic_registration
+from speculative.models import registry
+include "configs/training/finetune_ende.gin"
+registry.named.size = "t5_1_1_small"
+registry.named.dropout_rate = 0.0  # It compiles in half of the time.
+"""
+
+
+def test_a_training_run_is_predicted(
+    tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """T5 v1.1 small on four chips, by the command; layers beyond two are those of two."""
+    (tmp_path / "small.gin").write_text(TRAINING)
+    options = [f"--config={tmp_path / 'small.gin'}", "--topology=v4-8", "--mesh=data:4", "--json"]
+    options += ["--gin=TrainConfig.target_length = 128", "--gin=TrainConfig.steps = 1000"]
+    assert cli.main(["compile", *options]) == 0
+    found = json.loads(capsys.readouterr().out)
+    one = TrainingEstimate(**found)
+    assert (one.chips, one.layers_compiled, one.fits) == (4, [1, 2], True)
+    assert one.ms_step is not None and one.share_of_peak is not None
+    share = one.operations / (one.ms_step / 1e3 * 4 * 275e12)
+    assert one.share_of_peak == pytest.approx(share)
+    assert 0.15 < share < 0.6  # 0.2x was found; narrow layers fill the matrix units less.
+    assert one.hours == pytest.approx(1000 * one.ms_step / 3.6e6)
+    assert one.chip_hours == pytest.approx(4 * (one.hours or 0))
+    assert 0 < one.hbm_bytes_per_chip < one.hbm_limit
+    reporting.show_training([one], Console(width=160))
+    said = capsys.readouterr().out
+    assert "275 TFLOP/s each: small, 0.08 billion parameters, 1,000 steps" in said
+
+
+def test_a_training_run_that_does_not_fit(
+    tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Told by the state alone, before anything is compiled."""
+    (tmp_path / "xxl.gin").write_text(TRAINING.replace("small", "xxl"))
+    options = [f"--config={tmp_path / 'xxl.gin'}", "--topology=v5e-4", "--mesh=data:1"]
+    assert cli.main(["compile", *options]) == 2
+    (said,) = [x for x in capsys.readouterr().err.splitlines() if x.startswith("error:")]
+    assert "xxl on data:1 needs 41.5 GiB" in said
+    assert "Take TrainConfig.remat = 'layers', more microbatches than 1, or more chips." in said

@@ -139,6 +139,28 @@ def test_a_draft_learns_from_a_target(
     assert last["held_sampled/alpha"] == pytest.approx(alpha / tokens, abs=0.01)
 
 
+@pytest.mark.parametrize("model", [OWN, READS], ids=["own encoder", "target's encoder"])
+def test_a_draft_learns_from_a_target_that_devices_share(
+    tmp_path: pathlib.Path, model: T5Config, pieces: pathlib.Path
+) -> None:
+    """The same texts and, to rounding, the same losses as on one device."""
+    native.save(tmp_path / "target", tiny.MODEL.config, saved.random(tiny.MODEL.config, 4), pieces)
+    for name, count in (("train", 60), ("held", 10)):
+        tiny.examples(count, count).save(tmp_path / f"{name}.npz")
+    found = []
+    for mesh in (None, "data:2,model:2"):
+        out = tmp_path / f"{mesh}"
+        files = train_lib.Files({"train": 1.0}, ["held"])
+        folders = tmp_path / "target", tmp_path, out / "work", out / "draft"
+        given = model, tiny.CONFIG, files, *folders
+        assert distil.distil(*given, max_length=12, generation_batch=20, mesh=mesh)
+        texts = data.load(out / "work" / "texts" / "train_sampled.npz")
+        losses = [line["loss"] for line in loop.Log(out / "work").lines()]
+        found.append((texts.targets.tolist(), losses))
+    assert found[0][0] == found[1][0]
+    assert found[0][1] == pytest.approx(found[1][1], abs=1e-4)
+
+
 @pytest.mark.parametrize(
     ("change", "said"),
     [
