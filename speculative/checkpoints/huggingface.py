@@ -34,7 +34,7 @@ from speculative.vocabulary import BYTES, from_elsewhere
 
 SAFETENSORS, BIN = "model.safetensors", "pytorch_model.bin"
 TOKENIZER, BYTES_CLASS = "tokenizer_config.json", "ByT5Tokenizer"
-SHARD_BYTES = 2**30  # The largest file that is written.
+SHARD_BYTES = 2**29  # Of the largest file; all of one is in memory while it is written.
 # Of checkpoints in others' quantized formats.
 INSTEAD = (
     "Fetch the checkpoint that it was made from, and hold that in int8 (--quantize=int8, or "
@@ -119,7 +119,8 @@ def write(folder: str | pathlib.Path, checkpoint: Checkpoint, dtype: str | None 
 
     def values(name: str) -> dict[str, np.ndarray]:
         parts, transposed = table[name]
-        value = np.concatenate([checkpoint.read(part) for part in parts], axis=-1)
+        read = [checkpoint.read(part) for part in parts]
+        value = read[0] if len(read) == 1 else np.concatenate(read, axis=-1)
         value = value.astype(DTYPES[dtype], copy=False)
         return {name: value.T if transposed else value}
 

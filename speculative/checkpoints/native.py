@@ -108,7 +108,7 @@ def write(folder: str | pathlib.Path, checkpoint: Checkpoint, storage: str | Non
         value = checkpoint.read(name)
         if storage == "int8":
             return quantize(name, value.astype(np.float32))
-        return {name: value.astype(kind)}
+        return {name: value.astype(kind, copy=False)}
 
     with written(folder) as unfinished:
         vocabulary = checkpoint.store_vocabulary(unfinished)

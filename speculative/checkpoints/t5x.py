@@ -96,7 +96,7 @@ def write(folder: str | pathlib.Path, checkpoint: Checkpoint, dtype: str | None 
             leaf = {"driver": "zarr", "dtype": kind, "metadata": metadata}
             spec = leaf | {"kvstore": kvstore(unfinished / path)}
             array = tensorstore.open(spec, create=True).result()
-            array.write(checkpoint.read(name).astype(DTYPES[kind])).result()
+            array.write(checkpoint.read(name).astype(DTYPES[kind], copy=False)).result()
             target[name] = leaf | {"kvstore": {"driver": "file", "path": f"{path}/"}}
         tree = traverse_util.unflatten_dict(target, sep="/")
         optimizer = {"target": tree, "state": {"step": np.asarray(0, np.int32)}}
