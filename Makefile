@@ -10,7 +10,7 @@ help:
 	@echo "make demo    decode with the shipped T5 pair and print the paper's Tables 2 and 4 for it"
 	@echo "make test    run the whole test suite"
 	@echo "make test-tpu    compile for TPUs, with the TPU's compiler in .venv-tpu; no TPU is needed"
-	@echo "make test-mesh   decode all shipped prompts on meshes of eight devices, made of this CPU"
+	@echo "make test-mesh   decode all shipped prompts, and train, on meshes of eight devices, made of this CPU"
 	@echo "make test-peers  compare with the installed transformers and CTranslate2 (brings torch)"
 	@echo "make check   lint, formatting and types"
 	@echo "make clean   remove .venv and what building and testing left behind"
@@ -33,7 +33,7 @@ test-tpu: .venv-tpu/tpu.stamp
 # One test at a time: the devices' threads wait for one another.
 test-mesh: .venv/dev.stamp
 	SPECULATIVE_TEST_MESH=1 XLA_FLAGS=--xla_force_host_platform_device_count=8 \
-		$(BIN)/python -m pytest tests/decoding/test_mesh.py
+		$(BIN)/python -m pytest tests/decoding/test_mesh.py tests/training/test_training_mesh.py
 
 test-peers: .venv/peers.stamp
 	$(BIN)/python -m pytest tests/benchmarks
