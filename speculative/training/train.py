@@ -3,6 +3,7 @@
 import dataclasses
 import functools
 import itertools
+import math
 import pathlib
 import sys
 from collections.abc import Callable, Mapping, Sequence
@@ -254,8 +255,9 @@ def train(
     """
     if storage not in (known := get_args(checkpoints.native.Storage)):
         raise ValueError(f"train.storage must be one of {', '.join(known)}, not {storage!r}.")
-    for name, share, high in (("label_smoothing", label_smoothing, 1), ("z_loss", z_loss, 1e9)):
-        checks.real(f"train.{name}", share, f"be at least 0 and below {high:g}", within(high))
+    must = "be at least 0 and below 1"
+    checks.real("train.label_smoothing", label_smoothing, must, lambda x: 0 <= x < 1)
+    checks.real("train.z_loss", z_loss, "be at least 0 and finite", lambda x: 0 <= x < math.inf)
     checks.jax_settings()
     deadline, work_dir = deadline_after(max_minutes), pathlib.Path(work_dir).absolute()
     on = mesh_for(mesh, config)
@@ -288,7 +290,9 @@ def train(
     batches = files.read(examples, config, pieces.start_id)
     chosen = files.to_score(examples)
     scorer = Scorer(decoder, pieces, chosen, files.scored, config.target_length, on)
-    kept = checkpoint_dir or work_dir / CHECKPOINTS
+    kept = str(checkpoint_dir or work_dir / CHECKPOINTS)
+    if not kept.startswith("gs://"):
+        kept = pathlib.Path(kept).absolute()
     trained = fit(
         *(objective, start, config, *batches, work_dir),
         deadline=deadline,
@@ -314,8 +318,3 @@ def mesh_for(text: str | None, config: TrainConfig) -> Mesh | None:
     config.require_mesh(text)
     on = sharding.mesh(text)
     return on if on.size > 1 else None
-
-
-def within(high: float) -> Callable[[float], bool]:
-    """Whether a number is at least 0 and below another."""
-    return lambda number: 0 <= number < high

@@ -1,12 +1,11 @@
 """What a model writes for many inputs: texts to learn from, or to be scored."""
 
 import dataclasses
-from collections.abc import Hashable, Mapping
+import functools
+from collections.abc import Callable, Hashable, Mapping
 
 import jax
-import jax.numpy as jnp
 import numpy as np
-from jax import Array
 from jax.sharding import Mesh
 
 from speculative.backends import for_decoding
@@ -102,16 +101,26 @@ class Scorer:
         return found
 
     def _for_decoding(self, params: PyTree) -> PyTree:
-        dtype = self.model.config.dtype
+        given = self._cast(params)
         if self.on is None:
-            return for_decoding(jax.tree.map(lambda x: jnp.asarray(x, dtype), params))
-        names = sharding.DATA, sharding.MODEL
-        on = Mesh(self.on.devices.reshape(1, -1), names)
+            return for_decoding(given)
+        laid_out = for_decoding(given, shards=self.on.size)
+        return jax.device_put(laid_out, sharding.shardings(laid_out, self._all))
 
-        def cast(x: Array) -> Array:
-            return x.astype(dtype)
+    @functools.cached_property
+    def _all(self) -> Mesh:
+        """The devices of the mesh, which share the model's heads and features for decoding."""
+        assert self.on is not None
+        return Mesh(self.on.devices.reshape(1, -1), (sharding.DATA, sharding.MODEL))
 
-        where = sharding.shardings(params, on)
-        given = jax.jit(lambda tree: jax.tree.map(cast, tree), out_shardings=where)(params)
-        given = for_decoding(given, quantize="none", shards=on.size)
-        return jax.device_put(given, sharding.shardings(given, on))
+    @functools.cached_property
+    def _cast(self) -> Callable[[PyTree], PyTree]:
+        """Parameters in the type of products and, on a mesh, as decoding has them."""
+
+        def cast(params: PyTree) -> PyTree:
+            params = jax.tree.map(lambda x: x.astype(self.model.config.dtype), params)
+            if self.on is None:
+                return params
+            return jax.lax.with_sharding_constraint(params, sharding.shardings(params, self._all))
+
+        return jax.jit(cast)
