@@ -11,6 +11,8 @@ import argparse
 import pathlib
 import sys
 
+from absl import logging
+
 from speculative import disk
 from speculative.backends import processes
 from speculative.loading import enable_compilation_cache
@@ -19,8 +21,11 @@ from speculative.training import loop, recipes, train
 
 
 def draw(work_dir: pathlib.Path) -> None:
-    """Draws the curves of a run into its folder."""
-    curves.training(loop.Log(work_dir).lines()).savefig(work_dir / "training.png", dpi=110)
+    """Draws the curves of a run into its folder; what keeps it from that does not end the run."""
+    try:
+        curves.training(loop.Log(work_dir).lines()).savefig(work_dir / "training.png", dpi=110)
+    except OSError as error:
+        logging.warning("The curves cannot be drawn: %s", disk.sentence(error))
 
 
 def main() -> int:
@@ -52,7 +57,7 @@ def main() -> int:
             processes.join(distributed)
         enable_compilation_cache()  # A resumed run needs the same compiled programs.
         given = recipes.configured(train.train, config, bindings, arguments)
-        finished = train.train(**given, seen=draw)
+        finished = train.train(**given, on_evaluation=draw)
     except (ValueError, OSError) as error:
         print("error:", disk.sentence(error), file=sys.stderr)
         return 2

@@ -8,10 +8,9 @@ import sys
 from typing import Any
 
 from speculative import checks
-from speculative.commands import Command, add_options, chosen, option, rows
+from speculative.commands import Command, add_options, option, rows
 
-OF_ROWS = ("gin_file", "table", "target", "draft", "task", "data_file", "checkpoints", "weights")
-"""Options that a training run has not; of the others what it has not changes nothing."""
+OF_RUNS = {"mesh", "topology", "json", "gin", "config"}  # The options of a training run.
 
 
 def _add_compile(parser: argparse.ArgumentParser) -> None:
@@ -76,18 +75,22 @@ def _compile_training(options: argparse.Namespace) -> int:
 
     if options.topology == chips.PRESENT:
         raise ValueError("--config is compiled for a topology by name, as --topology=v4-32.")
-    if others := [f"--{name}" for name in chosen(options, OF_ROWS)]:
+    given, usual = vars(options), {"batch_size": 1}
+    named = {"gin_file", "table", "checkpoints", "weights", "simulated_alpha", "data_file"}
+    named |= {"module", "limit", "family", *rows.FIELDS} - OF_RUNS
+    if others := [f"--{x}" for x in sorted(named) if given.get(x) not in (None, usual.get(x))]:
         raise ValueError(f"{', '.join(others)}: of a row, not of a training run (--config).")
     jax.config.update("jax_enable_compilation_cache", False)
     folders: dict[str, Any] = dict.fromkeys(("data_dir", "work_dir", "out_dir"), "")
-    given = recipes.configured(train, options.config, options.gin or [], folders)
-    model, config = given["model"], given["config"]
+    parameters = recipes.configured(train, options.config, options.gin or [], folders)
+    model, config = parameters["model"], parameters["config"]
+    loss = {name: parameters[name] for name in ("label_smoothing", "z_loss") if name in parameters}
     name, found = pathlib.PurePath(options.config).stem, list[study.TrainingEstimate]()
     meshes = [options.mesh] if options.mesh else study.meshes(options.topology, config)
     for number, mesh in enumerate(meshes, 1):
         with progress.bar(f"{mesh}, {number} of {len(meshes)}, {options.topology}") as on_progress:
-            given = name, model, config, options.topology, mesh
-            found.append(study.estimate(*given, on_progress=on_progress))
+            run = name, model, config, options.topology, mesh
+            found.append(study.estimate(*run, **loss, on_progress=on_progress))
     fastest = study.best(found)
     if options.json:
         for one in [fastest] if fastest else found:

@@ -146,7 +146,7 @@ def show_training(found: Sequence[TrainingEstimate], console: Console = CONSOLE)
         f"Estimated by the TPU's compiler (libtpu {first.libtpu_version}, JAX "
         f"{first.jax_version}) for {first.chips} chips of {first.device_kind} ({first.topology}), "
         f"{first.peak_flops_per_chip / 1e12:.0f} TFLOP/s each: {first.config}, "
-        f"{first.parameters / 1e9:.2f} billion parameters, {first.steps or 0:,} steps of "
+        f"{first.parameters / 1e9:.2f} billion parameters, {first.steps:,} steps of "
         f"{first.batch_size} rows of {first.source_length} + {first.target_length} tokens, "
         f"{first.dtype}, remat {first.remat!r}, from programs of {layers} layers a stack:",
         highlight=False,

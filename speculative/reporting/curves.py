@@ -5,8 +5,9 @@ from collections.abc import Mapping, Sequence
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
+from speculative.measurement.quality import METRICS
+
 Line = Mapping[str, float]
-SCORES = ("bleu", "rouge", "rougeL", "rougeLsum")
 
 
 def curve(axes: Axes, lines: Sequence[Line], key: str, label: str, marker: str = "") -> None:
@@ -30,7 +31,7 @@ def training(lines: Sequence[Line]) -> Figure:
     for key in held_out(lines, "loss"):
         curve(loss, lines, key, key.removesuffix("/loss"), "o")
     loss.set(ylabel="loss (nats a token)")
-    scored = held_out(lines, *SCORES)
+    scored = held_out(lines, *METRICS)
     for key in scored:
         curve(score, lines, key, key.replace("/", ", "), "o")
     if not scored:
@@ -43,7 +44,8 @@ def training(lines: Sequence[Line]) -> Figure:
     gradient.set(yscale="log")
     curve(speed, lines, "tokens_per_second", "tokens a second")
     speed.set(ylim=(0, None))
-    best = max((line for line in lines if "score" in line), key=lambda x: x["score"], default=None)
+    scored_lines = [line for line in reversed(lines) if "score" in line]  # The last of equals.
+    best = max(scored_lines, key=lambda line: line["score"], default=None)
     for axes in (loss, score, gradient, speed):
         axes.set(xlabel="step")
         axes.grid(alpha=0.3)

@@ -19,7 +19,7 @@ from speculative.measurement import chips
 from speculative.measurement.chips import Chip
 from speculative.measurement.hlo import HloModule
 from speculative.measurement.schedule import Schedule
-from speculative.models import Config, abstract_params, model_of, sharding
+from speculative.models import Config, abstract_params, sharding
 from speculative.progress import OnProgress
 from speculative.studies.compiled import DoesNotFit, explained
 from speculative.training import loop
@@ -55,6 +55,7 @@ class TrainingEstimate:
     fits: bool
     hbm_bytes_per_chip: int  # Parameters, moments, gradient and activations.
     hbm_limit: int
+    steps: int
     operations: float  # That a step needs; what is computed again for the gradient counts once.
     peak_flops_per_chip: float  # Published, of products in bfloat16.
     ms_step: float | None = None
@@ -62,7 +63,6 @@ class TrainingEstimate:
     ms_collectives: float | None = None  # Those in the background included, which cost less.
     collectives: int | None = None
     collective_bytes: int | None = None
-    steps: int | None = None
     hours: float | None = None  # Of all steps, without evaluation, checkpoints and compilation.
     chip_hours: float | None = None
     seconds_to_compile: float | None = None
@@ -108,9 +108,14 @@ def estimate(
     config: loop.TrainConfig,
     topology: str,
     mesh: str,
+    label_smoothing: float = 0.0,
+    z_loss: float = 1e-4,
     on_progress: OnProgress = lambda what, share: None,
 ) -> TrainingEstimate:
-    """A run's step on a mesh of a topology; ValueError if the mesh does not fit batch or chips."""
+    """A run's step on a mesh of a topology; ValueError if the mesh does not fit batch or chips.
+
+    A model whose stacks are of one depth, above `WHOLE`, is cut to one and to two layers a stack.
+    """
     config.require_mesh(mesh)
     checks.jax_settings()
     chip, described = chips.chip(topology), chips.devices(topology)
@@ -136,19 +141,22 @@ def estimate(
         "target_length": config.target_length,
         "layers_compiled": layers,
         "hbm_limit": chip.hbm,
+        "steps": config.steps,
         "operations": each,
         "peak_flops_per_chip": chip.peak,
         "libtpu_version": chips.compiler_version(),
     }
     what = f"{name} on {mesh}"
     try:
-        state = sharding.bytes_a_device(_state(model, config, on))
+        state = sharding.bytes_a_device(loop.state_shapes(config, model, on))
         if state > chip.hbm:
             raise DoesNotFit(state, chip, what, on.size)
         for number, depth in enumerate(layers):
             on_progress("compiling", number / len(layers))
             size = model.replace(**dict.fromkeys(depths, depth)) if cut else model
-            found.append(_compiled(size, config, on, chip, described[0], what))
+            made = loop.in_training(size, config.remat, on)
+            objective = CrossEntropy(made, label_smoothing, z_loss)
+            found.append(_compiled(objective, config, on, chip, described[0], what))
         step = found[1].beyond(found[0], deep - 2) if cut else found[0]
         if step.hbm > chip.hbm:
             raise DoesNotFit(int(step.hbm), chip, what, on.size)
@@ -165,7 +173,6 @@ def estimate(
         ms_collectives=1e3 * step.exchanging,
         collectives=round(step.collectives),
         collective_bytes=round(step.exchanged),
-        steps=config.steps,
         hours=hours,
         chip_hours=hours * on.size,
         seconds_to_compile=time.perf_counter() - began,
@@ -178,15 +185,13 @@ def best(found: Sequence[TrainingEstimate]) -> TrainingEstimate | None:
     return min(fitting, key=lambda one: one.ms_step or 0.0, default=None)
 
 
-def _state(model: Config, config: loop.TrainConfig, on: Mesh) -> loop.TrainState:
-    """The shapes of a run's state, and how they lie."""
-    params = abstract_params(model.replace(dtype="float32"))
-    state = jax.eval_shape(lambda params: loop.begin(config, params), params)
-    return sharding.lying(state, sharding.of_training(state, on))
-
-
 def _compiled(
-    model: Config, config: loop.TrainConfig, on: Mesh, chip: Chip, device: Any, what: str
+    objective: CrossEntropy,
+    config: loop.TrainConfig,
+    on: Mesh,
+    chip: Chip,
+    device: Any,
+    what: str,
 ) -> _Step:
     rows = NamedSharding(on, PartitionSpec(sharding.DATA))
 
@@ -202,10 +207,8 @@ def _compiled(
     }
     for field in ("decoder_target_tokens", "decoder_loss_weights"):
         batch[field] = tokens(config.target_length)
-    made = dataclasses.replace(
-        model_of(model), backend=sharding.InTraining(remat=config.remat, on=on)
-    )
-    given = CrossEntropy(made), config, _state(model, config, on), (), batch, on
+    state = loop.state_shapes(config, objective.model.config, on)
+    given = objective, config, state, (), batch, on
     try:
         compiled = loop.program(device).lower(*given).compile()
     except jax.errors.JaxRuntimeError as error:

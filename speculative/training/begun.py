@@ -18,7 +18,7 @@ FILE = "settings.json"
 RATE = "TrainConfig.learning_rate"
 ELSEWHERE = {
     *("target_dir", "data_dir", "work_dir", "out_dir"),
-    *("checkpoint_dir", "max_minutes", "mesh"),
+    *("max_minutes", "mesh"),
 }
 """Parameters that are noted by what lies there, or decide nothing of a result."""
 
@@ -45,6 +45,11 @@ def of_examples(examples: Mapping[str, Examples]) -> str:
     return whole.hexdigest()
 
 
+def is_begun(work_dir: pathlib.Path) -> bool:
+    """Whether a run has noted its settings there."""
+    return (work_dir / FILE).is_file()
+
+
 def require_same(work_dir: pathlib.Path, said: Fields, made_with: Mapping[str, str]) -> None:
     """Notes the settings of a run, and the fingerprints of what it is made with.
 
@@ -58,7 +63,12 @@ def require_same(work_dir: pathlib.Path, said: Fields, made_with: Mapping[str, s
         noted = before.pop("fingerprints", None)
         earlier = {"texts": before.pop("texts")} if "texts" in before else {}
         for name in before:
-            if before[name] != now.get(name):
+            if name not in now:
+                raise ValueError(
+                    f"{work_dir} holds a run that an earlier version began, whose {name} is no "
+                    "more; choose another --work_dir."
+                )
+            if before[name] != now[name]:
                 raise ValueError(
                     f"{work_dir} holds a run whose {name} is {before[name]!r}, not "
                     f"{now.get(name)!r}; go on with the same, or choose another --work_dir."

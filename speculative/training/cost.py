@@ -7,8 +7,8 @@ from jax.sharding import Mesh
 
 from speculative.measurement import chips
 from speculative.measurement.chips import GIB
-from speculative.models import Config, abstract_params, sharding
-from speculative.training.loop import TrainConfig, begin
+from speculative.models import Config, sharding
+from speculative.training.loop import TrainConfig, state_shapes
 
 SHARE = 0.4  # Of the chips' peak, which a run is assumed to reach before anything is measured.
 
@@ -54,25 +54,24 @@ class Cost:
 
     def state_bytes(self) -> int:
         """Of each device: parameters, their gradient and what the optimizer keeps."""
-        shapes = abstract_params(self.model.replace(dtype="float32", dropout_rate=0.0))
-        state = jax.eval_shape(lambda params: begin(self.config, params), shapes)
-        if self.on is not None:
-            state = sharding.lying(state, sharding.of_training(state, self.on))
-        size = sharding.bytes_a_device
+        state, size = state_shapes(self.config, self.model, self.on), sharding.bytes_a_device
         return size(state) + size(state.params)
 
     def require_memory(self) -> None:
         """ValueError unless the state fits the devices' memory, which a CPU's have together."""
         name, there = chips.device_bytes()
         need = self.state_bytes()
-        shared = self.devices if name == "this machine" else 1
-        if need * shared > there:
-            over = (need * shared - there) / GIB
-            fitting = -(-need * self.devices // int(0.8 * there))
+        # A CPU's devices share its memory.
+        here = jax.local_device_count() if self.on and jax.default_backend() == "cpu" else 1
+        if need * here > there:
+            over, enough = (need * here - there) / GIB, need * self.devices / (0.8 * there)
+            rows = self.config.batch_size // self.config.microbatches
+            fitting = next((n for n in range(1, rows + 1) if rows % n == 0 and n >= enough), None)
+            more = f", or {fitting} such devices (--mesh=data:{fitting})" if fitting else ""
             raise ValueError(
                 f"Parameters, gradient and moments need {need / GIB:.1f} GiB on each of "
                 f"{self.devices} devices, {over:.1f} GiB more than {name} has; take a smaller "
-                f"model, a machine with more, or {fitting} such devices (--mesh=data:{fitting})."
+                f"model or a machine with more{more}."
             )
 
     def expected(self) -> str:

@@ -22,7 +22,15 @@ from speculative.sampling import Sampling
 from speculative.training import begun, saved
 from speculative.training.counting import most_frequent
 from speculative.training.data import Examples, load_all, prompts, whole_texts
-from speculative.training.loop import CHECKPOINTS, Log, Metrics, TrainConfig, deadline_after, fit
+from speculative.training.loop import (
+    CHECKPOINTS,
+    Log,
+    Metrics,
+    TrainConfig,
+    deadline_after,
+    fit,
+    in_training,
+)
 from speculative.training.train import (
     Files,
     initial,
@@ -183,9 +191,7 @@ def distil(
         texts = (text for name in learned for _, text in written[name])
         guessed = packed(most_frequent(texts, keep, pieces.size))
         model = model.replace(reads=dataclasses.replace(model.reads, draft_vocabulary=guessed))
-    draft = dataclasses.replace(
-        model_of(model), backend=sharding.InTraining(remat=config.remat, on=on)
-    )
+    draft = in_training(model, config.remat, on)
     all_files = Files({**learned, **references}, held_out)
     batches = all_files.read({**inputs, **written}, config, pieces.start_id)
     objective = Distillation(draft, target, pieces.size)

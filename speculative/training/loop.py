@@ -20,16 +20,16 @@ import numpy as np
 import optax
 from flax import struct
 from jax import Array
-from jax.experimental import multihost_utils
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TimeRemainingColumn
 
 from speculative import checks, disk
 from speculative.backends import training_options
-from speculative.models import sharding
+from speculative.models import Config, FlaxModel, abstract_params, model_of, sharding
 from speculative.training import begun, saved
 from speculative.training.data import Batch, Mixture
-from speculative.types import PyTree
+from speculative.training.together import agreed, by_first, is_first
+from speculative.types import PAD_ID, PyTree
 
 Metrics = dict[str, Array]
 Objective = Callable[[PyTree, PyTree, Mapping[str, Array], Array | None], tuple[Array, Metrics]]
@@ -71,7 +71,7 @@ class TrainConfig:
     log_every: int = 50  # Steps between log lines; a run saves and stops only at such a step.
     evaluate_every: int = 1000  # Steps between held-out evaluations, a multiple of log_every.
     checkpoint_every: int = 1000  # Steps between checkpoints, a multiple of log_every.
-    keep: int = 2  # Newest checkpoints that are kept, beside the best one.
+    keep: int = 2  # Newest checkpoints that are kept, two or more, beside the best one.
     # The checkpoint that becomes the model: the "last", or the "best" of the held-out evaluations.
     take: str = "last"
     patience: int = 0  # The run ends after so many evaluations without a better one; 0: never.
@@ -91,6 +91,8 @@ class TrainConfig:
                 raise ValueError(f"TrainConfig.{name} cannot be {value!r}.")
             if value == 0 and name not in may_be_0:
                 raise ValueError(f"TrainConfig.{name} must be positive.")
+        if self.keep < 2:  # A fault may have begun in the newest.
+            raise ValueError(f"TrainConfig.keep must be at least 2, not {self.keep}.")
         warmup, steps = self.warmup_steps, self.steps
         if warmup >= steps and self.decay != "rsqrt":
             raise ValueError(f"TrainConfig.warmup_steps ({warmup}) must be below steps ({steps}).")
@@ -160,6 +162,13 @@ def begin(config: TrainConfig, params: PyTree) -> TrainState:
     """The state before the first step."""
     params = jax.tree.map(lambda x: x.astype(jnp.float32), params)
     return TrainState(jnp.zeros((), jnp.int32), params, config.optimizer().init(params))
+
+
+def state_shapes(config: TrainConfig, model: Config, on: Mesh | None) -> TrainState:
+    """The shapes of a run's state and, on a mesh, how they lie."""
+    params = abstract_params(model.replace(dtype="float32"))
+    state = jax.eval_shape(functools.partial(begin, config), params)
+    return state if on is None else sharding.lying(state, sharding.of_training(state, on))
 
 
 def mean_gradient(
@@ -238,6 +247,12 @@ def _finite(state: TrainState) -> Array:
     return jnp.stack([jnp.isfinite(leaf).all() for leaf in jax.tree.leaves(state)]).all()
 
 
+def in_training(model: Config, remat: str, on: Mesh | None, start_id: int = PAD_ID) -> FlaxModel:
+    """A model to train, whose devices share batches; see `sharding.InTraining`."""
+    backend = sharding.InTraining(remat=remat, on=on)
+    return dataclasses.replace(model_of(model, start_id), backend=backend)
+
+
 def own_rows(on: Mesh | None, count: int) -> np.ndarray:
     """Those of so many rows of a batch that devices of this process have."""
     if on is None:
@@ -289,7 +304,7 @@ class Log:
         scores = [line["score"] for line in self.lines() if "score" in line]
         if not config.patience or not scores:
             return False
-        return len(scores) - 1 - int(np.argmax(scores)) >= config.patience
+        return int(np.argmax(scores[::-1])) >= config.patience  # Of equal ones the last is best.
 
 
 def fit(
@@ -305,7 +320,7 @@ def fit(
     score: Callable[[PyTree], Mapping[str, float]] | None = None,
     measured: Callable[[float, int], Mapping[str, float]] = lambda seconds, left: {},
     checkpoint_dir: disk.Path | None = None,
-    seen: Callable[[pathlib.Path], object] = lambda folder: None,
+    on_evaluation: Callable[[pathlib.Path], object] = lambda folder: None,
 ) -> Trained:
     """Trains from the folder's newest checkpoint, or else from the parameters that `start` gives.
 
@@ -315,8 +330,8 @@ def fit(
     what `measured` adds of the seconds of a step and the steps that are left, and the means over
     the `held_out` batches of each name, evaluated without dropout. `score` judges parameters
     otherwise, by numbers of which more is better. Their mean, or without them the mean held-out
-    loss, negated, is an evaluation's `score`, by which the best checkpoint is known. Then `seen` is
-    called with the folder, to show what its log has.
+    loss, negated, is an evaluation's `score`, by which the best checkpoint is known. Then
+    `on_evaluation` is called with the folder, to show what its log has.
 
     A resumed run uses the same batches and dropout masks as one that never stopped, on the same
     devices or others. After `deadline`, a `time.monotonic()` in seconds, the run saves and stops.
@@ -328,14 +343,14 @@ def fit(
     the two newest checkpoints are kept: where the fault follows the newest at once, it had begun in
     there, and the older one is gone on with.
     """
-    folder, first = pathlib.Path(folder).absolute(), jax.process_index() == 0
+    folder, first = pathlib.Path(folder).absolute(), is_first()
     log, whole = Log(folder), {n: _whole(part, on) for n, part in held_out.items()}
     columns = (BarColumn(), MofNCompleteColumn(), TimeRemainingColumn(), "{task.description}")
-    with (
-        disk.owned(folder) if first else contextlib.nullcontext(),
-        saved.Checkpoints(checkpoint_dir or folder / CHECKPOINTS, config.keep) as checkpoints,
-        Progress(*columns, disable=not first) as progress,
-    ):
+    with contextlib.ExitStack() as stack:
+        by_first(lambda: stack.enter_context(disk.owned(folder)))
+        kept = saved.Checkpoints(checkpoint_dir or folder / CHECKPOINTS, config.keep)
+        checkpoints = stack.enter_context(kept)
+        progress = stack.enter_context(Progress(*columns, disable=not first))
         if (newest := checkpoints.newest()) is None:
             state = begin(config, start())
             if on is None:
@@ -347,8 +362,7 @@ def fit(
             made = functools.partial(begin, config)
             state = checkpoints.restored(newest, lambda params: jax.eval_shape(made, params), on)
         begun_at = int(state.step)
-        if first:
-            log.until(begun_at)
+        by_first(lambda: log.until(begun_at))
         bar = progress.add_task("", total=config.steps, completed=begun_at)
         step = program(jax.local_devices()[0])
         rows = own_rows(on, config.batch_size)
@@ -388,10 +402,9 @@ def fit(
             saves = last or stop or evaluated or done % config.checkpoint_every == 0
             if saves and not _finite(state):
                 raise _overflow("Parameters are not finite", done, config, folder, checkpoints)
-            if first:
-                disk.append(log.file, line)
-                if evaluated:
-                    seen(folder)
+            by_first(functools.partial(disk.append, log.file, line))
+            if evaluated and first:
+                on_evaluation(folder)
             progress.update(bar, completed=done, description=f"loss {line['loss']:.3f}")
             if saves:
                 checkpoints.save(done, state, line.get("score"))
@@ -411,13 +424,6 @@ def _whole(batches: Sequence[Batch], on: Mesh | None) -> list[dict[str, Any]]:
     return [put(batch, on, count, np.arange(count)) for batch, count in both]
 
 
-def agreed(here: bool) -> bool:
-    """What the first process says, where there are several."""
-    if jax.process_count() == 1:
-        return here
-    return bool(multihost_utils.broadcast_one_to_all(np.array(here)))
-
-
 def _overflow(
     fault: str,
     step: int,
@@ -433,7 +439,7 @@ def _overflow(
     newest = checkpoints.newest()
     if newest is not None and step - newest <= config.log_every:
         checkpoints.remove(newest)
-    if jax.process_index() == 0:
+    if is_first():
         begun.allow_another_rate(folder)
     from_step = checkpoints.newest()
     where = f"from its checkpoint of step {from_step}" if from_step else "from the beginning"

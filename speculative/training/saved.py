@@ -4,6 +4,7 @@ They hold parameters and the optimizer's state; `opened` reads the parameters as
 can be saved as a model, or converted, tensor by tensor.
 """
 
+import contextlib
 import dataclasses
 import functools
 import math
@@ -78,8 +79,7 @@ class Checkpoints:
 
         ValueError if the checkpoint is damaged.
         """
-        where = f"The checkpoint of step {step} in {self.folder}"
-        with reading(where, "is damaged; remove it, and the run goes on from the one before"):
+        try:
             # The optimizer of a run, not what was written, says what its state is.
             found = self._manager.item_metadata(step)
             params = jax.tree.map(
@@ -93,6 +93,12 @@ class Checkpoints:
             else:
                 wanted = sharding.lying(wanted, sharding.of_training(wanted, on))
             return self._manager.restore(step, args=ocp.args.StandardRestore(wanted))
+        except Exception as error:  # Of many kinds.
+            raise ValueError(
+                f"The checkpoint of step {step} in {self.folder} is damaged "
+                f"({str(error).splitlines()[0]}); remove it, and the run goes on from the one "
+                "before it."
+            ) from error
 
     def _written(self, write: Callable[[], Any]) -> None:
         try:
@@ -109,6 +115,13 @@ class Checkpoints:
 
 def _score(metrics: Any) -> float:
     return metrics["score"]
+
+
+def steps(folder: disk.Path) -> list[int]:
+    """The steps of the checkpoints in a folder, which need not exist; ascending."""
+    with contextlib.suppress(OSError):
+        return sorted(ocp.utils.checkpoint_steps(str(folder)))
+    return []
 
 
 def opened(folder: disk.Path, step: int, config: Config) -> Checkpoint:

@@ -29,10 +29,11 @@ from speculative.training.loop import (
     Log,
     Metrics,
     TrainConfig,
-    agreed,
     deadline_after,
     fit,
+    in_training,
 )
+from speculative.training.together import agreed, by_first, is_first
 from speculative.training.written import Scorer
 from speculative.types import Logits, PyTree
 from speculative.vocabulary import Vocabulary, from_elsewhere
@@ -235,7 +236,7 @@ def train(
     z_loss: float = 1e-4,
     mesh: str | None = None,
     checkpoint_dir: disk.Path | None = None,
-    seen: Callable[[pathlib.Path], object] = lambda folder: None,
+    on_evaluation: Callable[[pathlib.Path], object] = lambda folder: None,
 ) -> bool:
     """Trains a model and saves it; a second call resumes.
 
@@ -246,8 +247,8 @@ def train(
     fewer layers; None starts from random weights. After `max_minutes`, if given, the run saves and
     stops. `label_smoothing` and `z_loss` are those of `CrossEntropy`. The devices of a `mesh` like
     "data:8" share the work, those of all processes where there are several; a run may go on with
-    another mesh. After every evaluation `seen` is called with `work_dir`. Returns whether the model
-    is finished and saved.
+    another mesh. After every evaluation `on_evaluation` is called with `work_dir`. Returns whether
+    the model is finished and saved.
 
     Raises ValueError if a setting is unknown, a file is missing or damaged, a mesh does not fit the
     batch or the devices, the loss is not finite, or `work_dir` was begun with something else, see
@@ -261,38 +262,49 @@ def train(
     checks.jax_settings()
     deadline, work_dir = deadline_after(max_minutes), pathlib.Path(work_dir).absolute()
     on = mesh_for(mesh, config)
+    kept = _checkpoint_folder(checkpoint_dir, work_dir)
+    if files.scored and model_of(model).decoder_only:
+        raise ValueError(
+            "Files.scored is for models that read sources; a decoder-only one continues texts."
+        )
     pieces = vocabulary_of(model, vocabulary, init_from)
     examples = load_all(data_dir, [*files.train, *files.held_out])
-    cost, first = Cost(model, config, on), jax.process_index() == 0
+    cost, log = Cost(model, config, on), Log(work_dir)
     cost.require_memory()
-    log = Log(work_dir)
-    if agreed(not log.lines()):
-        vacant(out_dir)  # No run in that work folder has made it.
     made_with = {"vocabulary": pieces.contents, "texts": begun.of_examples(examples)}
     if init_from:
         begun_from(model, init_from)
         made_with["init_from"] = checkpoints.open(init_from).contents
     decisive = {"model": model, "config": config, "files": files, "storage": storage}
-    decisive |= {"vocabulary": vocabulary, "init_from": init_from}
+    decisive |= {"vocabulary": vocabulary, "init_from": init_from, "checkpoint_dir": checkpoint_dir}
     decisive |= {"label_smoothing": label_smoothing, "z_loss": z_loss}
-    if first:
+
+    def require_own_folders() -> None:
+        if not begun.is_begun(work_dir) and checkpoint_dir and (there := saved.steps(kept)):
+            raise ValueError(
+                f"{checkpoint_dir} holds checkpoints (of step {there[-1]}) of a run that "
+                f"{work_dir} does not know; go on with that run's --work_dir, or choose another "
+                "--checkpoint_dir."
+            )
+        if not log.lines():
+            vacant(out_dir)  # No run in that work folder has made it.
         begun.require_same(work_dir, begun.settings("train", decisive), made_with)
+        if not log.ended(config):
+            vacant(out_dir)
+
+    by_first(require_own_folders)
     if agreed(log.ended(config) and pathlib.Path(out_dir).exists()):
         print(f"{out_dir} is finished, by the run in {work_dir}; there is nothing to do.")
         return True
-    vacant(out_dir)
-    if first:
+    if is_first():
         print(cost.expected(), flush=True)
     decoder = model_of(model, pieces.start_id)
-    made = dataclasses.replace(decoder, backend=sharding.InTraining(remat=config.remat, on=on))
+    made = in_training(model, config.remat, on, pieces.start_id)
     objective = CrossEntropy(made, label_smoothing, z_loss)
     start = functools.partial(initial, made, config.seed, init_from, on)
     batches = files.read(examples, config, pieces.start_id)
     chosen = files.to_score(examples)
     scorer = Scorer(decoder, pieces, chosen, files.scored, config.target_length, on)
-    kept = str(checkpoint_dir or work_dir / CHECKPOINTS)
-    if not kept.startswith("gs://"):
-        kept = pathlib.Path(kept).absolute()
     trained = fit(
         *(objective, start, config, *batches, work_dir),
         deadline=deadline,
@@ -300,14 +312,15 @@ def train(
         score=scorer if chosen else None,
         measured=cost.measured,
         checkpoint_dir=kept,
-        seen=seen,
+        on_evaluation=on_evaluation,
     )
-    if trained.taken is not None and first:
+    taken = trained.taken
+    if taken is not None:
         stored = model.replace(dtype="float32", dropout_rate=0.0)  # Decoding needs neither.
-        saved.export(out_dir, kept, trained.taken, stored, pieces, storage)
-        print(f"{out_dir} has the checkpoint of step {trained.taken}.")
-    agreed(True)  # Processes end together: the first one may write a large model.
-    return trained.taken is not None
+        by_first(lambda: saved.export(out_dir, kept, taken, stored, pieces, storage))
+        if is_first():
+            print(f"{out_dir} has the checkpoint of step {taken}.")
+    return taken is not None
 
 
 def mesh_for(text: str | None, config: TrainConfig) -> Mesh | None:
@@ -318,3 +331,15 @@ def mesh_for(text: str | None, config: TrainConfig) -> Mesh | None:
     config.require_mesh(text)
     on = sharding.mesh(text)
     return on if on.size > 1 else None
+
+
+def _checkpoint_folder(given: disk.Path | None, work_dir: pathlib.Path) -> disk.Path:
+    """Where a run's checkpoints go; ValueError if several processes would not share it."""
+    if given is None:
+        if jax.process_count() > 1:
+            raise ValueError(
+                "Several processes need a folder for checkpoints that all of them see, such as "
+                "gs://BUCKET/FOLDER; name it (--checkpoint_dir)."
+            )
+        return work_dir / CHECKPOINTS
+    return given if str(given).startswith("gs://") else pathlib.Path(given).absolute()

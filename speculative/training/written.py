@@ -1,14 +1,15 @@
-"""What a model writes for many inputs: texts to learn from, or to be scored."""
+"""Decodes many inputs with a model: texts to learn from, or to be scored."""
 
 import dataclasses
 import functools
+import math
 from collections.abc import Callable, Hashable, Mapping
 
 import jax
 import numpy as np
 from jax.sharding import Mesh
 
-from speculative.backends import for_decoding
+from speculative.backends import for_decoding, heads_together
 from speculative.decoding import Decoding, Params, queue
 from speculative.grouping import filled, groups, padded
 from speculative.measurement import quality
@@ -78,7 +79,7 @@ class Scorer:
         examples: some of each held-out file, by name.
         metrics: one of `quality.METRICS` for each file.
         max_length: tokens of an output at most.
-        on: the mesh on which it is trained; for decoding its devices share the model.
+        on: the mesh on which it is trained; for decoding its devices share heads and texts.
     """
 
     model: FlaxModel
@@ -104,14 +105,17 @@ class Scorer:
         given = self._cast(params)
         if self.on is None:
             return for_decoding(given)
-        laid_out = for_decoding(given, shards=self.on.size)
-        return jax.device_put(laid_out, sharding.shardings(laid_out, self._all))
+        laid_out = for_decoding(given, shards=self._shared.shape[sharding.MODEL])
+        return jax.device_put(laid_out, sharding.shardings(laid_out, self._shared))
 
     @functools.cached_property
-    def _all(self) -> Mesh:
-        """The devices of the mesh, which share the model's heads and features for decoding."""
+    def _shared(self) -> Mesh:
+        """The mesh's devices, of which as many share the model as its heads allow."""
         assert self.on is not None
-        return Mesh(self.on.devices.reshape(1, -1), (sharding.DATA, sharding.MODEL))
+        config = self.model.config
+        heads = config.num_heads // heads_together(config.head_dim)
+        shape = -1, math.gcd(self.on.size, heads)
+        return Mesh(self.on.devices.reshape(shape), (sharding.DATA, sharding.MODEL))
 
     @functools.cached_property
     def _cast(self) -> Callable[[PyTree], PyTree]:
@@ -121,6 +125,8 @@ class Scorer:
             params = jax.tree.map(lambda x: x.astype(self.model.config.dtype), params)
             if self.on is None:
                 return params
-            return jax.lax.with_sharding_constraint(params, sharding.shardings(params, self._all))
+            return jax.lax.with_sharding_constraint(
+                params, sharding.shardings(params, self._shared)
+            )
 
         return jax.jit(cast)

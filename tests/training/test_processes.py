@@ -163,6 +163,9 @@ def test_a_run_that_is_killed_goes_on_bit_for_bit(
 
 def test_a_full_disk_at_a_checkpoint(given: pathlib.Path, tmp_path: pathlib.Path) -> None:
     """One sentence, and what was written before is whole: with room, the run goes on."""
+    one = start(given, tmp_path, "--max_minutes=0")
+    one.communicate(timeout=300)
+    assert one.returncode == loop.UNFINISHED
     limited = "ulimit -f 1024; trap '' XFSZ; exec \"$@\""  # KiB, less than the embedding.
     found = subprocess.run(
         ["bash", "-c", limited, "bash", *command(given, tmp_path)], cwd=ROOT, timeout=300,
@@ -171,6 +174,7 @@ def test_a_full_disk_at_a_checkpoint(given: pathlib.Path, tmp_path: pathlib.Path
     assert found.returncode == 2
     last = found.stderr.strip().splitlines()[-1]
     assert last.startswith("error: A checkpoint cannot be written into ") and "Make room" in last
+    assert "that of step 1 is whole" in last
     run(given, tmp_path)
     assert [line["step"] for line in log(tmp_path)] == [*range(1, 13)]
 
@@ -196,6 +200,7 @@ def test_a_full_disk_at_a_checkpoint(given: pathlib.Path, tmp_path: pathlib.Path
         ),
         (["--init_from=debian_draft"], "holds .*, but the run is of"),
         (["--distributed=here"], "'here' names no process"),
+        (["--gin=TrainConfig.keep = 1"], "keep must be at least 2, not 1"),
     ],
 )
 def test_bad_input_is_a_sentence_before_any_work(
@@ -207,3 +212,44 @@ def test_bad_input_is_a_sentence_before_any_work(
     (line,) = [line for line in errors.splitlines() if line.startswith("error: ")]
     assert re.search(said, line), line
     assert not (tmp_path / "work" / loop.CHECKPOINTS).exists()
+
+
+def test_checkpoints_of_another_run(
+    given: pathlib.Path, undisturbed: tuple[pathlib.Path, str], tmp_path: pathlib.Path
+) -> None:
+    """Neither gone on with under another work folder, nor forgotten by a run that has them."""
+    theirs = f"--checkpoint_dir={undisturbed[0] / 'work' / loop.CHECKPOINTS}"
+    one = start(given, tmp_path, theirs)
+    _, errors = one.communicate(timeout=100)
+    assert one.returncode == 2
+    assert "holds checkpoints (of step 12) of a run that" in errors
+    one = start(given, undisturbed[0], theirs)
+    _, errors = one.communicate(timeout=100)
+    assert one.returncode == 2
+    assert "whose train.checkpoint_dir is None, not" in errors
+
+
+def test_an_error_of_the_first_process_ends_all(
+    given: pathlib.Path, tmp_path: pathlib.Path
+) -> None:
+    """Its model's folder is there already; the others do not wait for its next step."""
+    (tmp_path / "0" / "model").mkdir(parents=True)
+    port, shared = free_port(), f"--checkpoint_dir={tmp_path / 'shared'}"
+    both = [
+        start(given, tmp_path / str(k), shared, f"--distributed=localhost:{port},{k}/2")
+        for k in (1, 0)
+    ]
+    told = [one.communicate(timeout=120)[1] for one in both]
+    assert [one.returncode for one in both] == [2, 2], told
+    assert "The first process cannot go on; its message says why." in told[0]
+    assert "model exists already" in told[1]
+
+
+def test_processes_need_a_folder_that_all_see(given: pathlib.Path, tmp_path: pathlib.Path) -> None:
+    port = free_port()
+    both = [
+        start(given, tmp_path / str(k), f"--distributed=localhost:{port},{k}/2") for k in (1, 0)
+    ]
+    for one in both:
+        assert "need a folder for checkpoints that all" in one.communicate(timeout=120)[1]
+        assert one.returncode == 2

@@ -18,9 +18,19 @@ import pytest
 from speculative import checkpoints
 from speculative.checkpoints import native
 from speculative.measurement import chips
-from speculative.models import T5, T5Config, named, sharding
+from speculative.models import (
+    T5,
+    Config,
+    DecoderOnlyConfig,
+    T5Config,
+    model_of,
+    named,
+    sharding,
+)
 from speculative.training import cost, data, loop, saved
 from speculative.training.train import CrossEntropy, initial, mesh_for
+from speculative.training.written import Scorer
+from speculative.vocabulary import Numbers
 from tests import saved as saved_lib
 from tests.training import tiny
 
@@ -143,17 +153,31 @@ def test_a_model_that_does_not_fit_the_memory(monkeypatch: pytest.MonkeyPatch) -
         cost.Cost(sizes, CONFIG, None).require_memory()
 
 
-def test_operations_of_a_step_are_those_of_its_products() -> None:
+GPT_SIZES = DecoderOnlyConfig(512, 256, 4, 64, 1024, 3, max_positions=32)
+
+
+@pytest.mark.parametrize("sizes", [T5Config(512, 256, 4, 64, 512, 2, 3), GPT_SIZES])
+def test_operations_of_a_step_are_those_of_its_products(sizes: Config) -> None:
     """Three times what XLA counts in a forward pass, where products are nearly all there is."""
-    sizes = T5Config(512, 256, 4, 64, 512, 2, 3)
     config = dataclasses.replace(CONFIG, batch_size=4, source_length=64, target_length=32)
-    model = T5(sizes)
+    model = model_of(sizes)
     tokens = jnp.ones((4, 64), jnp.int32), jnp.ones((4, 32), jnp.int32)
     forward = jax.jit(functools.partial(model.forward_with_hidden, segments=tokens))
     params = jax.eval_shape(model.init, jax.random.key(0))
     counted = forward.lower(params, *tokens).compile().cost_analysis()
     assert counted is not None
     assert cost.operations(sizes, config) == pytest.approx(3 * counted["flops"], rel=0.03)
+
+
+def test_texts_are_scored_on_a_mesh_whose_devices_cannot_share_the_heads() -> None:
+    """Six heads on four devices, of which two share a model then, and both pairs the texts."""
+    sizes, examples = T5Config(24, 96, 6, 16, 128, 1, 1), {"held": tiny.examples(12, 3)}
+    params = T5(sizes).init(jax.random.key(1))
+    given = T5(sizes), Numbers(24), examples, {"held": "rougeL"}, 9
+    on = sharding.mesh("data:4")
+    placed = jax.device_put(params, sharding.of_training(params, on))
+    found, wanted = Scorer(*given, on)(placed), Scorer(*given)(params)
+    assert found == wanted and found["held/rougeL"] > 0
 
 
 @pytest.fixture(scope="module")
@@ -197,10 +221,10 @@ def test_a_part_of_a_tensor_is_read_by_itself(
 
 def test_the_best_checkpoint_is_kept_and_taken(tmp_path: pathlib.Path) -> None:
     """Scores that fall after the second evaluation; patience ends the run, which stays ended."""
-    scores = iter([1.0, 3.0, 2.0, 2.5, 9.0])
+    scores = iter([3.0, 3.0, 2.0, 2.5, 9.0])  # Of two that are equal, the later one is taken.
     config = dataclasses.replace(
         CONFIG, steps=20, log_every=2, evaluate_every=2, checkpoint_every=2, take="best",
-        patience=2, keep=1,
+        patience=2, keep=2,
     )  # fmt: skip
     model = T5(SIZES)
     train = data.Mixture([(tiny.examples(300, 0), 1.0)], 16, tiny.SOURCE, tiny.TARGET)
@@ -209,6 +233,6 @@ def test_the_best_checkpoint_is_kept_and_taken(tmp_path: pathlib.Path) -> None:
     for _ in range(2):
         trained = loop.fit(*given, score=lambda params: {"held/bleu": next(scores)})
         assert trained.taken == 4
-        assert {path.name for path in (tmp_path / loop.CHECKPOINTS).iterdir()} == {"4", "8"}
+        assert {path.name for path in (tmp_path / loop.CHECKPOINTS).iterdir()} == {"4", "6", "8"}
     lines = [json.loads(line) for line in (tmp_path / "log.jsonl").read_text().splitlines()]
-    assert [line["score"] for line in lines] == [1.0, 3.0, 2.0, 2.5]
+    assert [line["score"] for line in lines] == [3.0, 3.0, 2.0, 2.5]
