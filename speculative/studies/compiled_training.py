@@ -26,7 +26,8 @@ from speculative.training import loop
 from speculative.training.cost import operations
 from speculative.training.train import CrossEntropy
 
-WHOLE = 4  # Layers of a stack up to which a model is compiled as it is.
+CUT = (2, 4)
+"""Layers a stack of the programs of a deeper model: with fewer, memory is that of the logits."""
 MODEL_PARTS = (1, 2, 4, 8)  # Of the meshes that are tried.
 
 
@@ -49,8 +50,8 @@ class TrainingEstimate:
     microbatches: int
     source_length: int
     target_length: int
-    # Layers of each stack of the programs that were compiled. Of a deeper model, what layers add is
-    # the difference of two, which further layers add too.
+    # Layers of each stack of the programs that were compiled; of a deeper model two, whose
+    # difference further layers add too.
     layers_compiled: tuple[int, ...]
     fits: bool
     hbm_bytes_per_chip: int  # Parameters, moments, gradient and activations.
@@ -81,10 +82,10 @@ class _Step:
     collectives: float
     exchanged: float
 
-    def beyond(self, fewer: "_Step", layers: int) -> "_Step":
-        """With so many layers more, each of which adds what this has more than the other."""
+    def beyond(self, fewer: "_Step", times: float) -> "_Step":
+        """With so many times more what this has more than the other."""
         both = zip(dataclasses.astuple(self), dataclasses.astuple(fewer), strict=True)
-        return _Step(*(here + layers * (here - there) for here, there in both))
+        return _Step(*(here + times * (here - there) for here, there in both))
 
 
 def meshes(topology: str, config: loop.TrainConfig) -> list[str]:
@@ -114,7 +115,7 @@ def estimate(
 ) -> TrainingEstimate:
     """A run's step on a mesh of a topology; ValueError if the mesh does not fit batch or chips.
 
-    A model whose stacks are of one depth, above `WHOLE`, is cut to one and to two layers a stack.
+    A model whose stacks are of one depth, more than `CUT` has, is cut to those layers a stack.
     """
     config.require_mesh(mesh)
     checks.jax_settings()
@@ -122,8 +123,8 @@ def estimate(
     on, began = sharding.mesh(mesh, described), time.perf_counter()
     depths = {depth: getattr(model, depth) for depth in model.depths}
     deep = max(depths.values())
-    cut = deep > WHOLE and len(set(depths.values())) == 1
-    found, layers = list[_Step](), (1, 2) if cut else (deep,)
+    cut = deep > CUT[1] and len(set(depths.values())) == 1
+    found, layers = list[_Step](), CUT if cut else (deep,)
     whole = abstract_params(model.replace(dtype="float32"))
     each = operations(model, config)
     known: dict[str, Any] = {
@@ -157,7 +158,8 @@ def estimate(
             made = loop.in_training(size, config.remat, on)
             objective = CrossEntropy(made, label_smoothing, z_loss)
             found.append(_compiled(objective, config, on, chip, described[0], what))
-        step = found[1].beyond(found[0], deep - 2) if cut else found[0]
+        further = (deep - CUT[1]) / (CUT[1] - CUT[0])
+        step = found[1].beyond(found[0], further) if cut else found[0]
         if step.hbm > chip.hbm:
             raise DoesNotFit(int(step.hbm), chip, what, on.size)
     except DoesNotFit as error:

@@ -24,7 +24,7 @@ from speculative.measurement.schedule import Cost
 from speculative.models import SIZES, abstract_params
 from speculative.reporting import compiled as reporting
 from speculative.rows.config import RowConfig
-from speculative.studies import compiled
+from speculative.studies import compiled, compiled_training
 from speculative.studies.compiled import Compiler, Estimate
 from speculative.studies.compiled_training import TrainingEstimate
 
@@ -331,9 +331,10 @@ registry.named.dropout_rate = 0.0  # It compiles in half of the time.
 
 
 def test_a_training_run_is_predicted(
-    tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]
+    tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """T5 v1.1 small on four chips, by the command; layers beyond two are those of two."""
+    monkeypatch.setattr(compiled_training, "CUT", (1, 2))  # To compile sooner.
     (tmp_path / "small.gin").write_text(TRAINING)
     options = [f"--config={tmp_path / 'small.gin'}", "--topology=v4-8", "--mesh=data:4", "--json"]
     options += ["--gin=TrainConfig.target_length = 128", "--gin=TrainConfig.steps = 1000"]
