@@ -67,6 +67,27 @@ def test_cross_entropy_is_the_log_likelihood(params: dict, batch: tiny.Batch) ->
     assert total - metrics["loss"] == pytest.approx(1e-4 * z, rel=1e-2)
 
 
+def test_a_smoothed_loss_is_that_of_t5x(params: dict, batch: tiny.Batch) -> None:
+    """The cross entropy of soft targets less their entropy, with T5X's z-loss, token by token."""
+    share, weight, size = 0.1, 1e-3, tiny.VOCABULARY
+    logits = logits_of(tiny.MODEL, params, batch)
+    log_p, log_z = log_softmax(logits), np.log(np.exp(np.asarray(logits, np.float64)).sum(-1))
+    low, total = share / (size - 1), 0.0
+    entropy = -((1 - share) * np.log(1 - share) + (size - 1) * low * np.log(low))
+    segments = np.asarray(batch["decoder_segment_ids"])
+    for r, row in enumerate(np.asarray(batch["decoder_target_tokens"])):
+        for t, token in enumerate(row):
+            if segments[r, t]:
+                soft = np.full(size, low)
+                soft[token] = 1 - share
+                total += -(soft * log_p[r, t]).sum() - entropy + weight * log_z[r, t] ** 2
+    smoothed = jax.jit(CrossEntropy(tiny.MODEL, share, weight))
+    found, metrics = smoothed(params, (), batch, None)
+    assert found == pytest.approx(total, rel=1e-5)
+    plain = jax.jit(CrossEntropy(tiny.MODEL))(params, (), batch, None)[1]
+    assert metrics["loss"] == pytest.approx(float(plain["loss"]), rel=1e-6)  # As without it.
+
+
 def test_packing_changes_no_example(params: dict) -> None:
     examples = tiny.examples(20, 7)
     batches = data.Mixture([(examples, 1.0)], 8, tiny.SOURCE, tiny.TARGET).once()
