@@ -31,7 +31,9 @@ from speculative.training import data
 ROOT = pathlib.Path(__file__).parents[1]
 SPECULATIVE = [sys.executable, "-m", "speculative.cli"]
 MINE = "out.unfinished/mine.txt"  # In a folder with a name that a careless program would use.
-TIMED = re.compile("(c|verify_cost|seconds|started_at|tokens_per_second)$|ms_|speedup")
+TIMED = re.compile(
+    "(c|verify_cost|seconds|started_at|tokens_per_second|seconds_a_step|hours_left)$|ms_|speedup"
+)
 
 TRAINING = {
     "config.T5Config.emb_dim": 16,

@@ -1,5 +1,6 @@
 """The curves of a training run, by the data of their lines."""
 
+import numpy as np
 from matplotlib.figure import Figure
 
 from speculative.reporting import curves
@@ -19,10 +20,7 @@ EVALUATED = [
 def drawn(figure: Figure) -> list[dict[str, list[list[float]]]]:
     """Of each panel, the points of its lines by their labels."""
     return [
-        {
-            str(line.get_label()): [list(map(float, x)) for x in line.get_data()]
-            for line in axes.lines
-        }
+        {str(line.get_label()): np.array(line.get_data()).tolist() for line in axes.lines}
         for axes in figure.axes
     ]
 

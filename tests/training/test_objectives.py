@@ -83,9 +83,9 @@ def test_a_smoothed_loss_is_that_of_t5x(params: dict, batch: tiny.Batch) -> None
                 total += -(soft * log_p[r, t]).sum() - entropy + weight * log_z[r, t] ** 2
     smoothed = jax.jit(CrossEntropy(tiny.MODEL, share, weight))
     found, metrics = smoothed(params, (), batch, None)
-    assert found == pytest.approx(total, rel=1e-5)
+    assert float(found) == pytest.approx(total, rel=1e-5)
     plain = jax.jit(CrossEntropy(tiny.MODEL))(params, (), batch, None)[1]
-    assert metrics["loss"] == pytest.approx(float(plain["loss"]), rel=1e-6)  # As without it.
+    assert float(metrics["loss"]) == pytest.approx(float(plain["loss"]), rel=1e-6)  # As without it.
 
 
 def test_packing_changes_no_example(params: dict) -> None:
