@@ -108,11 +108,13 @@ TRAINING = (
         lambda one: "–" if one.share_of_peak is None else f"{one.share_of_peak:.0%}",
         "operations that a step needs, over those of the chips' published peak in bfloat16",
     ),
-    Column("exchanges", field("collectives"), "between chips, in a step"),
-    Column("take", field("ms_collectives", ",.0f"), "ms of them; some go on beside products"),
+    Column(
+        "exchanging",
+        field("ms_collectives", ",.0f"),
+        "ms of what chips exchange in a step; some of it goes on beside products",
+    ),
     Column("hours", field("hours", ",.1f"), "of all steps"),
     Column("chip-hours", field("chip_hours", ",.0f")),
-    Column("compiled", field("seconds_to_compile", ".0f"), "seconds"),
 )
 
 HEAVY = 0.05  # The time of a guess over a step's from which it decides how many pay.

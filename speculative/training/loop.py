@@ -215,6 +215,13 @@ def program(device: Any) -> Any:
     return jax.jit(_step, static_argnums=(0, 1, 5), donate_argnums=2, compiler_options=options)
 
 
+@functools.cache
+def _evaluation(device: Any) -> Any:
+    """An evaluation, likewise; see `_evaluate`."""
+    options = dict(training_options(device)) or None
+    return jax.jit(_evaluate, static_argnums=0, compiler_options=options)
+
+
 def _step(
     objective: Objective,
     config: TrainConfig,
@@ -234,7 +241,6 @@ def _step(
     return after, _with_counts(metrics, batch), norm
 
 
-@functools.partial(jax.jit, static_argnums=0)
 def _evaluate(
     objective: Objective, params: PyTree, frozen: PyTree, batch: dict[str, Array]
 ) -> Metrics:
@@ -364,7 +370,7 @@ def fit(
         begun_at = int(state.step)
         by_first(lambda: log.until(begun_at))
         bar = progress.add_task("", total=config.steps, completed=begun_at)
-        step = program(jax.local_devices()[0])
+        step, evaluate = (make(jax.local_devices()[0]) for make in (program, _evaluation))
         rows = own_rows(on, config.batch_size)
         batches = train.batches(config.seed, begun_at, rows)
         learning_rate = jax.jit(config.schedule())
@@ -389,7 +395,7 @@ def fit(
             evaluated = last or done % config.evaluate_every == 0
             if evaluated:
                 for name, batches_of in whole.items():
-                    of = _means([_evaluate(objective, state.params, frozen, b) for b in batches_of])
+                    of = _means([evaluate(objective, state.params, frozen, b) for b in batches_of])
                     line |= {f"{name}/{key}": of[key] for key in of if key != "tokens"}
                 judged = dict(score(state.params)) if score else {}
                 line |= judged
