@@ -143,14 +143,13 @@ def show(found: Sequence[Estimate], console: Console = CONSOLE) -> None:
 def show_training(found: Sequence[TrainingEstimate], console: Console = CONSOLE) -> None:
     """Prints a training run on several meshes as a table."""
     first = found[0]
-    layers = ", ".join(map(str, first.layers_compiled))
     console.print(
         f"Estimated by the TPU's compiler (libtpu {first.libtpu_version}, JAX "
         f"{first.jax_version}) for {first.chips} chips of {first.device_kind} ({first.topology}), "
         f"{first.peak_flops_per_chip / 1e12:.0f} TFLOP/s each: {first.config}, "
         f"{first.parameters / 1e9:.2f} billion parameters, {first.steps:,} steps of "
         f"{first.batch_size} rows of {first.source_length} + {first.target_length} tokens, "
-        f"{first.dtype}, remat {first.remat!r}, from programs of {layers} layers a stack:",
+        f"{first.dtype}, remat {first.remat!r}:",
         highlight=False,
     )
     show_parts([(TRAINING, found)], console)
