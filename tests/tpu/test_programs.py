@@ -24,7 +24,7 @@ from speculative.measurement.schedule import Cost
 from speculative.models import SIZES, abstract_params
 from speculative.reporting import compiled as reporting
 from speculative.rows.config import RowConfig
-from speculative.studies import compiled
+from speculative.studies import compiled, compiled_training
 from speculative.studies.compiled import Compiler, Estimate
 from speculative.studies.compiled_training import TrainingEstimate
 
@@ -362,6 +362,36 @@ def test_a_training_run_is_predicted(
     reporting.show_training([one], Console(width=160))
     said = capsys.readouterr().out
     assert "275 TFLOP/s each: small, 0.01 billion parameters, 1,000 steps" in said
+
+
+def test_the_best_mesh_is_printed(
+    tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of all whose devices divide the rows; times are given here, the fastest does not fit."""
+    times = {"data:8,model:1": 10.0, "data:4,model:2": 30.0, "data:2,model:4": 20.0}
+    times["data:1,model:8"] = 25.0
+    tried = list[str]()
+
+    def estimated(name: str, model: Any, config: Any, topology: str, mesh: str, **_: Any) -> Any:
+        tried.append(mesh)
+        fits = mesh != "data:8,model:1"
+        return TrainingEstimate(
+            config=name, parameters=1, topology=topology, device_kind="", mesh=mesh, chips=8,
+            dtype="", remat="", batch_size=8, microbatches=1, source_length=1, target_length=1,
+            fits=fits, hbm_bytes_per_chip=1, hbm_limit=1, steps=1, operations=1.0,
+            peak_flops_per_chip=1.0, ms_step=times[mesh] if fits else None,
+        )  # fmt: skip
+
+    monkeypatch.setattr(compiled_training, "estimate", estimated)
+    (tmp_path / "small.gin").write_text(TRAINING + SMALL)
+    options = ["compile", f"--config={tmp_path / 'small.gin'}", "--topology=v4-16", "--json"]
+    assert cli.main([*options, "--gin=TrainConfig.batch_size = 8"]) == 0
+    assert tried == [*times]
+    assert json.loads(capsys.readouterr().out)["mesh"] == "data:2,model:4"
+    assert cli.main([*options, "--gin=TrainConfig.batch_size = 3"]) == 0  # One mesh divides it.
+    assert tried[len(times) :] == ["data:1,model:8"]
+    assert cli.main([*options, "--gamma=3", "--target=debian_target"]) == 2
+    assert "--gamma, --target: of a row, not of a training run" in capsys.readouterr().err
 
 
 def test_a_training_run_that_does_not_fit(
