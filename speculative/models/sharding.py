@@ -15,7 +15,7 @@ import jax
 import numpy as np
 from jax import Array
 from jax.experimental import mesh_utils
-from jax.sharding import AbstractMesh, Mesh, NamedSharding, PartitionSpec
+from jax.sharding import AbstractMesh, Mesh, NamedSharding, PartitionSpec, SingleDeviceSharding
 
 from speculative import checks
 from speculative.backends import Prepacked, Weight, Xla, heads_together
@@ -201,6 +201,14 @@ def of_training(tree: PyTree, on: Mesh) -> PyTree:
         return NamedSharding(on, laid(axes[kept : kept + 1], leaf.shape, on, IN_TRAINING))
 
     return jax.tree.unflatten(jax.tree.structure(tree), [of(*one) for one in named])
+
+
+def places(tree: PyTree, on: Mesh | None) -> PyTree:
+    """`of_training` on a mesh; without one, that all lies on the first device of this process."""
+    if on is not None:
+        return of_training(tree, on)
+    one = SingleDeviceSharding(jax.local_devices()[0])
+    return jax.tree.map(lambda _: one, tree)
 
 
 def placed(config: Config, on: Mesh | None, whole: bool = False, training: bool = False) -> PyTree:

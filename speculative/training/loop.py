@@ -359,11 +359,8 @@ def fit(
         progress = stack.enter_context(Progress(*columns, disable=not first))
         if (newest := checkpoints.newest()) is None:
             state = begin(config, start())
-            if on is None:
-                # Committed to a device, as a restored one is: a resumed run compiles the same step.
-                state = jax.device_put(state, jax.local_devices()[0])
-            else:
-                state = jax.device_put(state, sharding.of_training(state, on))
+            # Committed to a device, as a restored one is: a resumed run compiles the same step.
+            state = jax.device_put(state, sharding.places(state, on))
         else:
             made = functools.partial(begin, config)
             state = checkpoints.restored(newest, lambda params: jax.eval_shape(made, params), on)

@@ -87,11 +87,7 @@ class Checkpoints:
                 dict(found)["params"], is_leaf=lambda x: hasattr(x, "shape"),
             )  # fmt: skip
             wanted = shapes(params)
-            if on is None:
-                one = jax.sharding.SingleDeviceSharding(jax.local_devices()[0])
-                wanted = sharding.lying(wanted, jax.tree.map(lambda _: one, wanted))
-            else:
-                wanted = sharding.lying(wanted, sharding.of_training(wanted, on))
+            wanted = sharding.lying(wanted, sharding.places(wanted, on))
             return self._manager.restore(step, args=ocp.args.StandardRestore(wanted))
         except Exception as error:  # Of many kinds.
             raise ValueError(
