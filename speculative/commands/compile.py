@@ -10,8 +10,6 @@ from typing import Any
 from speculative import checks
 from speculative.commands import Command, add_options, option, rows
 
-OF_RUNS = {"mesh", "topology", "json", "gin", "config"}  # The options of a training run.
-
 
 def _add_compile(parser: argparse.ArgumentParser) -> None:
     rows.add_row(parser)
@@ -77,7 +75,7 @@ def _compile_training(options: argparse.Namespace) -> int:
         raise ValueError("--config is compiled for a topology by name, as --topology=v4-32.")
     given, usual = vars(options), {"batch_size": 1}
     named = {"gin_file", "table", "checkpoints", "weights", "simulated_alpha", "data_file"}
-    named |= {"module", "limit", "family", *rows.FIELDS} - OF_RUNS
+    named |= {"module", "limit", "family", *rows.FIELDS} - {"mesh"}  # Which a run has too.
     if others := [f"--{x}" for x in sorted(named) if given.get(x) not in (None, usual.get(x))]:
         raise ValueError(f"{', '.join(others)}: of a row, not of a training run (--config).")
     jax.config.update("jax_enable_compilation_cache", False)

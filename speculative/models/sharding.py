@@ -227,9 +227,9 @@ def placed(config: Config, on: Mesh | None, whole: bool = False, training: bool 
         return Weight(values, jax.ShapeDtypeStruct((outputs,), np.float32))
 
     shapes = jax.tree_util.tree_map_with_path(of, abstract_params(config))
-    if on is None or not training:
-        return shapes if on is None else at(shapes, on, whole)
-    return lying(shapes, of_training(shapes, on))
+    if on is None:
+        return shapes
+    return lying(shapes, of_training(shapes, on)) if training else at(shapes, on, whole)
 
 
 def at(shapes: PyTree, on: Mesh, whole: bool = False, draft: bool = False) -> PyTree:

@@ -410,12 +410,17 @@ class Compiler:
             if setting.on and hbm >= bytes_of(begun := setting.begun()):
                 # Of what is given chips share caches.
                 hbm += sharding.bytes_a_device(setting.placed(begun)) - bytes_of(begun)
-            hbm += memory.temp_size_in_bytes + memory.generated_code_size_in_bytes
-            hbm += memory.output_size_in_bytes - memory.alias_size_in_bytes
+            hbm += beside_arguments(memory)
             step, once = max(loops, default=None), schedule.cost(program.entry)
             gathers = schedule.gathers(kernels) if setting.on else []
             self._done[key] = Compiled(hbm, step, once, (inside, elsewhere), gathers)
         return self._done[key]
+
+
+def beside_arguments(memory: Any) -> int:
+    """The bytes of a compiled program's analysis that it needs beside its arguments."""
+    own = memory.temp_size_in_bytes + memory.generated_code_size_in_bytes
+    return own + memory.output_size_in_bytes - memory.alias_size_in_bytes
 
 
 def _speedups(config: RowConfig, alpha: float, c: float, v: float) -> dict[int, float]:

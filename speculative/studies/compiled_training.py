@@ -21,7 +21,7 @@ from speculative.measurement.hlo import HloModule
 from speculative.measurement.schedule import Cost, Schedule
 from speculative.models import Config, abstract_params, sharding
 from speculative.progress import OnProgress
-from speculative.studies.compiled import DoesNotFit, explained
+from speculative.studies.compiled import DoesNotFit, beside_arguments, explained
 from speculative.training import loop
 from speculative.training.cost import operations
 from speculative.training.train import CrossEntropy
@@ -186,9 +186,7 @@ def _compiled(
     except jax.errors.JaxRuntimeError as error:
         raise explained(error, chip, what) from error
     memory, module = compiled.memory_analysis(), HloModule(compiled.as_text())
-    hbm = memory.argument_size_in_bytes + memory.temp_size_in_bytes
-    hbm += memory.output_size_in_bytes - memory.alias_size_in_bytes
-    hbm += memory.generated_code_size_in_bytes
+    hbm = memory.argument_size_in_bytes + beside_arguments(memory)
     return hbm, Schedule(module, chip).cost(module.entry)
 
 

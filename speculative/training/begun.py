@@ -16,10 +16,7 @@ from speculative.types import Fields
 
 FILE = "settings.json"
 RATE = "TrainConfig.learning_rate"
-ELSEWHERE = {
-    *("target_dir", "data_dir", "work_dir", "out_dir"),
-    *("max_minutes", "mesh"),
-}
+ELSEWHERE = {"target_dir", "data_dir", "work_dir", "out_dir", "max_minutes", "mesh"}
 """Parameters that are noted by what lies there, or decide nothing of a result."""
 
 
@@ -71,7 +68,7 @@ def require_same(work_dir: pathlib.Path, said: Fields, made_with: Mapping[str, s
             if before[name] != now[name]:
                 raise ValueError(
                     f"{work_dir} holds a run whose {name} is {before[name]!r}, not "
-                    f"{now.get(name)!r}; go on with the same, or choose another --work_dir."
+                    f"{now[name]!r}; go on with the same, or choose another --work_dir."
                 )
         if other := fingerprints.changed(earlier if noted is None else noted, made_with):
             raise ValueError(
