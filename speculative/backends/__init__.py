@@ -12,6 +12,7 @@ from speculative.backends.xla import (
     Cache,
     Norm,
     Projection,
+    Rotation,
     Weight,
     Xla,
     look_up,
@@ -66,7 +67,8 @@ def usual_dtype(stored: str, platform: str | None = None) -> str:
 
 
 __all__ = [
-    "PREPACKED", "Attending", "Cache", "Norm", "Prepacked", "Projection", "Weight", "Xla",
+    "PREPACKED", "Attending", "Cache", "Norm", "Prepacked", "Projection", "Rotation", "Weight",
+    "Xla",
     "compiler_options", "for_decoding", "heads_together", "look_up", "prepack", "quantized",
     "quantized_on_host", "training_options", "usual_dtype", "usual_quantize",
 ]  # fmt: skip

@@ -62,12 +62,12 @@ class Tpu(Xla):
         return heads // each if heads % each == 0 else heads
 
     def cache_shape(self, batch, heads, length, size) -> tuple[int, ...]:
-        """[B, G, T, N / G * H]."""
+        """[B, G, T, K / G * H]."""
         groups = self.groups(heads, size)
         return batch, groups, length, heads // groups * size
 
     def by_head(self, x, heads) -> Array:
-        """Keys or values [B, L, N * H] by group: [B, G, L, N / G * H]."""
+        """Keys or values [B, L, K * H] by group: [B, G, L, K / G * H]."""
         return super().by_head(x, self.groups(heads, x.shape[-1] // heads))
 
     def of_source(self, x, projections, heads) -> list[Array]:
@@ -80,32 +80,35 @@ class Tpu(Xla):
         return [Xla.by_head(self, self.product(x, each), heads) for each in projections]
 
     def attention(self, q, k, v, spec) -> Array:
-        """See `Xla`, with keys and values [B, G, T, N / G * H].
+        """See `Xla`, with keys and values [B, G, T, K / G * H].
 
         All scores of a group are one product, of a query for each head that is 0 outside it. That
-        is N / G times the arithmetic, of which there is little.
+        is K / G times the arithmetic, of which there is little.
         """
         batch, length, heads, size = q.shape
-        groups = k.shape[1]
-        each = heads // groups
-        if each * length > MANY:
-            k, v = (Xla.by_head(self, _side_by_side(x), heads) for x in (k, v))
+        groups, each = k.shape[1], k.shape[3] // size  # Heads of keys in a group,
+        shared = heads // (groups * each)  # and queries' heads of each.
+        if each * shared * length > MANY:
+            k, v = (Xla.by_head(self, _side_by_side(x), groups * each) for x in (k, v))
             each = 1
         if each == 1:
             return super().attention(q, k, v, spec)
         of_head = np.arange(each * size) // size == np.arange(each)[:, None]
-        own = jnp.asarray(of_head, q.dtype)[:, None]  # [N / G, 1, N / G * H]
-        by_group = (q * spec.scale).reshape(batch, length, groups, 1, -1).transpose(0, 2, 3, 1, 4)
-        spread = (by_group * own).reshape(batch, groups, each * length, -1)
+        own = jnp.asarray(of_head, q.dtype)[:, None]  # [K / G, 1, K / G * H]
+        # [B, L, G, K / G, N / K, H] -> [B, G, 1, N / K * L, K / G * H]
+        by_group = (q * spec.scale).reshape(batch, length, groups, each, shared, size)
+        by_group = by_group.transpose(0, 2, 4, 1, 3, 5).reshape(batch, groups, 1, -1, each * size)
+        spread = (by_group * own).reshape(batch, groups, each * shared * length, -1)
         exact = precision(q)
         of_groups = (0, 1), (0, 1)
         scores = lax.dot_general(spread, k, (((3,), (3,)), of_groups), exact, jnp.float32)
         scores = spec.capped(scores.reshape(batch, heads, length, -1)) + spec.of_queries(0, length)
         weights = jax.nn.softmax(scores, axis=-1).astype(q.dtype)
-        weights = weights.reshape(batch, groups, each * length, -1)
+        weights = weights.reshape(batch, groups, each * shared * length, -1)
         mixed = lax.dot_general(weights, v, (((3,), (2,)), of_groups), exact)
-        mixed = (mixed.reshape(batch, groups, each, length, -1) * own).sum(axis=2)
-        return mixed.swapaxes(1, 2).reshape(q.shape)
+        mixed = (mixed.reshape(batch, groups, each, shared * length, -1) * own).sum(axis=2)
+        mixed = mixed.reshape(batch, groups, shared, length, each, size)
+        return mixed.transpose(0, 3, 1, 4, 2, 5).reshape(q.shape)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -167,7 +170,7 @@ class TpuShared(Tpu):
 
 
 def _side_by_side(x: Array) -> Array:
-    """Keys or values [B, G, T, N / G * H] as [B, T, N * H]."""
+    """Keys or values [B, G, T, K / G * H] as [B, T, K * H]."""
     return x.swapaxes(1, 2).reshape(x.shape[0], x.shape[2], -1)
 
 

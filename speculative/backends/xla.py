@@ -109,11 +109,26 @@ class Norm(NamedTuple):
         return (y if self.shift is None else y + self.shift).astype(x.dtype)
 
 
+class Rotation(NamedTuple):
+    """Angles by which feature i and feature i + H / 2 of heads of a size H are turned together."""
+
+    cos: Array  # [B or 1, L, H / 2] float32.
+    sin: Array
+
+    def __call__(self, x: Array) -> Array:
+        """[B, L, N, H] -> [B, L, N, H] of the same type."""
+        first, second = jnp.split(x.astype(jnp.float32), 2, axis=-1)
+        cos, sin = self.cos[:, :, None], self.sin[:, :, None]
+        turned = first * cos - second * sin, second * cos + first * sin
+        return jnp.concatenate(turned, axis=-1).astype(x.dtype)
+
+
 class Attending(NamedTuple):
     """How scores are made of queries and keys, and weigh the values.
 
-    `scale` multiplies their products, `soft_cap` C makes C tanh(score / C) of them, and the biases
-    are added: relative positions, and about -1e10 where a key must not be seen.
+    In self-attention queries and keys are first normed, by head, then turned. `scale` multiplies
+    their products, `soft_cap` C makes C tanh(score / C) of them, and the biases are added: relative
+    positions, and about -1e10 where a key must not be seen.
     """
 
     bias: Array  # [B or 1, N or 1, L or 1, T] float32.
@@ -122,6 +137,13 @@ class Attending(NamedTuple):
     # [N, 2 L - 1] float32: of keys L - 1 positions behind a query to as many ahead of it, where
     # both are of the same L positions. Keys that are those positions several times have it each.
     by_distance: Array | None = None
+    norms: tuple[Norm, Norm] | None = None  # Of queries and keys.
+    rotation: Rotation | None = None
+
+    def placed(self, x: Array, number: int) -> Array:
+        """Queries (number 0) or keys (1) [B, L, heads, H], normed and turned."""
+        x = x if self.norms is None else self.norms[number](x)
+        return x if self.rotation is None else self.rotation(x)
 
     def capped(self, scores: Array) -> Array:
         """Scores under the soft cap, if there is one."""
@@ -318,15 +340,19 @@ class Xla:
         spec: Attending,
         cache: Cache | None,
     ) -> tuple[Array, Array, Array]:
-        """Attention of normed x [B, L, D] where nothing lies between projections and attention.
+        """Attention of normed x [B, L, D] to itself, or to a cache that it enters.
 
-        Gives [B, L, N, H], and the keys and values attended to: the positions' own, [B, N, L, H],
-        or the cache's, which they have entered. A family that rotates or norms queries and keys
-        calls the functions above itself.
+        Gives [B, L, N, H], and the keys and values attended to: the positions' own, [B, K, L, H],
+        or the cache's, which they have entered.
         """
         query, *new = self.project(x, projections, norm)
+        query, shared = self.split(query, heads), query.shape[-1] // new[0].shape[-1]
+        if spec.norms or spec.rotation:
+            query = spec.placed(query, 0)
+            by_head = spec.placed(self.split(new[0], heads // shared), 1)
+            new[0] = by_head.reshape(new[0].shape)
         new = new if cache is None else [y[:, : cache.length] for y in new]
-        keys, values = (self.by_head(y, heads) for y in new)
+        keys, values = (self.by_head(y, heads // shared) for y in new)
         if cache is not None:
             keys, values = self.enter(cache, keys, values)
-        return self.attention(self.split(query, heads), keys, values, spec), keys, values
+        return self.attention(query, keys, values, spec), keys, values

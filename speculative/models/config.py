@@ -4,14 +4,19 @@ import dataclasses
 from typing import ClassVar, Self
 
 from speculative.models.reads import Reads, unpacked
+from speculative.models.rope import Rope
 from speculative.types import ACTIVATIONS, QUANTIZE, Fields
 
 _CHOICES = {
-    "norm": ("rms", "layer"),
-    "positions": ("relative", "learned"),
+    "norm": ("rms", "rms_of_1", "layer"),
+    "positions": ("relative", "learned", "rotary"),
     "dtype": ("float32", "bfloat16"),
     "quantize": QUANTIZE,
 }
+
+
+PLAIN: Fields = {"num_kv_heads": 0, "qkv_biases": False, "head_norms": False, "score_cap": 0.0}
+"""Attention as Vaswani et al. have it."""
 
 
 AXES = {"kernel": 0, "embedding": 1}
@@ -32,16 +37,19 @@ class Config:
     head_dim: int  # Size H of a head.
     mlp_dim: int  # Features of the feed-forward layer.
     _: dataclasses.KW_ONLY
-    num_kv_heads: int = 0  # Of keys and values; 0 stands for num_heads, all that is implemented.
+    num_kv_heads: int = 0  # Of keys and values, each for as many queries' heads; 0: num_heads.
     mlp_activations: tuple[str, ...] = ("gelu", "linear")  # A gated GELU; ("relu",) has no gate.
-    # "rms" divides by the root mean square and scales; "layer" takes the mean away, divides by the
-    # standard deviation, scales and shifts.
+    # "rms" divides by the root mean square and scales, "rms_of_1" by 1 more than that; "layer" takes
+    # the mean away, divides by the standard deviation, scales and shifts.
     norm: str = "rms"
     # "relative" adds a bias to attention's scores, learned for each bucket of distances; "learned"
-    # adds an embedding of each position to the tokens'.
+    # adds an embedding of each position to the tokens'; "rotary" turns queries and keys (`rope`).
     positions: str = "relative"
-    max_positions: int = 0  # Learned positions; 0 where they are relative.
+    max_positions: int = 0  # That a text may have; 0 where they are relative.
     biases: bool = False  # Of projections, except the one to the logits.
+    qkv_biases: bool = False  # Of those to queries, keys and values alone.
+    head_norms: bool = False  # Whether each head's queries and keys are normed.
+    score_cap: float = 0.0  # C of attention's soft cap C tanh(score / C); 0: none.
     # Whether products of queries and keys are multiplied by H^-1/2; T5's initial weights have it.
     scaled_attention: bool = False
     logits_via_embedding: bool = False  # Whether the output is tied to the embedding.
@@ -95,6 +103,24 @@ class Config:
         return 1e-5 if self.norm == "layer" else 1e-6
 
     @property
+    def kv_heads(self) -> int:
+        """Heads K of keys and values."""
+        return self.num_kv_heads or self.num_heads
+
+    @property
+    def score_scale(self) -> float:
+        """What multiplies products of queries and keys."""
+        return self.head_dim**-0.5 if self.scaled_attention else 1.0
+
+    def rope(self, layer: int) -> Rope | None:
+        """How a layer of the decoder turns queries and keys by their positions, if it does."""
+        return None
+
+    def window(self, layer: int) -> int:
+        """Keys that a query of such a layer sees, its own the last of them; 0: all before it."""
+        return 0
+
+    @property
     def gated(self) -> bool:
         """Whether a feed-forward layer has two inputs, which are multiplied."""
         return len(self.mlp_activations) == 2
@@ -123,10 +149,10 @@ class Config:
         return dataclasses.replace(self, **changes)
 
     def __post_init__(self) -> None:
-        # A list from JSON or gin would make the configuration unhashable, hence no jit key.
-        object.__setattr__(self, "mlp_activations", tuple(self.mlp_activations))
         for field in dataclasses.fields(self):
-            value = getattr(self, field.name)
+            if isinstance(value := getattr(self, field.name), list):
+                # From JSON or gin; it would make the configuration unhashable, hence no jit key.
+                object.__setattr__(self, field.name, value := tuple(value))
             least = 0 if field.name in self.may_be_0 else 1
             whole = type(value) is int and least <= value < 2**31
             if field.type in (int, "int") and not whole:
@@ -148,8 +174,9 @@ class Config:
             if self.logits_via_embedding:
                 raise ValueError(f"{must} empty where logits are tied to the embedding.")
         learned, half = self.positions == "learned", self.num_buckets // 2
-        as_many = f"{self.num_heads}, as num_heads is, or 0 for as many"
-        positions, shared = "0 where positions is 'relative'", "True where positions is 'learned'"
+        relative = self.positions == "relative"
+        divisor = f"a divisor of num_heads, {self.num_heads}, or 0 for as many"
+        positions, shared = "0 where positions is 'relative'", "True unless positions is 'relative'"
         alone = not self.shared_embedding and not self.encoder_layers
         if learned:
             positions = "positive where positions is 'learned' (a configuration of relative "
@@ -157,9 +184,10 @@ class Config:
         for wrong, field, wanted in (
             (len(self.mlp_activations) not in (1, 2), "mlp_activations", "one or two names"),
             (self.gated and self.biases, "mlp_activations", "one name where biases is True"),
-            (self.num_kv_heads not in (0, self.num_heads), "num_kv_heads", as_many),
-            (learned != (self.max_positions > 0), "max_positions", positions),
-            (learned and not self.shared_positions, "shared_positions", shared),
+            (self.num_heads % self.kv_heads, "num_kv_heads", divisor),
+            (learned and not self.max_positions, "max_positions", positions),
+            (relative and self.max_positions, "max_positions", positions),
+            (not relative and not self.shared_positions, "shared_positions", shared),
             (alone, "shared_embedding", "True where there is no encoder"),
             (self.num_buckets < 4 or self.num_buckets % 4, "num_buckets", "a multiple of 4"),
             (self.max_distance <= half, "max_distance", f"above {half}, half the buckets"),

@@ -40,9 +40,13 @@ class LayerNorm(nn.Module):
 
     def setup(self) -> None:
         """Declares `scale` [D] and, where the mean is taken away, `bias` [D]."""
-        shape, shifted = (self.config.emb_dim,), self.config.norm == "layer"
-        scale = parameter(self, "scale", nn.initializers.ones, shape)
-        shift = parameter(self, "bias", nn.initializers.zeros, shape) if shifted else None
+        shape, kind = (self.config.emb_dim,), self.config.norm
+        zeros = nn.initializers.zeros
+        scale = parameter(
+            self, "scale", zeros if kind == "rms_of_1" else nn.initializers.ones, shape
+        )
+        scale = scale.astype(jnp.float32) + 1 if kind == "rms_of_1" else scale
+        shift = parameter(self, "bias", zeros, shape) if kind == "layer" else None
         self.numbers = Norm(scale, shift, self.config.epsilon)
 
 
@@ -104,33 +108,44 @@ class Attention(nn.Module):
     source_dim: int = 0
 
     def setup(self) -> None:
-        """Declares the four projections."""
-        config = self.config
-        width, read = config.num_heads * config.head_dim, self.source_dim or config.emb_dim
-        dense = functools.partial(Dense, use_bias=config.biases, distribution="normal")
+        """Declares the four projections, and the norms of queries and keys if there are any."""
+        config, size = self.config, self.config.head_dim
+        width, read = config.num_heads * size, self.source_dim or config.emb_dim
+        biases = config.biases or config.qkv_biases
+        dense = functools.partial(Dense, use_bias=biases, distribution="normal")
         # T5 has attention's 1/sqrt(H) in the query's initial scale.
-        initial = 1.0 if config.scaled_attention else 1.0 / config.head_dim
+        initial = 1.0 if config.scaled_attention else 1.0 / size
         self.query = dense(config.emb_dim, width, scale=initial)
-        self.key, self.value = dense(read, width), dense(read, width)
-        self.out = dense(width, config.emb_dim)
-        self._scale = config.head_dim**-0.5 if config.scaled_attention else 1.0
+        self.key, self.value = (dense(read, config.kv_heads * size) for _ in range(2))
+        self.out = dense(width, config.emb_dim, use_bias=config.biases)
+        if config.head_norms:
+            of_head = config.replace(emb_dim=size)
+            self.query_norm, self.key_norm = LayerNorm(of_head), LayerNorm(of_head)
+
+    def _spec(self, spec: Attending) -> Attending:
+        """With what is alike for all layers."""
+        norms = None
+        if self.config.head_norms:
+            norms = self.query_norm.numbers, self.key_norm.numbers
+        scale, cap = self.config.score_scale, self.config.score_cap or None
+        return spec._replace(scale=scale, soft_cap=cap, norms=norms)
 
     def __call__(
         self, x: Array, norm: Norm, spec: Attending, cache: Cache | None
     ) -> tuple[Array, Array, Array]:
         """Self-attention of normed x [B, L, D], as `spec` says but for the scale: [B, L, N * H].
 
-        That is for `out`. Also gives the keys and values: [B, N, L, H], or a longer cache
-        [B, N, T, H].
+        That is for `out`. Also gives the keys and values: [B, K, L, H], or a longer cache
+        [B, K, T, H].
         """
         of_all = projections(self, "query_key_value", self.query, self.key, self.value)
-        spec, heads = spec._replace(scale=self._scale), self.config.num_heads
+        spec, heads = self._spec(spec), self.config.num_heads
         mixed, keys, values = self.backend.self_attention(x, of_all, norm, heads, spec, cache)
         return mixed.reshape(*x.shape[:2], -1), keys, values
 
     def cross(self, x: Array, norm: Norm, source: Source) -> Array:
         """Attention of normed x [B, L, D] to a source: [B, L, N * H], for `out`."""
-        backend, spec = self.backend, Attending(source.bias, self._scale)
+        backend, spec = self.backend, self._spec(Attending(source.bias))
         query = backend.product(x, self.query.projection, norm)
         query = backend.split(query, self.config.num_heads)
         mixed = backend.attention(query, source.keys, source.values, spec)

@@ -119,8 +119,9 @@ def padded(config: Config, shards: int, platform: str | None = None) -> Config:
 
     if shards == 1:
         return config
-    heads = whole(config.num_heads, shards * heads_together(config.head_dim, platform))
-    changes = {"num_heads": heads, "mlp_dim": whole(config.mlp_dim)}
+    heads = whole(config.kv_heads, shards * heads_together(config.head_dim, platform))
+    queries = heads * (config.num_heads // config.kv_heads)
+    changes = {"num_heads": queries, "mlp_dim": whole(config.mlp_dim)}
     if config.num_kv_heads:
         changes["num_kv_heads"] = heads
     if not config.reads.draft_vocabulary:

@@ -1,7 +1,7 @@
 """The stack of layers that encoders and decoders of all families share, and a decoder's state."""
 
 import itertools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 
 import flax.linen as nn
 import jax
@@ -13,7 +13,7 @@ from speculative.backends import Attending, Cache, Xla
 from speculative.models.config import Config
 from speculative.models.interface import Chunk
 from speculative.models.layers import Dense, Layer, LayerNorm, RelativeBias, Source
-from speculative.models.positions import branching_bias, causal_bias
+from speculative.models.positions import branching_bias, causal_bias, masked
 from speculative.types import Rows
 
 LAST = "decoder/decoder_norm"  # The name of the hidden states that logits are computed from.
@@ -52,7 +52,7 @@ class Stack(nn.Module):
             init = nn.initializers.normal(0.01)
             sizes = config.max_positions, config.emb_dim
             self.position_embedder = nn.Embed(*sizes, embedding_init=init)
-        elif config.shared_positions:
+        elif config.positions == "relative" and config.shared_positions:
             self.relpos_bias = RelativeBias(config, bidirectional=encoder)
         if not encoder and not config.shared_embedding:
             init = nn.initializers.normal(1.0)
@@ -71,13 +71,15 @@ class Stack(nn.Module):
         sources: Sequence[Source] = (),
         caches: Sequence[Cache] = (),
         chunk: Chunk | None = None,
+        positions: Array | None = None,
     ) -> tuple[tuple[Array, ...], ...]:
         """Whole texts x [B, L, D] under a mask [B or 1, 1, L or 1, L], or chunks that enter caches.
 
         Whole texts may enter caches too, in which they are several times, under a mask of those.
-        Gives [B, L, D] after each layer, and each layer's keys and values, [B, N, L, H] or caches.
+        Where queries and keys are turned, x is at `positions` [B or 1, L], or as many as are used.
+        Gives [B, L, D] after each layer, and each layer's keys and values, [B, K, L, H] or caches.
         """
-        specs = self._attending(x.shape[1], mask, caches, chunk)
+        specs = self._attending(x.shape[1], mask, caches, chunk, positions)
         x, outputs = self._along(self.dropout(x, not train)), []
         run = _rematerialised(self.backend.remat) if train else None
         for layer, spec, source, cache in itertools.zip_longest(
@@ -94,28 +96,54 @@ class Stack(nn.Module):
         return self.backend.along(x, "batch", "length", "embed")
 
     def _attending(
-        self, length: int, mask: Array | None, caches: Sequence[Cache], chunk: Chunk | None
+        self,
+        length: int,
+        mask: Array | None,
+        caches: Sequence[Cache],
+        chunk: Chunk | None,
+        positions: Array | None,
     ) -> list[Attending]:
-        """What each layer's self-attention adds to its scores: relative positions and the mask."""
-        if self.config.shared_positions:
-            tables = [None if self.config.positions == "learned" else self.relpos_bias]
-        else:
-            tables = [layer.relative_posemb for layer in self.layers]
-        if mask is not None:
-            whole = [table and table.by_distance(length, length) for table in tables]
-            found = [Attending(mask, by_distance=by_distance) for by_distance in whole]
-            return found * (self.depth // len(found))
-        room, starts = caches[0].keys.shape[2], caches[0].starts
-        back = [table.by_distance(room) if table else jnp.zeros((1, room)) for table in tables]
+        """What each layer's self-attention does with queries and keys, and adds to their scores."""
+        made: dict[Hashable, Attending] = {}  # Of layers that do alike.
+        kinds = []
+        for i in range(self.depth):
+            own = 0 if self.config.shared_positions else i
+            kinds.append((own, self.config.window(i), rope := self.config.rope(i)))
+            if kinds[-1] in made:
+                continue
+            turned = None
+            if rope is not None and positions is not None:
+                room = (0, 0), (0, length - positions.shape[1])
+                turned = rope.rotation(jnp.pad(positions, room), self.config.head_dim)
+            if mask is None:
+                bias, table = self._bias(i, length, caches[0], chunk), None
+            else:
+                bias, table = mask, self._by_distance(i, length, length)
+            made[kinds[-1]] = Attending(bias, by_distance=table, rotation=turned)
+        return [made[kind] for kind in kinds]
+
+    def _bias(self, layer: int, length: int, cache: Cache, chunk: Chunk | None) -> Array:
+        """Of queries of a chunk, padded to a length, to what is in a cache: [B, N or 1, L, T]."""
+        room, starts = cache.keys.shape[2], cache.starts
+        by_distance = self._by_distance(layer, room)
+        by_distance = jnp.zeros((1, room)) if by_distance is None else by_distance
         if chunk is None or chunk.mask is None or chunk.positions is None:
-            found = [causal_bias(by_distance, starts, length) for by_distance in back]
-        else:
-            text = starts - chunk.begun
-            more = (0, 0), (0, length - chunk.tokens.shape[1])
-            behind = jnp.pad(chunk.behind, more)
-            given = behind, chunk.positions, jnp.pad(chunk.mask, (*more, (0, 0)))
-            found = [branching_bias(by_distance, text, *given) for by_distance in back]
-        return [Attending(bias) for bias in found] * (self.depth // len(found))
+            return causal_bias(by_distance, starts, length)
+        more = (0, 0), (0, length - chunk.tokens.shape[1])
+        behind, seen = jnp.pad(chunk.behind, more), jnp.pad(chunk.mask, (*more, (0, 0)))
+        return branching_bias(by_distance, starts - chunk.begun, behind, chunk.positions, seen)
+
+    def _by_distance(self, layer: int, back: int, ahead: int = 1) -> Array | None:
+        """A layer's bias of keys back - 1 positions behind to ahead - 1 ahead; None of nothing."""
+        found = None
+        if self.config.positions == "relative":
+            shared = self.config.shared_positions
+            table = self.relpos_bias if shared else self.layers[layer].relative_posemb
+            found = table.by_distance(back, ahead)
+        if 0 < (window := self.config.window(layer)) < back:
+            seen = masked(jnp.arange(1 - back, ahead) > -window)[None]
+            found = seen if found is None else found + seen
+        return found
 
     def hidden(self, after: Sequence[Array], wanted: tuple[str, ...]) -> dict[str, Array]:
         """Those wanted of the hidden states after each layer and the last norm."""

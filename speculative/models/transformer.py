@@ -66,13 +66,14 @@ class Transformer(nn.Module):
         """A chunk; see `interface.Model.extend`. `read` may add to its embedding [B, L, D]."""
         length = chunk.tokens.shape[1]
         starts = state.lengths if state.prompt is None else state.prompt + state.lengths
-        text = (starts - chunk.begun)[:, None]
-        x = self._filled(read(self.embed(chunk.tokens, text + chunk.behind)))
+        positions = (starts - chunk.begun)[:, None] + chunk.behind
+        x = self._filled(read(self.embed(chunk.tokens, positions)))
         bias = state.source_bias
         sources = [Source(*cross, bias) for cross in state.cross if bias is not None]
         both = zip(state.keys, state.values, strict=True)
         caches = [Cache(keys, values, starts, length) for keys, values in both]
-        after, keys, values = self.decoder(x, sources=sources, caches=caches, chunk=chunk)
+        given = {"sources": sources, "caches": caches, "chunk": chunk, "positions": positions}
+        after, keys, values = self.decoder(x, **given)
         lengths = state.lengths + length
         state = dataclasses.replace(state, lengths=lengths, keys=keys, values=values)
         x = after[-1] if at is None else self._filled(read_rows(after[-1], at, 1))
@@ -136,12 +137,12 @@ class Transformer(nn.Module):
         (The training-time test of EAGLE-3, Li et al. 2025, arXiv 2503.01840, section 3.2.)
         """
         target = jnp.ones_like(tokens) if segments is None else segments[1]
-        sources = self.sources(encoded, segments, tokens)
-        embedded, (_, length) = self.embed(tokens, positions_in(target)), tokens.shape
+        sources, positions = self.sources(encoded, segments, tokens), positions_in(target)
+        embedded, (_, length) = self.embed(tokens, positions), tokens.shape
         back = jnp.arange(length)[:, None] - jnp.arange(length)
         x = self.reads_target(shifted(hidden, target), embedded)
         mask = same_segment(target, target, back >= 0)
-        after, *known = self.decoder(x, mask, False, sources)
+        after, *known = self.decoder(x, mask, False, sources, positions=positions)
         logits = [self.logits(after[-1], self.decoder.norm.numbers)]
         for k in range(1, guesses):
             x = self.reads_itself(shifted(after[-1], target), embedded)
@@ -153,7 +154,7 @@ class Transformer(nn.Module):
             known = [[jnp.pad(y, room) for y in each] for each in known]
             both = zip(*known, strict=True)
             caches = [Cache(keys, values, starts, length) for keys, values in both]
-            after, *known = self.decoder(x, mask, False, sources, caches)
+            after, *known = self.decoder(x, mask, False, sources, caches, positions=positions)
             logits.append(self.logits(after[-1], self.decoder.norm.numbers))
         return logits
 

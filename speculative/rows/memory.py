@@ -55,7 +55,8 @@ def need(
         encoder += model.num_heads * min(source_length, QUERIES) * source_length * 4
         # Logits and probabilities are float32, the target's and those of every guess.
         verify = 4 * width * model.vocab_size * 4 + width * (2 * model.mlp_dim + 4 * head) * size
-        caches = 2 * model.decoder_layers * head * positions * size
+        kept = model.kv_heads * model.head_dim  # Of a key or value.
+        caches = 2 * model.decoder_layers * kept * positions * size
         of_each.append((weights, copies, caches // parts, max(encoder, verify)))
     return Need(*map(sum, zip(*of_each, strict=True)))
 

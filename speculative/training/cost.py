@@ -22,7 +22,7 @@ def operations(model: Config, config: TrainConfig) -> float:
     source, target, rows = config.source_length, config.target_length, config.batch_size
     width, wide = model.num_heads * model.head_dim, model.emb_dim
     products = 2 * wide * width  # Of queries and outputs, of a token.
-    both = 2 * wide * width  # Of keys and values.
+    both = 2 * wide * model.kv_heads * model.head_dim  # Of keys and values.
     feed_forward = (3 if model.gated else 2) * wide * model.mlp_dim
     crosses = model.encoder_layers > 0
     attended = 2 * width * target * (target + source * crosses)  # Scores, and what they weigh.

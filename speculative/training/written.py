@@ -113,7 +113,7 @@ class Scorer:
         """The mesh's devices, of which as many share the model as its heads allow."""
         assert self.on is not None
         config = self.model.config
-        heads = config.num_heads // heads_together(config.head_dim)
+        heads = config.kv_heads // heads_together(config.head_dim)
         shape = -1, math.gcd(self.on.size, heads)
         return Mesh(self.on.devices.reshape(shape), (sharding.DATA, sharding.MODEL))
 

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from speculative.backends import for_decoding, prepack
-from speculative.models import FlaxModel, model_of
+from speculative.models import FlaxModel, LlamaConfig, model_of
 from speculative.models.interface import Chunk
 from speculative.types import PyTree
 from tests import saved, tiny
@@ -22,6 +22,7 @@ POSITIONS = np.array([0, 1, 1, 2, 2, 3])
 ROWS = 3
 
 UMT5 = saved.TARGET.replace(shared_positions=False)
+LLAMA = LlamaConfig(8192, 16, 4, 8, 24, 3, num_kv_heads=2, windows=(4, 0), head_norms=True)
 LAYOUTS: dict[str, Callable[[PyTree], PyTree]] = {
     "kernels": prepack,
     "XLA": lambda params: params,
@@ -40,7 +41,9 @@ def ancestors() -> np.ndarray:
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
-@pytest.mark.parametrize("config", [saved.TARGET, UMT5, saved.GPT], ids=["T5", "umT5", "GPT"])
+@pytest.mark.parametrize(
+    "config", [saved.TARGET, UMT5, saved.GPT, LLAMA], ids=["T5", "umT5", "GPT", "Llama"]
+)
 def test_a_branch_is_what_it_is_alone(config: Any, layout: str) -> None:
     """Logits behind a ragged text, in caches that hold stale tokens; then one branch is kept."""
     model = model_of(config)

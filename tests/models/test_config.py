@@ -181,10 +181,6 @@ def test_a_config_without_positions_is_told_what_relative_ones_need() -> None:
         DecoderOnlyConfig(100, 16, 2, 8, 32, 1)
 
 
-def test_as_many_heads_of_keys_may_be_said() -> None:
-    assert TINY.replace(num_kv_heads=2).num_kv_heads == TINY.num_heads
-
-
 @pytest.mark.parametrize("config", [GPT, DecoderOnlyConfig(100, 16, 2, 8, 32, 1, **LAMDA)])
 def test_a_decoder_only_model_of_the_first_version(config: DecoderOnlyConfig) -> None:
     """Which told the kind of its layers by its positions alone."""

@@ -11,7 +11,15 @@ from jax.sharding import AbstractMesh, PartitionSpec
 from speculative import checks
 from speculative.backends import for_decoding
 from speculative.checkpoints.checkpoint import by_name
-from speculative.models import FAMILIES, SIZES, Config, abstract_params, model_of, sharding
+from speculative.models import (
+    FAMILIES,
+    SIZES,
+    Config,
+    LlamaConfig,
+    abstract_params,
+    model_of,
+    sharding,
+)
 from speculative.models.interface import Chunk
 from speculative.models.sharding import MODEL
 from tests import saved
@@ -89,6 +97,12 @@ def test_padding_is_the_least_that_devices_can_share(config: Config, shards: int
     assert found.replace(**same, vocab_size=config.vocab_size) == config
 
 
+def test_heads_that_share_keys_stay_with_them() -> None:
+    one = LlamaConfig(64, 18, 9, 8, 24, 1, num_kv_heads=3)
+    found = sharding.padded(one, 2)
+    assert (found.num_heads, found.num_kv_heads) == (12, 4)
+
+
 def test_heads_that_a_tpu_keeps_side_by_side_stay_together() -> None:
     small = SIZES["t5_1_1_small"]  # Six heads of 64, of which two fill a register.
     assert sharding.padded(small, 4, "tpu").num_heads == 8
@@ -135,14 +149,18 @@ def test_names_cover_the_layouts_of_all_platforms() -> None:
                         assert MODEL in sharding.spec(name, leaf.shape, on(1, 2)), name
 
 
+GROUPED = LlamaConfig(8192, 16, 4, 8, 24, 2, num_kv_heads=4, qkv_biases=True)
+
+
 @pytest.mark.parametrize("shards", [2, 4])
-@pytest.mark.parametrize("config", [saved.TARGET, saved.GPT])
+@pytest.mark.parametrize("config", [saved.TARGET, saved.GPT, GROUPED])
 def test_kernels_that_chips_share_side_by_side_compute_the_same(
     config: Config, shards: int
 ) -> None:
     """`TpuShared` on this CPU, beside XLA's products of the same numbers."""
-    params = jax.tree.map(jnp.asarray, saved.drawn(config.replace(num_heads=4), 3, 0.3))
-    model, found = model_of(config.replace(num_heads=4)), list[np.ndarray]()
+    config = config.replace(num_heads=8 if config.num_kv_heads else 4)
+    params = jax.tree.map(jnp.asarray, saved.drawn(config, 3, 0.3))
+    model, found = model_of(config), list[np.ndarray]()
     inputs = jnp.asarray(np.random.default_rng(0).integers(2, 1000, (1, 7)), jnp.int32)
     for platform, parts in ("gpu", None), ("tpu", shards):
         laid_out = for_decoding(params, False, platform, "int8", parts)

@@ -633,6 +633,8 @@ ffi::Error Multiply(ffi::ThreadPool pool, ffi::AnyBuffer x, Rank1 norm, Rank1 bi
 //
 //   y[b, l, n] = sum_k softmax_k(scale query[b, l, n] . keys[b, n, k] + bias[b, n, l, k])
 //                      values[b, n, k]
+//
+// So many neighbouring heads of queries, N / K, share a head of keys and values.
 
 constexpr float kMasked = -1e9f;  // Keys whose bias lies below this are masked.
 constexpr int kMixed = kLanes == 4 ? 8 : 4;  // Vectors of values that are summed together.
@@ -653,9 +655,9 @@ inline float Weigh(float* scores, int64_t count, float peak, bool none) {
 
 struct Attention {
   const float *query, *keys, *values, *bias;
-  float scale;
+  float scale, cap;                              // Scores s become cap tanh(s / cap); 0 is no cap.
   float* y;
-  int64_t length, heads, seen, size;             // L, N, K, H.
+  int64_t length, heads, shared, seen, size;     // L, N, N / K, T, H.
   int64_t stride;                                // Between the queries of two positions.
   int64_t bias_batch, bias_heads, bias_queries;  // Strides of the bias; 0 where it is shared.
 
@@ -669,9 +671,9 @@ struct Attention {
         const float* shift = bias + b * bias_batch + n * bias_heads + l * bias_queries;
         float* out = y + (position * heads + n) * size;
         // With the first query the next head's keys and values are prefetched.
-        const int64_t further = l == 0 ? seen * size : 0;
-        Query(query + position * stride + n * size, keys + at * seen * size,
-              values + at * seen * size, further, shift, weights.data(), out);
+        const int64_t further = l == 0 ? seen * size : 0, from = at / shared * seen * size;
+        Query(query + position * stride + n * size, keys + from, values + from, further, shift,
+              weights.data(), out);
       }
     }
   }
@@ -680,14 +682,19 @@ struct Attention {
              float* weights, float* out) const {
     int64_t count = seen;  // What lies behind the mask is not even read.
     while (count > 0 && shift[count - 1] < kMasked) --count;
+    int64_t first = 0;  // Nor what lies before a window.
+    while (first < count && shift[first] < kMasked) ++first;
     if (count == 0) count = seen;
+    k += first * size, v += first * size, shift += first, count -= first;
     float peak = -INFINITY;
     bool none = false;
     for (int64_t t = 0; t < count; ++t) {
       const float* key = k + t * size;
       for (int64_t h = 0; h < size; h += 16) __builtin_prefetch(key + further + h);
       const auto product = [&](auto load, int64_t h) { return load(q + h) * load(key + h); };
-      weights[t] = scale * SumOf(size, product) + shift[t];
+      float score = scale * SumOf(size, product);
+      if (cap > 0) score = cap * std::tanh(score / cap);
+      weights[t] = score + shift[t];
       peak = std::max(peak, weights[t]);
       none |= std::isnan(weights[t]);
     }
@@ -719,48 +726,100 @@ struct Attention {
 
 // The attention of heads side by side in rows [B, L] of so many floats.
 Attention Attending(const float* query, int64_t stride, Rank4 keys, Rank4 values, Rank4 bias,
-                    float scale, Rank4 y) {
+                    float scale, float cap, Rank4 y) {
   const auto q = y.dimensions(), b = bias.dimensions();
   const int64_t seen = keys.dimensions()[2];
-  return {query, keys.typed_data(), values.typed_data(), bias.typed_data(), scale, y.typed_data(),
-          q[1], q[2], seen, q[3], stride,
+  return {query, keys.typed_data(), values.typed_data(), bias.typed_data(), scale, cap,
+          y.typed_data(), q[1], q[2], q[2] / keys.dimensions()[1], seen, q[3], stride,
           b[0] > 1 ? b[1] * b[2] * seen : 0, b[1] > 1 ? b[2] * seen : 0, b[2] > 1 ? seen : 0};
 }
 
-// query [B, L, N, H]; keys and values [B, N, K, H]; bias [B or 1, N or 1, L or 1, K].
+// query [B, L, N, H]; keys and values [B, K, T, H]; bias [B or 1, N or 1, L or 1, T].
 ffi::Error Attend(ffi::ThreadPool pool, Rank4 query, Rank4 keys, Rank4 values, Rank4 bias,
-                  ffi::Result<Rank4> y, float scale) {
+                  ffi::Result<Rank4> y, float scale, float cap) {
   const auto q = query.dimensions();
   Parallel(pool, q[0] * q[2], 2 * q[1] * keys.dimensions()[2] * q[3],
-           Attending(query.typed_data(), q[2] * q[3], keys, values, bias, scale, *y));
+           Attending(query.typed_data(), q[2] * q[3], keys, values, bias, scale, cap, *y));
   return ffi::Error::Success();
 }
 
+// How the queries and keys of a position become what scores are products of: each head normed over
+// its root mean square, then turned, feature i together with feature i + H / 2.
+struct Placing {
+  const float *norms, *turns;  // [2, H] of queries and keys; [2, B or 1, L, H / 2]; or null.
+  float epsilon;
+  int64_t batch, length, size;  // B or 1, L, H.
+
+  bool Any() const { return norms || turns; }
+
+  // A head of queries (0) or keys (1), at position l of row b.
+  void operator()(const float* from, int number, int64_t b, int64_t l, float* to) const {
+    std::vector<float> normed;
+    if (norms) {
+      normed = Normed(from, norms + number * size, false, epsilon, 1, size);
+      from = normed.data();
+    }
+    const int64_t half = size / 2;
+    const float* cos = turns + ((batch > 1 ? b : 0) * length + l) * half;
+    const float* sin = cos + batch * length * half;
+    for (int64_t i = 0; turns && i < half; ++i) {
+      to[i] = from[i] * cos[i] - from[half + i] * sin[i];
+      to[half + i] = from[half + i] * cos[i] + from[i] * sin[i];
+    }
+    if (!turns) std::copy_n(from, size, to);
+  }
+};
+
 // The keys and values of new positions, which lie behind their queries in projected
-// [B, L, 3 * N * H], enter the caches [B, N, K, H], results in place, at starts [B]; then as above.
-ffi::Error AttendSelf(ffi::ThreadPool pool, Rank3 projected, Rank4 bias, Starts starts,
-                      ffi::RemainingArgs, ffi::Result<Rank4> y, ffi::Result<Rank4> keys,
-                      ffi::Result<Rank4> values, float scale) {
-  const auto q = y->dimensions();
-  const int64_t length = q[1], heads = q[2], size = q[3], seen = keys->dimensions()[2];
-  const int64_t width = heads * size;
-  const float* from = projected.typed_data();
-  const Attention attention = Attending(from, 3 * width, *keys, *values, bias, scale, *y);
-  const auto work = [&](int64_t begin, int64_t end) {
+// [B, L, (N + 2 K) * H], enter the caches [B, K, T, H], results in place, at starts [B]; then as
+// above. `norms` and `turns` may be empty.
+ffi::Error AttendSelf(ffi::ThreadPool pool, Rank3 projected, Rank4 bias, Starts starts, Rank2 norms,
+                      Rank4 turns, ffi::RemainingArgs, ffi::Result<Rank4> y,
+                      ffi::Result<Rank4> keys, ffi::Result<Rank4> values, float scale, float cap,
+                      float epsilon) {
+  const auto q = y->dimensions(), k = keys->dimensions();
+  const int64_t length = q[1], heads = q[2], size = q[3], shared = heads / k[1], seen = k[2];
+  const int64_t width = heads * size, others = k[1] * size, row = width + 2 * others;
+  const Placing placing{norms.element_count() ? norms.typed_data() : nullptr,
+                        turns.element_count() ? turns.typed_data() : nullptr, epsilon,
+                        turns.dimensions()[1], length, size};
+  // Not in place: what is projected may be read again.
+  std::vector<float> placed(placing.Any() ? q[0] * length * width : 0);
+  const float* from = placing.Any() ? placed.data() : projected.typed_data();
+  const Attention attention = Attending(from, placing.Any() ? width : row, *keys, *values, bias,
+                                        scale, cap, *y);
+  // Heads of keys [begin, end), numbered through all rows, and the queries' heads that share them.
+  const auto enter = [&](int64_t begin, int64_t end) {
     for (int64_t at = begin; at < end; ++at) {
-      const int64_t b = at / heads, n = at % heads;
+      const int64_t b = at / k[1], n = at % k[1];
       // As XLA has it, a start too near the end is shifted back.
       const int64_t start = std::clamp<int64_t>(starts.typed_data()[b], 0, seen - length);
       for (int64_t l = 0; l < length; ++l) {
-        const float* row = from + (b * length + l) * 3 * width + n * size;
+        const float* position = projected.typed_data() + (b * length + l) * row;
+        const float* key = position + width + n * size;
         const int64_t to = (at * seen + start + l) * size;
-        std::memcpy(keys->typed_data() + to, row + width, size * sizeof(float));
-        std::memcpy(values->typed_data() + to, row + 2 * width, size * sizeof(float));
+        std::memcpy(values->typed_data() + to, key + others, size * sizeof(float));
+        if (!placing.Any()) {
+          std::memcpy(keys->typed_data() + to, key, size * sizeof(float));
+          continue;
+        }
+        placing(key, 1, b, l, keys->typed_data() + to);
+        for (int64_t m = n * shared; m < (n + 1) * shared; ++m) {
+          float* query = placed.data() + (b * length + l) * width + m * size;
+          placing(position + m * size, 0, b, l, query);
+        }
       }
     }
-    attention(begin, end);
   };
-  Parallel(pool, q[0] * heads, 2 * length * seen * size, work);
+  if (shared == 1) {  // One pass of the threads for both.
+    Parallel(pool, q[0] * heads, 2 * length * seen * size, [&](int64_t begin, int64_t end) {
+      enter(begin, end);
+      attention(begin, end);
+    });
+    return ffi::Error::Success();
+  }
+  Parallel(pool, q[0] * k[1], 4 * (2 + shared) * length * size, enter);
+  Parallel(pool, q[0] * heads, 2 * length * seen * size, attention);
   return ffi::Error::Success();
 }
 
@@ -1009,11 +1068,12 @@ XLA_FFI_DEFINE_HANDLER_SYMBOL(speculative_product_int8_rounded, (Multiply<ffi::S
                               BindProducts());
 XLA_FFI_DEFINE_HANDLER_SYMBOL(speculative_attend, Attend,
                               Bind().Arg<Rank4>().Arg<Rank4>().Arg<Rank4>().Arg<Rank4>()
-                                  .Ret<Rank4>().Attr<float>("scale"));
+                                  .Ret<Rank4>().Attr<float>("scale").Attr<float>("cap"));
 XLA_FFI_DEFINE_HANDLER_SYMBOL(speculative_attend_self, AttendSelf,
-                              Bind().Arg<Rank3>().Arg<Rank4>().Arg<Starts>()
-                                  .RemainingArgs().Ret<Rank4>().Ret<Rank4>().Ret<Rank4>()
-                                  .Attr<float>("scale"));
+                              Bind().Arg<Rank3>().Arg<Rank4>().Arg<Starts>().Arg<Rank2>()
+                                  .Arg<Rank4>().RemainingArgs()
+                                  .Ret<Rank4>().Ret<Rank4>().Ret<Rank4>()
+                                  .Attr<float>("scale").Attr<float>("cap").Attr<float>("epsilon"));
 XLA_FFI_DEFINE_HANDLER_SYMBOL(speculative_attend_whole, AttendWhole,
                               Bind().Arg<Rank3>().Arg<Rank2>().Arg<Rank4>()
                                   .Ret<Rank4>().Attr<float>("scale"));

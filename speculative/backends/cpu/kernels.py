@@ -180,10 +180,10 @@ def products(
 
 
 def attention(q: Array, k: Array, v: Array, spec: Attending) -> Array:
-    """Attention of queries [B, L, N, H] to keys and values [B, N, T, H]: [B, L, N, H], float32."""
+    """Attention of queries [B, L, N, H] to keys and values [B, K, T, H]: [B, L, N, H], float32."""
     arguments = (x.astype(jnp.float32) for x in (q, k, v, spec.bias))
     call = jax.ffi.ffi_call("speculative_attend", FLOAT32(q.shape))
-    return call(*arguments, scale=np.float32(spec.scale))
+    return call(*arguments, scale=np.float32(spec.scale), cap=np.float32(spec.soft_cap or 0))
 
 
 def self_attention(
@@ -191,21 +191,28 @@ def self_attention(
 ) -> tuple[Array, Array, Array]:
     """Self-attention of new positions, whose queries, keys and values lie side by side.
 
-    Projected [B, L, 3 * N * H] gives [B, L, N, H], and the cache's keys and values, float32, which
-    the new ones have entered first, in place.
+    Projected [B, L, (N + 2 K) * H] gives [B, L, N, H], and the cache's keys and values, float32,
+    which the new ones have entered first, in place.
 
     Raises:
         ValueError: there are more new positions than the cache has.
     """
-    batch, length, width = projected.shape
-    size, room = width // (3 * heads), cache.keys.shape[2]
+    batch, length, _ = projected.shape
+    room, size = cache.keys.shape[2:]
     if length > room:
         raise ValueError(f"A chunk of {length} positions does not fit a cache of {room}.")
-    results = FLOAT32((batch, length, heads, size)), *[FLOAT32((batch, heads, room, size))] * 2
-    in_place, given = {3: 1, 4: 2}, (cache.starts, cache.keys, cache.values)
-    call = jax.ffi.ffi_call("speculative_attend_self", results, input_output_aliases=in_place)
-    bias, scale = spec.bias.astype(jnp.float32), np.float32(spec.scale)
-    mixed, keys, values = call(projected, bias, *given, scale=scale)
+    results = FLOAT32((batch, length, heads, size)), *[FLOAT32(cache.keys.shape)] * 2
+    norms, turns, epsilon = jnp.zeros((0, 0)), jnp.zeros((2, 1, 0, 0)), 0.0
+    if spec.norms:
+        norms = jnp.stack([norm.scale.astype(jnp.float32) for norm in spec.norms])
+        epsilon = spec.norms[0].epsilon
+    if spec.rotation:
+        turns = jnp.stack(spec.rotation)
+    given = cache.starts, norms, turns, cache.keys, cache.values
+    call = jax.ffi.ffi_call("speculative_attend_self", results, input_output_aliases={5: 1, 6: 2})
+    numbers = {"scale": spec.scale, "cap": spec.soft_cap or 0.0, "epsilon": epsilon}
+    attributes = {name: np.float32(value) for name, value in numbers.items()}
+    mixed, keys, values = call(projected, spec.bias.astype(jnp.float32), *given, **attributes)
     return mixed, keys, values
 
 

@@ -47,7 +47,7 @@ class Cpu(Xla):
 
     def attention(self, q, k, v, spec) -> Array:
         """In one call, but for what its kernel does not know."""
-        if spec.soft_cap is not None or q.shape[2] != k.shape[1] or spec.by_distance is not None:
+        if spec.by_distance is not None:
             return super().attention(q, k, v, spec)
         return kernels.attention(q, k, v, spec).astype(q.dtype)
 
@@ -56,9 +56,10 @@ class Cpu(Xla):
     ) -> tuple[Array, Array, Array]:
         """In two calls, the second of which writes into caches of float32 in place."""
         (fused,) = projections
-        whole = cache is None and spec.bias.shape[1:3] == (1, 1)
+        plain = not (spec.norms or spec.rotation or spec.soft_cap) and len({*fused.sizes}) == 1
+        whole = cache is None and spec.bias.shape[1:3] == (1, 1) and plain
         chunk = cache is not None and x.dtype == jnp.float32 and spec.by_distance is None
-        if spec.soft_cap is not None or not (whole or chunk):
+        if not (whole or chunk):
             return super().self_attention(x, projections, norm, heads, spec, cache)
         projected = self.product(x, fused, norm)
         if cache is not None:

@@ -3,7 +3,7 @@
 import dataclasses
 from typing import Any, Self
 
-from speculative.models.config import Config, count
+from speculative.models.config import PLAIN, Config, count
 from speculative.types import Fields
 
 LAMDA: dict[str, Any] = {
@@ -30,6 +30,7 @@ class DecoderOnlyConfig(Config):
     logits_via_embedding: bool = True
 
     depths = ("num_layers",)
+    fixed = PLAIN
 
     def __post_init__(self) -> None:
         super().__post_init__()

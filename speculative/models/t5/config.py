@@ -3,7 +3,7 @@
 import dataclasses
 from typing import Any
 
-from speculative.models.config import Config, count
+from speculative.models.config import PLAIN, Config, count
 
 
 @dataclasses.dataclass(frozen=True)
@@ -20,7 +20,13 @@ class T5Config(Config):
 
     depths = ("num_encoder_layers", "num_decoder_layers")
     may_be_0 = (*Config.may_be_0, "num_encoder_layers")
-    fixed = {"norm": "rms", "positions": "relative", "biases": False, "scaled_attention": False}
+    fixed = {
+        **PLAIN,
+        "norm": "rms",
+        "positions": "relative",
+        "biases": False,
+        "scaled_attention": False,
+    }
 
     def __post_init__(self) -> None:
         super().__post_init__()

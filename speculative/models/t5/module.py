@@ -65,7 +65,7 @@ class EncoderDecoder(Transformer):
         """Encodes inputs [B, S] (-1 = padding) and projects keys and values of the source once."""
         config = self.config
         encoded = self.encode(inputs) if encoded is None else encoded
-        sizes = inputs.shape[0], config.num_heads, cache_length, config.head_dim
+        sizes = inputs.shape[0], config.kv_heads, cache_length, config.head_dim
         shape = self.backend.cache_shape(*sizes)
         empty = tuple(jnp.zeros(shape, config.dtype) for _ in range(config.decoder_layers))
         lengths, bias = jnp.zeros(inputs.shape[0], jnp.int32), _padding(inputs)
@@ -83,7 +83,7 @@ class EncoderDecoder(Transformer):
         crosses = [layer.encoder_decoder_attention for layer in self.decoder.layers]
         each = [dense.projection for cross in crosses for dense in (cross.key, cross.value)]
         encoded = encoded.astype(self.config.dtype)
-        by_head = self.backend.of_source(encoded, each, self.config.num_heads)
+        by_head = self.backend.of_source(encoded, each, self.config.kv_heads)
         return tuple(zip(by_head[::2], by_head[1::2], strict=True))
 
 

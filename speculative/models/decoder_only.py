@@ -1,13 +1,14 @@
-"""Decoder-only models, GPTs and LaMDA's kind: their inputs are prompts, which outputs continue."""
+"""Decoder-only models of all families: their inputs are prompts, which outputs continue."""
 
 import dataclasses
+from collections.abc import Callable
 from typing import ClassVar
 
+import flax.linen as nn
 import jax.numpy as jnp
 from jax import Array
 
 from speculative.models.flax_model import FlaxModel
-from speculative.models.gpt.config import DecoderOnlyConfig
 from speculative.models.interface import Started
 from speculative.models.layers import Layer
 from speculative.models.positions import masked, positions_in, same_segment, shifted
@@ -19,9 +20,11 @@ from speculative.types import PADDING, Inputs, Logits, Rows
 class Decoder(Transformer):
     """Embedding and stack; the root of the parameter tree."""
 
+    layer: ClassVar[Callable[..., nn.Module]] = Layer  # Of `Stack.layer`: what the family stacks.
+
     def setup(self) -> None:
         """Declares embedding and stack; the embedding is small, for tied logits of about 1."""
-        self.declare(self.config.emb_dim**-0.5, Layer)
+        self.declare(self.config.emb_dim**-0.5, self.layer)
 
     def __call__(
         self, inputs, decoder_inputs, segments, train, encoded, layers
@@ -30,8 +33,9 @@ class Decoder(Transformer):
         segment = jnp.ones_like(decoder_inputs) if segments is None else segments[1]
         index = jnp.arange(segment.shape[1])
         mask = same_segment(segment, segment, index[:, None] >= index)
-        embedded = self.embed(decoder_inputs, positions_in(segment))
-        after, _, _ = self.decoder(embedded, mask, train)
+        positions = positions_in(segment)
+        embedded = self.embed(decoder_inputs, positions)
+        after, _, _ = self.decoder(embedded, mask, train, positions=positions)
         return self.logits(after[-1], self.decoder.norm.numbers), self.decoder.hidden(after, layers)
 
     def start(
@@ -48,7 +52,7 @@ class Decoder(Transformer):
         x = self.embed(jnp.where(seen, inputs, 0), index[None])
         if encoded is not None:
             x = self.reads_target(shifted(encoded, seen), x)
-        after, *caches = self.decoder(x, mask)
+        after, *caches = self.decoder(x, mask, positions=index[None])
         room = ((0, 0), (0, 0), (0, cache_length), (0, 0))
         keys, values = (tuple(jnp.pad(x, room) for x in cache) for cache in caches)
         prompt = seen.sum(axis=1, dtype=jnp.int32) - 1
@@ -60,7 +64,6 @@ class Decoder(Transformer):
 class DecoderOnly(FlaxModel):
     """A decoder-only model of a given configuration, as pure functions on explicit parameters."""
 
-    config: DecoderOnlyConfig
     pad_id: ClassVar[int] = PADDING
     decoder_only: ClassVar[bool] = True
     root = Decoder

@@ -1,0 +1,111 @@
+"""Makes golden files of transformers' decoder-only models of today, small ones, for tests.
+
+    PYTHONPATH=. python scripts/make_decoder_golden.py [NAME ...]
+
+Needs torch and transformers (the extra `peers`). Writes `tests/data/decoders/NAME.npz`: the
+`config.json`, texts, some of their logits, and greedy continuations of prompts. Weights are
+`tests.by_name.weights`.
+"""
+
+import json
+import pathlib
+import sys
+from typing import Any
+
+import numpy as np
+import torch  # pyright: ignore[reportMissingImports]
+import transformers  # pyright: ignore[reportMissingImports]
+
+from tests.by_name import weights
+
+FOLDER = pathlib.Path(__file__).parents[1] / "tests" / "data" / "decoders"
+SIZES = {
+    "vocab_size": 64,
+    "hidden_size": 24,
+    "intermediate_size": 40,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 6,
+    "num_key_value_heads": 2,
+    "head_dim": 8,
+    "max_position_embeddings": 128,
+    **dict.fromkeys(("bos_token_id", "eos_token_id", "pad_token_id")),
+}
+LLAMA_3 = {"low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 16}
+# Every feature of its kind is on, and shows within the texts' few positions.
+MODELS: dict[str, dict[str, Any]] = {
+    "llama": {
+        "model_type": "llama",
+        "rope_theta": 500.0,
+        "rope_scaling": {"rope_type": "llama3", "factor": 8.0, **LLAMA_3},
+        "rms_norm_eps": 1e-5,
+        "tie_word_embeddings": True,
+    },
+    "llama_linear": {"model_type": "llama", "rope_scaling": {"type": "linear", "factor": 4.0}},
+    "mistral": {"model_type": "mistral", "rope_theta": 1000.0, "sliding_window": 7},
+    "qwen2": {
+        "model_type": "qwen2",
+        "use_sliding_window": True,
+        "sliding_window": 9,
+        "max_window_layers": 1,
+    },
+    "qwen3": {"model_type": "qwen3", "rope_theta": 1e6, "tie_word_embeddings": True},
+}
+POSITIONS, EVERY, GREEDY = 40, 3, 40  # Logits are kept of every third position.
+
+
+def model(settings: dict[str, Any]) -> transformers.PreTrainedModel:
+    """A model of the settings of a `config.json`, with the weights of `by_name`."""
+    config = transformers.AutoConfig.for_model(**SIZES | settings)
+    made = transformers.AutoModelForCausalLM.from_config(config, attn_implementation="eager").eval()
+    with torch.no_grad():
+        for name, parameter in made.named_parameters():
+            parameter.copy_(torch.tensor(weights(name, tuple(parameter.shape))))
+    return made
+
+
+def continued(
+    made: transformers.PreTrainedModel, prompts: list[np.ndarray]
+) -> tuple[np.ndarray, float]:
+    """Greedy tokens behind each prompt, and the least by which a greatest logit exceeds others."""
+    greedy, gap = [], np.inf
+    for prompt in prompts:
+        tokens = torch.tensor(prompt)[None]
+        for _ in range(GREEDY):
+            last = made(tokens).logits[:, -1]
+            first, second = last.topk(2).values[0].tolist()
+            gap = min(gap, first - second)
+            tokens = torch.cat([tokens, last.argmax(-1)[None]], dim=1)
+        greedy.append(tokens[0, len(prompt) :].numpy())
+    return np.stack(greedy), gap
+
+
+@torch.no_grad()
+def main() -> None:
+    FOLDER.mkdir(exist_ok=True)
+    for name in sys.argv[1:] or MODELS:
+        made, size = model(MODELS[name]), SIZES["vocab_size"]
+        for seed in range(4, 40):  # The first whose greedy tokens rounding cannot change.
+            rng = np.random.default_rng(seed)
+            texts = rng.integers(0, size, (2, POSITIONS))
+            prompts = [rng.integers(0, size, length) for length in (14, 1, 6)]
+            greedy, gap = continued(made, prompts)
+            if gap > 1e-3:
+                break
+        else:
+            raise ValueError(f"{name} has near ties in the texts of every seed.")
+        inputs = np.full((3, 14), -1)
+        for row, prompt in zip(inputs, prompts, strict=True):
+            row[: len(prompt)] = prompt
+        small = {"inputs": inputs, "texts": texts, "greedy": greedy}
+        logits = made(torch.tensor(texts)).logits[:, ::EVERY].numpy()
+        np.savez_compressed(
+            FOLDER / f"{name}.npz",
+            config=np.array(json.dumps(SIZES | MODELS[name])),
+            logits=logits,
+            **{key: value.astype(np.int8) for key, value in small.items()},
+        )
+        print(f"Written: {FOLDER / name}.npz, logits up to {np.abs(logits).max():.1f}.")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,7 @@
+"""Llama and the decoders of its kind: Mistral, SmolLM2, Qwen2.5, Qwen3."""
+
+from speculative.models.llama.config import SIZES, LlamaConfig
+from speculative.models.llama.model import Llama
+from speculative.models.llama.names import LlamaNames
+
+__all__ = ["SIZES", "Llama", "LlamaConfig", "LlamaNames"]

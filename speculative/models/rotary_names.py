@@ -1,0 +1,174 @@
+"""Models with rotary positions in transformers: what the names of their families share."""
+
+from collections.abc import Callable, Mapping
+from typing import Any, ClassVar, TypeVar
+
+from speculative.models.names import Names, Stored
+from speculative.models.rope import Rope
+from speculative.models.rotary import RotaryConfig
+from speculative.types import Fields
+from speculative.vocabulary import PAIRS, TOKENIZER
+
+R = TypeVar("R", bound=RotaryConfig)
+
+TOKENIZER_MODEL = "tokenizer.model"  # What these families call the file of a SentencePiece model.
+
+
+class RotaryNames(Names[R]):
+    """Names of decoders, and of encoders, whose kernels are [out, in]."""
+
+    vocabularies = (TOKENIZER, PAIRS, TOKENIZER_MODEL)
+    sizes = {
+        "vocab_size": "vocab_size",
+        "hidden_size": "emb_dim",
+        "num_attention_heads": "num_heads",
+        "intermediate_size": "mlp_dim",
+        "num_hidden_layers": "num_layers",
+        "max_position_embeddings": "max_positions",
+    }
+    aliases = {}
+    required = {"attention_bias": (False,)}
+    activation: ClassVar[str] = "hidden_act"  # The setting of the feed-forward layers' function.
+    norms: ClassVar[Mapping[str, str]]  # Of a layer, and what they are here.
+    parts: ClassVar[Mapping[str, str]] = {
+        "self_attn.q_proj": "self_attention/query",
+        "self_attn.k_proj": "self_attention/key",
+        "self_attn.v_proj": "self_attention/value",
+        "self_attn.o_proj": "self_attention/out",
+        "mlp.gate_proj": "mlp/wi_0",
+        "mlp.up_proj": "mlp/wi_1",
+        "mlp.down_proj": "mlp/wo",
+    }
+
+    def fields(
+        self, settings: Fields, own: Callable[[str], bool], location: str, usual: Fields
+    ) -> dict[str, Any]:
+        """What all have, of settings from `Names._settings`; `usual` is what need not be said."""
+        said = {**usual, **{name: value for name, value in settings.items() if value is not None}}
+        fields: dict[str, Any] = self._read_sizes(said, location)
+        if (activation := said[self.activation]) not in self.activations:
+            known = ", ".join(self.activations)
+            raise ValueError(
+                f"{location} has the {self.activation} {activation!r}; supported is {known}."
+            )
+        tied = said["tie_word_embeddings"]
+        return fields | {
+            "head_dim": said.get("head_dim") or fields["emb_dim"] // fields["num_heads"],
+            "num_kv_heads": said.get("num_key_value_heads", 0),
+            "mlp_activations": (self.activations[activation], "linear"),
+            "norm_epsilon": said.get("rms_norm_eps", 1e-6),
+            "logits_via_embedding": False if tied and own("lm_head.weight") else tied,
+        }
+
+    def stack(self, theirs: str, ours: str, depth: int, config: R) -> dict[str, Stored]:
+        """The tensors of so many layers, and of the norm behind them."""
+        table = {f"{theirs}.norm.weight": Stored((f"{ours}/{ours}_norm/scale",))}
+        for i in range(depth):
+            there, here = f"{theirs}.layers.{i}", f"{ours}/layers_{i}"
+            names = {name: f"{part}/scale" for name, part in self.norms.items()}
+            for name, part in self.parts.items():
+                table[f"{there}.{name}.weight"] = Stored((f"{here}/{part}/kernel",), True)
+                if config.qkv_biases and part.rpartition("/")[2] in ("query", "key", "value"):
+                    names[f"{name}.bias"] = f"{part}/bias"
+            if config.head_norms:
+                names |= {
+                    f"self_attn.{x}_norm": f"self_attention/{y}_norm/scale" for x, y in _HEADS
+                }
+            for name, part in names.items():
+                weight = name if name.endswith("bias") else f"{name}.weight"
+                table[f"{there}.{weight}"] = Stored((f"{here}/{part}",))
+        return table
+
+    def decoder(self, config: R) -> dict[str, Stored]:
+        """All tensors of a decoder-only model."""
+        table = {"model.embed_tokens.weight": Stored(("token_embedder/embedding",))}
+        table |= self.stack("model", "decoder", config.decoder_layers, config)
+        if not config.logits_via_embedding:
+            table["lm_head.weight"] = Stored(("decoder/logits_dense/kernel",), True)
+        return table
+
+    def written(self, config: R) -> dict[str, Any]:
+        """What the `config.json` of each says."""
+        function = config.mlp_activations[0]
+        theirs = next(name for name, ours in self.activations.items() if ours == function)
+        return self._write_sizes(config) | {
+            self.activation: theirs,
+            "num_key_value_heads": config.kv_heads,
+            "head_dim": config.head_dim,
+            "rms_norm_eps": config.norm_epsilon,
+            "attention_bias": False,
+            "tie_word_embeddings": config.logits_via_embedding,
+        }
+
+    def require_t5x(self, config: R, location: str) -> None:
+        """T5X's format has none of them."""
+        raise ValueError(
+            f"T5X's format holds T5s alone; {location} is {config.description()[0]} (--to native)."
+        )
+
+
+_HEADS = ("q", "query"), ("k", "key")
+
+
+def pattern(windows: list[int]) -> tuple[int, ...]:
+    """The shortest beginning of which all layers' windows are repetitions."""
+    sizes = range(1, len(windows) + 1)
+    repeats = (n for n in sizes if all(w == windows[i % n] for i, w in enumerate(windows)))
+    return tuple(windows[: next(repeats)])
+
+
+def read_windows(settings: Fields, layers: int, usual: list[int], location: str) -> tuple[int, ...]:
+    """The windows that a `config.json` gives its layers: by `layer_types`, or the usual ones."""
+    if (types := settings.get("layer_types")) is None:
+        return pattern(usual)
+    size, named = settings.get("sliding_window"), {"full_attention": 0}
+    if isinstance(size, int):
+        named["sliding_attention"] = size
+    if len(types) != layers or not {*types} <= named.keys():
+        raise ValueError(
+            f"{location} has {len(types)} layer_types, {', '.join(sorted({*types}))}, for {layers} "
+            f"layers and a sliding_window {size!r}; read are {' and '.join(named)}, one a layer."
+        )
+    return pattern([named[kind] for kind in types])
+
+
+def layer_types(config: RotaryConfig, layers: int) -> dict[str, Any]:
+    """What a `config.json` says of windows."""
+    names = [("sliding" if config.window(i) else "full") + "_attention" for i in range(layers)]
+    return {"layer_types": names, "sliding_window": max(config.windows) or None}
+
+
+def read_rope(settings: Fields, location: str, base: float = 10_000.0) -> Rope:
+    """What a `config.json` says of rotary positions, as any version of transformers writes it.
+
+    `base` is the one where nothing is said. ValueError names a kind that is not computed here.
+    """
+    said = settings.get("rope_parameters") or settings.get("rope_scaling") or {}
+    base = said.get("rope_theta", settings.get("rope_theta", base))
+    kind = said.get("rope_type", said.get("type", "default"))
+    if said.get("partial_rotary_factor", settings.get("partial_rotary_factor", 1)) not in (1, None):
+        raise ValueError(f"{location} turns a part of each head's features; all is what is read.")
+    if kind == "default":
+        return Rope(base)
+    if kind == "linear":
+        return Rope(base, said["factor"])
+    if kind == "llama3":
+        names = "low_freq_factor", "high_freq_factor", "original_max_position_embeddings"
+        return Rope(base, said["factor"], tuple(float(said[name]) for name in names))
+    raise ValueError(
+        f"{location} has rotary positions of the kind {kind!r}; read are default, linear and "
+        "llama3. Without its rope_scaling the model reads texts of its first length."
+    )
+
+
+def rope_settings(rope: Rope) -> dict[str, Any]:
+    """What a `config.json` says of them, for any version of transformers."""
+    if rope.bounds:
+        low, high, positions = rope.bounds
+        kind = {"rope_type": "llama3", "low_freq_factor": low, "high_freq_factor": high}
+        kind |= {"factor": rope.factor, "original_max_position_embeddings": int(positions)}
+    elif rope.factor != 1:
+        kind = {"rope_type": "linear", "factor": rope.factor}
+    else:
+        kind = {"rope_type": "default"}
+    return {"rope_theta": rope.base} | ({"rope_scaling": kind} if len(kind) > 1 else {})
