@@ -15,8 +15,14 @@ _CHOICES = {
 }
 
 
-PLAIN: Fields = {"num_kv_heads": 0, "qkv_biases": False, "head_norms": False, "score_cap": 0.0}
-"""Attention as Vaswani et al. have it."""
+PLAIN: Fields = {
+    "num_kv_heads": 0,
+    "qkv_biases": False,
+    "head_norms": False,
+    "post_norms": False,
+    "score_cap": 0.0,
+}
+"""Layers as Vaswani et al. have them."""
 
 
 AXES = {"kernel": 0, "embedding": 1}
@@ -39,8 +45,8 @@ class Config:
     _: dataclasses.KW_ONLY
     num_kv_heads: int = 0  # Of keys and values, each for as many queries' heads; 0: num_heads.
     mlp_activations: tuple[str, ...] = ("gelu", "linear")  # A gated GELU; ("relu",) has no gate.
-    # "rms" divides by the root mean square and scales, "rms_of_1" by 1 more than that; "layer" takes
-    # the mean away, divides by the standard deviation, scales and shifts.
+    # "rms" divides by the root mean square and scales, "rms_of_1" by 1 more; "layer" takes the mean
+    # away, divides by the standard deviation, scales and shifts.
     norm: str = "rms"
     # "relative" adds a bias to attention's scores, learned for each bucket of distances; "learned"
     # adds an embedding of each position to the tokens'; "rotary" turns queries and keys (`rope`).
@@ -49,6 +55,7 @@ class Config:
     biases: bool = False  # Of projections, except the one to the logits.
     qkv_biases: bool = False  # Of those to queries, keys and values alone.
     head_norms: bool = False  # Whether each head's queries and keys are normed.
+    post_norms: bool = False  # Whether what a layer's parts add is normed, too.
     score_cap: float = 0.0  # C of attention's soft cap C tanh(score / C); 0: none.
     # Whether products of queries and keys are multiplied by H^-1/2; T5's initial weights have it.
     scaled_attention: bool = False

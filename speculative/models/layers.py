@@ -183,7 +183,8 @@ class Mlp(nn.Module):
 class Layer(nn.Module):
     """Self-attention, attention to a source, feed-forward, each normed before and added after.
 
-    A family whose layers are others has a module of its own with this `__call__`, as `Stack.layer`.
+    With `Config.post_norms` what is added is normed, too. A family whose layers are others has a
+    module of its own with this `__call__`, as `Stack.layer`.
     """
 
     config: Config
@@ -204,6 +205,11 @@ class Layer(nn.Module):
             self.encoder_decoder_attention = Attention(config, backend, self.source_dim)
         self.pre_mlp_layer_norm = LayerNorm(config)
         self.mlp = Mlp(config, backend)
+        if config.post_norms:
+            self.post_self_attention_layer_norm = LayerNorm(config)
+            self.post_mlp_layer_norm = LayerNorm(config)
+            if self.source_dim:
+                self.post_cross_attention_layer_norm = LayerNorm(config)
         self.dropout = nn.Dropout(config.dropout_rate, broadcast_dims=(1,))
 
     def __call__(
@@ -211,16 +217,19 @@ class Layer(nn.Module):
     ) -> tuple[Array, Array, Array]:
         """[B, L, D] -> [B, L, D], and keys and values [B, N, L or T, H] of self-attention."""
         mixed, keys, values = self.attend(x, self.attention_norm.numbers, spec, cache)
-        x = self._add(x, mixed, self.attend.out, train)
+        x = self._add(x, mixed, self.attend.out, train, "self_attention")
         if source is not None:
             norm = self.pre_cross_attention_layer_norm.numbers
             cross = self.encoder_decoder_attention
-            x = self._add(x, cross.cross(x, norm, source), cross.out, train)
+            x = self._add(x, cross.cross(x, norm, source), cross.out, train, "cross_attention")
         hidden = self.mlp(x, self.pre_mlp_layer_norm.numbers, train)
-        return self._add(x, hidden, self.mlp.wo, train), keys, values
+        return self._add(x, hidden, self.mlp.wo, train, "mlp"), keys, values
 
-    def _add(self, x: Array, y: Array, dense: Dense, train: bool) -> Array:
-        """Adds a projection of y to x [B, L, D], with dropout between the two in training."""
-        if not train:
+    def _add(self, x: Array, y: Array, dense: Dense, train: bool, part: str) -> Array:
+        """Adds a projection of a part's y to x [B, L, D]; between the two a norm and dropout."""
+        if not train and not self.config.post_norms:
             return self.backend.add_product(x, y, dense.projection)
-        return x + self.dropout(self.backend.product(y, dense.projection), False)
+        y = self.backend.product(y, dense.projection)
+        if self.config.post_norms:
+            y = getattr(self, f"post_{part}_layer_norm").numbers(y)
+        return x + self.dropout(y, not train)

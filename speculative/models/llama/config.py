@@ -18,7 +18,12 @@ class LlamaConfig(RotaryConfig):
     num_layers: int
 
     depths = ("num_layers",)
-    fixed: ClassVar[Fields] = {**RotaryConfig.fixed, "norm": "rms", "score_cap": 0.0}
+    fixed: ClassVar[Fields] = {
+        **RotaryConfig.fixed,
+        "norm": "rms",
+        "post_norms": False,
+        "score_cap": 0.0,
+    }
 
     def description(self) -> tuple[str, str]:
         """The kind, by its biases and norms."""
