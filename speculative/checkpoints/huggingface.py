@@ -7,6 +7,7 @@ import functools
 import json
 import math
 import pathlib
+import re
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -59,9 +60,12 @@ def open(folder: str | pathlib.Path) -> Checkpoint:
             f"{path} has a quantization_config: its tensors were quantized by {method or 'others'}"
             f", whose formats are not read. {INSTEAD}"
         )
+    with reading(path):
+        settings, of_text = kind.of_text(settings)
+    stored, left_out = _of_text(_stored(folder), of_text)
     stored = {
         name if name in kind.tied or name.startswith(kind.prefix) else kind.prefix + name: tensor
-        for name, tensor in _stored(folder).items()
+        for name, tensor in stored.items()
     }
     for copy, original in kind.tied.items():  # Of which any may be the one that is stored.
         if copy in stored:
@@ -88,6 +92,8 @@ def open(folder: str | pathlib.Path) -> Checkpoint:
         raise ValueError(f"{folder} lacks the tensor {lacking[0]}.")
     tokenizer = read_json(file) if (file := folder / TOKENIZER).is_file() else {}
     special, note = tokens.read(folder, settings, bool(config.encoder_layers))
+    if left_out:
+        note = f"{folder} reads more than text; {left_out} tensors for that are left out. {note}"
     if (settings | tokenizer).get("tokenizer_class") == BYTES_CLASS:
         # Its own count of sentinels becomes 0 when transformers saves it again.
         vocabulary = pathlib.Path(BYTES)
@@ -145,6 +151,19 @@ def write(folder: str | pathlib.Path, checkpoint: Checkpoint, dtype: str | None 
         # Last what makes a checkpoint of the folder.
         for name, contents in (descriptions | {CONFIG: settings}).items():
             (unfinished / name).write_text(json.dumps(contents, indent=2) + "\n")
+
+
+def _of_text(stored: Tensors, prefix: str) -> tuple[Tensors, int]:
+    """Those tensors whose names have a prefix, without it, and how many others there are.
+
+    Versions of transformers have put it before or behind the name of the model within it.
+    """
+    if not prefix:
+        return stored, 0
+    found = re.compile(rf"(?:{prefix}\.(model\.|lm_head\.)|(model\.){prefix}\.|(lm_head\.))(.*)")
+    named = ((found.fullmatch(name), tensor) for name, tensor in stored.items())
+    kept = {"".join(filter(None, match.groups())): tensor for match, tensor in named if match}
+    return kept, len(stored) - len(kept)
 
 
 def _parts(described: str, tensor: Tensor, stored: Stored) -> Iterator[tuple[str, Tensor]]:

@@ -49,6 +49,13 @@ class Names(Generic[C]):
         "swish": "silu",
     }
 
+    def of_text(self, settings: Fields) -> tuple[Fields, str]:
+        """The settings of the text model in a larger one, and what its tensors' names begin with.
+
+        Both are as they are where there is nothing but text.
+        """
+        return settings, ""
+
     def configuration(self, settings: Fields, own: Callable[[str], bool], location: str) -> C:
         """The sizes in a `config.json` of transformers; `own` tells whether a tensor of `tied` is.
 

@@ -138,12 +138,16 @@ def layer_types(config: RotaryConfig, layers: int) -> dict[str, Any]:
     return {"layer_types": names, "sliding_window": max(config.windows) or None}
 
 
-def read_rope(settings: Fields, location: str, base: float = 10_000.0) -> Rope:
+def read_rope(
+    settings: Fields, location: str, base: float = 10_000.0, layers: str | None = None
+) -> Rope:
     """What a `config.json` says of rotary positions, as any version of transformers writes it.
 
-    `base` is the one where nothing is said. ValueError names a kind that is not computed here.
+    `base` is the one where nothing is said; `layers` the type of those of which the positions are,
+    where types differ. ValueError names a kind that is not computed here.
     """
     said = settings.get("rope_parameters") or settings.get("rope_scaling") or {}
+    said = said.get(layers) or {} if layers and {*said} & {"full_attention", layers} else said
     base = said.get("rope_theta", settings.get("rope_theta", base))
     kind = said.get("rope_type", said.get("type", "default"))
     if said.get("partial_rotary_factor", settings.get("partial_rotary_factor", 1)) not in (1, None):

@@ -136,7 +136,7 @@ def test_greedy_tokens_are_those_of_transformers(name: str, draft: str, opened: 
     output = loop.generate(model, drafts, given, jnp.asarray(inputs), draws, settings)
     np.testing.assert_array_equal(output.tokens[:, :40], golden(name)["greedy"])
     if draft.startswith("model"):  # Its guesses must be worth something.
-        assert output.target_calls.max() < 20
+        assert output.target_calls.max() < 30
 
 
 @pytest.mark.parametrize("name", NAMES)
