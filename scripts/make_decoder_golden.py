@@ -48,6 +48,23 @@ MODELS: dict[str, dict[str, Any]] = {
         "sliding_window": 9,
         "max_window_layers": 1,
     },
+    "gemma2": {
+        "model_type": "gemma2",
+        "sliding_window": 7,
+        "query_pre_attn_scalar": 5,
+        "attn_logit_softcapping": 3.0,
+        "final_logit_softcapping": 4.0,
+    },
+    "gemma3": {
+        "model_type": "gemma3_text",
+        "num_hidden_layers": 4,
+        "sliding_window_pattern": 3,
+        "sliding_window": 9,
+        "query_pre_attn_scalar": 6,
+        "rope_theta": 1e4,
+        "rope_local_base_freq": 100.0,
+        "rope_scaling": {"rope_type": "linear", "factor": 4.0},
+    },
     "qwen3": {"model_type": "qwen3", "rope_theta": 1e6, "tie_word_embeddings": True},
 }
 POSITIONS, EVERY, GREEDY = 40, 3, 40  # Logits are kept of every third position.

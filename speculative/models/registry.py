@@ -9,10 +9,11 @@ import jax.numpy as jnp
 from jax import Array
 
 from speculative.backends import Weight, quantized
-from speculative.models import gpt, llama, t5
+from speculative.models import gemma, gpt, llama, t5
 from speculative.models.config import AXES, Config
 from speculative.models.decoder_only import DecoderOnly
 from speculative.models.flax_model import FlaxModel
+from speculative.models.gemma import Gemma, GemmaConfig, GemmaNames
 from speculative.models.gpt import DecoderOnlyConfig, GPTNames
 from speculative.models.llama import Llama, LlamaConfig, LlamaNames
 from speculative.models.names import AnyNames
@@ -33,6 +34,7 @@ class Family(NamedTuple):
 FAMILIES = {
     "speculative-t5": Family(T5Config, T5, T5Names(), t5.SIZES),
     "speculative-decoder-only": Family(DecoderOnlyConfig, DecoderOnly, GPTNames(), gpt.SIZES),
+    "speculative-gemma": Family(GemmaConfig, Gemma, GemmaNames(), gemma.SIZES),
     "speculative-llama": Family(LlamaConfig, Llama, LlamaNames(), llama.SIZES),
 }
 SIZES = {name: size for family in FAMILIES.values() for name, size in family.sizes.items()}

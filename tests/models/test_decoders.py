@@ -47,9 +47,9 @@ def golden(name: str) -> dict[str, Any]:
     return {**small, "settings": settings}
 
 
-def write(name: str, folder: pathlib.Path, **changes: Any) -> pathlib.Path:
-    """The Hugging Face folder of a golden model, with other settings."""
-    settings = {key: x for key, x in (golden(name)["settings"] | changes).items() if x is not None}
+def write(name: str, folder: pathlib.Path) -> pathlib.Path:
+    """The Hugging Face folder of a golden model."""
+    settings = {key: x for key, x in golden(name)["settings"].items() if x is not None}
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "config.json").write_text(json.dumps(settings))
     kind = next(f.names for f in FAMILIES.values() if settings["model_type"] in f.names.model_types)

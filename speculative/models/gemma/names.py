@@ -1,0 +1,118 @@
+"""Gemma 2 and 3 in transformers."""
+
+import re
+
+from speculative.models.gemma.config import GemmaConfig
+from speculative.models.names import Stored
+from speculative.models.rotary_names import (
+    RotaryNames,
+    layer_types,
+    read_rope,
+    read_windows,
+    rope_settings,
+)
+from speculative.types import Fields
+
+# What a `config.json` need not say.
+_GEMMA_2: Fields = {
+    "vocab_size": 256000,
+    "hidden_size": 2304,
+    "intermediate_size": 9216,
+    "num_hidden_layers": 26,
+    "num_attention_heads": 8,
+    "num_key_value_heads": 4,
+    "head_dim": 256,
+    "hidden_activation": "gelu_pytorch_tanh",
+    "max_position_embeddings": 8192,
+    "query_pre_attn_scalar": 256,
+    "sliding_window": 4096,
+    "final_logit_softcapping": 30.0,
+    "attn_logit_softcapping": 50.0,
+    "tie_word_embeddings": True,
+}
+_GEMMA_3: Fields = {
+    **_GEMMA_2,
+    "vocab_size": 262208,
+    "max_position_embeddings": 131072,
+    "final_logit_softcapping": None,
+    "attn_logit_softcapping": None,
+}
+_OTHERS = "sliding_attention", "full_attention"
+_BASES = {_OTHERS[0]: 10_000.0, _OTHERS[1]: 1_000_000.0}  # Gemma 3's.
+
+
+class GemmaNames(RotaryNames[GemmaConfig]):
+    """`Gemma2ForCausalLM`, `Gemma3ForCausalLM`, and the text model of the multimodal Gemma 3."""
+
+    title = "Gemma"
+    model_types = dict.fromkeys(("gemma2", "gemma3_text", "gemma3"), 0)
+    prefix = "model."
+    passed_over = re.compile(r"rotary_emb\.inv_freq|lm_head\.weight")
+    tied = {"lm_head.weight": "model.embed_tokens.weight"}
+    required = {**RotaryNames.required, "use_bidirectional_attention": (False, None)}
+    activation = "hidden_activation"
+    norms = {
+        "input_layernorm": "pre_self_attention_layer_norm",
+        "post_attention_layernorm": "post_self_attention_layer_norm",
+        "pre_feedforward_layernorm": "pre_mlp_layer_norm",
+        "post_feedforward_layernorm": "post_mlp_layer_norm",
+    }
+
+    def of_text(self, settings: Fields) -> tuple[Fields, str]:
+        """Of a multimodal Gemma 3 the text model's, with the special tokens of the whole."""
+        if settings["model_type"] != "gemma3":
+            return settings, ""
+        named = {name: value for name, value in settings.items() if name.endswith("_token_id")}
+        text = {**_GEMMA_3, **named, **settings["text_config"], "model_type": "gemma3_text"}
+        return text, "language_model"
+
+    def configuration(self, settings, own, location) -> GemmaConfig:
+        """By the `model_type`, whose defaults differ."""
+        third = settings["model_type"] != "gemma2"
+        said = {**(_GEMMA_3 if third else _GEMMA_2), **self._settings(settings, location)}
+        fields = self.fields(said, own, location, {})
+        layers, size = fields["num_layers"], said["sliding_window"]
+        every = said.get("sliding_window_pattern", 6) if third else 2
+        usual = [size if (i + 1) % every else 0 for i in range(layers)]
+        rope, base = read_rope(said, location), 0.0
+        if third:
+            local = {"rope_theta": said.get("rope_local_base_freq", _BASES[_OTHERS[0]])}
+            within = said.get("rope_parameters") or local
+            base = read_rope({"rope_parameters": within}, location, layers=_OTHERS[0]).base
+            rope = read_rope(said, location, _BASES[_OTHERS[1]], _OTHERS[1])
+        return GemmaConfig(
+            **fields,
+            head_norms=third,
+            score_cap=said["attn_logit_softcapping"] or 0.0,
+            logits_cap=said["final_logit_softcapping"] or 0.0,
+            query_scalar=float(said["query_pre_attn_scalar"]),
+            windows=read_windows(said, layers, usual, location),
+            window_rope_base=base,
+            rope_base=rope.base,
+            rope_factor=rope.factor,
+            rope_bounds=rope.bounds,
+        )
+
+    def names(self, config: GemmaConfig) -> dict[str, Stored]:
+        """As of `Names`."""
+        return self.decoder(config)
+
+    def settings(self, config: GemmaConfig, location: str) -> dict[str, object]:
+        """As of `Names`."""
+        third, full = config.head_norms, config.windows.index(0) if 0 in config.windows else 0
+        if (full == 0 and any(config.windows)) or bool(config.window_rope_base) != third:
+            raise ValueError(
+                f"transformers has no {config.description()[0]} with the windows of {location}."
+            )
+        settings = self.written(config) | rope_settings(config.rope(full))
+        settings |= layer_types(config, config.num_layers)
+        kind = "gemma3_text" if third else "gemma2"
+        if third:
+            settings["rope_local_base_freq"] = config.window_rope_base
+        return settings | {
+            "architectures": [f"Gemma{3 if third else 2}ForCausalLM"],
+            "model_type": kind,
+            "query_pre_attn_scalar": config.query_scalar,
+            "attn_logit_softcapping": config.score_cap or None,
+            "final_logit_softcapping": config.logits_cap or None,
+        }
