@@ -29,8 +29,9 @@ CORE = [
 # importlib_resources where it prepares a dataset, but asks for it on old Pythons only.
 TASKS = ["importlib_resources>=6", "seqio==0.0.20.*"]
 
-# Reads GPT-2's vocabulary, and brings huggingface_hub.
+# Reads the vocabularies of all but T5, and brings huggingface_hub.
 TOKENIZERS = "tokenizers>=0.20"
+TEMPLATES = "jinja2>=3.1"  # Runs chat templates.
 
 DEV = [
     "ipykernel>=6.29",
@@ -41,6 +42,7 @@ DEV = [
     "pytest-timeout>=2.3",
     "pytest-xdist>=3.6",
     "ruff>=0.9",
+    TEMPLATES,
     TOKENIZERS,
 ]
 
@@ -68,7 +70,7 @@ setup(
         "tasks": TASKS,
         "dev": DEV,
         "peers": PEERS,
-        "hub": ["huggingface_hub>=0.30", TOKENIZERS],
+        "hub": ["huggingface_hub>=0.30", TEMPLATES, TOKENIZERS],
         # jax[tpu] asks for one older release of libtpu, which lacks an option that drafts gain by.
         "tpu": ["libtpu>=0.0.52", "requests"],
         "cuda": ["jax[cuda12]>=0.7,<0.12"],

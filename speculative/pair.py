@@ -11,6 +11,7 @@ import numpy as np
 from jax import Array
 
 from speculative import checks
+from speculative.chat import Message, template
 from speculative.decoding import Decoding, Output, Params, loop, queue, reference
 from speculative.decoding.loop import Step
 from speculative.decoding.queue import Request
@@ -21,7 +22,7 @@ from speculative.grouping import filled, groups, padded
 from speculative.models import FlaxModel
 from speculative.sampling import Kinds
 from speculative.settings import Settings, by_name
-from speculative.vocabulary import Vocabulary
+from speculative.vocabulary import Rendered, Vocabulary
 
 Texts = str | list[str]
 OutputOrStep = TypeVar("OutputOrStep", Output, Step)
@@ -147,6 +148,18 @@ class Pair:
         if isinstance(texts, list | tuple):
             return self.decode_all(self.requests(texts, settings), batch_size=settings.batch_size)
         return self.answer(self.requests([texts], settings)[0])
+
+    @by_name
+    def chat(self, messages: Sequence[Message], settings: Settings) -> Result:
+        """What the target answers to the messages of a chat, by its template; see `generate`.
+
+        ValueError is raised also if it has none, or does not take the messages.
+        """
+        return self.answer(self.requests([self.rendered(messages)], settings)[0])
+
+    def rendered(self, messages: Sequence[Message]) -> Rendered:
+        """The prompt of a chat, a text for `generate` and all that takes texts."""
+        return template(self.vocabulary.special, self.names[0])(messages)
 
     @by_name
     def samples(self, text: str, count: int, settings: Settings) -> list[Result]:

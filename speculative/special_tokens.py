@@ -35,6 +35,8 @@ class SpecialTokens:
         pad: that of padding.
         added: tokens beside the vocabulary's pieces.
         spelled: pieces that are added tokens too, special ones.
+        begin: the spelling of the token before a text.
+        template: what makes a prompt of a chat, in Jinja; see `chat.Template`.
     """
 
     eos_ids: tuple[int, ...] = ()
@@ -44,6 +46,8 @@ class SpecialTokens:
     pad: str | None = None
     added: tuple[AddedToken, ...] = ()
     spelled: tuple[str, ...] = ()
+    begin: str | None = None
+    template: str | None = None
 
     def to_json(self) -> Fields:
         """What is said, as JSON-ready values."""

@@ -28,6 +28,10 @@ BYTES = "bytes"  # The name of ByT5's vocabulary, which has no file.
 END_OF_TEXT = "<|endoftext|>"  # GPT-2's only special token.
 
 
+class Rendered(str):
+    """A text with all special tokens spelled out, as a chat's template renders it."""
+
+
 class Vocabulary(abc.ABC):
     """Turns text into tokens and back.
 
@@ -89,8 +93,12 @@ class Vocabulary(abc.ABC):
         return shown + whole[len(self.decode(tokens[:count], special=True)) : min(places)]
 
     def prompt(self, text: str) -> np.ndarray:
-        """The tokens that a decoder-only model continues: the start token and the text's, int32."""
-        return np.array([self.start_id, *self._tokens(text)], np.int32)
+        """The tokens that a decoder-only model continues: the start token and the text's, int32.
+
+        Of a `Rendered` text they are those of what it spells out, and no others.
+        """
+        before = [] if isinstance(text, Rendered) else [self.start_id]
+        return np.array([*before, *self._tokens(text)], np.int32)
 
     def _tokens(self, text: str) -> list[int]:
         tokens: list[int] = []
@@ -389,10 +397,23 @@ class Tokenizer(Vocabulary):
         return self._tokenizer.encode(text, add_special_tokens=False).ids
 
     def prompt(self, text: str) -> np.ndarray:
-        """The text's tokens; for an empty text the token before it, int32."""
-        if not self.of_bytes:
-            return super().prompt(text)
-        return np.array(self._tokens(text) or [self.start_id], np.int32)
+        """The text's tokens behind those that the file puts before it, int32.
+
+        Without any it is the start token of pieces; of bytes' pairs that stands for an empty text.
+        """
+        tokens = super()._tokens(text)
+        if not isinstance(text, Rendered):
+            before = self._before or ([] if self.of_bytes else [self.start_id])
+            tokens = [*before, *tokens] or [self.start_id]
+        return np.array(tokens, np.int32)
+
+    @functools.cached_property
+    def _before(self) -> list[int]:
+        """The tokens that the file puts before a text."""
+        sample = "a"
+        own, whole = self._encode(sample), self._tokenizer.encode(sample).ids
+        places = (i for i in range(len(whole)) if whole[i : i + len(own)] == own)
+        return whole[: next(places, 0)]
 
     def _text(self, tokens: list[int], special: bool) -> str:
         text, kept = "", list[int]()

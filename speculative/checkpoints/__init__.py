@@ -23,9 +23,11 @@ from speculative.checkpoints.checkpoint import (
     read_settings,
     vacant,
 )
+from speculative.checkpoints.tokens import TEMPLATE
 from speculative.disk import reading
 from speculative.models import SIZES
 from speculative.models.names import SPIECE
+from speculative.models.rotary_names import TOKENIZER_MODEL
 from speculative.vocabulary import MERGES, from_elsewhere
 
 ASSETS = pathlib.Path(__file__).parent.parent / "assets"
@@ -176,7 +178,7 @@ def _located(name: str) -> str:
             f"There is no folder {name}; to fetch the Hugging Face model of that name, install "
             "huggingface_hub: pip install huggingface_hub."
         ) from error
-    patterns = ["*.json", "*.safetensors", SPIECE, MERGES]
+    patterns = ["*.json", "*.safetensors", SPIECE, TOKENIZER_MODEL, MERGES, TEMPLATE]
     try:
         folder = snapshot_download(name, allow_patterns=patterns)
         if not list(pathlib.Path(folder).glob("*.safetensors")):  # Older uploads.

@@ -66,7 +66,15 @@ def plain(name: Any, where: object) -> str:
 
 
 # What is read of a folder beside its vocabulary, by format; T5X's optimizer state is not.
-OTHERS = ("*.safetensors", "*.bin", "*config.json", "*.index.json", "*token*.json", "merges.txt")
+OTHERS = (
+    "*.safetensors",
+    "*.bin",
+    "*config.json",
+    "*.index.json",
+    "*token*.json",
+    "merges.txt",
+    "*.jinja",
+)
 FILES = {"t5x": ("checkpoint", "target.*/**/*"), "native": OTHERS, "huggingface": OTHERS}
 
 

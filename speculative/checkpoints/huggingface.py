@@ -31,6 +31,7 @@ from speculative.checkpoints.native import read_safetensors
 from speculative.disk import read_json, reading
 from speculative.models import FAMILIES, names_of
 from speculative.models.names import SPIECE, Stored
+from speculative.types import Fields
 from speculative.vocabulary import BYTES, from_elsewhere
 
 SAFETENSORS, BIN = "model.safetensors", "pytorch_model.bin"
@@ -90,11 +91,11 @@ def open(folder: str | pathlib.Path) -> Checkpoint:
             tensors_of |= _parts(f"{name} of {folder}", tensor, table.get(name, Stored((name,))))
     if lacking := [name for name in table if name not in stored]:
         raise ValueError(f"{folder} lacks the tensor {lacking[0]}.")
-    tokenizer = read_json(file) if (file := folder / TOKENIZER).is_file() else {}
+    tokenizer: Fields = read_json(file) if (file := folder / TOKENIZER).is_file() else {}
     special, note = tokens.read(folder, settings, bool(config.encoder_layers))
     if left_out:
         note = f"{folder} reads more than text; {left_out} tensors for that are left out. {note}"
-    if (settings | tokenizer).get("tokenizer_class") == BYTES_CLASS:
+    if {**settings, **tokenizer}.get("tokenizer_class") == BYTES_CLASS:
         # Its own count of sentinels becomes 0 when transformers saves it again.
         vocabulary = pathlib.Path(BYTES)
         extra_ids = from_elsewhere(vocabulary, config.vocab_size).extra_ids

@@ -5,13 +5,14 @@ from collections.abc import Iterator
 from typing import Any
 
 from speculative.checkpoints.checkpoint import CONFIG
-from speculative.disk import read_json, reading
+from speculative.disk import read_json, reading, text
 from speculative.special_tokens import AddedToken, SpecialTokens, added_token, token_id
 from speculative.types import EOS_ID, PAD_ID, Fields
 from speculative.vocabulary import Vocabulary
 
 GENERATION, ADDED = "generation_config.json", "added_tokens.json"
 TOKENIZER, TOKENIZER_CONFIG = "tokenizer.json", "tokenizer_config.json"
+TEMPLATE = "chat_template.jinja"
 MAP = "special_tokens_map.json"  # What older versions wrote beside the tokenizer's configuration.
 # The pieces that texts of a T5 may spell, by their names in a tokenizer's configuration.
 SPELLED = {"pad_token": "<pad>", "eos_token": "</s>", "unk_token": "<unk>"}
@@ -85,6 +86,8 @@ def read(folder: pathlib.Path, settings: Fields, encoder: bool) -> tuple[Special
         padding if encoder else named["pad_token"],
         tuple(added),
         tuple(dict.fromkeys(spelled)),
+        _spelling(tokenizer.get("bos_token")),
+        _template(folder, tokenizer),
     )
     note = _not_applied(folder, {**settings, **generation})
     each = [_ids([source, (folder, {})], "eos_token_id") for source in sources]
@@ -117,6 +120,10 @@ def written(
         tokenizer["eos_token"] = special.end
     if special.pad is not None:
         tokenizer["pad_token"] = special.pad
+    if special.begin is not None:
+        tokenizer["bos_token"] = special.begin
+    if special.template is not None:
+        tokenizer["chat_template"] = special.template
     usual = {*SPELLED.values(), special.end, special.pad}
     more = [one for one in special.spelled if one not in usual and "<extra_id_" not in one]
     if more:
@@ -128,6 +135,18 @@ def written(
             for one in special.added
         }
     return ids, tokenizer
+
+
+def _template(folder: pathlib.Path, tokenizer: Fields) -> str | None:
+    """The chat template: a file's or, of those in the tokenizer's configuration, the usual one."""
+    if (path := folder / TEMPLATE).is_file():
+        return text(path)
+    said = tokenizer.get("chat_template")
+    if isinstance(said, list):
+        with reading(folder / TOKENIZER_CONFIG, "lists chat templates badly"):
+            named = {one["name"]: one["template"] for one in said}
+            said = named.get("default", next(iter(named.values()), None))
+    return said if isinstance(said, str) and said else None
 
 
 def _ids(sources: list[tuple[pathlib.Path, Fields]], name: str) -> tuple[int, ...]:

@@ -58,6 +58,12 @@ def _add_generate(parser: argparse.ArgumentParser) -> None:
     said += "started by this command; auto on a Cloud TPU, elsewhere a port of the first one's "
     said += "host, and which of how many it is. The first one shows the texts"
     add("--distributed HOST:PORT,K/N", said)
+    said = (
+        "prompts are what a user says in a chat, rendered by the target's own template; who types "
+    )
+    said += "goes on with the chat. A line of .jsonl with messages is a chat in any case"
+    parser.add_argument("--chat", action="store_true", help=said)
+    add("--system TEXT", "the message before a chat that tells the model how to answer")
     several = parser.add_argument_group("many texts")
     add_options(several, "--batch_size", batch_size=1)
     option(several, "--samples N", "of each prompt (1)", whole(1, checks.MAX_SAMPLES), default=1)
@@ -113,16 +119,20 @@ def _generate(options: argparse.Namespace) -> None:
         disk.writable(options.output)
         lists = iter([list(itertools.chain.from_iterable(lists))])
     begun = [] if typed else next(lists)  # Wrong input ends before anything is loaded.
-    lists = lists if typed else itertools.chain([begun], lists)
     found, kept = _resolved(options, begun), None
-    of_pair = found.labels
+    of_pair, chats = found.labels, _chats(options, found, typed, begun)
+    begun = [chats.prompt(asked) for asked in begun]
+    if options.chat and typed:  # Each after the answer to the one before.
+        lists = ([asked] for listed in lists for asked in listed)
+    elif not typed:
+        lists = itertools.chain([begun], lists)
     if options.output is not None:  # What it holds of something else ends this before the loading.
         kept = many.Results(options.output, begun, of_pair, found.fingerprints)
     with progress.bar(options.target) as on_progress:
         on_progress("loading", 0)
         pair = found.load()
     # What does not fit the pair ends before its decoding.
-    requests = _requests(lists, pair, typed)
+    requests = _requests(lists, pair, typed, chats)
     if several:
         for listed in requests:
             for asked, one in listed:
@@ -139,6 +149,7 @@ def _generate(options: argparse.Namespace) -> None:
     for asked, one in itertools.chain.from_iterable(requests):
         _warn_of_script(pair.vocabulary, asked.text[len(prefix) :], one.example + 1)
         fast = timer.decode(one, shows=True)
+        chats.answered(fast.result.text)
         if not options.json:
             print(flush=True)
         compared = timer.decode(one.alone) if options.compare else None
@@ -214,14 +225,36 @@ def _resolved(options: argparse.Namespace, begun: Sequence[Asked]) -> "Resolved"
     return found
 
 
+def _chats(
+    options: argparse.Namespace, found: "Resolved", typed: bool, begun: Sequence[Asked]
+) -> prompts.Chats:
+    """What makes prompts of messages, if there are any; it tells of a draft for other chats."""
+    from speculative import chat
+
+    if options.system is not None and not options.chat:
+        raise ValueError("--system is for chats; add --chat.")
+    if not options.chat and not any(asked.messages for asked in begun):
+        return prompts.Chats(None, None, False)
+    template = chat.template(found.vocabulary.special, found.names[0])
+    of_draft = found.draft and found.draft.checkpoint and found.draft.checkpoint.special
+    if of_draft and of_draft.template not in (None, template.source):
+        print(
+            f"{found.names[1]} has another chat template than {found.names[0]}, whose own is used "
+            "for both; its guesses may be accepted less.",
+            file=sys.stderr,
+        )
+    return prompts.Chats(template, options.system, typed)
+
+
 def _requests(
-    lists: Iterator[list[Asked]], pair: "Pair", typed: bool
+    lists: Iterator[list[Asked]], pair: "Pair", typed: bool, chats: prompts.Chats
 ) -> "Iterator[list[tuple[Asked, Request]]]":
     """Lists of prompts, each checked as a whole; someone who types may type the next one."""
     first = 0
     for asked in lists:
         requests: list[Request] = []
         try:
+            asked = [chats.prompt(one) for one in asked]
             for number, one in enumerate(asked, first):
                 numbered = dataclasses.replace(one.settings, example=number)
                 requests += pair.requests([one.text], numbered)

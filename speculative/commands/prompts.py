@@ -12,9 +12,11 @@ import sys
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
-from speculative import checks, disk
+from speculative import chat, checks, disk
+from speculative.chat import Message
 from speculative.commands import MAX_LENGTH, OF_RUN, SETTINGS
 from speculative.settings import Settings
+from speculative.vocabulary import Rendered
 
 INPUT = "standard input"
 MARK = "> "  # Where a line is awaited.
@@ -30,6 +32,33 @@ class Asked(NamedTuple):
     text: str
     settings: Settings
     place: str = ""  # The line that it stands in, for messages.
+    messages: tuple[Message, ...] = ()  # Of a chat, in place of a text.
+
+
+@dataclasses.dataclass
+class Chats:
+    """Makes prompts of messages; someone who types goes on with all messages so far."""
+
+    template: chat.Template | None  # None where prompts are texts.
+    system: str | None
+    keeps: bool
+    said: list[Message] = dataclasses.field(default_factory=list)
+
+    def prompt(self, asked: Asked) -> Asked:
+        """The same as a text; ValueError if the template does not take the messages."""
+        if self.template is None or isinstance(asked.text, Rendered):
+            return asked
+        new = [*asked.messages] or [{"role": "user", "content": asked.text}]
+        first = [{"role": "system", "content": self.system}] if self.system is not None else []
+        messages = self.said + new if self.said else first + new
+        rendered = asked._replace(text=self.template(messages))
+        self.said = messages if self.keeps else []
+        return rendered
+
+    def answered(self, text: str) -> None:
+        """What the model said to the last prompt."""
+        if self.keeps:
+            self.said = [*self.said, {"role": "assistant", "content": text}]
 
 
 def typed(options: argparse.Namespace) -> bool:
@@ -80,14 +109,18 @@ def _read(line: str, place: str, prefix: str, settings: Settings) -> Asked:
     """A prompt and its settings, checked; a ValueError names the line."""
     try:
         fields = json.loads(line)
-        if not isinstance(fields, dict) or not isinstance(fields.get("prompt"), str):
+        if not isinstance(fields, dict):
             raise ValueError("it is no JSON object with a prompt, a text.")
-        text = fields.pop("prompt")
+        messages = tuple(chat.checked(fields.pop("messages"))) if "messages" in fields else ()
+        if bool(messages) == isinstance(fields.get("prompt"), str):
+            raise ValueError("it must have either a prompt, a text, or messages, those of a chat.")
+        text = fields.pop("prompt", "")
         if unknown := sorted(set(fields) - set(KNOWN)):
             known = ", ".join(KNOWN)
-            raise ValueError(f"it has {unknown[0]!r}; known are prompt, {known}.")
+            raise ValueError(f"it has {unknown[0]!r}; known are prompt, messages, {known}.")
         checks.whole("max_length", fields.get("max_length", 1), 1, MAX_LENGTH)
-        return Asked(prefix + text, dataclasses.replace(settings, **fields), place)
+        settings = dataclasses.replace(settings, **fields)
+        return Asked(prefix + text, settings, place, messages)
     except (ValueError, RecursionError) as error:
         raise ValueError(f"{place} is no prompt: {error}") from error
 

@@ -225,8 +225,11 @@ def test_a_line_of_json_has_settings_of_its_own(
     [
         ("{", "Expecting property name"),
         ("[1]", "it is no JSON object with a prompt, a text."),
-        ('{"prompt": 3}', "it is no JSON object with a prompt, a text."),
-        ('{"prompt": "a", "beams": 3}', "it has 'beams'; known are prompt, temperature, top_k"),
+        ('{"prompt": 3}', "it must have either a prompt, a text, or messages, those of a chat."),
+        (
+            '{"prompt": "a", "beams": 3}',
+            "it has 'beams'; known are prompt, messages, temperature, top_k",
+        ),
         ('{"prompt": "a", "temperature": -1}', "temperature must be 0"),
         ('{"prompt": "a", "seed": 1.5}', "seed must be"),
         ('{"prompt": "a", "max_length": 5000}', "max_length must be"),

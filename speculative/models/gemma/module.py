@@ -15,6 +15,8 @@ from speculative.types import Logits, Tokens
 class GemmaDecoder(Decoder):
     """Embedding, scaled by the root of D, and stack; the root of the parameter tree."""
 
+    config: GemmaConfig
+
     def embedded(self, table: nn.Embed, tokens: Tokens) -> Array:
         """As of `Transformer`, scaled."""
         x = super().embedded(table, tokens)
