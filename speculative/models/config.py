@@ -21,6 +21,7 @@ PLAIN: Fields = {
     "head_norms": False,
     "post_norms": False,
     "score_cap": 0.0,
+    "logits_cap": 0.0,
 }
 """Layers as Vaswani et al. have them."""
 
@@ -57,6 +58,7 @@ class Config:
     head_norms: bool = False  # Whether each head's queries and keys are normed.
     post_norms: bool = False  # Whether what a layer's parts add is normed, too.
     score_cap: float = 0.0  # C of attention's soft cap C tanh(score / C); 0: none.
+    logits_cap: float = 0.0  # Likewise of the logits.
     # Whether products of queries and keys are multiplied by H^-1/2; T5's initial weights have it.
     scaled_attention: bool = False
     logits_via_embedding: bool = False  # Whether the output is tied to the embedding.

@@ -60,6 +60,7 @@ class RotaryConfig(Config):
             (self.window_rope_base < 0, "window_rope_base", "positive, or 0"),
             (self.query_scalar < 0, "query_scalar", "positive, or 0"),
             (self.score_cap < 0, "score_cap", "positive, or 0"),
+            (self.logits_cap < 0, "logits_cap", "positive, or 0"),
             (self.head_dim % 2, "head_dim", "even"),
         ):
             if wrong:

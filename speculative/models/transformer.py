@@ -16,6 +16,8 @@ from speculative.models.stack import DecoderState, Stack
 from speculative.ragged import read_rows
 from speculative.types import Logits, Rows, Segments, Tokens
 
+_LOGITS = "batch", "length", "vocab"  # Their axes.
+
 
 class Reading(nn.Module):
     """A hidden state of so many features, normed, projected and added to a token's embedding."""
@@ -104,18 +106,19 @@ class Transformer(nn.Module):
 
     def logits(self, x: Array, norm: Norm | None = None) -> Logits:
         """[B, L, V] float32 of x [B, L, D], normed first where a norm is given."""
+        logits, cap = self._products(x, norm), self.config.logits_cap
+        return self.backend.along(cap * jnp.tanh(logits / cap) if cap else logits, *_LOGITS)
+
+    def _products(self, x: Array, norm: Norm | None) -> Logits:
         if self.config.logits_via_embedding:
             embedding = self.token_embedder.embedding
             weight = self.get_variable(PREPACKED, "logits")
             if weight is None:
-                return self._along(self.backend.tied(x, embedding, norm))
+                return self.backend.tied(x, embedding, norm)
             projection = Projection(weight, (len(embedding),))
         else:
             projection = self.decoder.logits_dense.projection
-        return self._along(self.backend.product(x, projection, norm, out_dtype="float32"))
-
-    def _along(self, logits: Logits) -> Logits:
-        return self.backend.along(logits, "batch", "length", "vocab")
+        return self.backend.product(x, projection, norm, out_dtype="float32")
 
     def read_on(
         self, state: DecoderState, chunk: Chunk, hidden: Array | None, own: Array | None

@@ -21,7 +21,6 @@ class GemmaConfig(RotaryConfig):
     norm: str = "rms_of_1"
     post_norms: bool = True
     logits_via_embedding: bool = True
-    logits_cap: float = 0.0  # C of the logits' soft cap C tanh(logit / C); 0: none.
 
     depths = ("num_layers",)
     fixed: ClassVar[Fields] = {

@@ -23,6 +23,7 @@ class LlamaConfig(RotaryConfig):
         "norm": "rms",
         "post_norms": False,
         "score_cap": 0.0,
+        "logits_cap": 0.0,
     }
 
     def description(self) -> tuple[str, str]:
