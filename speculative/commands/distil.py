@@ -17,7 +17,8 @@ def _add_distil(parser: argparse.ArgumentParser) -> None:
         nargs="*",
         metavar="FILE",
         help="texts like those that the target is to be given: .txt, one a line; the sources of a "
-        ".tsv or .jsonl; or of tokenised examples, .npz. A decoder-only target continues them",
+        ".tsv or .jsonl; or of tokenised examples, .npz. A decoder-only target continues them, or "
+        "answers the messages of a .jsonl, by its chat template",
     )
     add("--output DIR", "then a draft: --draft DIR", required=True)
     add("--work_dir DIR", "what is between, to go on with (DIR.training)")
@@ -66,7 +67,7 @@ def _distil(options: argparse.Namespace) -> int:
 
 def _of_files(options: argparse.Namespace, given: dict[str, Any]) -> dict[str, Any]:
     """The parameters of `distil.distil` for texts of one's own."""
-    from speculative import checkpoints, loading, progress
+    from speculative import chat, checkpoints, loading, progress
     from speculative.models import model_of
     from speculative.training import counting, recipes
 
@@ -79,11 +80,16 @@ def _of_files(options: argparse.Namespace, given: dict[str, Any]) -> dict[str, A
     settings = recipes.DraftSettings(**chosen(options, names))
     vocabulary = loading.vocabulary(options.target, options.vocabulary)
     target = checkpoints.open(options.target).config
+    chats = counting.are_chats(options.files)
     with progress.bar("distil") as on_progress:
         sources = not model_of(target).decoder_only
         how = options.files, vocabulary, options.columns, sources, on_progress
-        texts = list(counting.tokens(*how, options.prefix or ""))
-    return given | recipes.of_texts(target, texts, settings)
+        if chats:
+            render = chat.template(vocabulary.special, options.target)
+            texts = list(counting.chats(options.files, render, vocabulary, on_progress))
+        else:
+            texts = list(counting.tokens(*how, options.prefix or ""))
+    return given | recipes.of_texts(target, texts, settings, chats)
 
 
 def _of_config(options: argparse.Namespace, given: dict[str, Any]) -> dict[str, Any]:

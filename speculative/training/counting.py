@@ -1,11 +1,13 @@
 """Drafts that need no training: text like a model's own, counted or kept in one file."""
 
+import json
 import os
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 
 import numpy as np
 
 from speculative import disk
+from speculative.chat import Message
 from speculative.drafts import count_ngrams, ngram, suffix
 from speculative.drafts.tables import SUFFIX
 from speculative.progress import OnProgress
@@ -54,6 +56,41 @@ def tokens(
                 yield vocabulary.encode(prefix + text).astype(small)
         if empty:
             raise ValueError(f"{file} is empty; give texts like those that the target writes.")
+
+
+def are_chats(files: Sequence[str]) -> bool:
+    """Whether files are of JSON lines with `messages`; ValueError if only some of them are."""
+    found = {file: '"messages"' in _first_line(file) for file in files}
+    if len({*found.values()}) > 1:
+        one, other = (next(f for f, is_one in found.items() if is_one == kind) for kind in (1, 0))
+        raise ValueError(f"{one} has chats and {other} has texts; give files of one kind.")
+    return all(found.values())
+
+
+def chats(
+    files: Sequence[str],
+    render: Callable[[Sequence[Message]], str],
+    vocabulary: Vocabulary,
+    on_progress: OnProgress = lambda what, share: None,
+) -> Iterator[np.ndarray]:
+    """The tokens of the prompts of chats, a line each, as a template renders their `messages`.
+
+    ValueError names a line that has none, or that the template does not take.
+    """
+    for file in files:
+        lines = [line for line in disk.lines(disk.text(file)) if line.strip()]
+        for number, line in enumerate(lines, 1):
+            on_progress(f"reading {file}", number / len(lines))
+            with disk.reading(f"Line {number} of {file}", "is no chat"):
+                text = render(json.loads(line)["messages"])
+            yield vocabulary.prompt(text)
+
+
+def _first_line(file: str) -> str:
+    if not file.endswith(".jsonl"):
+        return ""
+    with open(file, "rb") as opened:
+        return opened.readline().decode(errors="replace")
 
 
 def most_frequent(texts: Iterable[np.ndarray], most: int, vocab_size: int) -> np.ndarray:

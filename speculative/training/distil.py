@@ -132,8 +132,8 @@ def distil(
     """Trains a draft on text that its target writes, and saves it; a second call resumes.
 
     The target, a checkpoint of any format, writes outputs of at most `max_length` tokens
-    for the inputs of `files` (a decoder-only target continues the beginnings of their texts, as far
-    as target and draft have positions) into `<work_dir>/texts`. The draft also learns the target's
+    for the inputs of `files` (where there are none a decoder-only target continues the beginnings of
+    their texts, as far as target and draft have positions) into `<work_dir>/texts`. The draft also learns the target's
     distribution after each prefix of the targets of `references`, files that are named with their
     passes an epoch. With `keep` its logits are of so many tokens alone, the most frequent ones of
     what the target wrote for training. `work_dir` notes target, texts and `settings`, by the names
@@ -172,7 +172,9 @@ def distil(
     frozen = Weights(str(target_dir), target.config, checkpoint, on).load()
     text_dir = work_dir / "texts"
     for name in (*files.train, *files.held_out):
-        given = prompts(inputs[name], pieces.start_id) if target.decoder_only else inputs[name]
+        given = inputs[name]
+        if target.decoder_only and not given.inputs.size:
+            given = prompts(given, pieces.start_id)
         for kind, temperature in WRITTEN.items():
             path, began = text_dir / f"{name}_{kind}.npz", time.monotonic()
             if path.exists():

@@ -82,11 +82,14 @@ class DraftSettings:
 
 
 def divided(
-    texts: Iterable[np.ndarray], target: Config, source_length: int | None = None
+    texts: Iterable[np.ndarray],
+    target: Config,
+    source_length: int | None = None,
+    are_inputs: bool | None = None,
 ) -> dict[str, Examples]:
-    """Texts to learn from and texts held out, as examples by file.
+    """Texts to learn from and texts held out, as examples by file: their inputs, or targets.
 
-    They are cut to `source_length` tokens, and to what the target has positions for.
+    By default those of a decoder-only model are targets. They are cut to `source_length` tokens, and to what the target has positions for.
     """
     texts = list(texts)
     most = min(size or checks.MAX_TOKENS for size in (source_length, target.max_positions))
@@ -100,24 +103,28 @@ def divided(
         )
     every = -(-len(cut) // min(HELD_OUT, len(cut) // 10))
     chosen = {"train": [x for i, x in enumerate(cut) if i % every], "held_out": cut[::every]}
-    order = 1 if model_of(target).decoder_only else -1  # Texts are targets, or sources.
+    if are_inputs is None:
+        are_inputs = not model_of(target).decoder_only
+    order = -1 if are_inputs else 1
     nothing = np.zeros(0, np.int32)
     return {name: ragged(*([nothing] * len(part), part)[::order]) for name, part in chosen.items()}
 
 
 def of_texts(
-    target: Config, texts: Iterable[np.ndarray], settings: DraftSettings
+    target: Config, texts: Iterable[np.ndarray], settings: DraftSettings, whole: bool = False
 ) -> dict[str, Any]:
     """Parameters of `distil.distil`; ValueError if a setting is wrong, or there are too few texts.
 
     The `texts` are the sources of an encoder-decoder, or texts of which a decoder-only target
-    continues the beginnings: tokens with the end of sequence.
+    continues the beginnings: tokens with the end of sequence. Or they are `whole` prompts of it.
     """
-    model, goes_on = settings.model(target), model_of(target).decoder_only
-    examples = divided(texts, target, settings.source_length)
+    model, decoder_only = settings.model(target), model_of(target).decoder_only
+    goes_on = decoder_only and not whole
+    examples = divided(texts, target, settings.source_length, not goes_on)
     longest = max(len(text) for part in examples.values() for pair in part for text in pair)
     source, text = (0, longest) if goes_on else (longest, 0)
-    text = max(text, settings.max_length + (MOST_PROMPT if goes_on else 0))
+    prompt = MOST_PROMPT if goes_on else source if decoder_only else 0
+    text, source = max(text, settings.max_length + prompt), 0 if decoder_only else source
     return {
         "model": model,
         "config": loop.TrainConfig(
