@@ -131,10 +131,10 @@ def distil(
 ) -> bool:
     """Trains a draft on text that its target writes, and saves it; a second call resumes.
 
-    The target, a checkpoint of any format, writes outputs of at most `max_length` tokens
-    for the inputs of `files` (where there are none a decoder-only target continues the beginnings of
-    their texts, as far as target and draft have positions) into `<work_dir>/texts`. The draft also learns the target's
-    distribution after each prefix of the targets of `references`, files that are named with their
+    The target, a checkpoint of any format, writes outputs of at most `max_length` tokens for the
+    inputs of `files` into `<work_dir>/texts`. Where there are none a decoder-only target continues
+    the beginnings of their texts, as far as target and draft have positions. The draft also learns
+    the target's distribution after each prefix of the targets of `references`, files with their
     passes an epoch. With `keep` its logits are of so many tokens alone, the most frequent ones of
     what the target wrote for training. `work_dir` notes target, texts and `settings`, by the names
     that their user knows, and a second call must have the same, see `begun.require_same`. In place

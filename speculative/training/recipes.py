@@ -89,7 +89,8 @@ def divided(
 ) -> dict[str, Examples]:
     """Texts to learn from and texts held out, as examples by file: their inputs, or targets.
 
-    By default those of a decoder-only model are targets. They are cut to `source_length` tokens, and to what the target has positions for.
+    By default those of a decoder-only model are targets. They are cut to `source_length` tokens,
+    and to what the target has positions for.
     """
     texts = list(texts)
     most = min(size or checks.MAX_TOKENS for size in (source_length, target.max_positions))
