@@ -22,7 +22,7 @@ def _add_distil(parser: argparse.ArgumentParser) -> None:
     )
     add("--output DIR", "then a draft: --draft DIR", required=True)
     add("--work_dir DIR", "what is between, to go on with (DIR.training)")
-    add_options(parser, "--target", "--vocabulary", "--mesh")
+    add_options(parser, "--target", "--vocabulary", "--mesh", "--quantize")
     add("--max_minutes MINUTES", "then save and stop; exit code 75", float)
     of_files = parser.add_argument_group("with FILE")
     add_options(of_files, "--columns", "--prefix")
@@ -54,7 +54,9 @@ def _distil(options: argparse.Namespace) -> int:
     loading.enable_compilation_cache()  # A resumed run needs the same compiled programs.
     work_dir = pathlib.Path(options.work_dir or f"{output}.training")
     given = {"target_dir": options.target, "work_dir": work_dir, "out_dir": output}
-    given |= chosen(options, ("vocabulary", "max_minutes", "mesh"))  # Otherwise a gin file decides.
+    given |= chosen(
+        options, ("vocabulary", "max_minutes", "mesh", "quantize")
+    )  # Otherwise a gin file decides.
     parameters = _of_config(options, given) if options.config else _of_files(options, given)
     if not distil.distil(**parameters):
         minutes = parameters["max_minutes"]

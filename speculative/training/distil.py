@@ -128,6 +128,7 @@ def distil(
     keep: int = 0,
     settings: Fields | None = None,
     mesh: str | None = None,
+    quantize: str = "none",
 ) -> bool:
     """Trains a draft on text that its target writes, and saves it; a second call resumes.
 
@@ -139,7 +140,8 @@ def distil(
     what the target wrote for training. `work_dir` notes target, texts and `settings`, by the names
     that their user knows, and a second call must have the same, see `begun.require_same`. In place
     of the folder `data_dir` there may be what its files hold, by name. The devices of a `mesh` like
-    "data:2,model:4" share the target, and the rows of a batch. The rest is as in `train.train`;
+    "data:2,model:4" share the target, and the rows of a batch. While it writes, the target's kernels
+    are held as `quantize` says; what is learned is its distribution without that. The rest is as in `train.train`;
     ValueError also if target and draft do not fit, or a text has tokens that are no pieces, or,
     among the references, more than there are positions.
     """
@@ -164,12 +166,19 @@ def distil(
         "vocabulary": pieces.contents,
         "texts": begun.of_examples(inputs),
     }
+    if quantize != "none":
+        made_with["quantize"] = quantize
     if init_from:
         made_with["init_from"] = checkpoints.open(init_from).contents
     begun.require_same(work_dir, {"target": str(target_dir), **(settings or {})}, made_with)
     if on is not None:
         target = model_of(sharding.padded(sizes, on.shape[sharding.MODEL]), pieces.start_id)
     frozen = Weights(str(target_dir), target.config, checkpoint, on).load()
+    writer = frozen
+    if quantize != "none":
+        writer = Weights(
+            str(target_dir), target.config.replace(quantize=quantize), checkpoint, on
+        ).load()
     text_dir = work_dir / "texts"
     for name in (*files.train, *files.held_out):
         given = inputs[name]
@@ -183,7 +192,7 @@ def distil(
                 return False
             ends = max_length, pieces.eos_ids
             decoding = Decoding(pieces.size, Sampling(temperature), 0, *ends)
-            texts = answered(target, frozen, given, decoding, generation_batch, positions)
+            texts = answered(target, writer, given, decoding, generation_batch, positions)
             (whole_texts(texts) if target.decoder_only else texts).save(path)
             print(f"{path}: {len(texts)} outputs, {time.monotonic() - began:.0f} s", flush=True)
     learned = {f"{n}_{kind}": passes for n, passes in files.train.items() for kind in WRITTEN}

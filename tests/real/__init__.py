@@ -1,0 +1,1 @@
+"""Real weights, which `make test-real` brings; the suite skips these."""
