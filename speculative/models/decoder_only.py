@@ -1,20 +1,23 @@
 """Decoder-only models of all families: their inputs are prompts, which outputs continue."""
 
 import dataclasses
+import functools
 from collections.abc import Callable
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import flax.linen as nn
 import jax.numpy as jnp
-from jax import Array
+from jax import Array, lax
 
 from speculative.models.flax_model import FlaxModel
-from speculative.models.interface import Started
+from speculative.models.interface import Chunk, Started
 from speculative.models.layers import Layer
 from speculative.models.positions import masked, positions_in, same_segment, shifted
 from speculative.models.stack import DecoderState
 from speculative.models.transformer import Transformer
-from speculative.types import PADDING, Inputs, Logits, Rows
+from speculative.types import PADDING, Inputs, Logits, Rows, State
+
+AT_ONCE = 512  # Tokens of a long prompt that are read together: no array is of all pairs of tokens.
 
 
 class Decoder(Transformer):
@@ -37,6 +40,13 @@ class Decoder(Transformer):
         embedded = self.embed(decoder_inputs, positions)
         after, _, _ = self.decoder(embedded, mask, train, positions=positions)
         return self.logits(after[-1], self.decoder.norm.numbers), self.decoder.hidden(after, layers)
+
+    def empty(self, batch: int, positions: int) -> DecoderState:
+        """A state of rows that have read nothing, with room for so many positions."""
+        sizes = batch, self.config.kv_heads, positions, self.config.head_dim
+        room = jnp.zeros(self.backend.cache_shape(*sizes), self.config.dtype)
+        caches, zeros = (room,) * self.config.decoder_layers, jnp.zeros(batch, jnp.int32)
+        return DecoderState(zeros, caches, caches, zeros)
 
     def start(
         self, inputs: Inputs, cache_length: int, encoded: Array | None, layers: tuple[str, ...]
@@ -67,6 +77,39 @@ class DecoderOnly(FlaxModel):
     pad_id: ClassVar[int] = PADDING
     decoder_only: ClassVar[bool] = True
     root = Decoder
+
+    def start(self, params, inputs, cache_length, encoded=None, layers=()) -> Started:
+        """As of the interface; a prompt of more than `AT_ONCE` tokens is read as many at a time."""
+        batch, length = inputs.shape
+        if length <= AT_ONCE:
+            return super().start(params, inputs, cache_length, encoded, layers)
+        seen = inputs != PADDING
+        size, room = seen.sum(axis=1, dtype=jnp.int32), (0, -length % AT_ONCE)
+        tokens = jnp.pad(jnp.where(seen, inputs, 0), ((0, 0), room))
+        before = None if encoded is None else shifted(encoded, seen)
+        state = self._apply(params, batch, tokens.shape[1] + cache_length, method="empty")
+        shape = *tokens.shape, self.config.emb_dim
+        hidden = {name: jnp.zeros(shape, self.config.dtype) for name in layers}
+
+        def read(number: Array, carried: tuple[State, dict[str, Array]]) -> Any:
+            state, hidden = carried
+            part = functools.partial(
+                lax.dynamic_slice_in_dim, start_index=number * AT_ONCE, slice_size=AT_ONCE, axis=1
+            )
+            chunk = Chunk(part(tokens))
+            if before is not None:  # Of a draft, which nobody asks for its hidden states.
+                return self.read_on(params, state, chunk, part(before))[1], hidden
+            _, state, found = self.extend(params, state, chunk, jnp.zeros_like(size), layers)
+            place = number * AT_ONCE
+            return state, {
+                name: lax.dynamic_update_slice_in_dim(x, found[name], place, axis=1)
+                for name, x in hidden.items()
+            }
+
+        chunks = -(-size.max() // AT_ONCE)
+        state, hidden = lax.fori_loop(0, chunks, read, (state, hidden))
+        state = dataclasses.replace(state, lengths=jnp.zeros_like(size), prompt=size - 1)
+        return Started(state, {name: x[:, :length] for name, x in hidden.items()})
 
     def first(self, inputs: Inputs) -> Rows:
         """The last token of each prompt: [B]."""

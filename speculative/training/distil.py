@@ -140,10 +140,10 @@ def distil(
     what the target wrote for training. `work_dir` notes target, texts and `settings`, by the names
     that their user knows, and a second call must have the same, see `begun.require_same`. In place
     of the folder `data_dir` there may be what its files hold, by name. The devices of a `mesh` like
-    "data:2,model:4" share the target, and the rows of a batch. While it writes, the target's kernels
-    are held as `quantize` says; what is learned is its distribution without that. The rest is as in `train.train`;
-    ValueError also if target and draft do not fit, or a text has tokens that are no pieces, or,
-    among the references, more than there are positions.
+    "data:2,model:4" share the target, and the rows of a batch. While it writes, the target's
+    kernels are held as `quantize` says; its distribution, which is learned, is without that. The
+    rest is as in `train.train`; ValueError also if target and draft do not fit, or a text has
+    tokens that are no pieces, or, among the references, more than there are positions.
     """
     checks.jax_settings()
     deadline = deadline_after(max_minutes)

@@ -23,7 +23,14 @@ from speculative.checkpoints.checkpoint import read_settings
 from speculative.decoding import Decoding, Params, loop
 from speculative.drafts.copying import CopyDraft
 from speculative.drafts.transformer import TransformerDraft
-from speculative.models import FAMILIES, FlaxModel, abstract_params, model_of, names_of
+from speculative.models import (
+    FAMILIES,
+    FlaxModel,
+    abstract_params,
+    decoder_only,
+    model_of,
+    names_of,
+)
 from speculative.models.interface import Chunk
 from speculative.sampling import Sampling
 from speculative.types import PyTree
@@ -196,3 +203,26 @@ def test_a_setting_that_is_not_computed_is_named(
     (folder / "config.json").write_text(json.dumps(settings))
     with pytest.raises(ValueError, match=fragment):
         checkpoints.open(folder)
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("name", NAMES)
+def test_a_long_prompt_is_read_in_parts(
+    name: str, layout: str, opened: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Rows of several lengths: what follows, and the hidden states asked for, are the same."""
+    model, params, _ = opened(name)
+    params, texts = LAYOUTS[layout](params), golden(name)["texts"]
+    lengths = np.array([29, 9])
+    inputs = np.where(np.arange(32) < lengths[:, None], texts[:, :32], -1)
+    layers, found = ("decoder/layers_1", "decoder/decoder_norm"), []
+    for at_once in (64, 8):
+        monkeypatch.setattr(decoder_only, "AT_ONCE", at_once)
+        state, hidden = model.start(params, inputs, 16, layers=layers)
+        chunk = np.take_along_axis(texts, lengths[:, None] - 1 + np.arange(3), axis=1)
+        found.append((extend(model, params, state, chunk).logits, hidden))
+    np.testing.assert_allclose(found[0][0], found[1][0], atol=NEAR)
+    for layer in layers:
+        for row, length in enumerate(lengths):
+            one, other = (np.asarray(hidden[layer])[row, :length] for _, hidden in found)
+            np.testing.assert_allclose(one, other, atol=NEAR)

@@ -1,7 +1,7 @@
 """Real weights against transformers: prompts and their tokens, greedy texts with every draft.
 
-`scripts/real_models.py` makes the folders that `SPECULATIVE_REAL` names. A near tie, where
-transformers' two greatest logits are closer than `NEAR_TIE`, may be decided either way; it is named.
+`scripts/real_models.py` makes the folders that `SPECULATIVE_REAL` names. A near tie, where the two
+greatest logits of transformers are closer than `NEAR_TIE`, may be decided either way; it is named.
 """
 
 import functools

@@ -661,6 +661,9 @@ struct Attention {
   int64_t stride;                                // Between the queries of two positions.
   int64_t bias_batch, bias_heads, bias_queries;  // Strides of the bias; 0 where it is shared.
 
+  // All of so many rows, with tiles of queries.
+  void Many(const ffi::ThreadPool& pool, int64_t batch) const;
+
   // Heads [begin, end), numbered through all rows.
   void operator()(int64_t begin, int64_t end) const {
     std::vector<float> weights((seen + kLanes - 1) / kLanes * kLanes);
@@ -724,6 +727,184 @@ struct Attention {
   }
 };
 
+// Attention of many queries: scores and results are products of tiles of queries with panels of keys
+// and values, as products with kernels are. No more than a tile's scores are ever in memory.
+struct Tiled {
+  const float* query;
+  int64_t stride;                    // Between the queries of two positions.
+  const float *from_keys, *from_values;
+  int64_t of_row, of_head, of_place;  // Between those of two rows, heads and positions.
+  float scale, cap;
+  float* y;                                 // [B, L, N, H]
+  int64_t length, heads, shared, places, size;  // L, N, N / K, T, H.
+  std::vector<int64_t> counts;              // Of each row: keys up to the last one unmasked.
+  std::vector<float> keys, values;          // Panels of each head: [T / 32, H, 32], [H / 32, T, 32].
+
+  static constexpr int kTile = 8;
+  static constexpr int64_t kBlock = 64;  // Queries of a head that a thread takes at a time.
+
+  int64_t Rows() const { return (places + kPanel - 1) / kPanel * kPanel; }
+  int64_t Columns() const { return (size + kPanel - 1) / kPanel * kPanel; }
+  int64_t Blocks() const { return (length + kBlock - 1) / kBlock; }
+
+  // Heads of keys [begin, end), numbered through all rows, become panels.
+  void Pack(int64_t begin, int64_t end) {
+    const int64_t rows = Rows(), columns = Columns(), of_keys = heads / shared;
+    for (int64_t at = begin; at < end; ++at) {
+      const int64_t b = at / of_keys, offset = b * of_row + at % of_keys * of_head;
+      float *k = keys.data() + at * rows * size, *v = values.data() + at * rows * columns;
+      for (int64_t t = 0; t < counts[b]; ++t) {
+        const float *key = from_keys + offset + t * of_place;
+        const float *value = from_values + offset + t * of_place;
+        float* to = k + t / kPanel * size * kPanel + t % kPanel;
+        for (int64_t h = 0; h < size; ++h) {
+          to[h * kPanel] = key[h];
+          v[(h / kPanel * rows + t) * kPanel + h % kPanel] = value[h];
+        }
+      }
+    }
+  }
+
+  // The bias says of a query which keys it sees, `Range` as [first, last), and what it adds to their
+  // scores, `Add`. Blocks of queries [begin, end), numbered through all heads.
+  template <typename Bias>
+  void Attend(const Bias& bias, int64_t begin, int64_t end) const {
+    std::vector<float> queries(kTile * size), scores(kTile * Rows());
+    for (int64_t at = begin; at < end; ++at) {
+      const int64_t first = at % Blocks() * kBlock, last = std::min(first + kBlock, length);
+      for (int64_t l = first; l < last; l += kTile) {
+        const int positions = std::min<int64_t>(kTile, last - l);
+        Queries(bias, at / Blocks(), l, positions, queries.data(), scores.data());
+      }
+    }
+  }
+
+  template <typename Bias>
+  void Queries(const Bias& bias, int64_t head, int64_t first, int positions, float* q,
+               float* scores) const {
+    const int64_t b = head / heads, n = head % heads, width = heads * size, rows = Rows();
+    float* out = y + ((b * length + first) * heads + n) * size;
+    int64_t begin = rows, count = 0;
+    std::pair<int64_t, int64_t> ranges[kTile];
+    for (int l = 0; l < positions; ++l) {
+      ranges[l] = bias.Range(b, n, first + l, counts[b]);
+      if (ranges[l].first == ranges[l].second) continue;
+      begin = std::min(begin, ranges[l].first / kPanel * kPanel);
+      count = std::max(count, ranges[l].second);
+    }
+    std::fill_n(q, kTile * size, 0.0f);
+    for (int l = 0; l < positions; ++l) {
+      const float* from = query + (b * length + first + l) * stride + n * size;
+      for (int64_t h = 0; h < size; ++h) q[l * size + h] = scale * from[h];
+    }
+    constexpr std::make_integer_sequence<int, Vectors(kTile)> vectors;
+    constexpr int kStep = Vectors(kTile) * kLanes;
+    float tile[kTile][kPanel];
+    const int64_t seen = std::max<int64_t>(0, (count + kPanel - 1) / kPanel * kPanel - begin);
+    const float* k = keys.data() + (head / shared * rows + begin) * size;
+    for (int64_t t = 0; t < seen; t += kPanel, k += size * kPanel) {
+      for (int o = 0; o < kPanel; o += kStep) Tile<kTile>(k + o, q, size, tile[0] + o, vectors);
+      for (int l = 0; l < kTile; ++l) std::copy_n(tile[l], kPanel, scores + l * seen + t);
+    }
+    float factors[kTile] = {};
+    for (int l = 0; l < positions; ++l) {
+      const auto [low, high] = ranges[l];
+      float *row = scores + l * seen, peak = -INFINITY;
+      if (low == high) {  // Padding keeps 0.
+        std::fill_n(row, seen, 0.0f);
+        continue;
+      }
+      if (cap > 0) {
+        for (int64_t t = low - begin; t < high - begin; ++t) row[t] = cap * std::tanh(row[t] / cap);
+      }
+      bias.Add(b, n, first + l, low, high, row + low - begin);
+      bool none = false;
+      for (int64_t t = low - begin; t < high - begin; ++t) {
+        none |= std::isnan(row[t]);
+        peak = std::max(peak, row[t]);
+      }
+      std::fill_n(row, low - begin, -INFINITY);
+      factors[l] = Weigh(row, high - begin, peak, none);
+      std::fill(row + high - begin, row + seen, 0.0f);
+    }
+    for (int64_t l = positions; l < kTile; ++l) std::fill_n(scores + l * seen, seen, 0.0f);
+    const float* v = values.data() + head / shared * rows * Columns() + begin * kPanel;
+    for (int64_t h = 0; h < size; h += kPanel, v += rows * kPanel) {
+      for (int o = 0; o < kPanel; o += kStep) Tile<kTile>(v + o, scores, seen, tile[0] + o, vectors);
+      for (int64_t l = 0; l < positions; ++l) {
+        const float* sums = tile[l];
+        for (int64_t i = 0; i < std::min<int64_t>(kPanel, size - h); ++i) {
+          out[l * width + h + i] = sums[i] * factors[l];
+        }
+      }
+    }
+  }
+
+  // All of it; `floats` are those that a query meets.
+  template <typename Bias>
+  void Run(const ffi::ThreadPool& pool, int64_t batch, const Bias& bias) {
+    const int64_t of_keys = batch * heads / shared;
+    keys.resize(of_keys * Rows() * size);
+    values.resize(of_keys * Rows() * Columns());
+    const auto pack = [&](int64_t begin, int64_t end) { Pack(begin, end); };
+    Parallel(pool, of_keys, 2 * places * size, pack);
+    const auto attend = [&](int64_t begin, int64_t end) { Attend(bias, begin, end); };
+    Parallel(pool, batch * heads * Blocks(), 2 * kBlock * places * size, attend);
+  }
+};
+
+// The bias of whole texts, by the distance of a key, and their masks.
+struct ByDistance {
+  const float *table, *mask;  // [N or 1, 2 L - 1], [B, L].
+  int64_t length, distances;  // L, and the floats from a head's table to the next.
+
+  std::pair<int64_t, int64_t> Range(int64_t, int64_t, int64_t l, int64_t count) const {
+    return {0, l < count ? count : 0};
+  }
+  void Add(int64_t b, int64_t n, int64_t l, int64_t low, int64_t high, float* row) const {
+    const float* bias = table + n * distances + length - 1 - l;
+    for (int64_t t = low; t < high; ++t) row[t - low] += bias[t] + mask[b * length + t];
+  }
+};
+
+// The bias of each query and key, where what is masked at either end is left out.
+struct EachBias {
+  const float* bias;
+  int64_t of_row, of_head, of_query;  // Strides; 0 where it is shared.
+
+  const float* At(int64_t b, int64_t n, int64_t l) const {
+    return bias + b * of_row + n * of_head + l * of_query;
+  }
+  std::pair<int64_t, int64_t> Range(int64_t b, int64_t n, int64_t l, int64_t count) const {
+    const float* row = At(b, n, l);
+    int64_t low = 0, high = count;
+    while (high > 0 && row[high - 1] < kMasked) --high;
+    while (low < high && row[low] < kMasked) ++low;
+    return high == 0 ? std::pair<int64_t, int64_t>{0, count} : std::pair{low, high};
+  }
+  void Add(int64_t b, int64_t n, int64_t l, int64_t low, int64_t high, float* row) const {
+    const float* from = At(b, n, l);
+    for (int64_t t = low; t < high; ++t) row[t - low] += from[t];
+  }
+};
+
+void Attention::Many(const ffi::ThreadPool& pool, int64_t batch) const {
+  const int64_t of_head = seen * size;
+  Tiled tiled{query, stride, keys, values, heads / shared * of_head, of_head, size, scale, cap, y,
+              length, heads, shared, seen, size, {}, {}, {}};
+  const EachBias each{bias, bias_batch, bias_heads, bias_queries};
+  for (int64_t b = 0; b < batch; ++b) {
+    int64_t count = 0;  // Of the keys that any query sees.
+    for (int64_t l = 0; l < length && count < seen; ++l) {
+      count = std::max(count, each.Range(b, 0, l, seen).second);
+    }
+    tiled.counts.push_back(bias_heads ? seen : count);
+  }
+  tiled.Run(pool, batch, each);
+}
+
+constexpr int64_t kMany = 24;  // Queries from which on it pays to make panels of keys and values.
+
 // The attention of heads side by side in rows [B, L] of so many floats.
 Attention Attending(const float* query, int64_t stride, Rank4 keys, Rank4 values, Rank4 bias,
                     float scale, float cap, Rank4 y) {
@@ -738,8 +919,12 @@ Attention Attending(const float* query, int64_t stride, Rank4 keys, Rank4 values
 ffi::Error Attend(ffi::ThreadPool pool, Rank4 query, Rank4 keys, Rank4 values, Rank4 bias,
                   ffi::Result<Rank4> y, float scale, float cap) {
   const auto q = query.dimensions();
-  Parallel(pool, q[0] * q[2], 2 * q[1] * keys.dimensions()[2] * q[3],
-           Attending(query.typed_data(), q[2] * q[3], keys, values, bias, scale, cap, *y));
+  const Attention each = Attending(query.typed_data(), q[2] * q[3], keys, values, bias, scale, cap, *y);
+  if (q[1] >= kMany) {
+    each.Many(pool, q[0]);
+  } else {
+    Parallel(pool, q[0] * q[2], 2 * q[1] * keys.dimensions()[2] * q[3], each);
+  }
   return ffi::Error::Success();
 }
 
@@ -811,6 +996,11 @@ ffi::Error AttendSelf(ffi::ThreadPool pool, Rank3 projected, Rank4 bias, Starts 
       }
     }
   };
+  if (length >= kMany) {
+    Parallel(pool, q[0] * k[1], 4 * (2 + shared) * length * size, enter);
+    attention.Many(pool, q[0]);
+    return ffi::Error::Success();
+  }
   if (shared == 1) {  // One pass of the threads for both.
     Parallel(pool, q[0] * heads, 2 * length * seen * size, [&](int64_t begin, int64_t end) {
       enter(begin, end);
@@ -828,119 +1018,23 @@ ffi::Error AttendSelf(ffi::ThreadPool pool, Rank3 projected, Rank4 bias, Starts 
 //   y[b, l, n] = sum_k softmax_k(scale query[b, l, n] . key[b, k, n] + by_distance[n, k - l + L - 1]
 //                                + mask[b, k]) value[b, k, n]
 //
-// Scores and results are products of tiles of queries with panels of keys and values, as products
-// with kernels are. No more than a tile's scores are ever in memory.
-struct WholeTexts {
-  const float *projected, *by_distance, *mask;  // [B, L, 3 * N * H], [N or 1, 2 L - 1], [B, L].
-  float scale;
-  float* y;  // [B, L, N, H]
-  int64_t length, heads, size, distances;  // L, N, H, and the floats from a head's table to the next.
-  std::vector<int64_t> counts;             // Of each text: its keys up to the last one unmasked.
-  std::vector<float> keys, values;         // Panels of each head: [K / 32, H, 32], [H / 32, K, 32].
-
-  static constexpr int kTile = 8;
-  static constexpr int64_t kBlock = 64;  // Queries of a head that a thread takes at a time.
-
-  int64_t Rows() const { return (length + kPanel - 1) / kPanel * kPanel; }
-  int64_t Columns() const { return (size + kPanel - 1) / kPanel * kPanel; }
-
-  // Heads [begin, end), numbered through all texts: their keys and values become panels.
-  void Pack(int64_t begin, int64_t end) {
-    const int64_t width = heads * size, rows = Rows(), columns = Columns();
-    for (int64_t at = begin; at < end; ++at) {
-      const int64_t b = at / heads, n = at % heads;
-      float *k = keys.data() + at * rows * size, *v = values.data() + at * rows * columns;
-      for (int64_t t = 0; t < counts[b]; ++t) {
-        const float* row = projected + (b * length + t) * 3 * width + n * size;
-        float* key = k + t / kPanel * size * kPanel + t % kPanel;
-        for (int64_t h = 0; h < size; ++h) {
-          key[h * kPanel] = row[width + h];
-          v[(h / kPanel * rows + t) * kPanel + h % kPanel] = row[2 * width + h];
-        }
-      }
-    }
-  }
-
-  // Blocks of queries [begin, end), numbered through all heads.
-  void operator()(int64_t begin, int64_t end) const {
-    const int64_t blocks = (length + kBlock - 1) / kBlock;
-    std::vector<float> queries(kTile * size), scores(kTile * Rows());
-    for (int64_t at = begin; at < end; ++at) {
-      const int64_t first = at % blocks * kBlock, last = std::min(first + kBlock, length);
-      for (int64_t l = first; l < last; l += kTile) {
-        Queries(at / blocks, l, std::min<int64_t>(kTile, last - l), queries.data(), scores.data());
-      }
-    }
-  }
-
-  void Queries(int64_t head, int64_t first, int64_t positions, float* q, float* scores) const {
-    const int64_t b = head / heads, n = head % heads, width = heads * size, rows = Rows();
-    const int64_t count = counts[b], seen = (count + kPanel - 1) / kPanel * kPanel;
-    float* out = y + ((b * length + first) * heads + n) * size;
-    if (first >= count) {  // Padding.
-      for (int64_t l = 0; l < positions; ++l) std::fill_n(out + l * width, size, 0.0f);
-      return;
-    }
-    std::fill_n(q, kTile * size, 0.0f);
-    for (int64_t l = 0; l < positions; ++l) {
-      const float* from = projected + (b * length + first + l) * 3 * width + n * size;
-      for (int64_t h = 0; h < size; ++h) q[l * size + h] = scale * from[h];
-    }
-    constexpr std::make_integer_sequence<int, Vectors(kTile)> vectors;
-    constexpr int kStep = Vectors(kTile) * kLanes;
-    float tile[kTile][kPanel];
-    const float* k = keys.data() + head * rows * size;
-    for (int64_t t = 0; t < seen; t += kPanel, k += size * kPanel) {
-      for (int o = 0; o < kPanel; o += kStep) Tile<kTile>(k + o, q, size, tile[0] + o, vectors);
-      for (int l = 0; l < kTile; ++l) std::copy_n(tile[l], kPanel, scores + l * seen + t);
-    }
-    float factors[kTile] = {};
-    for (int64_t l = 0; l < positions && first + l < count; ++l) {  // Padding keeps 0.
-      float* row = scores + l * seen;
-      const float* bias = by_distance + n * distances + length - 1 - (first + l);
-      float peak = -INFINITY;
-      bool none = false;
-      for (int64_t t = 0; t < count; ++t) {
-        row[t] += bias[t] + mask[b * length + t];
-        none |= std::isnan(row[t]);
-        peak = std::max(peak, row[t]);
-      }
-      factors[l] = Weigh(row, count, peak, none);
-      std::fill(row + count, row + seen, 0.0f);
-    }
-    const float* v = values.data() + head * rows * Columns();
-    for (int64_t h = 0; h < size; h += kPanel, v += rows * kPanel) {
-      for (int o = 0; o < kPanel; o += kStep) Tile<kTile>(v + o, scores, seen, tile[0] + o, vectors);
-      for (int64_t l = 0; l < positions; ++l) {
-        const float* sums = tile[l];
-        for (int64_t i = 0; i < std::min<int64_t>(kPanel, size - h); ++i) {
-          out[l * width + h + i] = sums[i] * factors[l];
-        }
-      }
-    }
-  }
-};
-
 // projected [B, L, 3 * N * H], by_distance [N or 1, 2 L - 1] and mask [B or 1, 1, 1, L] give
 // y [B, L, N, H]; that of padding, behind the last key that is not masked, is 0.
 ffi::Error AttendWhole(ffi::ThreadPool pool, Rank3 projected, Rank2 by_distance, Rank4 mask,
                        ffi::Result<Rank4> y, float scale) {
   const auto q = y->dimensions();
-  const int64_t batch = q[0], length = q[1], heads = q[2], size = q[3];
+  const int64_t batch = q[0], length = q[1], heads = q[2], size = q[3], width = heads * size;
   const int64_t distances = by_distance.dimensions()[0] > 1 ? 2 * length - 1 : 0;
-  WholeTexts texts{projected.typed_data(), by_distance.typed_data(), mask.typed_data(), scale,
-                   y->typed_data(), length, heads, size, distances, {}, {}, {}};
+  const float* from = projected.typed_data();
+  const ByDistance bias{by_distance.typed_data(), mask.typed_data(), length, distances};
+  Tiled texts{from, 3 * width, from + width, from + 2 * width, length * 3 * width, size, 3 * width,
+              scale, 0.0f, y->typed_data(), length, heads, 1, length, size, {}, {}, {}};
   for (int64_t b = 0; b < batch; ++b) {
     int64_t count = length;
-    while (count > 0 && texts.mask[b * length + count - 1] < kMasked) --count;
+    while (count > 0 && bias.mask[b * length + count - 1] < kMasked) --count;
     texts.counts.push_back(count);
   }
-  texts.keys.resize(batch * heads * texts.Rows() * size);
-  texts.values.resize(batch * heads * texts.Rows() * texts.Columns());
-  const auto pack = [&](int64_t begin, int64_t end) { texts.Pack(begin, end); };
-  Parallel(pool, batch * heads, 2 * length * size, pack);
-  const int64_t blocks = (length + texts.kBlock - 1) / texts.kBlock;
-  Parallel(pool, batch * heads * blocks, 2 * texts.kBlock * length * size, texts);
+  texts.Run(pool, batch, bias);
   return ffi::Error::Success();
 }
 
