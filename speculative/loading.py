@@ -9,7 +9,7 @@ from typing import Any
 
 import jax
 from absl import logging
-from jax.sharding import Mesh
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from speculative import checkpoints, checks, fingerprints, removed
 from speculative.backends import for_decoding, usual_dtype, usual_quantize
@@ -17,9 +17,18 @@ from speculative.backends.cpu.kernels import cache_folder
 from speculative.checkpoints import Checkpoint
 from speculative.checkpoints.checkpoint import DTYPES
 from speculative.decoding import Params
-from speculative.drafts import CopyDraft, MixedDraft, SuffixDraft, model_draft, named
+from speculative.drafts import (
+    CopyDraft,
+    MixedDraft,
+    SuffixDraft,
+    TransformerDraft,
+    model_draft,
+    named,
+    translated,
+)
 from speculative.drafts.base import require_grows
 from speculative.drafts.named import MODEL_FREE
+from speculative.drafts.translated import Tables, Translated
 from speculative.models import SIZES, Config, model_of, random_params, sharding
 from speculative.models.reads import unpacked
 from speculative.pair import Pair
@@ -83,6 +92,7 @@ class Resolved:
     table: pathlib.Path | None  # The file that this reads, if it reads one.
     vocabulary: Vocabulary
     mesh: str | None = None  # The devices that share the target.
+    tables: Tables | None = None  # Of a draft with another vocabulary.
 
     def require_trees(self, tree: int) -> None:
         """Raises ValueError where guesses are to be a tree and the draft guesses chains."""
@@ -113,7 +123,15 @@ class Resolved:
         if self.table:
             table = fingerprints.of_files({"table": self.table})
             found["draft"] = fingerprints.of_value([found.get("draft"), table])
+        if self.tables:
+            both = self.tables.read_as.tolist(), self.tables.logits.tolist()
+            found["draft"] = fingerprints.of_value([found.get("draft"), *both])
         return found | {"vocabulary": self.vocabulary.contents}
+
+    def _placed(self, tables: Tables) -> Tables:
+        """On the draft's devices, all of them on each."""
+        on = self.draft and self.draft.on
+        return jax.device_put(tables, NamedSharding(on, PartitionSpec()) if on else None)
 
     def load(self, target: PyTree | None = None) -> Pair:
         """The pair, ready to decode; `target` holds the target's parameters if loaded already.
@@ -138,7 +156,11 @@ class Resolved:
         target = self.target.load() if target is None else target
         draft, params = lookup, of_lookup
         if self.draft:
-            draft, params = model_draft(model_of(self.draft.config)), self.draft.load(draft=True)
+            own, params = model_of(self.draft.config), self.draft.load(draft=True)
+            draft = model_draft(own)
+            if self.tables:
+                draft = TransformerDraft(Translated(own, self.vocabulary.size))
+                params = params, self._placed(self.tables)
             if isinstance(lookup, CopyDraft | SuffixDraft):
                 draft, params = MixedDraft(draft, lookup), (params, of_lookup)
         assert draft is not None
@@ -242,14 +264,14 @@ def resolve(
             "pieces; make its draft vocabulary again (speculative convert --keep)."
         )
     folder = pathlib.Path(big.checkpoint.location) if big.checkpoint else None
-    path = named.table(free, folder, vocabulary) if free else None
+    path, both = named.table(free, folder, vocabulary) if free else None, None
     if small:
         _require_of_a_kind(big, small)
         if random:
             vocabulary.require_room(small.config.vocab_size, small.name)
         else:
-            vocabulary.require_equal(small.vocabulary(file))
-    return Resolved((target, draft), big, small, free, path, vocabulary, mesh)
+            both = _tables(vocabulary, small.vocabulary(file), big, small)
+    return Resolved((target, draft), big, small, free, path, vocabulary, mesh, both)
 
 
 def load(
@@ -332,6 +354,27 @@ def _require_use(file: str | None, *models: Weights | None) -> None:
             f"There is no use for the vocabulary {file}, because there is one with {names} "
             "already; leave --vocabulary out."
         )
+
+
+def _tables(
+    vocabulary: Vocabulary, of_draft: Vocabulary, target: Weights, draft: Weights
+) -> Tables | None:
+    """What a draft with another vocabulary reads and guesses; None of one with the same."""
+    try:
+        vocabulary.require_equal(of_draft)
+        return None
+    except ValueError:
+        if draft.config.reads.source_dim:  # It was made for a target with its own vocabulary.
+            raise
+    kept = draft.config.reads.draft_vocabulary
+    logits = unpacked(kept) if kept else None
+    count = draft.config.logits if kept else min(of_draft.size, draft.config.vocab_size)
+    found, shared = translated.tables(vocabulary, of_draft, logits, count)
+    _say_once(
+        f"{draft.name} has another vocabulary than {target.name}: it guesses the {shared:,} of the "
+        f"target's {vocabulary.size:,} tokens that both have."
+    )
+    return found
 
 
 def _require_of_a_kind(target: Weights, draft: Weights) -> None:

@@ -63,6 +63,27 @@ class Vocabulary(abc.ABC):
     def _text(self, tokens: list[int], special: bool) -> str:
         """The text of tokens that do not end it; what stands for no text is left out."""
 
+    @functools.cached_property
+    def spelled(self) -> list[bytes | None]:
+        """What each token stands for in UTF-8, or None: of padding, and of parts of no text.
+
+        That of an added token is its spelling. It is the same in every kind of vocabulary.
+        """
+        added = {token.id: token.content.encode() for token in self._given}
+        added |= {token.id: token.content.encode() for token in self._added.values()}
+        return [added.get(i) or self._stands_for(piece) for i, piece in enumerate(self.pieces)]
+
+    def _stands_for(self, piece: str) -> bytes | None:
+        """What a piece stands for, here of SentencePiece or bytes; None of one that is no text."""
+        if match := re.fullmatch(r"<0x([0-9A-F]{2})>", piece):
+            return bytes([int(match[1], 16)])
+        return piece.replace("▁", " ").encode() or None
+
+    def last_piece(self, spelled: bytes) -> int:
+        """The last token of a text, which may be a part of a character."""
+        tokens = self._encode(spelled.decode(errors="ignore"))
+        return int(tokens[-1]) if len(tokens) else self.start_id
+
     def encode(self, text: str) -> np.ndarray:
         """Tokens [length] of a text and the end of sequence, int32."""
         return np.array([*self._tokens(text), self.end_id], np.int32)
@@ -387,6 +408,12 @@ class Tokenizer(Vocabulary):
         """Every piece, by id, with bytes spelled as GPT-2 spells them."""
         return self._listed(self._tokenizer.id_to_token(i) or "" for i in range(self.size))
 
+    def _stands_for(self, piece: str) -> bytes | None:
+        if not self.of_bytes:
+            return super()._stands_for(piece)
+        known = _bytes_by_character()
+        return bytes(known[one] for one in piece) if piece and {*piece} <= known.keys() else None
+
     def _tokens(self, text: str) -> list[int]:
         if self._added:
             return super()._tokens(text)
@@ -426,6 +453,15 @@ class Tokenizer(Vocabulary):
             elif 0 <= token < self.size:
                 kept.append(token)
         return text + self._tokenizer.decode(kept, skip_special_tokens=not special)
+
+
+@functools.cache
+def _bytes_by_character() -> Mapping[str, int]:
+    """How GPT-2's vocabulary spells bytes: as what prints, and others by characters from 256 on."""
+    prints = [*range(33, 127), *range(161, 173), *range(174, 256)]
+    others = [byte for byte in range(256) if byte not in prints]
+    found = {chr(byte): byte for byte in prints}
+    return found | {chr(256 + i): byte for i, byte in enumerate(others)}
 
 
 def _tokenizer(path: pathlib.Path, special: SpecialTokens, without: int | None = None) -> Any:

@@ -135,8 +135,9 @@ def test_a_vocabulary_beside_checkpoints_that_have_none(
     assert (found.vocabulary.size, found.vocabulary.extra_ids) == (8192, 0)
     roomy = save(tmp_path / "roomy", saved.TARGET.replace(vocab_size=8192 + 100), None)
     assert resolve(roomy, "uniform", vocabulary_file=str(saved.VOCABULARY)).vocabulary.size == 8292
-    with pytest.raises(ValueError, match="must share a vocabulary, but .* 8292 pieces"):
-        resolve(roomy, bare, vocabulary_file=str(saved.VOCABULARY))
+    # Sentinels of the target are tokens that the draft cannot guess.
+    found = resolve(roomy, bare, vocabulary_file=str(saved.VOCABULARY)).tables
+    assert found is not None and (found.logits == 8192).sum() == 100
 
 
 @pytest.mark.parametrize(

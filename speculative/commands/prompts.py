@@ -10,13 +10,14 @@ import os
 import stat
 import sys
 from collections.abc import Callable, Iterator
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-from speculative import chat, checks, disk
-from speculative.chat import Message
+from speculative import checks, disk
 from speculative.commands import MAX_LENGTH, OF_RUN, SETTINGS
 from speculative.settings import Settings
-from speculative.vocabulary import Rendered
+
+if TYPE_CHECKING:
+    from speculative.chat import Message, Template
 
 INPUT = "standard input"
 MARK = "> "  # Where a line is awaited.
@@ -32,20 +33,22 @@ class Asked(NamedTuple):
     text: str
     settings: Settings
     place: str = ""  # The line that it stands in, for messages.
-    messages: tuple[Message, ...] = ()  # Of a chat, in place of a text.
+    messages: "tuple[Message, ...]" = ()  # Of a chat, in place of a text.
 
 
 @dataclasses.dataclass
 class Chats:
     """Makes prompts of messages; someone who types goes on with all messages so far."""
 
-    template: chat.Template | None  # None where prompts are texts.
+    template: "Template | None"  # None where prompts are texts.
     system: str | None
     keeps: bool
-    said: list[Message] = dataclasses.field(default_factory=list)
+    said: "list[Message]" = dataclasses.field(default_factory=list)
 
     def prompt(self, asked: Asked) -> Asked:
         """The same as a text; ValueError if the template does not take the messages."""
+        from speculative.vocabulary import Rendered
+
         if self.template is None or isinstance(asked.text, Rendered):
             return asked
         new = [*asked.messages] or [{"role": "user", "content": asked.text}]
@@ -111,7 +114,11 @@ def _read(line: str, place: str, prefix: str, settings: Settings) -> Asked:
         fields = json.loads(line)
         if not isinstance(fields, dict):
             raise ValueError("it is no JSON object with a prompt, a text.")
-        messages = tuple(chat.checked(fields.pop("messages"))) if "messages" in fields else ()
+        messages = ()
+        if "messages" in fields:
+            from speculative.chat import checked
+
+            messages = tuple(checked(fields.pop("messages")))
         if bool(messages) == isinstance(fields.get("prompt"), str):
             raise ValueError("it must have either a prompt, a text, or messages, those of a chat.")
         text = fields.pop("prompt", "")

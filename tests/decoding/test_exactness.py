@@ -36,6 +36,7 @@ from speculative.drafts import (
     count_ngrams,
     ngram_params,
 )
+from speculative.drafts.translated import Tables, Translated
 from speculative.measurement import teacher_forced
 from speculative.models import T5, T5Config
 from speculative.models.interface import Extended
@@ -140,6 +141,22 @@ def test_a_draft_that_guesses_some_tokens_alone_is_exact(sampling: str, gamma: i
     output = decode(*given, rows(sampling, gamma))
     logits = toy.near_table()
     logits[..., toy.EOS] = -np.inf
+    q = toy.distribution(logits, config.sampling)
+    assert min(p_values(output, q, config)) > THRESHOLD
+
+
+@OPTIMIZED
+@pytest.mark.parametrize(("sampling", "gamma"), ONCE)
+def test_a_draft_of_another_vocabulary_is_exact(sampling: str, gamma: int) -> None:
+    """Six tokens, of which three are the target's; it reads the fourth as one of its own."""
+    read_as, place, count = np.array([0, 2, 4, 5]), np.array([0, 6, 4, 5]), 6
+    inner = np.random.default_rng(21).normal(0, 1.5, (count,) * 3).astype(np.float32)
+    given = jnp.asarray(inner), Tables(jnp.asarray(read_as), jnp.asarray(place))
+    draft = TransformerDraft(Translated(TARGET, toy.VOCABULARY))  # pyright: ignore
+    config = settings(sampling, gamma)
+    output = decode(draft, given, config, rows(sampling, gamma))
+    known = inner[read_as][:, read_as]
+    logits = np.concatenate([known, np.full((4, 4, 1), -np.inf)], axis=-1)[..., place]
     q = toy.distribution(logits, config.sampling)
     assert min(p_values(output, q, config)) > THRESHOLD
 

@@ -68,7 +68,7 @@ def past_outputs(tmp_path_factory: pytest.TempPathFactory) -> Any:
     return written
 
 
-WAYS = {
+WAYS: dict[str, tuple[str, dict[str, Any]]] = {
     "alone": ("copy", {"gamma": 0}),
     "copy": ("copy", {"gamma": 5}),
     "suffix": ("suffix", {"gamma": 5}),
