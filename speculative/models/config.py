@@ -91,6 +91,11 @@ class Config:
         return getattr(self, self.depths[0]) if len(self.depths) > 1 else 0
 
     @property
+    def of_encoder(self) -> Self:
+        """The sizes of the encoder, where they are others than the decoder's."""
+        return self
+
+    @property
     def logits(self) -> int:
         """How many tokens logits are of."""
         kept = self.reads.draft_vocabulary

@@ -44,6 +44,7 @@ class Stack(nn.Module):
     depth: int
     kind: str = "decoder"  # Or "encoder".
     layer: Callable[..., nn.Module] = Layer  # Of config, backend and kind: what the family stacks.
+    embeds: bool = False  # Whether it has an embedding of its own.
 
     def setup(self) -> None:
         """Declares the stack under T5X's names."""
@@ -54,7 +55,7 @@ class Stack(nn.Module):
             self.position_embedder = nn.Embed(*sizes, embedding_init=init)
         elif config.positions == "relative" and config.shared_positions:
             self.relpos_bias = RelativeBias(config, bidirectional=encoder)
-        if not encoder and not config.shared_embedding:
+        if self.embeds:
             init = nn.initializers.normal(1.0)
             self.token_embedder = nn.Embed(config.vocab_size, config.emb_dim, embedding_init=init)
         self.layers = [self.layer(config, self.backend, self.kind) for _ in range(self.depth)]
@@ -141,8 +142,10 @@ class Stack(nn.Module):
             table = self.relpos_bias if shared else self.layers[layer].relative_posemb
             found = table.by_distance(back, ahead)
         if 0 < (window := self.config.window(layer)) < back:
-            seen = masked(jnp.arange(1 - back, ahead) > -window)[None]
-            found = seen if found is None else found + seen
+            distance = jnp.arange(1 - back, ahead)
+            # An encoder sees as far ahead, and one further either way.
+            seen = abs(distance) <= window if self.kind == "encoder" else distance > -window
+            found = masked(seen)[None] if found is None else found + masked(seen)[None]
         return found
 
     def hidden(self, after: Sequence[Array], wanted: tuple[str, ...]) -> dict[str, Array]:

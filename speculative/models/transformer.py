@@ -52,7 +52,10 @@ class Transformer(nn.Module):
         """Declares all; `deviation` is the embedding's initial one, `layer` is `Stack.layer`."""
         config, init = self.config, nn.initializers.normal(deviation)
         self.token_embedder = nn.Embed(config.vocab_size, config.emb_dim, embedding_init=init)
-        self.decoder = Stack(config, self.backend, config.decoder_layers, layer=layer)
+        embeds = not config.shared_embedding
+        self.decoder = Stack(
+            config, self.backend, config.decoder_layers, layer=layer, embeds=embeds
+        )
         if config.reads.target_layers:
             self.reads_target = Reading(config, self.backend, config.reads.hidden_dim)
             self.reads_itself = Reading(config, self.backend, config.emb_dim)

@@ -6,7 +6,7 @@ from rich.console import Console
 
 from speculative.measurement.chips import GIB
 from speculative.reporting.tables import CONSOLE, ROW, Column, field, show_parts
-from speculative.studies.compiled import Estimate
+from speculative.studies.compiled import ALPHAS, Estimate
 from speculative.studies.compiled_training import TrainingEstimate
 
 
@@ -16,6 +16,16 @@ def _ratio(name: str, over: str) -> Callable[[Estimate], str]:
     def cell(one: Estimate) -> str:
         value, other = getattr(one, name), getattr(one, over)
         return "–" if value is None else f"{value:.2f} ({value / other:.2f})"
+
+    return cell
+
+
+def _assumed(alpha: str) -> Callable[[Estimate], str]:
+    """The speed-up at an alpha, and the gamma of it."""
+
+    def cell(one: Estimate) -> str:
+        gamma, speedup = one.speedups_by_alpha.get(alpha, (0, 0.0))
+        return f"{speedup:.2f} ({gamma})" if gamma else "–"
 
     return cell
 
@@ -98,6 +108,18 @@ SPEED = (
     Column("paper", field("paper_speedup", ".1f"), "measured by the paper"),
 )
 
+ASSUMED = (
+    ROW,
+    Column("verify", _ratio("ms_verify", "ms_target_step"), "as above"),
+    Column("c", field("c", ".4f"), "as above"),
+    *(
+        Column(
+            f"α = {alpha}", _assumed(str(alpha)), "speed-up from these costs at the best γ, in ()"
+        )
+        for alpha in ALPHAS
+    ),
+)
+
 TRAINING = (
     Column("mesh", field("mesh")),
     Column("needs", lambda one: f"{one.hbm_bytes_per_chip / GIB:.1f} GiB", "of a chip's memory"),
@@ -134,6 +156,7 @@ def show(found: Sequence[Estimate], console: Console = CONSOLE) -> None:
     )
     assumed = any(one.alpha is not None for one in found)
     parts = MEMORY, *[MESH] * (first.collectives is not None), STEPS, *[SPEED] * assumed
+    parts = *parts, *[ASSUMED] * any(one.speedups_by_alpha for one in found)
     show_parts([(columns, found) for columns in parts], console)
     for one in found:
         if (advice := _advice(one)) is not None:

@@ -32,11 +32,13 @@ from speculative.measurement.schedule import Cost, Schedule
 from speculative.models import Config, model_of, read_by_step, sharding
 from speculative.progress import OnProgress
 from speculative.rows import weights
-from speculative.rows.config import RowConfig, gamma_of, paper_numbers
+from speculative.rows.config import RANDOM, RowConfig, gamma_of, paper_numbers
 from speculative.tree import Growth
 from speculative.types import PyTree
 
-PIECES = {32_128: 32_100}  # Of T5's vocabulary, by the rows of embeddings that hold it.
+# Of the vocabularies of T5 and Gemma 3, by the rows of embeddings that hold them.
+PIECES = {32_128: 32_100, 262_208: 262_144}
+ALPHAS = 0.6, 0.7, 0.8  # Assumed of rows of random weights, of which nobody tells one.
 DTYPE = "bfloat16"  # Of a row that names none.
 GAMMAS = range(1, checks.MAX_GAMMA + 1)  # Of which the speed-up is told, the best one among them.
 WORKERS = 2  # Programs that are compiled at once; each takes one core.
@@ -118,6 +120,8 @@ class Estimate:
     best_gamma: int | None = None
     best_speedup_predicted: float | None = None
     best_ms_per_token_predicted: float | None = None
+    # Of random weights: by an alpha that may be, the best gamma and its speed-up.
+    speedups_by_alpha: dict[str, tuple[int, float]] = dataclasses.field(default_factory=dict)
     ms_target_step_one_chip: float | None = None  # Of the same target on one chip, if it fits.
     paper_alpha: float | None = None
     paper_speedup: float | None = None
@@ -293,6 +297,9 @@ class Compiler:
         c, v = draft / step, verify / step
         rate = paper_alpha if config.simulated_alpha is None else config.simulated_alpha
         speedups = {} if rate is None else _speedups(config, rate, c, v)
+        assumed = ALPHAS if rate is None and config.checkpoints == RANDOM else ()
+        by_alpha = {str(one): _speedups(config, one, c, v) for one in assumed}
+        bests = {one: max(found.items(), key=lambda x: x[1]) for one, found in by_alpha.items()}
         best = max(speedups, key=speedups.__getitem__, default=None)
         streamed_ms = [1e3 * found[name].once.seconds for name in streamed] or [None, None]
         on_mesh: dict[str, Any] = {
@@ -328,6 +335,7 @@ class Compiler:
             best_gamma=best,
             best_speedup_predicted=speedups[best] if best else None,
             best_ms_per_token_predicted=step / speedups[best] if best else None,
+            speedups_by_alpha=bests,
             seconds_to_compile=seconds,
             fault=fault,
         )

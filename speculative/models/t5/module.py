@@ -1,106 +1,27 @@
 """T5: the Flax module, whose parameters have T5X's names, and the model over it."""
 
 import dataclasses
-import functools
-from typing import ClassVar
 
-import jax.numpy as jnp
 from jax import Array
 
 from speculative.backends import Norm
-from speculative.models.flax_model import FlaxModel
-from speculative.models.interface import Started
-from speculative.models.layers import Layer, Source
-from speculative.models.positions import masked, same_segment
-from speculative.models.stack import DecoderState, Stack
+from speculative.models.encoder_decoder import EncoderDecoder, Seq2Seq
 from speculative.models.t5.config import T5Config
-from speculative.models.transformer import Transformer
-from speculative.types import PADDING, Inputs, Logits, Rows, Segments, Tokens
+from speculative.types import Logits
 
 
-class EncoderDecoder(Transformer):
-    """Encoder and decoder, mostly over one embedding; the root of T5X's parameter tree."""
-
-    def setup(self) -> None:
-        """Declares embedding and stacks."""
-        source_dim = self.config.reads.source_dim or self.config.emb_dim
-        self.declare(1.0, functools.partial(Layer, source_dim=source_dim))
-        if not self.config.reads.source_dim:
-            depth = self.config.encoder_layers
-            self.encoder = Stack(self.config, self.backend, depth, "encoder")
-
-    def encode(self, inputs: Inputs, segments: Array | None = None, train: bool = False) -> Array:
-        """Inputs [B, S] -> [B, S, D]; see `FlaxModel.encode`."""
-        mask = _padding(inputs) if segments is None else same_segment(segments, segments)
-        seen = inputs != PADDING if segments is None else segments > 0
-        # Padding is made 0: what comes of it counts nowhere, and kernels on CPU leave it out.
-        x = jnp.where(seen[..., None], self.embedded(self.token_embedder, inputs), 0)
-        after, _, _ = self.encoder(x, mask, train)
-        return self.encoder.dropout(self.encoder.norm.numbers(after[-1]), not train)
-
-    def __call__(
-        self, inputs, decoder_inputs, segments, train, encoded, layers
-    ) -> tuple[Logits, dict[str, Array]]:
-        """Teacher-forced logits and hidden states; see `FlaxModel.forward_with_hidden`."""
-        source, target = segments or (None, jnp.ones_like(decoder_inputs))
-        causal = jnp.tril(jnp.ones((decoder_inputs.shape[1],) * 2, bool))
-        if encoded is None:
-            encoded = self.encode(inputs, source, train)
-        bias = _padding(inputs) if source is None else same_segment(target, source)
-        sources = [Source(*cross, bias) for cross in self._project(encoded)]
-        mask = same_segment(target, target, causal)
-        after, _, _ = self.decoder(self.embed(decoder_inputs), mask, train, sources)
-        logits = self.logits(self.decoder.dropout(self.decoder.norm.numbers(after[-1]), not train))
-        return logits, self.decoder.hidden(after, layers)
-
-    def sources(self, encoded: Array, segments: Segments, tokens: Tokens) -> list[Source]:
-        """The source, for texts of which all tokens are."""
-        source, target = segments or (jnp.ones(encoded.shape[:2]), jnp.ones_like(tokens))
-        bias = same_segment(target, source)
-        return [Source(*cross, bias) for cross in self._project(encoded)]
-
-    def start(
-        self, inputs: Inputs, cache_length: int, encoded: Array | None, layers: tuple[str, ...]
-    ) -> Started:
-        """Encodes inputs [B, S] (-1 = padding) and projects keys and values of the source once."""
-        config = self.config
-        encoded = self.encode(inputs) if encoded is None else encoded
-        sizes = inputs.shape[0], config.kv_heads, cache_length, config.head_dim
-        shape = self.backend.cache_shape(*sizes)
-        empty = tuple(jnp.zeros(shape, config.dtype) for _ in range(config.decoder_layers))
-        lengths, bias = jnp.zeros(inputs.shape[0], jnp.int32), _padding(inputs)
-        cross = self._project(encoded)
-        state = DecoderState(lengths, empty, empty, cross=cross, source_bias=bias)
-        return Started(state, dict.fromkeys(layers, encoded))
+class T5EncoderDecoder(EncoderDecoder):
+    """Encoder and decoder."""
 
     def logits(self, x: Array, norm: Norm | None = None) -> Logits:
         """As of `Transformer`; T5 scales logits that are tied to the embedding."""
         logits = super().logits(x, norm)
         return logits * self.config.emb_dim**-0.5 if self.config.logits_via_embedding else logits
 
-    def _project(self, encoded: Array) -> tuple[tuple[Array, Array], ...]:
-        """Each layer's keys and values [B, N, S, H] of a source encoded [B, S, D]."""
-        crosses = [layer.encoder_decoder_attention for layer in self.decoder.layers]
-        each = [dense.projection for cross in crosses for dense in (cross.key, cross.value)]
-        encoded = encoded.astype(self.config.dtype)
-        by_head = self.backend.of_source(encoded, each, self.config.kv_heads)
-        return tuple(zip(by_head[::2], by_head[1::2], strict=True))
-
-
-def _padding(inputs: Inputs) -> Array:
-    """The mask [B, 1, 1, S] of a source."""
-    return masked(inputs != PADDING)[:, None, None, :]
-
 
 @dataclasses.dataclass(frozen=True)
-class T5(FlaxModel):
+class T5(Seq2Seq):
     """A T5 of a given configuration, as pure functions on explicit parameters."""
 
     config: T5Config
-    pad_id: ClassVar[int] = PADDING
-    decoder_only: ClassVar[bool] = False
-    root = EncoderDecoder
-
-    def first(self, inputs: Inputs) -> Rows:
-        """The start token of each row: [B]."""
-        return jnp.full(inputs.shape[0], self.start_id, jnp.int32)
+    root = T5EncoderDecoder
