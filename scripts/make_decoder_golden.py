@@ -1,10 +1,10 @@
-"""Makes golden files of transformers' decoder-only models of today, small ones, for tests.
+"""Makes golden files of transformers' models of today, small ones, for tests.
 
     PYTHONPATH=. python scripts/make_decoder_golden.py [NAME ...]
 
 Needs torch and transformers (the extra `peers`). Writes `tests/data/decoders/NAME.npz`: the
 `config.json`, texts, some of their logits, and greedy continuations of prompts. Weights are
-`tests.by_name.weights`.
+`tests.by_name.weights`. Encoder-decoders are beside them, with sources in place of prompts.
 """
 
 import json
@@ -67,6 +67,27 @@ MODELS: dict[str, dict[str, Any]] = {
     },
     "qwen3": {"model_type": "qwen3", "rope_theta": 1e6, "tie_word_embeddings": True},
 }
+STACK = {
+    **SIZES,
+    "model_type": "t5_gemma_module",
+    "bos_token_id": 2,
+    "eos_token_id": 1,
+    "pad_token_id": 0,
+    "query_pre_attn_scalar": 5,
+    "attn_logit_softcapping": 3.0,
+    "final_logit_softcapping": 4.0,
+    "rope_theta": 1000.0,
+}
+WIDER = {"hidden_size": 36, "intermediate_size": 48, "num_hidden_layers": 2, "head_dim": 6}
+ENCODER_DECODERS: dict[str, dict[str, Any]] = {
+    "t5gemma": {
+        "model_type": "t5gemma",
+        "encoder": {**STACK, **WIDER, "num_key_value_heads": 3, "sliding_window": 5},
+        "decoder": {**STACK, "sliding_window": 5},
+        "vocab_size": 64,
+        "tie_word_embeddings": True,
+    }
+}
 POSITIONS, EVERY, GREEDY = 40, 3, 40  # Logits are kept of every third position.
 
 
@@ -97,9 +118,59 @@ def continued(
 
 
 @torch.no_grad()
+def write_encoder_decoder(name: str) -> None:
+    """Sources of several lengths, logits of texts about them, and greedy tokens."""
+    settings = ENCODER_DECODERS[name]
+    config = transformers.AutoConfig.for_model(**settings)
+    made = transformers.AutoModelForSeq2SeqLM.from_config(
+        config, attn_implementation="eager"
+    ).eval()
+    for key, parameter in made.named_parameters():
+        parameter.copy_(torch.tensor(weights(key, tuple(parameter.shape))))
+    for seed in range(4, 40):
+        rng = np.random.default_rng(seed)
+        inputs = rng.integers(3, 64, (3, 14))
+        inputs[1, 9:] = inputs[2, 4:] = 0
+        texts = np.concatenate([np.full((3, 1), 2), rng.integers(3, 64, (3, 20))], axis=1)
+        source = torch.tensor(inputs)
+        seen = {"input_ids": source, "attention_mask": (source != 0).long()}
+        mask = torch.ones_like(torch.tensor(texts))
+        logits = made(
+            **seen, decoder_input_ids=torch.tensor(texts), decoder_attention_mask=mask
+        ).logits
+        tokens, gap = torch.full((3, 1), 2), np.inf
+        for _ in range(GREEDY):
+            given = {"decoder_input_ids": tokens, "decoder_attention_mask": torch.ones_like(tokens)}
+            last = made(**seen, **given).logits[:, -1]
+            first, second = last.topk(2).values.T
+            gap = min(gap, float((first - second).min()))
+            tokens = torch.cat([tokens, last.argmax(-1)[:, None]], dim=1)
+        if gap > 1e-3:
+            break
+    small = {
+        "inputs": np.where(inputs == 0, -1, inputs),
+        "texts": texts,
+        "greedy": tokens[:, 1:].numpy(),
+    }
+    np.savez_compressed(
+        FOLDER.with_name("encoder_decoders") / f"{name}.npz",
+        config=np.array(json.dumps(settings)),
+        logits=logits.numpy(),
+        **{key: value.astype(np.int8) for key, value in small.items()},
+    )
+    print(f"Written: {name}, gap {gap}, logits up to {float(logits.abs().max()):.1f}.")
+
+
+@torch.no_grad()
 def main() -> None:
     FOLDER.mkdir(exist_ok=True)
+    FOLDER.with_name("encoder_decoders").mkdir(exist_ok=True)
+    for name in sys.argv[1:] or ENCODER_DECODERS:
+        if name in ENCODER_DECODERS:
+            write_encoder_decoder(name)
     for name in sys.argv[1:] or MODELS:
+        if name in ENCODER_DECODERS:
+            continue
         made, size = model(MODELS[name]), SIZES["vocab_size"]
         for seed in range(4, 40):  # The first whose greedy tokens rounding cannot change.
             rng = np.random.default_rng(seed)

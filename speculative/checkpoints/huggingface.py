@@ -32,7 +32,7 @@ from speculative.disk import read_json, reading
 from speculative.models import FAMILIES, names_of
 from speculative.models.names import SPIECE, Stored
 from speculative.types import Fields
-from speculative.vocabulary import BYTES, from_elsewhere
+from speculative.vocabulary import BYTES, from_elsewhere, open_vocabulary
 
 SAFETENSORS, BIN = "model.safetensors", "pytorch_model.bin"
 TOKENIZER, BYTES_CLASS = "tokenizer_config.json", "ByT5Tokenizer"
@@ -102,7 +102,13 @@ def open(folder: str | pathlib.Path) -> Checkpoint:
     else:
         files = (folder / name for name in kind.vocabularies)
         vocabulary = next((file for file in files if file.is_file()), None)
-        extra_ids = tokenizer.get("extra_ids", kind.model_types[model])
+        extra_ids = tokenizer.get("extra_ids")
+        if extra_ids is None:  # The usual ones, unless the embedding has no rows for them.
+            extra_ids = kind.model_types[model]
+            if extra_ids and vocabulary is not None and vocabulary.name == SPIECE:
+                with reading(vocabulary):
+                    pieces = open_vocabulary(vocabulary).size
+                extra_ids = extra_ids if pieces + extra_ids <= config.vocab_size else 0
         if vocabulary is not None and vocabulary.suffix == ".json":
             extra_ids = 0  # They are pieces of it.
     given = str(folder), "huggingface", config, tensors_of, vocabulary, extra_ids, special

@@ -206,7 +206,8 @@ class Layer(nn.Module):
         self.pre_mlp_layer_norm = LayerNorm(config)
         self.mlp = Mlp(config, backend)
         if config.post_norms:
-            self.post_self_attention_layer_norm = LayerNorm(config)
+            after = LayerNorm(config, name=f"post_{attention}_layer_norm")
+            self.post_self_attention_layer_norm = after
             self.post_mlp_layer_norm = LayerNorm(config)
             if self.source_dim:
                 self.post_cross_attention_layer_norm = LayerNorm(config)

@@ -1,0 +1,113 @@
+"""The shapes of T5Gemmas, and those that have names."""
+
+import dataclasses
+import functools
+from typing import ClassVar, Self
+
+from speculative.models.config import count
+from speculative.models.rotary import RotaryConfig
+from speculative.types import Fields
+
+ENCODER = "emb_dim", "num_heads", "num_kv_heads", "head_dim", "mlp_dim"
+"""The sizes in which an encoder may differ."""
+
+
+@dataclasses.dataclass(frozen=True)
+class T5GemmaConfig(RotaryConfig):
+    """The sizes of an encoder-decoder of Gemma 2's layers (Zhang et al., 2025, arXiv 2504.06225).
+
+    Encoder and decoder have embeddings of their own, and the logits are tied to the decoder's.
+    """
+
+    num_encoder_layers: int  # 0 where another's is read.
+    num_decoder_layers: int
+    _: dataclasses.KW_ONLY
+    mlp_activations: tuple[str, ...] = ("gelu", "linear")
+    norm: str = "rms_of_1"
+    post_norms: bool = True
+    logits_via_embedding: bool = True
+    # The encoder's, each 0 where it is the decoder's.
+    encoder_emb_dim: int = 0
+    encoder_num_heads: int = 0
+    encoder_num_kv_heads: int = 0
+    encoder_head_dim: int = 0
+    encoder_mlp_dim: int = 0
+
+    depths = ("num_encoder_layers", "num_decoder_layers")
+    may_be_0 = (
+        *RotaryConfig.may_be_0,
+        "num_encoder_layers",
+        *(f"encoder_{name}" for name in ENCODER),
+    )
+    fixed: ClassVar[Fields] = {
+        **RotaryConfig.fixed,
+        "norm": "rms_of_1",
+        "post_norms": True,
+        "head_norms": False,
+        "qkv_biases": False,
+    }
+
+    @functools.cached_property
+    def _of_encoder(self) -> Self:
+        own = {name: getattr(self, f"encoder_{name}") or getattr(self, name) for name in ENCODER}
+        return self.replace(**own, reads=type(self.reads)())
+
+    @property
+    def of_encoder(self) -> Self:
+        """The encoder's own sizes; not itself, for it has an embedding of its own."""
+        return self._of_encoder
+
+    def description(self) -> tuple[str, str]:
+        """The layers of both stacks."""
+        encoder = count(self.num_encoder_layers, "encoder layer")
+        decoder = count(self.num_decoder_layers, "decoder layer")
+        return "T5Gemma", f"{encoder} of {self.of_encoder.emb_dim} features, {decoder}"
+
+
+def _size(*sizes: int) -> tuple[int, int, int, int, int, int]:
+    """Layers, features, features of the feed-forward layer, heads, those of keys, their size."""
+    layers, emb_dim, mlp_dim, heads, kv_heads, head_dim = sizes
+    return layers, emb_dim, mlp_dim, heads, kv_heads, head_dim
+
+
+_SIZES = {
+    "s": _size(8, 512, 1024, 8, 8, 64),
+    "b": _size(12, 768, 2048, 12, 12, 64),
+    "l": _size(24, 1024, 2816, 16, 16, 64),
+    "xl": _size(24, 2048, 5120, 32, 32, 64),
+    "2b": _size(26, 2304, 9216, 8, 4, 256),
+    "9b": _size(42, 3584, 14336, 16, 8, 256),
+}
+
+
+def _t5gemma(encoder: str, decoder: str) -> T5GemmaConfig:
+    depth, dim, mlp, heads, kv_heads, size = _SIZES[decoder]
+    of_encoder = dict(
+        zip(("depth", "dim", "mlp", "heads", "kv", "size"), _SIZES[encoder], strict=True)
+    )
+    return T5GemmaConfig(
+        *(256_000, dim, heads, size, mlp, of_encoder["depth"], depth),
+        num_kv_heads=kv_heads,
+        max_positions=8192,
+        windows=(4096, 0),
+        score_cap=50.0,
+        logits_cap=30.0,
+        query_scalar=256.0 if size == 256 else 64.0,
+        **{} if encoder == decoder else {
+            "encoder_emb_dim": of_encoder["dim"],
+            "encoder_num_heads": of_encoder["heads"],
+            "encoder_num_kv_heads": of_encoder["kv"],
+            "encoder_head_dim": of_encoder["size"],
+            "encoder_mlp_dim": of_encoder["mlp"],
+        },
+    )  # fmt: skip
+
+
+SIZES = {
+    f"t5gemma_{encoder}_{decoder}": _t5gemma(encoder, decoder)
+    for encoder, decoder in (
+        *((name, name) for name in _SIZES),
+        ("9b", "2b"),
+    )
+}
+"""As their published configurations have them; what scores are divided by is the head's size."""

@@ -1,0 +1,156 @@
+"""T5Gemma in transformers."""
+
+import re
+from collections.abc import Callable
+from typing import Any
+
+from speculative.models.names import Stored
+from speculative.models.rotary_names import RotaryNames, layer_types, read_rope, read_windows
+from speculative.models.t5gemma.config import ENCODER, T5GemmaConfig
+from speculative.types import Fields
+
+# What the configuration of a stack need not say.
+_USUAL: Fields = {
+    "vocab_size": 256000,
+    "hidden_size": 2304,
+    "intermediate_size": 9216,
+    "num_hidden_layers": 26,
+    "num_attention_heads": 8,
+    "num_key_value_heads": 4,
+    "head_dim": 256,
+    "hidden_activation": "gelu_pytorch_tanh",
+    "max_position_embeddings": 8192,
+    "query_pre_attn_scalar": 256,
+    "sliding_window": 4096,
+    "final_logit_softcapping": 30.0,
+    "attn_logit_softcapping": 50.0,
+    "tie_word_embeddings": True,
+}
+_CROSS = {name: f"cross_attn.{name}_proj" for name in ("q", "k", "v", "o")}
+_OURS = {"q": "query", "k": "key", "v": "value", "o": "out"}
+LM_HEAD, EMBEDDING = "lm_head.out_proj.weight", "model.decoder.embed_tokens.weight"
+
+
+class T5GemmaNames(RotaryNames[T5GemmaConfig]):
+    """`T5GemmaForConditionalGeneration`, whose `config.json` has one for each stack."""
+
+    title = "T5Gemma"
+    model_types = {"t5gemma": 0}
+    prefix = "model."
+    passed_over = re.compile(r"rotary_emb\.inv_freq|lm_head\.out_proj\.weight")
+    tied = {LM_HEAD: EMBEDDING}
+    activation = "hidden_activation"
+    norms = {
+        "pre_self_attn_layernorm": "pre_self_attention_layer_norm",
+        "post_self_attn_layernorm": "post_self_attention_layer_norm",
+        "pre_feedforward_layernorm": "pre_mlp_layer_norm",
+        "post_feedforward_layernorm": "post_mlp_layer_norm",
+    }
+
+    def of_text(self, settings: Fields) -> tuple[Fields, str]:
+        """Special tokens and rows of the embedding are the decoder's."""
+        decoder = settings.get("decoder") or {}
+        named = {name: x for name, x in decoder.items() if name.endswith("_token_id")}
+        size = decoder.get("vocab_size", settings.get("vocab_size", _USUAL["vocab_size"]))
+        return {**named, **settings, "vocab_size": size}, ""
+
+    def configuration(self, settings, own, location) -> T5GemmaConfig:
+        """What both stacks must share is the decoder's."""
+        stacks = [self._of(settings, kind, own, location) for kind in ("encoder", "decoder")]
+        (encoder, of_encoder), (decoder, said) = stacks
+        for name in encoder.keys() - {*ENCODER, "num_layers"}:
+            if encoder[name] != decoder[name]:
+                raise ValueError(
+                    f"{location} has the {name} {encoder[name]!r} of the encoder and "
+                    f"{decoder[name]!r} of the decoder; they must be one."
+                )
+        depths = encoder.pop("num_layers"), decoder.pop("num_layers")
+        differ = any(encoder[name] != decoder[name] for name in ENCODER)
+        return T5GemmaConfig(
+            **decoder,
+            num_encoder_layers=depths[0],
+            num_decoder_layers=depths[1],
+            **{f"encoder_{name}": encoder[name] * differ for name in ENCODER},
+        )
+
+    def _of(
+        self, settings: Fields, kind: str, own: Callable[[str], bool], location: str
+    ) -> tuple[dict[str, Any], Fields]:
+        said = {**_USUAL, **self._settings(settings.get(kind) or {}, location)}
+        # Of the model as a whole.
+        said["tie_word_embeddings"] = settings.get("tie_word_embeddings", True)
+        fields = self.fields(said, lambda name: own(LM_HEAD), location, {})
+        layers, size = fields["num_layers"], said["sliding_window"]
+        rope = read_rope(said, location)
+        usual = [0 if i % 2 else size for i in range(layers)]
+        return fields | {
+            "score_cap": said["attn_logit_softcapping"] or 0.0,
+            "logits_cap": said["final_logit_softcapping"] or 0.0,
+            "query_scalar": float(said["query_pre_attn_scalar"]),
+            "windows": read_windows(said, layers, usual, location),
+            "rope_base": rope.base,
+            "rope_factor": rope.factor,
+            "rope_bounds": rope.bounds,
+        }, said
+
+    def names(self, config: T5GemmaConfig) -> dict[str, Stored]:
+        """As of `Names`."""
+        table = {EMBEDDING: Stored(("token_embedder/embedding",))}
+        of_encoder = self.stack("model.encoder", "encoder", config.encoder_layers, config)
+        if config.encoder_layers:
+            embedding = Stored(("encoder/token_embedder/embedding",))
+            table |= {"model.encoder.embed_tokens.weight": embedding}
+            # An encoder's attention and norm are called by another name here.
+            table |= {
+                name: stored._replace(
+                    parts=tuple(
+                        part.replace("self_attention", "attention") for part in stored.parts
+                    )
+                )
+                for name, stored in of_encoder.items()
+            }
+        table |= self.stack("model.decoder", "decoder", config.decoder_layers, config)
+        for i in range(config.decoder_layers):
+            theirs, ours = f"model.decoder.layers.{i}", f"decoder/layers_{i}"
+            for name, part in _CROSS.items():
+                kept = f"{ours}/encoder_decoder_attention/{_OURS[name]}/kernel"
+                table[f"{theirs}.{part}.weight"] = Stored((kept,), True)
+            for when in ("pre", "post"):
+                kept = f"{ours}/{when}_cross_attention_layer_norm/scale"
+                table[f"{theirs}.{when}_cross_attn_layernorm.weight"] = Stored((kept,))
+        if not config.logits_via_embedding:
+            table[LM_HEAD] = Stored(("decoder/logits_dense/kernel",), True)
+        return table
+
+    def settings(self, config: T5GemmaConfig, location: str) -> dict[str, object]:
+        """As of `Names`."""
+        if config.rope(0).factor != 1:
+            raise ValueError(f"transformers has no T5Gemma with the positions of {location}.")
+        sizes = config.of_encoder, config
+        depths = config.encoder_layers, config.decoder_layers
+        stacks = {}
+        for kind, one, layers in zip(("encoder", "decoder"), sizes, depths, strict=True):
+            stacks[kind] = (
+                self.written(one)
+                | layer_types(config, layers)
+                | {
+                    "model_type": "t5_gemma_module",
+                    "num_hidden_layers": layers,
+                    "rope_theta": config.rope_base,
+                    "query_pre_attn_scalar": config.query_scalar,
+                    "attn_logit_softcapping": config.score_cap or None,
+                    "final_logit_softcapping": config.logits_cap or None,
+                }
+            )
+        return {
+            "architectures": ["T5GemmaForConditionalGeneration"],
+            "model_type": "t5gemma",
+            "is_encoder_decoder": True,
+            "vocab_size": config.vocab_size,
+            "tie_word_embeddings": config.logits_via_embedding,
+            **stacks,
+        }
+
+    def _write_sizes(self, config: T5GemmaConfig) -> dict[str, Any]:
+        names = ((name, ours) for name, ours in self.sizes.items() if ours != "num_layers")
+        return {name: getattr(config, ours) for name, ours in names}

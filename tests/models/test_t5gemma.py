@@ -1,0 +1,136 @@
+"""T5Gemma against what transformers computed, in every layout; its stacks differ in all sizes."""
+
+import functools
+import json
+import pathlib
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from safetensors.numpy import save_file
+
+from speculative import checkpoints
+from speculative.backends import for_decoding
+from speculative.checkpoints import Checkpoint
+from speculative.checkpoints.checkpoint import by_name as by_path
+from speculative.decoding import Decoding, Params, loop
+from speculative.drafts.transformer import TransformerDraft
+from speculative.models import FlaxModel, abstract_params, model_of
+from speculative.models.interface import Chunk
+from speculative.models.t5gemma import SIZES, T5GemmaNames
+from speculative.sampling import Sampling
+from speculative.types import PyTree
+from tests import by_name
+from tests.layouts import LAYOUTS
+from tests.saved import forward
+
+GOLDEN = pathlib.Path(__file__).parents[1] / "data" / "encoder_decoders" / "t5gemma.npz"
+NEAR = 1e-4
+START = 2
+
+
+@functools.cache
+def golden() -> dict[str, Any]:
+    with np.load(GOLDEN) as file:
+        found = {key: file[key] for key in file}
+    settings = json.loads(str(found.pop("config")))
+    small = {key: x if key == "logits" else x.astype(np.int32) for key, x in found.items()}
+    return {**small, "settings": settings}
+
+
+def write(folder: pathlib.Path, settings: dict[str, Any]) -> pathlib.Path:
+    """The Hugging Face folder of the golden model, or of one with other settings."""
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "config.json").write_text(json.dumps(settings))
+    names = T5GemmaNames()
+    config = names.configuration(golden()["settings"], lambda name: False, "golden")
+    shapes = by_path(abstract_params(config))
+    tensors = {}
+    for theirs, ((part,), transposed) in names.names(config).items():
+        shape = shapes[part].shape
+        tensors[theirs] = by_name.weights(theirs, shape[::-1] if transposed else shape)
+    save_file(tensors, folder / "model.safetensors")
+    return folder
+
+
+@pytest.fixture(scope="module")
+def opened(tmp_path_factory: pytest.TempPathFactory) -> tuple[FlaxModel, PyTree, Checkpoint]:
+    checkpoint = checkpoints.open(write(tmp_path_factory.mktemp("golden"), golden()["settings"]))
+    return model_of(checkpoint.config, START), checkpoint.numpy(), checkpoint
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_forward_is_that_of_transformers(layout: str, opened: Any) -> None:
+    model, params, _ = opened
+    logits = forward(model, LAYOUTS[layout](params), golden()["inputs"], golden()["texts"])
+    assert np.abs(logits - golden()["logits"]).max() < NEAR
+
+
+@functools.partial(jax.jit, static_argnums=0)
+def extend(model: FlaxModel, params: PyTree, state: Any, tokens: Any) -> Any:
+    return model.extend(params, state, Chunk(tokens))
+
+
+@pytest.mark.parametrize("width", [1, 4])
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_chunks_are_that_too(layout: str, width: int, opened: Any) -> None:
+    model, params, _ = opened
+    params, texts = LAYOUTS[layout](params), golden()["texts"]
+    state = model.start(params, golden()["inputs"], 40).state
+    for begin in range(0, 20, width):
+        chunk = texts[:, begin : begin + width]
+        _, rejected, _ = extend(model, params, state, (chunk + 17) % 64)
+        logits, state, _ = extend(model, params, model.rewind(rejected, state.lengths), chunk)
+        wanted = golden()["logits"][:, begin : begin + width]
+        assert np.abs(logits - wanted).max() < NEAR
+
+
+@pytest.mark.parametrize(("gamma", "tree"), [(0, 0), (4, 0), (4, 12)])
+def test_greedy_tokens_are_those_of_transformers(gamma: int, tree: int, opened: Any) -> None:
+    model, params, _ = opened
+    rough = jax.tree.map(lambda x: x.astype(jnp.bfloat16).astype(np.float32), params)
+    given = Params(for_decoding(params), for_decoding(rough, draft=True))
+    how = {"max_length": 40, "eos_ids": (), "gamma": gamma, "tree": tree}
+    settings, inputs = Decoding(64, Sampling(temperature=0.0), **how), golden()["inputs"]
+    draws = settings.draws(0, np.arange(len(inputs)))
+    draft = TransformerDraft(model)
+    output = loop.generate(model, draft, given, jnp.asarray(inputs), draws, settings)
+    np.testing.assert_array_equal(output.tokens[:, :40], golden()["greedy"])
+    assert gamma == 0 or output.target_calls.max() < 30
+
+
+def test_formats_keep_every_bit(opened: Any, tmp_path: pathlib.Path) -> None:
+    _, params, original = opened
+    assert original.special.start_id == START
+    checkpoints.convert(original.location, tmp_path / "ours", "native")
+    again = checkpoints.convert(tmp_path / "ours", tmp_path / "theirs", "huggingface")
+    assert again.config == original.config
+    jax.tree.map(np.testing.assert_array_equal, again.numpy(), params)
+
+
+def test_sizes_that_have_names() -> None:
+    """About as many parameters as their names say, without the two embeddings."""
+    for name, billions in (("2b_2b", 4.4), ("9b_9b", 18.1), ("9b_2b", 11.5)):
+        config = SIZES[f"t5gemma_{name}"]
+        leaves = by_path(abstract_params(config))
+        found = sum(leaf.size for key, leaf in leaves.items() if "embedder" not in key)
+        assert abs(found / 1e9 / billions - 1) < 0.1, (name, found)
+
+
+@pytest.mark.parametrize(
+    ("stack", "changes", "fragment"),
+    [
+        ("encoder", {"rope_theta": 5.0}, "rope_base 5.0 of the encoder and 1000.0 of the decoder"),
+        ("decoder", {"attention_bias": True}, "attention_bias True; supported is False"),
+        ("decoder", {"hidden_activation": "gelu"}, "hidden_activation 'gelu'; supported is"),
+    ],
+)
+def test_what_is_not_computed(
+    stack: str, changes: dict[str, Any], fragment: str, tmp_path: pathlib.Path
+) -> None:
+    settings = golden()["settings"]
+    folder = write(tmp_path / "made", {**settings, stack: settings[stack] | changes})
+    with pytest.raises(ValueError, match=fragment):
+        checkpoints.open(folder)
