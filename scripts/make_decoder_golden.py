@@ -117,48 +117,44 @@ def continued(
     return np.stack(greedy), gap
 
 
+def about(made: transformers.PreTrainedModel, seed: int) -> tuple[dict[str, np.ndarray], float]:
+    """Sources, texts and greedy tokens about them, logits of the texts; and as of `continued`."""
+    rng = np.random.default_rng(seed)
+    inputs = rng.integers(3, 64, (3, 14))
+    inputs[1, 9:] = inputs[2, 4:] = 0
+    texts = np.concatenate([np.full((3, 1), 2), rng.integers(3, 64, (3, 20))], axis=1)
+    source = torch.tensor(inputs)
+    seen = {"input_ids": source, "attention_mask": (source != 0).long()}
+
+    def logits(tokens: torch.Tensor) -> torch.Tensor:
+        mask = torch.ones_like(tokens)
+        return made(**seen, decoder_input_ids=tokens, decoder_attention_mask=mask).logits
+
+    tokens, gap = torch.full((3, 1), 2), np.inf
+    for _ in range(GREEDY):
+        last = logits(tokens)[:, -1]
+        first, second = last.topk(2).values.T
+        gap = min(gap, float((first - second).min()))
+        tokens = torch.cat([tokens, last.argmax(-1)[:, None]], dim=1)
+    small = {"inputs": np.where(inputs == 0, -1, inputs), "texts": texts}
+    small["greedy"] = tokens[:, 1:].numpy()
+    found = {key: value.astype(np.int8) for key, value in small.items()}
+    return found | {"logits": logits(torch.tensor(texts)).numpy()}, gap
+
+
 @torch.no_grad()
 def write_encoder_decoder(name: str) -> None:
-    """Sources of several lengths, logits of texts about them, and greedy tokens."""
     settings = ENCODER_DECODERS[name]
     config = transformers.AutoConfig.for_model(**settings)
-    made = transformers.AutoModelForSeq2SeqLM.from_config(
-        config, attn_implementation="eager"
-    ).eval()
+    kind = transformers.AutoModelForSeq2SeqLM
+    made = kind.from_config(config, attn_implementation="eager").eval()
     for key, parameter in made.named_parameters():
         parameter.copy_(torch.tensor(weights(key, tuple(parameter.shape))))
-    for seed in range(4, 40):
-        rng = np.random.default_rng(seed)
-        inputs = rng.integers(3, 64, (3, 14))
-        inputs[1, 9:] = inputs[2, 4:] = 0
-        texts = np.concatenate([np.full((3, 1), 2), rng.integers(3, 64, (3, 20))], axis=1)
-        source = torch.tensor(inputs)
-        seen = {"input_ids": source, "attention_mask": (source != 0).long()}
-        mask = torch.ones_like(torch.tensor(texts))
-        logits = made(
-            **seen, decoder_input_ids=torch.tensor(texts), decoder_attention_mask=mask
-        ).logits
-        tokens, gap = torch.full((3, 1), 2), np.inf
-        for _ in range(GREEDY):
-            given = {"decoder_input_ids": tokens, "decoder_attention_mask": torch.ones_like(tokens)}
-            last = made(**seen, **given).logits[:, -1]
-            first, second = last.topk(2).values.T
-            gap = min(gap, float((first - second).min()))
-            tokens = torch.cat([tokens, last.argmax(-1)[:, None]], dim=1)
-        if gap > 1e-3:
-            break
-    small = {
-        "inputs": np.where(inputs == 0, -1, inputs),
-        "texts": texts,
-        "greedy": tokens[:, 1:].numpy(),
-    }
-    np.savez_compressed(
-        FOLDER.with_name("encoder_decoders") / f"{name}.npz",
-        config=np.array(json.dumps(settings)),
-        logits=logits.numpy(),
-        **{key: value.astype(np.int8) for key, value in small.items()},
-    )
-    print(f"Written: {name}, gap {gap}, logits up to {float(logits.abs().max()):.1f}.")
+    tried = (about(made, seed) for seed in range(4, 40))
+    found = next(found for found, gap in tried if gap > 1e-3)
+    file = FOLDER.with_name("encoder_decoders") / f"{name}.npz"
+    np.savez_compressed(file, config=np.array(json.dumps(settings)), **found)  # pyright: ignore
+    print(f"Written: {file}.")
 
 
 @torch.no_grad()

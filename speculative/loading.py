@@ -31,7 +31,7 @@ from speculative.drafts.named import MODEL_FREE
 from speculative.drafts.translated import Tables, Translated
 from speculative.models import SIZES, Config, model_of, random_params, sharding
 from speculative.models.reads import unpacked
-from speculative.pair import Pair
+from speculative.pair import Pair, require_positions
 from speculative.special_tokens import SpecialTokens
 from speculative.types import QUANTIZE, PyTree
 from speculative.vocabulary import Numbers, Vocabulary, from_elsewhere
@@ -98,6 +98,17 @@ class Resolved:
         """Raises ValueError where guesses are to be a tree and the draft guesses chains."""
         if tree:
             require_grows(named.grows(self.names[1]), self.names[1], tree)
+
+    def require_positions(self, text: str, max_length: int, source_length: int | None) -> None:
+        """Raises ValueError where a prompt and what follows it need more positions than there are.
+
+        Encoder-decoders are asked when they are there: their sources have none.
+        """
+        if not model_of(self.target.config).decoder_only:
+            return
+        limited = [(one.name, one.config.max_positions) for one in (self.target, self.draft) if one]
+        length = min(len(self.vocabulary.prompt(text)), source_length or checks.MAX_TOKENS)
+        require_positions([pair for pair in limited if pair[1]], length, max_length)
 
     @property
     def configs(self) -> list[Config]:

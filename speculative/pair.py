@@ -70,6 +70,18 @@ class Result:
         return len(self.tokens) / self.target_calls
 
 
+def require_positions(limited: Iterable[tuple[str, int]], prompt: int, max_length: int) -> None:
+    """Raises ValueError if one of the models of such names has too few positions for a text."""
+    # The last token is not read; where guesses lie beyond it, their logits do not matter.
+    needed = prompt + max_length - 1
+    for name, most in limited:
+        if most < needed:
+            raise ValueError(
+                f"{name} has {most} positions, but a prompt of {prompt} tokens with max_length "
+                f"= {max_length} needs {needed}; shorten one of them."
+            )
+
+
 def lengths_accepted(target_calls: int, accepted_by_position: Sequence[int]) -> list[int]:
     """The steps in which 0 to gamma guesses were accepted, from how many reached each position."""
     reached = [target_calls, *accepted_by_position, 0]
@@ -329,15 +341,8 @@ class Pair:
         limited = [(name, part.max_positions) for name, part in parts if part.max_positions]
         if not limited:
             return
-        # The last token is not read; where guesses lie beyond it, their logits do not matter.
         prompt = int((np.asarray(sources) != self.target.pad_id).sum(axis=1).max())
-        needed = prompt + config.max_length - 1
-        for name, most in limited:
-            if most < needed:
-                raise ValueError(
-                    f"{name} has {most} positions, but a prompt of {prompt} tokens with max_length "
-                    f"= {config.max_length} needs {needed}; shorten one of them."
-                )
+        require_positions(limited, prompt, config.max_length)
 
     def sound(self, result: OutputOrStep) -> OutputOrStep:
         """The result; ValueError if the target's logits are not finite or the draft has a fault."""

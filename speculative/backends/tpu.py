@@ -95,9 +95,11 @@ class Tpu(Xla):
             return super().attention(q, k, v, spec)
         of_head = np.arange(each * size) // size == np.arange(each)[:, None]
         own = jnp.asarray(of_head, q.dtype)[:, None]  # [K / G, 1, K / G * H]
-        # [B, L, G, K / G, N / K, H] -> [B, G, 1, N / K * L, K / G * H]
-        by_group = (q * spec.scale).reshape(batch, length, groups, each, shared, size)
-        by_group = by_group.transpose(0, 2, 4, 1, 3, 5).reshape(batch, groups, 1, -1, each * size)
+        by_group = q * spec.scale
+        if shared > 1:  # Neighbours in q share a key; here each row is of all keys of a group.
+            by_group = by_group.reshape(batch, length, groups, each, shared, size).swapaxes(3, 4)
+        by_group = by_group.reshape(batch, length, groups, shared, -1).transpose(0, 2, 3, 1, 4)
+        by_group = by_group.reshape(batch, groups, 1, shared * length, -1)
         spread = (by_group * own).reshape(batch, groups, each * shared * length, -1)
         exact = precision(q)
         of_groups = (0, 1), (0, 1)
@@ -107,8 +109,10 @@ class Tpu(Xla):
         weights = weights.reshape(batch, groups, each * shared * length, -1)
         mixed = lax.dot_general(weights, v, (((3,), (2,)), of_groups), exact)
         mixed = (mixed.reshape(batch, groups, each, shared * length, -1) * own).sum(axis=2)
-        mixed = mixed.reshape(batch, groups, shared, length, each, size)
-        return mixed.transpose(0, 3, 1, 4, 2, 5).reshape(q.shape)
+        mixed = mixed.reshape(batch, groups, shared, length, -1).transpose(0, 3, 1, 2, 4)
+        if shared > 1:
+            mixed = mixed.reshape(batch, length, groups, shared, each, size).swapaxes(3, 4)
+        return mixed.reshape(q.shape)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -122,6 +122,12 @@ def _generate(options: argparse.Namespace) -> None:
     found, kept = _resolved(options, begun), None
     of_pair, chats = found.labels, _chats(options, found, typed, begun)
     begun = [chats.prompt(asked) for asked in begun]
+    for asked in begun:
+        try:
+            how = asked.settings.max_length, options.source_length
+            found.require_positions(asked.text, *how)
+        except ValueError as error:
+            raise ValueError(f"{asked.place}: {error}" if asked.place else str(error)) from error
     if options.chat and typed:  # Each after the answer to the one before.
         lists = ([asked] for listed in lists for asked in listed)
     elif not typed:

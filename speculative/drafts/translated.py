@@ -47,6 +47,8 @@ def tables(
     for token in sorted(range(target.size), key=lambda i: target.pieces[i].startswith("<0x")):
         spelled = target.spelled[token]
         own = same.get(token, None if spelled is None else theirs.get(spelled))
+        if target.pieces[token] in draft.pieces[token : token + 1]:
+            own = token
         if own is not None:
             read_as[token] = own
             if own not in guessed and (token != target.start_id or token in target.eos_ids):

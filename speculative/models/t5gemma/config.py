@@ -64,43 +64,34 @@ class T5GemmaConfig(RotaryConfig):
         return "T5Gemma", f"{encoder} of {self.of_encoder.emb_dim} features, {decoder}"
 
 
-def _size(*sizes: int) -> tuple[int, int, int, int, int, int]:
-    """Layers, features, features of the feed-forward layer, heads, those of keys, their size."""
-    layers, emb_dim, mlp_dim, heads, kv_heads, head_dim = sizes
-    return layers, emb_dim, mlp_dim, heads, kv_heads, head_dim
-
-
+# Layers, features, those of the feed-forward layer, heads, heads of keys, and their size.
 _SIZES = {
-    "s": _size(8, 512, 1024, 8, 8, 64),
-    "b": _size(12, 768, 2048, 12, 12, 64),
-    "l": _size(24, 1024, 2816, 16, 16, 64),
-    "xl": _size(24, 2048, 5120, 32, 32, 64),
-    "2b": _size(26, 2304, 9216, 8, 4, 256),
-    "9b": _size(42, 3584, 14336, 16, 8, 256),
+    "s": (8, 512, 1024, 8, 8, 64),
+    "b": (12, 768, 2048, 12, 12, 64),
+    "l": (24, 1024, 2816, 16, 16, 64),
+    "xl": (24, 2048, 5120, 32, 32, 64),
+    "2b": (26, 2304, 9216, 8, 4, 256),
+    "9b": (42, 3584, 14336, 16, 8, 256),
 }
 
 
 def _t5gemma(encoder: str, decoder: str) -> T5GemmaConfig:
     depth, dim, mlp, heads, kv_heads, size = _SIZES[decoder]
-    of_encoder = dict(
-        zip(("depth", "dim", "mlp", "heads", "kv", "size"), _SIZES[encoder], strict=True)
-    )
+    others = _SIZES[encoder] if encoder != decoder else (0,) * 6
     return T5GemmaConfig(
-        *(256_000, dim, heads, size, mlp, of_encoder["depth"], depth),
+        *(256_000, dim, heads, size, mlp, _SIZES[encoder][0], depth),
         num_kv_heads=kv_heads,
         max_positions=8192,
         windows=(4096, 0),
         score_cap=50.0,
         logits_cap=30.0,
-        query_scalar=256.0 if size == 256 else 64.0,
-        **{} if encoder == decoder else {
-            "encoder_emb_dim": of_encoder["dim"],
-            "encoder_num_heads": of_encoder["heads"],
-            "encoder_num_kv_heads": of_encoder["kv"],
-            "encoder_head_dim": of_encoder["size"],
-            "encoder_mlp_dim": of_encoder["mlp"],
-        },
-    )  # fmt: skip
+        query_scalar=float(size),
+        encoder_emb_dim=others[1],
+        encoder_mlp_dim=others[2],
+        encoder_num_heads=others[3],
+        encoder_num_kv_heads=others[4],
+        encoder_head_dim=others[5],
+    )
 
 
 SIZES = {
