@@ -52,7 +52,7 @@ PEERS = ["torch>=2.6", "transformers>=4.50", "ctranslate2>=4.5"]
 setup(
     name="speculative",
     version="0.1.0",
-    description="Exact speculative decoding of T5 and GPTs in JAX and Flax",
+    description="Exact speculative decoding of T5, GPTs, Llamas and Gemmas in JAX and Flax",
     long_description=(Path(__file__).parent / "README.md").read_text(encoding="utf-8"),
     long_description_content_type="text/markdown",
     license="Apache-2.0",

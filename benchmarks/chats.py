@@ -2,10 +2,10 @@
 
     python -m benchmarks.chats --target=FOLDER --drafts copy my_draft my_draft+copy --gamma 3 5
 
-48 prompts, 12 a kind: each is decoded alone and with each draft in turn, and each begins with another
-of these, so that a slow moment of the machine meets all alike. Prints the median of what a token
-takes alone over what it takes with the draft, with its 95% interval (by bootstrap over prompts), and
-tokens a target call; `--json` prints records.
+48 prompts, 12 a kind: each is decoded alone and with each draft in turn, and each begins with
+another of these, so that a slow moment of the machine meets all alike. Prints the median of what a
+token takes alone over what it takes with the draft, with its 95% interval (by bootstrap over
+prompts), and tokens a target call; `--json` prints records.
 """
 
 import argparse
