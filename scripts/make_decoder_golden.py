@@ -88,7 +88,7 @@ ENCODER_DECODERS: dict[str, dict[str, Any]] = {
         "tie_word_embeddings": True,
     }
 }
-POSITIONS, EVERY, GREEDY = 40, 3, 40  # Logits are kept of every third position.
+POSITIONS, EVERY, GREEDY = 40, 5, 40  # Logits are kept of every fifth position.
 
 
 def model(settings: dict[str, Any]) -> transformers.PreTrainedModel:

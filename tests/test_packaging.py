@@ -49,7 +49,7 @@ def test_the_package_holds_the_configurations_and_finds_them(
         capture_output=True,
         text=True,
     ).stdout.split()
-    names = [f"table{name}.gin" for name in ("2", "2_v1_0", "2_v1_0_3b", "3", "5")]
+    names = [f"table{name}.gin" for name in ("2", "2_v1_0", "2_v1_0_3b", "3", "5", "modern")]
     folder = package / "configs" / "runs"
     assert found == [str(folder / name) for name in ["base.gin", *names]]
 
