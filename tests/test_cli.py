@@ -295,7 +295,7 @@ def test_vocabularies_of_one_size_with_another_piece(
     native.save(tmp_path / "draft", saved.DRAFT, params, other)
     arguments = ["generate", TEXT, *pair[:2], "--draft", str(tmp_path / "draft")]
     assert cli.main([*arguments, "--max_length", "8"]) == 0
-    assert "guesses the 8,191 of the target's 8,192 tokens that both have" in caplog.text
+    assert "guesses the 8,190 of the target's 8,192 tokens that both have" in caplog.text
 
 
 def test_a_draft_that_reads_an_encoder_of_another_size(

@@ -22,6 +22,7 @@ from speculative.tasks import TASKS
 RUNS = CONFIGS / "runs"
 TABLES = ("2", "2_v1_0", "2_v1_0_3b", "3", "5")
 ROWS = {experiment(row): row for table in TABLES for row in sweep.rows(table)}
+MODERN = sweep.rows("modern")  # Of no paper.
 
 
 def comment(address: str) -> str:
@@ -92,12 +93,22 @@ def test_rows_of_public_weights_are_the_papers_with_other_models() -> None:
         assert {(c.target, c.dtype, c.paper_draft) for c in configs} == {(target, "bfloat16", None)}
 
 
+@pytest.mark.parametrize("address", MODERN)
+def test_rows_of_public_pairs(address: str) -> None:
+    """Pairs of one kind and vocabulary, but for the padding of embeddings."""
+    config = read_row(address)
+    target, draft = SIZES[config.target], SIZES[config.draft]
+    assert type(target) is type(draft)
+    assert 0 <= target.vocab_size - draft.vocab_size <= 64
+    assert config.texts.prefix == "" and config.paper_draft is None
+
+
 @pytest.mark.parametrize("file", sorted(RUNS.rglob("*.gin")), ids=lambda file: file.stem)
 def test_commands_in_comments_name_rows_that_are_there(file: pathlib.Path) -> None:
     found = re.findall(r"--gin_file=(configs\S+)", file.read_text())
     assert found or file.stem == "base"
     for address in found:
-        assert address in ROWS.values()
+        assert address in [*ROWS.values(), *MODERN]
         assert str(file) in str(CONFIGS.parent / address)
 
 
