@@ -14,6 +14,25 @@ R = TypeVar("R", bound=RotaryConfig)
 TOKENIZER_MODEL = "tokenizer.model"  # What these families call the file of a SentencePiece model.
 
 
+GEMMA_2: Fields = {
+    "vocab_size": 256000,
+    "hidden_size": 2304,
+    "intermediate_size": 9216,
+    "num_hidden_layers": 26,
+    "num_attention_heads": 8,
+    "num_key_value_heads": 4,
+    "head_dim": 256,
+    "hidden_activation": "gelu_pytorch_tanh",
+    "max_position_embeddings": 8192,
+    "query_pre_attn_scalar": 256,
+    "sliding_window": 4096,
+    "final_logit_softcapping": 30.0,
+    "attn_logit_softcapping": 50.0,
+    "tie_word_embeddings": True,
+}
+"""What a `config.json` of Gemma 2, or of a stack of its layers, need not say."""
+
+
 class RotaryNames(Names[R]):
     """Names of decoders, and of encoders, whose kernels are [out, in]."""
 

@@ -5,6 +5,7 @@ import re
 from speculative.models.gemma.config import GemmaConfig
 from speculative.models.names import Stored
 from speculative.models.rotary_names import (
+    GEMMA_2,
     RotaryNames,
     layer_types,
     read_rope,
@@ -13,25 +14,8 @@ from speculative.models.rotary_names import (
 )
 from speculative.types import Fields
 
-# What a `config.json` need not say.
-_GEMMA_2: Fields = {
-    "vocab_size": 256000,
-    "hidden_size": 2304,
-    "intermediate_size": 9216,
-    "num_hidden_layers": 26,
-    "num_attention_heads": 8,
-    "num_key_value_heads": 4,
-    "head_dim": 256,
-    "hidden_activation": "gelu_pytorch_tanh",
-    "max_position_embeddings": 8192,
-    "query_pre_attn_scalar": 256,
-    "sliding_window": 4096,
-    "final_logit_softcapping": 30.0,
-    "attn_logit_softcapping": 50.0,
-    "tie_word_embeddings": True,
-}
 _GEMMA_3: Fields = {
-    **_GEMMA_2,
+    **GEMMA_2,
     "vocab_size": 262208,
     "max_position_embeddings": 131072,
     "final_logit_softcapping": None,
@@ -69,7 +53,7 @@ class GemmaNames(RotaryNames[GemmaConfig]):
     def configuration(self, settings, own, location) -> GemmaConfig:
         """By the `model_type`, whose defaults differ."""
         third = settings["model_type"] != "gemma2"
-        said = {**(_GEMMA_3 if third else _GEMMA_2), **self._settings(settings, location)}
+        said = {**(_GEMMA_3 if third else GEMMA_2), **self._settings(settings, location)}
         fields = self.fields(said, own, location, {})
         layers, size = fields["num_layers"], said["sliding_window"]
         every = said.get("sliding_window_pattern", 6) if third else 2

@@ -5,27 +5,16 @@ from collections.abc import Callable
 from typing import Any
 
 from speculative.models.names import Stored
-from speculative.models.rotary_names import RotaryNames, layer_types, read_rope, read_windows
+from speculative.models.rotary_names import (
+    GEMMA_2,
+    RotaryNames,
+    layer_types,
+    read_rope,
+    read_windows,
+)
 from speculative.models.t5gemma.config import ENCODER, T5GemmaConfig
 from speculative.types import Fields
 
-# What the configuration of a stack need not say.
-_USUAL: Fields = {
-    "vocab_size": 256000,
-    "hidden_size": 2304,
-    "intermediate_size": 9216,
-    "num_hidden_layers": 26,
-    "num_attention_heads": 8,
-    "num_key_value_heads": 4,
-    "head_dim": 256,
-    "hidden_activation": "gelu_pytorch_tanh",
-    "max_position_embeddings": 8192,
-    "query_pre_attn_scalar": 256,
-    "sliding_window": 4096,
-    "final_logit_softcapping": 30.0,
-    "attn_logit_softcapping": 50.0,
-    "tie_word_embeddings": True,
-}
 _CROSS = {name: f"cross_attn.{name}_proj" for name in ("q", "k", "v", "o")}
 _OURS = {"q": "query", "k": "key", "v": "value", "o": "out"}
 LM_HEAD, EMBEDDING = "lm_head.out_proj.weight", "model.decoder.embed_tokens.weight"
@@ -51,7 +40,7 @@ class T5GemmaNames(RotaryNames[T5GemmaConfig]):
         """Special tokens and rows of the embedding are the decoder's."""
         decoder = settings.get("decoder") or {}
         named = {name: x for name, x in decoder.items() if name.endswith("_token_id")}
-        size = decoder.get("vocab_size", settings.get("vocab_size", _USUAL["vocab_size"]))
+        size = decoder.get("vocab_size", settings.get("vocab_size", GEMMA_2["vocab_size"]))
         return {**named, **settings, "vocab_size": size}, ""
 
     def configuration(self, settings, own, location) -> T5GemmaConfig:
@@ -76,7 +65,7 @@ class T5GemmaNames(RotaryNames[T5GemmaConfig]):
     def _of(
         self, settings: Fields, kind: str, own: Callable[[str], bool], location: str
     ) -> tuple[dict[str, Any], Fields]:
-        said = {**_USUAL, **self._settings(settings.get(kind) or {}, location)}
+        said = {**GEMMA_2, **self._settings(settings.get(kind) or {}, location)}
         # Of the model as a whole.
         said["tie_word_embeddings"] = settings.get("tie_word_embeddings", True)
         fields = self.fields(said, lambda name: own(LM_HEAD), location, {})
