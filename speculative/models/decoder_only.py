@@ -2,10 +2,8 @@
 
 import dataclasses
 import functools
-from collections.abc import Callable
 from typing import Any, ClassVar
 
-import flax.linen as nn
 import jax.numpy as jnp
 from jax import Array, lax
 
@@ -23,11 +21,9 @@ AT_ONCE = 512  # Tokens of a long prompt that are read together: no array is of 
 class Decoder(Transformer):
     """Embedding and stack; the root of the parameter tree."""
 
-    layer: ClassVar[Callable[..., nn.Module]] = Layer  # Of `Stack.layer`: what the family stacks.
-
     def setup(self) -> None:
         """Declares embedding and stack; the embedding is small, for tied logits of about 1."""
-        self.declare(self.config.emb_dim**-0.5, self.layer)
+        self.declare(self.config.emb_dim**-0.5, Layer)
 
     def __call__(
         self, inputs, decoder_inputs, segments, train, encoded, layers

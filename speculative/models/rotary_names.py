@@ -184,6 +184,29 @@ def read_rope(
     )
 
 
+def rope_fields(rope: Rope) -> dict[str, Any]:
+    """The fields of a `RotaryConfig` that say so."""
+    return {"rope_base": rope.base, "rope_factor": rope.factor, "rope_bounds": rope.bounds}
+
+
+def score_fields(said: Fields) -> dict[str, Any]:
+    """The fields that say how Gemma's settings scale and cap scores and logits."""
+    return {
+        "query_scalar": float(said["query_pre_attn_scalar"]),
+        "score_cap": said["attn_logit_softcapping"] or 0.0,
+        "logits_cap": said["final_logit_softcapping"] or 0.0,
+    }
+
+
+def score_settings(config: RotaryConfig) -> dict[str, Any]:
+    """Gemma's settings of these fields."""
+    return {
+        "query_pre_attn_scalar": config.query_scalar,
+        "attn_logit_softcapping": config.score_cap or None,
+        "final_logit_softcapping": config.logits_cap or None,
+    }
+
+
 def rope_settings(rope: Rope) -> dict[str, Any]:
     """What a `config.json` says of them, for any version of transformers."""
     if rope.bounds:

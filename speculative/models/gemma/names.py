@@ -10,7 +10,10 @@ from speculative.models.rotary_names import (
     layer_types,
     read_rope,
     read_windows,
+    rope_fields,
     rope_settings,
+    score_fields,
+    score_settings,
 )
 from speculative.types import Fields
 
@@ -67,14 +70,10 @@ class GemmaNames(RotaryNames[GemmaConfig]):
         return GemmaConfig(
             **fields,
             head_norms=third,
-            score_cap=said["attn_logit_softcapping"] or 0.0,
-            logits_cap=said["final_logit_softcapping"] or 0.0,
-            query_scalar=float(said["query_pre_attn_scalar"]),
+            **score_fields(said),
+            **rope_fields(rope),
             windows=read_windows(said, layers, usual, location),
             window_rope_base=base,
-            rope_base=rope.base,
-            rope_factor=rope.factor,
-            rope_bounds=rope.bounds,
         )
 
     def names(self, config: GemmaConfig) -> dict[str, Stored]:
@@ -96,7 +95,5 @@ class GemmaNames(RotaryNames[GemmaConfig]):
         return settings | {
             "architectures": [f"Gemma{3 if third else 2}ForCausalLM"],
             "model_type": kind,
-            "query_pre_attn_scalar": config.query_scalar,
-            "attn_logit_softcapping": config.score_cap or None,
-            "final_logit_softcapping": config.logits_cap or None,
+            **score_settings(config),
         }

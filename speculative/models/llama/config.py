@@ -37,13 +37,12 @@ class LlamaConfig(RotaryConfig):
 def _size(
     vocab_size: int, emb_dim: int, heads: int, head_dim: int, mlp_dim: int, layers: int,
     kv_heads: int, base: float, positions: int, epsilon: float = 1e-6, tied: bool = False,
-    factor: float = 1.0, bounds: tuple[float, ...] = (), biases: bool = False, norms: bool = False,
+    factor: float = 1.0, bounds: tuple[float, ...] = (), norms: bool = False,
 ) -> LlamaConfig:  # fmt: skip
     return LlamaConfig(
         *(vocab_size, emb_dim, heads, head_dim, mlp_dim, layers),
         num_kv_heads=kv_heads, rope_base=base, max_positions=positions, norm_epsilon=epsilon,
-        logits_via_embedding=tied, rope_factor=factor, rope_bounds=bounds, qkv_biases=biases,
-        head_norms=norms,
+        logits_via_embedding=tied, rope_factor=factor, rope_bounds=bounds, head_norms=norms,
     )  # fmt: skip
 
 

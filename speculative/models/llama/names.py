@@ -9,6 +9,7 @@ from speculative.models.rotary_names import (
     layer_types,
     read_rope,
     read_windows,
+    rope_fields,
     rope_settings,
 )
 from speculative.types import Fields
@@ -37,12 +38,9 @@ class LlamaNames(RotaryNames[LlamaConfig]):
         """By the `model_type`."""
         settings = self._settings(settings, location)
         kind = settings["model_type"]
-        rope = read_rope(settings, location)
         return LlamaConfig(
             **self.fields(settings, own, location, {**_USUAL, **_OF.get(kind, {})}),
-            rope_base=rope.base,
-            rope_factor=rope.factor,
-            rope_bounds=rope.bounds,
+            **rope_fields(read_rope(settings, location)),
             windows=self._windows(settings, location),
             qkv_biases=kind == "qwen2",
             head_norms=kind == "qwen3",

@@ -11,6 +11,9 @@ from speculative.models.rotary_names import (
     layer_types,
     read_rope,
     read_windows,
+    rope_fields,
+    score_fields,
+    score_settings,
 )
 from speculative.models.t5gemma.config import ENCODER, T5GemmaConfig
 from speculative.types import Fields
@@ -45,8 +48,8 @@ class T5GemmaNames(RotaryNames[T5GemmaConfig]):
 
     def configuration(self, settings, own, location) -> T5GemmaConfig:
         """What both stacks must share is the decoder's."""
-        stacks = [self._of(settings, kind, own, location) for kind in ("encoder", "decoder")]
-        (encoder, of_encoder), (decoder, said) = stacks
+        both = "encoder", "decoder"
+        encoder, decoder = (self._of(settings, kind, own, location) for kind in both)
         for name in encoder.keys() - {*ENCODER, "num_layers"}:
             if encoder[name] != decoder[name]:
                 raise ValueError(
@@ -64,23 +67,18 @@ class T5GemmaNames(RotaryNames[T5GemmaConfig]):
 
     def _of(
         self, settings: Fields, kind: str, own: Callable[[str], bool], location: str
-    ) -> tuple[dict[str, Any], Fields]:
+    ) -> dict[str, Any]:
         said = {**GEMMA_2, **self._settings(settings.get(kind) or {}, location)}
         # Of the model as a whole.
         said["tie_word_embeddings"] = settings.get("tie_word_embeddings", True)
         fields = self.fields(said, lambda name: own(LM_HEAD), location, {})
         layers, size = fields["num_layers"], said["sliding_window"]
-        rope = read_rope(said, location)
         usual = [0 if i % 2 else size for i in range(layers)]
         return fields | {
-            "score_cap": said["attn_logit_softcapping"] or 0.0,
-            "logits_cap": said["final_logit_softcapping"] or 0.0,
-            "query_scalar": float(said["query_pre_attn_scalar"]),
+            **score_fields(said),
+            **rope_fields(read_rope(said, location)),
             "windows": read_windows(said, layers, usual, location),
-            "rope_base": rope.base,
-            "rope_factor": rope.factor,
-            "rope_bounds": rope.bounds,
-        }, said
+        }
 
     def names(self, config: T5GemmaConfig) -> dict[str, Stored]:
         """As of `Names`."""
@@ -126,9 +124,7 @@ class T5GemmaNames(RotaryNames[T5GemmaConfig]):
                     "model_type": "t5_gemma_module",
                     "num_hidden_layers": layers,
                     "rope_theta": config.rope_base,
-                    "query_pre_attn_scalar": config.query_scalar,
-                    "attn_logit_softcapping": config.score_cap or None,
-                    "final_logit_softcapping": config.logits_cap or None,
+                    **score_settings(config),
                 }
             )
         return {
