@@ -13,7 +13,7 @@ from jax import Array
 from speculative import checks
 from speculative.chat import Message, template
 from speculative.decoding import Decoding, Output, Params, loop, queue, reference
-from speculative.decoding.loop import Step
+from speculative.decoding.loop import Earlier, Step
 from speculative.decoding.queue import Request
 from speculative.decoding.reference import Trace
 from speculative.drafts import Draft
@@ -359,11 +359,16 @@ class Pair:
             )
         return result
 
-    def steps(self, request: Request) -> Iterator[Step]:
-        """The steps of a request, up to the one with which its text has a stop string."""
+    def steps(self, request: Request, earlier: Earlier | None = None) -> Iterator[Step]:
+        """The steps of a request, up to the one with which its text has a stop string.
+
+        Of a prompt that begins like the `earlier` text the target reads the rest, as of
+        `loop.stream`.
+        """
         self._require_fit(request.source, request.config)
         models, given = (self.target, self.draft, self.params), (request.draws, request.config)
-        steps = loop.stream(*models, request.source, *given)
+        kept = earlier if self.target.decoder_only else None
+        steps = loop.stream(*models, request.source, *given, kept)
 
         def until_it_stops() -> Iterator[Step]:
             tokens: list[int] = []

@@ -1,4 +1,4 @@
-"""Buffers of a batch whose rows advance raggedly: writing, reading and growing them."""
+"""Buffers of a batch whose rows advance raggedly: writing, reading and resizing them."""
 
 from typing import TypeVar
 
@@ -67,11 +67,11 @@ def power_of_two(rows: int) -> int:
     return 2 ** (rows - 1).bit_length()
 
 
-def grow(state: T, larger: PyTree) -> T:
-    """Pads every leaf of a state, at the end, to the shapes of `larger` (arrays or structs)."""
+def resized(state: T, shapes: PyTree) -> T:
+    """Pads or cuts every leaf of a state, at the end, to the shapes of arrays or structs."""
 
-    def pad(x: Array, y: Array) -> Array:
-        room = [(0, after - before) for before, after in zip(x.shape, y.shape, strict=True)]
-        return x if x.shape == y.shape else jnp.pad(x, room)
+    def fit(x: Array, y: Array) -> Array:
+        room = [(0, after - before, 0) for before, after in zip(x.shape, y.shape, strict=True)]
+        return x if x.shape == y.shape else lax.pad(x, jnp.zeros((), x.dtype), room)
 
-    return jax.tree.map(pad, state, larger)
+    return jax.tree.map(fit, state, shapes)

@@ -2,6 +2,8 @@
 
 import json
 import pathlib
+import sys
+import types
 from typing import Any
 
 import numpy as np
@@ -151,3 +153,23 @@ def test_what_is_no_chat(folder: pathlib.Path, capsys: pytest.CaptureFixture[str
     ):
         assert main(["generate", *given]) == 2
         assert fragment in capsys.readouterr().err
+
+
+def test_a_chat_on_a_terminal_goes_on(
+    folder: pathlib.Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each answer is that to all messages so far."""
+    asked, messages = ["Hi", "And what is the time?", "Why?"], list[dict[str, str]]()
+    how, answers = {"gamma": 2, "temperature": 0.0, "max_length": 12}, list[str]()
+    pair = speculative.load(folder, "copy")
+    for text in asked:
+        messages.append({"role": "user", "content": text})
+        answers.append(pair.chat(messages, **how).text)
+        messages.append({"role": "assistant", "content": answers[-1]})
+    lines = iter([*(f"{text}\n".encode() for text in asked), b""])
+    buffer = types.SimpleNamespace(read=lambda: next(lines), read1=lambda: next(lines))
+    stdin = types.SimpleNamespace(isatty=lambda: True, buffer=buffer)
+    monkeypatch.setattr(sys, "stdin", stdin)
+    usual = ["--target", str(folder), "--draft", "copy", "--chat", "--gamma=2"]
+    assert main(["generate", *usual, "--temperature=0", "--max_length=12"]) == 0
+    assert capsys.readouterr().out == "".join(f"{answer}\n" for answer in answers)

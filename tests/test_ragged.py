@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from speculative.ragged import grow, move_rows, read_rows, select_rows, write_rows
+from speculative.ragged import move_rows, read_rows, resized, select_rows, write_rows
 
 
 @pytest.mark.parametrize("batch", [1, 3])
@@ -55,7 +55,7 @@ def test_read_rows_reads_each_row_from_its_start(batch: int) -> None:
 def test_grow_pads_at_the_end_and_only_what_differs() -> None:
     state = {"lengths": jnp.array([2, 1]), "keys": (jnp.ones((2, 3, 4)),)}
     larger = {"lengths": jnp.zeros(2, int), "keys": (jax.ShapeDtypeStruct((2, 3, 6), float),)}
-    grown = grow(state, larger)
+    grown = resized(state, larger)
     np.testing.assert_array_equal(grown["lengths"], [2, 1])
     np.testing.assert_array_equal(grown["keys"][0][..., :4], 1.0)
     np.testing.assert_array_equal(grown["keys"][0][..., 4:], 0.0)

@@ -28,7 +28,7 @@ from speculative.commands.prompts import Asked
 from speculative.settings import Settings
 
 if TYPE_CHECKING:
-    from speculative.decoding.loop import Step
+    from speculative.decoding.loop import Earlier, Step
     from speculative.loading import Resolved
     from speculative.pair import Pair, Request, Result
     from speculative.vocabulary import Vocabulary
@@ -145,7 +145,7 @@ def _generate(options: argparse.Namespace) -> None:
                 _warn_of_script(pair.vocabulary, asked.text[len(prefix) :], one.example + 1)
             _together(pair, listed, of_pair, options, kept)
         return
-    timer = Timer(pair, streams=not options.json)
+    timer = Timer(pair, streams=not options.json, resumes=chats.keeps)
     if typed:  # Now, so that a first line of usual length is answered at once.
         (usual,) = pair.requests([prefix + "a"], settings)
         for one in (usual, usual.alone) if options.compare else (usual,):
@@ -312,6 +312,8 @@ class Timer:
 
     pair: "Pair"
     streams: bool  # Whether texts are shown as they grow, or decoded in one dispatch.
+    resumes: bool = False  # Whether texts are turns of a chat, of which the target reads new ones.
+    earlier: "dict[int, Earlier]" = dataclasses.field(default_factory=dict)  # By gamma.
     known: set[Hashable] = dataclasses.field(default_factory=set)
 
     def begin(self, request: "Request") -> "Iterator[Step] | Result":
@@ -322,14 +324,19 @@ class Timer:
         import jax
 
         from speculative import progress
+        from speculative.decoding.loop import Earlier
 
         programs = request.source.shape, jax.tree.structure(request.config), bool(request.stop)
+        earlier = None
+        if self.resumes:
+            earlier = self.earlier.setdefault(request.config.gamma, Earlier())
+            programs = *programs, earlier.target is None
         with contextlib.ExitStack() as stack:
             if programs not in self.known:
                 bar = progress.bar("prompts of such a length")
                 stack.enter_context(bar)("compiling", 0)
             if self.streams:
-                steps = self.pair.steps(request)
+                steps = self.pair.steps(request, earlier)
                 begun = itertools.chain([next(steps)], steps)
             else:
                 begun = self.pair.answer(request)

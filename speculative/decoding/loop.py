@@ -18,12 +18,12 @@ from jax import Array, lax
 from speculative.decoding.programs import Program
 from speculative.decoding.settings import Decoding, Output
 from speculative.drafts.base import Draft, Proposal, fault_of, require_shapes
-from speculative.models.interface import Model
+from speculative.models.interface import Model, Started
 from speculative.processors import History
-from speculative.ragged import grow, write_rows
+from speculative.ragged import resized, write_rows
 from speculative.sampling import first, greatest, log_probabilities
 from speculative.tree import Growth
-from speculative.types import PAD_ID, Flags, Inputs, PyTree, Rows, State
+from speculative.types import PAD_ID, PADDING, Flags, Inputs, PyTree, Rows, State
 
 PROPOSING = "propose"  # The name of the draft's part of a step, in profiles and compiled programs.
 
@@ -70,14 +70,49 @@ class Step:
     by_position: Array  # [B, D, 1 + R] of the step, as of `Output`.
 
 
+@dataclasses.dataclass
+class Earlier:
+    """The text that was streamed last, as the target has read it: the earlier turns of a chat."""
+
+    tokens: np.ndarray = dataclasses.field(default_factory=lambda: np.zeros(0, np.int32))
+    target: Started | None = None
+
+    def taken(self, inputs: np.ndarray) -> tuple[Started | None, Array]:
+        """What was read, which is given away, and how many tokens of a prompt [S] begin it."""
+        count = min(len(self.tokens), int((inputs != PADDING).sum()) - 1)
+        other = self.tokens[:count] != inputs[:count]
+        known = int(other.argmax()) if other.any() else count
+        begun, self.target, self.tokens = self.target, None, self.tokens[:0]
+        return begun if known else None, jnp.int32(known)
+
+    def keep(self, inputs: np.ndarray, progress: Progress, hidden: dict[str, Array]) -> None:
+        """Keeps what was read of a text, where the hidden states are of the prompt only."""
+        prompt, written = inputs[inputs != PADDING], int(progress.lengths[0])
+        behind = [] if hidden else np.asarray(progress.tokens)[0, : max(written - 1, 0)]
+        self.tokens = np.concatenate([prompt, behind]).astype(np.int32)
+        self.target = Started(progress.target, hidden)
+
+
 def start(
     models: Models, params: Params, inputs: Inputs, config: Decoding, cache_length: int
 ) -> Progress:
     """The progress before the first token, for inputs [B, S]."""
-    batch = inputs.shape[0]
-    zeros, draft = jnp.zeros(batch, jnp.int32), models.draft
-    layers = draft.layers if draft else ()
+    layers = models.draft.layers if models.draft else ()
     target = models.target.start(params.target, inputs, cache_length, layers=layers)
+    return _started(models, params, inputs, config, cache_length, target)
+
+
+def _started(
+    models: Models,
+    params: Params,
+    inputs: Inputs,
+    config: Decoding,
+    cache_length: int,
+    target: Started,
+) -> Progress:
+    """Likewise, of inputs that the target has read."""
+    batch, draft = inputs.shape[0], models.draft
+    zeros = jnp.zeros(batch, jnp.int32)
     return Progress(
         target=target.state,
         draft=draft.start(params.draft, inputs, cache_length, target) if draft else (),
@@ -203,7 +238,7 @@ def _grown(
     models: Models, params: Params, inputs: Array, progress: Progress, config: Decoding, size: int
 ) -> Progress:
     larger = jax.eval_shape(lambda p, x: start(models, p, x, config, size), params, inputs)
-    return grow(progress, larger)
+    return resized(progress, larger)
 
 
 @Program
@@ -273,7 +308,27 @@ def generate(
     return decode(models, params, inputs, draws, config)
 
 
+def _resumed(
+    models: Models,
+    params: Params,
+    inputs: Inputs,
+    begun: Started | None,
+    known: Array,
+    config: Decoding,
+    cache_length: int,
+) -> tuple[Progress, dict[str, Array]]:
+    """`start` of which the target knows the first tokens; and what it gave of hidden states."""
+    layers = models.draft.layers if models.draft else ()
+    given = inputs, cache_length
+    if begun is None:
+        target = models.target.start(params.target, *given, layers=layers)
+    else:
+        target = models.target.resume(params.target, begun, known, *given)
+    return _started(models, params, inputs, config, cache_length, target), target.hidden
+
+
 begin = Program(start, static=1)
+_resume = Program(_resumed, static=2)
 one_step = Program(step, donated=("progress",))
 _grow = Program(_grown, static=1)
 
@@ -285,8 +340,12 @@ def stream(
     inputs: Inputs,
     draws: Array,
     config: Decoding,
+    earlier: Earlier | None = None,
 ) -> Iterator[Step]:
     """Gives the steps of `generate`, in NumPy arrays; step i while step i + 1 runs.
+
+    Of a single prompt that begins like the text that was `earlier` streamed, the target reads the
+    rest; then this text is the earlier one. A draft reads all of it.
 
     Raises:
         ValueError: draws are not of the settings' shape.
@@ -297,20 +356,29 @@ def stream(
 
     def steps() -> Iterator[Step]:
         size, *larger = config.cache_lengths()
-        progress = begin(models, params, inputs, config, size)
+        hidden = dict[str, Array]()
+        if earlier is None:
+            progress = begin(models, params, inputs, config, size)
+        else:
+            given = models, params, inputs
+            progress, hidden = _resume(*given, *earlier.taken(np.asarray(inputs)[0]), config, size)
         longest, running = 0, None
-        while True:
-            # The running step may add a whole block that has not been read yet.
-            if longest + config.room + (config.gamma + 1) > size and larger:
-                size, *larger = larger
-                progress = _grow(models, params, inputs, progress, config, size)
-            progress, dispatched = one_step(models, params, progress, draws, config)
-            if running is not None:
-                done: Step = jax.tree.map(np.asarray, running)
-                longest += int(done.count.max())
-                yield done
-                if done.finished.all():
-                    return
-            running = dispatched
+        try:
+            while True:
+                # The running step may add a whole block that has not been read yet.
+                if longest + config.room + (config.gamma + 1) > size and larger:
+                    size, *larger = larger
+                    progress = _grow(models, params, inputs, progress, config, size)
+                progress, dispatched = one_step(models, params, progress, draws, config)
+                if running is not None:
+                    done: Step = jax.tree.map(np.asarray, running)
+                    longest += int(done.count.max())
+                    yield done
+                    if done.finished.all():
+                        return
+                running = dispatched
+        finally:
+            if earlier is not None:
+                earlier.keep(np.asarray(inputs)[0], progress, hidden)
 
     return steps()  # `stream` itself is no generator, so that it raises when it is called.

@@ -4,6 +4,7 @@ import dataclasses
 import functools
 from typing import Any, ClassVar
 
+import jax
 import jax.numpy as jnp
 from jax import Array, lax
 
@@ -13,9 +14,11 @@ from speculative.models.layers import Layer
 from speculative.models.positions import masked, positions_in, same_segment, shifted
 from speculative.models.stack import DecoderState
 from speculative.models.transformer import Transformer
-from speculative.types import PADDING, Inputs, Logits, Rows, State
+from speculative.ragged import resized
+from speculative.types import PADDING, Inputs, Logits, PyTree, Rows, State
 
 AT_ONCE = 512  # Tokens of a long prompt that are read together: no array is of all pairs of tokens.
+TURN = 64  # Tokens of a chat's next turn that are read together: it is often short.
 
 
 class Decoder(Transformer):
@@ -76,35 +79,64 @@ class DecoderOnly(FlaxModel):
 
     def start(self, params, inputs, cache_length, encoded=None, layers=()) -> Started:
         """As of the interface; a prompt of more than `AT_ONCE` tokens is read as many at a time."""
-        batch, length = inputs.shape
-        if length <= AT_ONCE:
+        if inputs.shape[1] <= AT_ONCE:
             return super().start(params, inputs, cache_length, encoded, layers)
-        seen = inputs != PADDING
-        size, room = seen.sum(axis=1, dtype=jnp.int32), (0, -length % AT_ONCE)
-        tokens = jnp.pad(jnp.where(seen, inputs, 0), ((0, 0), room))
-        before = None if encoded is None else shifted(encoded, seen)
-        state = self._apply(params, batch, tokens.shape[1] + cache_length, method="empty")
-        shape = *tokens.shape, self.config.emb_dim
+        state = self._empty(params, inputs, cache_length, AT_ONCE)
+        shape = *inputs.shape, self.config.emb_dim
         hidden = {name: jnp.zeros(shape, self.config.dtype) for name in layers}
+        begun = Started(state, hidden)
+        return self._read(params, begun, jnp.int32(0), inputs, AT_ONCE, encoded)
+
+    def resume(self, params, begun, known, inputs, cache_length) -> Started:
+        """As of the interface; what is new is read `TURN` tokens at a time."""
+        empty = jax.eval_shape(lambda: self._empty(params, inputs, cache_length, TURN))
+        shape = jax.ShapeDtypeStruct((*inputs.shape, self.config.emb_dim), self.config.dtype)
+        shapes: Any = Started(empty, dict.fromkeys(begun.hidden, shape))
+        begun = resized(begun, shapes)
+        return self._read(params, begun, known // TURN * TURN, inputs, TURN)
+
+    def _empty(self, params: PyTree, inputs: Inputs, cache_length: int, at_once: int) -> State:
+        """The state before such prompts, which are read so many tokens at a time."""
+        batch, length = inputs.shape
+        length += -length % at_once
+        return self._apply(params, batch, length + cache_length, method="empty")
+
+    def _read(
+        self,
+        params: PyTree,
+        begun: Started,
+        known: Array,
+        inputs: Inputs,
+        at_once: int,
+        encoded: Array | None = None,
+    ) -> Started:
+        """The state behind prompts, whose first `known` tokens have been read."""
+        seen = inputs != PADDING
+        size, length = seen.sum(axis=1, dtype=jnp.int32), inputs.shape[1]
+        room = (0, 0), (0, -length % at_once)
+        tokens = jnp.pad(jnp.where(seen, inputs, 0), room)
+        before = None if encoded is None else shifted(encoded, seen)
+        hidden = {name: jnp.pad(x, (*room, (0, 0))) for name, x in begun.hidden.items()}
+        zeros = jnp.zeros_like(size)
 
         def read(number: Array, carried: tuple[State, dict[str, Array]]) -> Any:
-            state, hidden = carried
+            (state, hidden), place = carried, number * at_once
             part = functools.partial(
-                lax.dynamic_slice_in_dim, start_index=number * AT_ONCE, slice_size=AT_ONCE, axis=1
+                lax.dynamic_slice_in_dim, start_index=place, slice_size=at_once, axis=1
             )
             chunk = Chunk(part(tokens))
             if before is not None:  # Of a draft, which nobody asks for its hidden states.
                 return self.read_on(params, state, chunk, part(before))[1], hidden
-            _, state, found = self.extend(params, state, chunk, jnp.zeros_like(size), layers)
-            place = number * AT_ONCE
+            _, state, found = self.extend(params, state, chunk, zeros, tuple(hidden))
             return state, {
                 name: lax.dynamic_update_slice_in_dim(x, found[name], place, axis=1)
                 for name, x in hidden.items()
             }
 
-        chunks = -(-size.max() // AT_ONCE)
-        state, hidden = lax.fori_loop(0, chunks, read, (state, hidden))
-        state = dataclasses.replace(state, lengths=jnp.zeros_like(size), prompt=size - 1)
+        state = dataclasses.replace(begun.state, lengths=zeros + known, prompt=zeros)
+        chunks = known // at_once, -(-size.max() // at_once)
+        state, hidden = lax.fori_loop(*chunks, read, (state, hidden))
+        state = dataclasses.replace(state, lengths=zeros, prompt=size - 1)
         return Started(state, {name: x[:, :length] for name, x in hidden.items()})
 
     def first(self, inputs: Inputs) -> Rows:

@@ -96,6 +96,16 @@ class Model(Protocol):
         """
         ...
 
+    def resume(
+        self, params: PyTree, begun: Started, known: Array, inputs: Inputs, cache_length: int
+    ) -> Started:
+        """`start` for prompts whose first `known` tokens, not all, have been read already.
+
+        `begun` is what was read, with the hidden states of all known tokens that `layers` named. Of
+        decoder-only models.
+        """
+        ...
+
     def extend(
         self,
         params: PyTree,

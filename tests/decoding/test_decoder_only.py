@@ -3,6 +3,7 @@
 Prompts of different lengths share a batch.
 """
 
+import copy
 import functools
 
 import jax
@@ -12,9 +13,11 @@ import pytest
 from speculative.backends import prepack
 from speculative.decoding import Decoding, Output, Params
 from speculative.decoding import loop as fast
-from speculative.drafts import TransformerDraft
+from speculative.drafts import CopyDraft, HiddenDraft, TransformerDraft
+from speculative.grouping import filled, padded
 from speculative.models import DecoderOnly, DecoderOnlyConfig
 from speculative.models.gpt import LAMDA as FIELDS
+from speculative.models.reads import Reads
 from speculative.sampling import Sampling
 from speculative.types import ROUNDED
 from tests import saved
@@ -112,3 +115,44 @@ def test_streamed_tokens_are_the_same() -> None:
     given = TARGETS["LaMDA"], DRAFTS["LaMDA"], params("LaMDA"), inputs, draws, config
     check_stream(output, list(fast.stream(*given)), config)
     assert output.finite.all()
+
+
+HIDDEN = Reads(16, ("decoder/layers_0", "decoder/decoder_norm"))
+OF_CHATS = {
+    "copies": CopyDraft(decoder_only=True),
+    "a model": DRAFTS["LaMDA"],
+    "hidden states": HiddenDraft(
+        DecoderOnly(LAMDA.replace(num_layers=1, logits_via_embedding=False, reads=HIDDEN))
+    ),
+}
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+@pytest.mark.parametrize("name", OF_CHATS)
+def test_the_turns_of_a_chat_are_as_if_read_anew(name: str, temperature: float) -> None:
+    """The third turn changes the second one's words; the second one's text is left half-way."""
+    draft, rng = OF_CHATS[name], np.random.default_rng(5)
+    own = saved.drawn(draft.model.config, 1, 0.5) if hasattr(draft, "model") else ()
+    models, both = (TARGETS["LaMDA"], draft), Params(params("LaMDA").target, own)
+    config = Decoding(VOCABULARY, Sampling(temperature), 3, 90, eos_ids=())
+    earlier, text, known = fast.Earlier(), rng.integers(0, VOCABULARY, 70), []
+    for turn in range(4):
+        inputs = jax.device_put(filled([text], padded(len(text)), -1))
+        given = *models, both, inputs, config.draws(turn, np.arange(1)), config
+        want = told(list(fast.stream(*given)))
+        known.append(int(copy.copy(earlier).taken(np.asarray(inputs)[0])[1]))
+        steps = fast.stream(*given, earlier)
+        got = told([next(steps) for _ in range(5)] if turn == 1 else list(steps))
+        np.testing.assert_array_equal(got, want[: len(got)])
+        steps.close()  # pyright: ignore[reportAttributeAccessIssue]
+        read = len(text) if name == "hidden states" else len(earlier.tokens)
+        assert len(earlier.tokens) == read >= len(text)
+        said = rng.integers(0, VOCABULARY, 20)
+        text = text[:100] if turn == 2 else np.concatenate([text, got])
+        text = np.concatenate([text, said])
+    assert known[0] == 0 and known[3] == 100 and 70 <= known[1] < known[2]
+
+
+def told(steps: list[fast.Step]) -> np.ndarray:
+    """The tokens of a streamed text."""
+    return np.concatenate([step.tokens[0, : step.count[0]] for step in steps])

@@ -15,7 +15,7 @@ from speculative.backends import prepack
 from speculative.models import DecoderOnly, DecoderOnlyConfig
 from speculative.models.gpt import LAMDA as FIELDS
 from speculative.models.interface import Chunk, Extended
-from speculative.ragged import grow
+from speculative.ragged import resized
 from speculative.types import PyTree
 from tests import numpy_models, saved
 from tests.layouts import LAYOUTS, Layout
@@ -182,7 +182,7 @@ def test_a_grown_cache_decodes_on(name: str) -> None:
     inputs, prepacked = ragged(texts, np.array([9, 9, 9])), prepacked_params(name)
     small = start(model, prepacked, inputs, 8)
     _, small, _ = extend(model, prepacked, small, texts[:, 8:16])
-    grown = grow(small, start(model, prepacked, inputs, CACHE))
+    grown = resized(small, start(model, prepacked, inputs, CACHE))
     logits, _, _ = extend(model, prepacked, grown, texts[:, 16:])
     assert np.abs(logits - numpy_logits(model, params, texts)[:, 16:]).max() < NEAR
 
@@ -244,3 +244,26 @@ def test_no_hidden_state_comes_unasked_and_no_unknown_one() -> None:
     assert jax.eval_shape(lambda: model.start(params, prompts, 8)).hidden == {}
     with pytest.raises(ValueError, match="'encoder'; known are decoder/layers_0, .*norm"):
         model.start(params, prompts, 8, layers=("encoder",))
+
+
+def test_a_turn_of_a_chat_goes_on_behind_what_was_read(laid_out: Layout) -> None:
+    """From a longer cache of another text that begins alike; only the rest is read."""
+    model, params = lamda()
+    given, rng = laid_out(params), np.random.default_rng(12)
+    before = rng.integers(0, 96, (1, 220))
+    text = np.concatenate([before[:, :150], rng.integers(0, 96, (1, 40))], axis=1)
+    inputs = np.pad(text[:, :180], ((0, 0), (0, 76)), constant_values=-1)
+    begin = jax.jit(model.start, static_argnames=("cache_length", "layers"))
+    resume = jax.jit(model.resume, static_argnames="cache_length")
+    wanted: dict[str, np.ndarray] = {}
+    logits = numpy_models.decode(params, model.config, None, text[0], wanted)
+    begun = begin(given, before, 300, layers=model.extend_layers)
+    found = resume(given, begun, 150, inputs, cache_length=CACHE)
+    got, _, _ = extend(model, given, found.state, text[:, 179:])
+    assert np.abs(got[0] - logits[179:]).max() < NEAR
+    for name, hidden in found.hidden.items():
+        assert hidden.shape[1] == inputs.shape[1]
+        assert np.abs(hidden[0, :180] - wanted[name][:180]).max() < NEAR
+    blank = resume(given, jax.tree.map(jnp.zeros_like, begun), 150, inputs, cache_length=CACHE)
+    keys = np.asarray(blank.state.keys[0])
+    assert not keys[:, :, :128].any() and keys[:, :, 128:180].any(axis=(0, 1, 3)).all()

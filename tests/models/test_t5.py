@@ -20,7 +20,7 @@ from speculative.models import T5, T5Config
 from speculative.models.interface import Chunk, Extended
 from speculative.models.reads import Reads
 from speculative.models.stack import DecoderState
-from speculative.ragged import grow
+from speculative.ragged import resized
 from speculative.types import PADDING, QUANTIZE, PyTree
 from tests import numpy_models, saved
 from tests.layouts import LAYOUTS, Layout
@@ -275,7 +275,7 @@ def test_a_grown_cache_decodes_on() -> None:
     small: DecoderState = start(model, prepack(params), sources(), 8)
     _, small, _ = extend(model, prepack(params), small, tokens[:, :8])
     large: DecoderState = start(model, prepack(params), sources(), CACHE)
-    grown = grow(small, large)
+    grown = resized(small, large)
     assert jax.tree.map(jnp.shape, grown) == jax.tree.map(jnp.shape, large)
     for before, after in zip(small.keys + small.values, grown.keys + grown.values, strict=True):
         np.testing.assert_array_equal(before, after[..., :8, :])
