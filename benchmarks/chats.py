@@ -72,6 +72,7 @@ def flat(lists):
         for x in one:
             out.append(x)
     return out"""
+KINDS = "talk", "code", "summary", "translation"
 CODE = TOTAL, LOAD, MEAN, FIND, COUNT, FLAT
 EDITS = (
     "Add a docstring and type hints to this Python function, and show the whole function:",
@@ -109,6 +110,7 @@ def main() -> None:
     parser.add_argument("--target", required=True)
     parser.add_argument("--drafts", nargs="+", default=["copy"])
     parser.add_argument("--gamma", nargs="+", type=int, default=[3, 5], help="with each draft")
+    parser.add_argument("--kinds", nargs="+", choices=KINDS, default=KINDS)
     parser.add_argument("--temperature", type=float, default=0.0)
     parser.add_argument("--verification", default="block")
     parser.add_argument("--quantize", default="none")
@@ -123,6 +125,8 @@ def main() -> None:
     ways = [(draft, gamma) for draft in options.drafts for gamma in options.gamma]
     console, records = Console(), []
     for kind, listed in prompts().items():
+        if kind not in options.kinds:
+            continue
         alone, found = [], {way: [] for way in ways}
         for number, question in enumerate(listed):
             any_pair = next(iter(pairs.values()))

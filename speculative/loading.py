@@ -99,16 +99,18 @@ class Resolved:
         if tree:
             require_grows(named.grows(self.names[1]), self.names[1], tree)
 
-    def require_positions(self, text: str, max_length: int, source_length: int | None) -> None:
-        """Raises ValueError where a prompt and what follows it need more positions than there are.
+    def length(self, text: str, max_length: int, source_length: int | None) -> int:
+        """The tokens of a prompt or source, cut to `source_length`.
 
-        Encoder-decoders are asked when they are there: their sources have none.
+        Raises ValueError where a prompt and what follows it need more positions than there are.
         """
-        if not model_of(self.target.config).decoder_only:
-            return
+        cut = source_length or checks.MAX_TOKENS
+        if not model_of(self.target.config).decoder_only:  # Sources have no positions.
+            return min(len(self.vocabulary.encode(text)), cut)
         limited = [(one.name, one.config.max_positions) for one in (self.target, self.draft) if one]
-        length = min(len(self.vocabulary.prompt(text)), source_length or checks.MAX_TOKENS)
+        length = min(len(self.vocabulary.prompt(text)), cut)
         require_positions([pair for pair in limited if pair[1]], length, max_length)
+        return length
 
     @property
     def configs(self) -> list[Config]:

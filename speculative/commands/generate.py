@@ -119,15 +119,17 @@ def _generate(options: argparse.Namespace) -> None:
         disk.writable(options.output)
         lists = iter([list(itertools.chain.from_iterable(lists))])
     begun = [] if typed else next(lists)  # Wrong input ends before anything is loaded.
-    found, kept = _resolved(options, begun), None
+    found, kept = _resolved(options), None
     of_pair, chats = found.labels, _chats(options, found, typed, begun)
     begun = [chats.prompt(asked) for asked in begun]
+    lengths = []
     for asked in begun:
         try:
             how = asked.settings.max_length, options.source_length
-            found.require_positions(asked.text, *how)
+            lengths.append(found.length(asked.text, *how))
         except ValueError as error:
             raise ValueError(f"{asked.place}: {error}" if asked.place else str(error)) from error
+    _require_memory(options, found, begun, lengths)
     if options.chat and typed:  # Each after the answer to the one before.
         lists = ([asked] for listed in lists for asked in listed)
     elif not typed:
@@ -209,26 +211,34 @@ def _usual_tree(options: argparse.Namespace) -> int:
     return rows.usual_tree(Settings(**given).decoding(1, ()), draft, options.quantize)
 
 
-def _resolved(options: argparse.Namespace, begun: Sequence[Asked]) -> "Resolved":
-    """The pair to load, if there is memory for batches of such prompts as these first ones."""
+def _resolved(options: argparse.Namespace) -> "Resolved":
+    """The pair to load."""
     from speculative.loading import resolve
-    from speculative.ragged import power_of_two
-    from speculative.rows import memory
 
     models = options.target, options.draft, options.dtype, options.vocabulary
     names = "quantize", "quantize_draft", "mesh", "draft_mesh"
     held = {name: getattr(options, name) for name in names}
     found = resolve(*models, **held)
     found.require_trees(options.tree)
+    return found
+
+
+def _require_memory(
+    options: argparse.Namespace, found: "Resolved", begun: Sequence[Asked], lengths: list[int]
+) -> None:
+    """Raises ValueError unless there is memory for prompts such as these first ones."""
+    from speculative.ragged import power_of_two
+    from speculative.rows import memory
+
+    longest = max([options.max_length, *(one.settings.max_length for one in begun)])
+    shards = checks.shards(options.mesh, options.draft_mesh)
+    of_pair = found.names, found.configs, options.gamma or 1, longest
+    memory.require_text(*of_pair, max(lengths, default=0), options.tree, shards)
     if options.batch_size > 1:
-        length = max([options.max_length, *(one.settings.max_length for one in begun)])
         size = options.batch_size
         if options.file or options.output:  # There are no others.
             size = min(size, power_of_two(len(begun) * options.samples))
-        shards = checks.shards(options.mesh, options.draft_mesh)
-        shape = options.gamma or 1, length, size, options.tree, shards
-        memory.require_batch(found.names, found.configs, *shape)
-    return found
+        memory.require_batch(*of_pair, size, options.tree, shards)
 
 
 def _chats(

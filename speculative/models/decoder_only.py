@@ -91,8 +91,8 @@ class DecoderOnly(FlaxModel):
         """As of the interface; what is new is read `TURN` tokens at a time."""
         empty = jax.eval_shape(lambda: self._empty(params, inputs, cache_length, TURN))
         shape = jax.ShapeDtypeStruct((*inputs.shape, self.config.emb_dim), self.config.dtype)
-        shapes: Any = Started(empty, dict.fromkeys(begun.hidden, shape))
-        begun = resized(begun, shapes)
+        shapes: dict[str, Any] = dict.fromkeys(begun.hidden, shape)
+        begun = resized(begun, Started(empty, shapes))
         return self._read(params, begun, known // TURN * TURN, inputs, TURN)
 
     def _empty(self, params: PyTree, inputs: Inputs, cache_length: int, at_once: int) -> State:

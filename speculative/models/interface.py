@@ -101,10 +101,10 @@ class Model(Protocol):
     ) -> Started:
         """`start` for prompts whose first `known` tokens, not all, have been read already.
 
-        `begun` is what was read, with the hidden states of all known tokens that `layers` named. Of
-        decoder-only models.
+        `begun` is what was read, with the hidden states of the known tokens, of all layers asked
+        for. A model may as well read all again.
         """
-        ...
+        return self.start(params, inputs, cache_length, layers=tuple(begun.hidden))
 
     def extend(
         self,

@@ -12,7 +12,8 @@ from speculative.backends.xla import QUERIES
 from speculative.checkpoints.checkpoint import by_name
 from speculative.decoding import Decoding
 from speculative.measurement.chips import device_bytes
-from speculative.models import Config, abstract_params, sharding
+from speculative.models import Config, abstract_params, model_of, sharding
+from speculative.models.decoder_only import AT_ONCE
 from speculative.rows.config import RowConfig
 
 MAPS = pathlib.Path("/proc/self/maps")  # A line for each map of this process's memory.
@@ -25,7 +26,7 @@ class Need(NamedTuple):
     weights: int
     copies: int  # On a CPU, kernels in another layout, in float32, beside those of the checkpoint.
     caches: int  # Keys and values, of self- and cross-attention.
-    activations: int  # The most alive at once, in the encoder or in a verify pass and its logits.
+    activations: int  # The most alive at once, of a source or of a verify pass and its logits.
 
 
 def need(
@@ -48,16 +49,19 @@ def need(
         weights, copies = _weights(model, cpu, parts)
         config = Decoding(model.vocab_size, gamma=gamma, max_length=max_length, tree=tree)
         size, width = jnp.dtype(model.dtype).itemsize, config.guesses + 1
+        read = source_length  # Tokens at once.
+        if model_of(model).decoder_only:
+            read = min(read, AT_ONCE)
         # Of the text and of the source, which is in the same caches where it is a prompt.
         positions = config.cache_lengths()[-1] + source_length
         head = model.num_heads * model.head_dim
-        encoder = source_length * (2 * model.mlp_dim + 4 * model.emb_dim) * size
-        encoder += model.num_heads * min(source_length, QUERIES) * source_length * 4
+        source = read * (2 * model.mlp_dim + 4 * model.emb_dim) * size
+        source += model.num_heads * min(read, QUERIES) * source_length * 4
         # Logits and probabilities are float32, the target's and those of every guess.
         verify = 4 * width * model.vocab_size * 4 + width * (2 * model.mlp_dim + 4 * head) * size
         kept = model.kv_heads * model.head_dim  # Of a key or value.
         caches = 2 * model.decoder_layers * kept * positions * size
-        of_each.append((weights, copies, caches // parts, max(encoder, verify)))
+        of_each.append((weights, copies, caches // parts, max(source, verify)))
     return Need(*map(sum, zip(*of_each, strict=True)))
 
 
@@ -122,14 +126,28 @@ def require_batch(
 
 def require(config: RowConfig, models: Sequence[Config], source_length: int = 512) -> None:
     """Raises ValueError unless the present device holds the models of a row."""
-    given = config.gamma, config.max_length, source_length, config.tree
-    found = need(models, *given, config.shards)
+    given = config.gamma, config.max_length, source_length, config.tree, config.shards
+    require_text((config.target, config.draft), models, *given)
+
+
+def require_text(
+    names: tuple[str, str],
+    models: Sequence[Config],
+    gamma: int | None,
+    max_length: int,
+    source_length: int,
+    tree: int = 0,
+    shards: Sequence[int] = (1, 1),
+) -> None:
+    """Raises ValueError unless the present device holds a pair and a text of such a length."""
+    found = need(models, gamma, max_length, source_length, tree, shards)
     name, there = device_bytes()
     if sum(found) > there:
         parts = found._asdict().items()
         made_of = ", ".join(f"{part} {size / 2**30:.1f}" for part, size in parts if size)
         raise ValueError(
-            f"{config.target} with {config.draft} needs {sum(found) / 2**30:.1f} GiB, but {name} "
-            f"has {there / 2**30:.1f} GiB ({made_of}): take a narrower dtype, int8 "
-            "(--quantize=int8), smaller models, several devices (--mesh) or another one."
+            f"{names[0]} with {names[1]} needs {sum(found) / 2**30:.1f} GiB for texts of "
+            f"{source_length:,} tokens, but {name} has {there / 2**30:.1f} GiB ({made_of}): take a "
+            "narrower dtype, int8 (--quantize=int8), smaller models, shorter texts, several "
+            "devices (--mesh) or another one."
         )

@@ -2,11 +2,12 @@
 
 import dataclasses
 import pathlib
+import re
 
 import jax
 import pytest
 
-from speculative import checkpoints
+from speculative import checkpoints, cli
 from speculative.gin_files import CONFIGS
 from speculative.rows import memory, weights
 from speculative.rows.config import RANDOM, RowConfig, read_row
@@ -62,11 +63,33 @@ def test_a_run_that_does_not_fit_ends_before_it_loads(monkeypatch: pytest.Monkey
     config = dataclasses.replace(XXL, checkpoints=RANDOM, quantize_draft="none")
     models = weights.resolve(config).configs
     # On CPU another 4 bytes a parameter: 21 and 42 GiB.
-    with pytest.raises(ValueError, match=r"needs 63\.\d GiB, but a small device has 16.0 GiB"):
+    with pytest.raises(
+        ValueError, match=r"needs 63\.\d GiB for .* 512 tokens, but a small device has 16"
+    ):
         memory.require(config, models)
     monkeypatch.setattr(memory.jax, "default_backend", lambda: "tpu")
-    with pytest.raises(ValueError, match=r"needs 21\.\d GiB, but a small device has 16.0 GiB"):
+    with pytest.raises(
+        ValueError, match=r"needs 21\.\d GiB for .* but a small device has 16.0 GiB"
+    ):
         memory.require(config, models)
+
+
+def test_a_long_prompt_that_does_not_fit_ends_before_loading(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Its keys and values grow with it; what is alive beside them hardly does."""
+    size = checkpoints.open("debian_lm").config
+    short, long = (memory.need([size], 1, 8, length) for length in (600, 900))
+    each = 2 * size.decoder_layers * size.emb_dim * 4  # Of a token.
+    assert long.caches - short.caches == 300 * each
+    scores = 300 * size.num_heads * 512 * 4
+    assert long.activations - short.activations == scores
+    there = sum(long) - 100 * each
+    monkeypatch.setattr(memory, "device_bytes", lambda: ("a small device", there))
+    options = ["generate", "--target=debian_lm", "--draft=copy", "--max_length=8", "--gamma=1"]
+    assert cli.main([*options, "word " * 900]) == 2
+    said = capsys.readouterr().err
+    assert re.search(r"GiB for texts of 901 tokens, but a small device has", said), said
 
 
 def test_as_many_rows_as_have_room(monkeypatch: pytest.MonkeyPatch) -> None:
