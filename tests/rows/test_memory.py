@@ -63,14 +63,10 @@ def test_a_run_that_does_not_fit_ends_before_it_loads(monkeypatch: pytest.Monkey
     config = dataclasses.replace(XXL, checkpoints=RANDOM, quantize_draft="none")
     models = weights.resolve(config).configs
     # On CPU another 4 bytes a parameter: 21 and 42 GiB.
-    with pytest.raises(
-        ValueError, match=r"needs 63\.\d GiB for .* 512 tokens, but a small device has 16"
-    ):
+    with pytest.raises(ValueError, match=r"needs 63\.\d GiB for .* 512 tokens, but a small"):
         memory.require(config, models)
     monkeypatch.setattr(memory.jax, "default_backend", lambda: "tpu")
-    with pytest.raises(
-        ValueError, match=r"needs 21\.\d GiB for .* but a small device has 16.0 GiB"
-    ):
+    with pytest.raises(ValueError, match=r"needs 21\.\d GiB for .* but a small device has 16"):
         memory.require(config, models)
 
 
