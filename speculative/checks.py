@@ -1,6 +1,7 @@
 """Checks of settings: a value of another type or range is a ValueError of one sentence."""
 
 import contextlib
+import dataclasses
 import operator
 import re
 import typing
@@ -88,17 +89,23 @@ def fields(settings: Any) -> None:
     words = {int: "a whole number", float: "a finite number", str: "a text", NoneType: "None"}
     words |= {list: "whole numbers", dict: "texts by name"}
     for name, kind in typing.get_type_hints(type(settings)).items():
-        value, kinds = getattr(settings, name), typing.get_args(kind) or (kind,)
+        value = getattr(settings, name)
+        kinds = (kind,) if typing.get_origin(kind) is list else typing.get_args(kind) or (kind,)
         kinds = tuple(typing.get_origin(kind) or kind for kind in kinds)
         if float in kinds and isinstance(value, int | float) and abs(value) < 1e300:
             fits = not isinstance(value, bool)
         else:
             fits = isinstance(value, kinds) and not isinstance(value, bool | float)
-            fits &= not isinstance(value, list) or _whole_numbers(value)
+            fits &= not isinstance(value, list) or _whole_numbers(value) or _fields(value)
             fits &= not isinstance(value, dict) or all(type(x) is str for x in value.values())
         if not fits:
             known = " or ".join(words[kind] for kind in kinds)
             raise ValueError(f"{type(settings).__name__}.{name} must be {known}, not {value!r}.")
+
+
+def _fields(value: list[Any]) -> bool:
+    """Whether a list holds dataclasses, which have checked themselves."""
+    return all(map(dataclasses.is_dataclass, value))
 
 
 def _whole_numbers(value: Any) -> bool:

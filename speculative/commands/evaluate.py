@@ -33,7 +33,7 @@ def _add_evaluate(parser: argparse.ArgumentParser) -> None:
 def _evaluate(options: argparse.Namespace) -> None:
     from speculative.measurement import quality
     from speculative.models import model_of
-    from speculative.rows import environment, memory, weights
+    from speculative.rows import chats, environment, memory, weights
     from speculative.rows.config import RANDOM, gamma_of
     from speculative.tasks.prompts import fingerprint, load_prompts, require
 
@@ -51,6 +51,9 @@ def _evaluate(options: argparse.Namespace) -> None:
         raise ValueError("--compare is for a target in int8; add --quantize=int8, or leave it out.")
     prompts = load_prompts(config.texts, config.num_examples)
     found = weights.resolve(config)
+    of_target = found.vocabulary.special, config.target, config.texts.prefix
+    prompts = chats.rendered(prompts, *of_target)
+    chats.require_whole(prompts)
     whole = None
     if options.compare:
         whole = weights.resolve(dataclasses.replace(config, quantize="none"))

@@ -10,7 +10,7 @@ import re
 import warnings
 from collections.abc import Callable, Iterable, Sequence
 from html import escape
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import matplotlib
 from absl import logging
@@ -36,6 +36,14 @@ CAPTIONS = {
 SAMPLES = 3  # Outputs that are shown of a row.
 
 
+class _Line(NamedTuple):
+    """A line of a table: the name of the lines around it, its own, and what its cells are of."""
+
+    group: str
+    name: str
+    of: Any
+
+
 class _Row(NamedTuple):
     """What the page shows of a row, what it calls it, and what it calls the rows around it."""
 
@@ -44,6 +52,11 @@ class _Row(NamedTuple):
     title: str  # What tells it from all other rows.
     record: records.Record
     examples: list[kept.Example]
+
+    @property
+    def line(self) -> _Line:
+        """Of its record."""
+        return _Line(self.group, self.name, self.record)
 
 
 def write(folders: Sequence[pathlib.Path], output: pathlib.Path) -> None:
@@ -108,17 +121,27 @@ def _tables(rows: Sequence[_Row]) -> dict[str, list[str]]:
     found = tables.parts([row.record for row in rows])
     columns = (*found.pop("Acceptance")[0], *found.pop("Speed")[0])
     drawn = {
-        caption: _table(caption, columns, [row for row in rows if row.record in shown])
+        caption: _table(caption, columns, [row.line for row in rows if row.record in shown])
         for caption, (columns, shown) in found.items()
     }
     note = f'<p class="simulated">Rows that say so have {tables.SIMULATED}.</p>'
     speed = [note] * any(row.record.simulated for row in rows)
-    speed.append(_table("Batch size 1, beside the paper", columns, rows))
+    speed.append(_table("Batch size 1, beside the paper", columns, [row.line for row in rows]))
     texts = ("Quality", "Exactness at temperature 0")
     outputs = [drawn.pop(name) for name in texts if name in drawn]
     if cut := tables.cut_sources([row.record for row in rows]):
         outputs.append(f"<p>{escape(cut)}</p>")
-    return {"Speed": [*speed, *drawn.values()], "Outputs": outputs}
+    category, *measured = tables.CATEGORIES
+    by_category = [
+        _table(
+            f"{row.title}, by category",
+            measured,
+            [_Line("", category.cell(one), one) for one in row.record.categories],
+        )
+        for row in rows
+        if row.record.categories
+    ]
+    return {"Speed": [*speed, *drawn.values()], "Categories": by_category, "Outputs": outputs}
 
 
 def _figures(rows: Sequence[_Row]) -> list[str]:
@@ -210,7 +233,7 @@ def _environment(rows: Sequence[_Row]) -> list[str]:
     shared = {column.head: min(cells) for column, cells in values.items() if len(cells) == 1}
     parts = [_pairs(shared.items())] * bool(shared)
     if own := [column for column in columns if column.head not in shared]:
-        table = _table("Where it was measured", own, rows)
+        table = _table("Where it was measured", own, [row.line for row in rows])
         # On paper, numbers stay whole; names, which may be whole paths, break where they must.
         parts.append(f'<div class="words">{table}</div>')
     for row in rows:
@@ -219,7 +242,7 @@ def _environment(rows: Sequence[_Row]) -> list[str]:
     return parts
 
 
-def _table(caption: str, columns: Sequence[Column], rows: Sequence[_Row]) -> str:
+def _table(caption: str, columns: Sequence[Column], rows: Sequence[_Line]) -> str:
     """A table whose rows stand under the names of their groups, and what its columns mean.
 
     It may be wider than the page and scrolls by itself, with the keyboard too.
@@ -234,8 +257,9 @@ def _table(caption: str, columns: Sequence[Column], rows: Sequence[_Row]) -> str
             head = f'<th scope="rowgroup" colspan="{len(heads)}"><span>{_name(group)}</span></th>'
             lines.append(f'<tr class="group">{head}</tr>')
         for row in members:
-            mark = '<strong class="simulated">simulated acceptance</strong>' * row.record.simulated
-            cells = (f"<td>{_text(column.cell(row.record))}</td>" for column in columns)
+            simulated = isinstance(row.of, records.Record) and row.of.simulated
+            mark = '<strong class="simulated">simulated acceptance</strong>' * simulated
+            cells = (f"<td>{_text(column.cell(row.of))}</td>" for column in columns)
             lines.append(f'<tr><th scope="row">{_name(row.name)}{mark}</th>{"".join(cells)}</tr>')
     lines.append("</tbody></table></div>")
     return "\n".join(lines) + _pairs((x.head, x.meaning) for x in columns if x.meaning)

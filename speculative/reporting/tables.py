@@ -7,6 +7,7 @@ from rich.console import Console
 from rich.table import Table
 
 from speculative import paper, theory
+from speculative.rows.categories import Category
 from speculative.rows.records import Record
 from speculative.studies.power import ENOUGH, Power
 from speculative.studies.tune import Tuning
@@ -178,6 +179,36 @@ QUALITY = (  # Of rows whose texts have references.
     ),
 )
 
+
+def _by_position(one: Category) -> str:
+    shares = ("–" if x is None else f"{x:.2f}".lstrip("0") for x in one.acceptance_by_position)
+    return " ".join(shares)
+
+
+CATEGORIES = (  # Of a row whose texts are questions.
+    Column("category", field("category"), "of questions; all of them together last"),
+    Column("questions", field("questions"), "of each all turns are measured"),
+    Column(
+        "accepted",
+        field("mean_accepted_tokens", ".2f"),
+        "tokens that a target pass yielded, its own among them (mean accepted tokens of "
+        "Spec-Bench, acceptance length of SPEED-Bench)",
+    ),
+    Column("by position", _by_position, "guesses accepted at positions 1 to γ, of those tested"),
+    Column(
+        "alone", field("tokens_per_second_autoregressive", ".1f"), "tokens a second, over questions"
+    ),
+    Column("with draft", field("tokens_per_second", ".1f"), "likewise"),
+    Column("speed-up", field("speedup", ".2f"), "the one over the other, as of Spec-Bench"),
+    Column(
+        "95%",
+        lambda one: (
+            f"{one.speedup_low:.2f}–{one.speedup_high:.2f}" if one.questions >= FEWEST else "–"
+        ),
+        "its interval over the questions",
+    ),
+)
+
 EXACTNESS = (  # Of rows whose greedy outputs were compared.
     Column(
         "identical",
@@ -271,6 +302,10 @@ def show_records(records: Sequence[Record], console: Console = CONSOLE) -> None:
     if cut := cut_sources(records):
         console.print(cut, soft_wrap=True)
     show_parts([((ROW, *columns), rows) for columns, rows in parts(records).values()], console)
+    for record in records:
+        if record.categories:
+            console.print(f"\n{_row_name(record)} by category:")
+            show_parts([(CATEGORIES, record.categories)], console)
 
 
 TREES = (  # Of `tune`.

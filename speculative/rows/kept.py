@@ -47,6 +47,8 @@ class Example:
     # The tokens expected of a step that begins at each token, where alpha does not predict them: by
     # the rule, and by token verification of the same guesses.
     step_tokens: list[list[float]] = dataclasses.field(default_factory=list)
+    category: str = ""  # Of a question, and its name, which its turns share.
+    question: str = ""
 
 
 class KeptExamples:

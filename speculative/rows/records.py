@@ -4,6 +4,7 @@ import dataclasses
 import pathlib
 
 from speculative import checks, disk, theory
+from speculative.rows.categories import Category
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -113,10 +114,16 @@ class Record:
     quality_difference_low: float | None = None
     quality_difference_high: float | None = None
     truncated: int | None = None  # Sources that were cut to the row's `source_length`.
+    categories: list[Category] | None = None  # Of questions, and all together.
     # Of the target, draft, vocabulary and texts, see `Resolved.fingerprints`.
     fingerprints: dict[str, str] | None = None
 
     def __post_init__(self) -> None:
+        if self.categories is not None:
+            made = [
+                one if isinstance(one, Category) else Category(**one) for one in self.categories
+            ]
+            object.__setattr__(self, "categories", made)
         checks.fields(self)
 
     @property

@@ -26,6 +26,7 @@ from speculative.models import FlaxModel, abstract_params
 from speculative.pair import Pair, lengths_accepted
 from speculative.progress import OnProgress
 from speculative.rows import environment
+from speculative.rows.categories import by_category
 from speculative.rows.config import RANDOM, RowConfig, gamma_of, paper_numbers
 from speculative.rows.kept import Example, KeptExamples
 from speculative.rows.records import Record
@@ -135,6 +136,8 @@ def _measure(work: Workload, gamma: int, number: int, sample: int, with_alpha: b
         accepted_by_position=guessed.accepted_by_position,
         accepted_by_rank=guessed.accepted_by_rank,
         step_tokens=blocks,
+        category=prompt.category,
+        question=prompt.question,
     )
 
 
@@ -290,6 +293,7 @@ def _statistics(
             "near_ties": sum(d is not None and d.near_tie for d in differences)
             if compared
             else None,
+            "categories": by_category(examples, config.seed),
             "tested": int(tested.sum()),
             "accepted": int(accepted.sum()),
             "draft_tokens": sum(one.draft_tokens for one in examples),

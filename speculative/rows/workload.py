@@ -13,7 +13,7 @@ from speculative.decoding import Decoding, Output
 from speculative.measurement.timing import ITERATIONS, CostMeter, timed_calls
 from speculative.models import FlaxModel
 from speculative.pair import Pair, Request
-from speculative.rows import memory
+from speculative.rows import chats, memory
 from speculative.rows.config import RowConfig
 from speculative.tasks.prompts import Prompt
 
@@ -78,7 +78,7 @@ def workload(pair: Pair, config: RowConfig, prompts: Sequence[Prompt] | None) ->
         shape = (config.num_examples or RANDOM_EXAMPLES, config.random_length)
         sources = jax.device_put(rng.integers(2, pair.vocabulary.size, shape, dtype=np.int32))
         return Workload(pair, config, [Prompt("", "")] * len(sources), sources)
-    prompts = list(prompts[: config.num_examples])
+    prompts = chats.answered(pair, config, prompts[: config.num_examples])
     if not prompts:
         raise ValueError("A row needs at least one prompt.")
     texts, most = [prompt.source for prompt in prompts], config.source_length

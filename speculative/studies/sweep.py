@@ -12,11 +12,12 @@ from typing import Any
 from absl import logging
 
 from speculative import checkpoints, disk, fingerprints, gin_files, paper, progress
+from speculative.loading import Resolved
 from speculative.measurement import quality
-from speculative.models import Config, model_of
+from speculative.models import model_of
 from speculative.pair import BATCH
 from speculative.progress import OnProgress
-from speculative.rows import environment, memory, records, weights
+from speculative.rows import chats, environment, memory, records, weights
 from speculative.rows.config import (
     RANDOM,
     RowConfig,
@@ -129,7 +130,7 @@ def finish(
         found = load.resolve(config)
         if not record:
             memory.require(config, found.configs)
-        prompts = _prompts(config, found.target.config, scored=True)
+        prompts = _prompts(config, found, scored=True)
         made_with[name] = found.fingerprints
         if prompts is not None:
             made_with[name]["texts"] = fingerprint(prompts)
@@ -291,13 +292,13 @@ def _work(
     memory.require_batch(
         (config.target, config.draft), *given, batch_size, config.tree, config.shards
     )
-    prompts = _prompts(config, found.target.config)
+    prompts = _prompts(config, found)
     return workload(found.load(), config, prompts), functools.partial(
         memory.batch, *given, tree=config.tree, shards=config.shards
     )
 
 
-def _prompts(config: RowConfig, target: Config, scored: bool = False) -> list[Prompt] | None:
+def _prompts(config: RowConfig, found: Resolved, scored: bool = False) -> list[Prompt] | None:
     """A row's texts; None where there is no vocabulary to read them with.
 
     ValueError names one that the target cannot read, or a metric cannot judge: the row's own or,
@@ -306,9 +307,11 @@ def _prompts(config: RowConfig, target: Config, scored: bool = False) -> list[Pr
     if config.checkpoints == RANDOM and config.vocabulary is None:
         return None
     prompts, metric = load_prompts(config.texts, config.num_examples), config.metric
+    of_target = found.vocabulary.special, config.target, config.texts.prefix
+    prompts = chats.rendered(prompts, *of_target)
     if scored and config.simulated_alpha is None and any(prompt.reference for prompt in prompts):
         metric = config.texts.metric
-    require(prompts, metric, model_of(target).decoder_only)
+    require(prompts, metric, model_of(found.target.config).decoder_only)
     if metric:
         quality.require_seen(metric, [prompt.reference for prompt in prompts])
     return prompts

@@ -47,6 +47,7 @@ TASKS = {
         ),
         Task("lm1b", split="test", paper="lm1b", module=_T5),
         _shipped("debian_lm", "", None, "lm1b"),
+        Task("questions", data=str(ASSETS / "prompts" / "questions.jsonl")),
     )
 }
 

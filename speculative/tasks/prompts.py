@@ -8,13 +8,16 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any
 
 from speculative import disk, fingerprints, tasks
+from speculative.chat import Message
+from speculative.tasks import chats
 
 # The names that source and reference have in a line of JSON, unless others are given.
 COLUMNS = (("article", "highlights"), ("inputs", "targets"), ("source", "reference"))
 NAMES = ", or ".join(" and ".join(names) for names in COLUMNS)
 KINDS = (
-    f"FILE.tsv (source, tab, reference), FILE.jsonl (objects with {NAMES}), FILE.txt (a source a "
-    "line), SOURCES,REFERENCES (two files of parallel lines) or tfds:NAME (with --columns)"
+    f"FILE.tsv (source, tab, reference), FILE.jsonl (objects with {NAMES}, or chats with messages, "
+    "or questions with turns), FILE.txt (a source a line), SOURCES,REFERENCES (two files of "
+    "parallel lines) or tfds:NAME (with --columns)"
 )
 """What the data of a task may be, for messages."""
 TFDS = "tfds:"
@@ -29,6 +32,10 @@ class Prompt:
     reference: str  # The output that a person wrote; empty without one.
     prefix: str = dataclasses.field(default="", compare=False)  # What the task put before the text.
     place: str = dataclasses.field(default="", compare=False)  # Line or example, for messages.
+    # Of a chat, all up to the source, which is the last; see `tasks.chats`.
+    messages: tuple[Message, ...] = ()
+    category: str = ""  # Of a question, and its name; results are shown by category.
+    question: str = ""
 
 
 def load_prompts(task: str | tasks.Task, limit: int | None = None) -> list[Prompt]:
@@ -60,7 +67,8 @@ def load_prompts(task: str | tasks.Task, limit: int | None = None) -> list[Promp
                 f"give a data file: {KINDS}."
             ) from error
     else:
-        prompts = [
+        prompts = _chats(data) if known.columns is None else []
+        prompts = prompts or [
             Prompt(known.prefix + source, reference, known.prefix, place)
             for place, source, reference in _placed(data, known.columns)
         ]
@@ -96,7 +104,27 @@ def _require_source(prompt: Prompt) -> None:
 
 def fingerprint(prompts: Sequence[Prompt]) -> str:
     """That of texts and their references, see `fingerprints.of_value`."""
-    return fingerprints.of_value([[prompt.source, prompt.reference] for prompt in prompts])
+    said = [
+        [one.source, one.reference, *([one.messages] if one.messages else [])] for one in prompts
+    ]
+    return fingerprints.of_value(said)
+
+
+def _chats(data: str) -> list[Prompt]:
+    """The chats or questions of a file, a prompt for each turn; none if its lines are no chats."""
+    [file, *more] = named_files(data)
+    if more or not file.endswith(".jsonl"):
+        return []
+    found = list[Prompt]()
+    for number, line in enumerate(_lines(file), 1):
+        where = f"Line {number} of {file}"
+        record = _object(line, where)
+        if not chats.is_chat(record):
+            if number == 1:
+                return []
+            raise ValueError(f"{where} has neither messages nor turns, as lines before it have.")
+        found += [Prompt(**fields, place=where) for fields in chats.of_record(record, where)]
+    return found
 
 
 def _of_seqio(task: tasks.Task) -> Iterator[Prompt]:
@@ -232,7 +260,8 @@ def _placed(files: str, columns: str | None) -> list[tuple[str, str, str]]:
     return [(where, *_pair(record, _names(columns), where)) for record, where in records]
 
 
-def _fields(line: str, where: str, columns: str | None) -> tuple[str, str]:
+def _object(line: str, where: str) -> dict[str, Any]:
+    """The JSON object of a line."""
     try:
         record = json.loads(line)
         json.dumps(record, ensure_ascii=False).encode()  # JSON can say halves of a character.
@@ -240,6 +269,11 @@ def _fields(line: str, where: str, columns: str | None) -> tuple[str, str]:
         raise ValueError(f"{where} is no JSON ({error}); give an object a line.") from None
     if not isinstance(record, dict):
         raise ValueError(f"{where} is no JSON object but {line[:40]!r}; give an object a line.")
+    return record
+
+
+def _fields(line: str, where: str, columns: str | None) -> tuple[str, str]:
+    record = _object(line, where)
     names = _names(columns) if columns else next((c for c in COLUMNS if set(c) <= set(record)), ())
     if not names:
         raise ValueError(

@@ -10,7 +10,7 @@ from speculative import paper, tasks
 from speculative.measurement import quality
 
 
-def test_every_task_has_a_metric_and_a_row_of_the_paper() -> None:
+def test_every_task_but_questions_has_a_metric_and_a_row_of_the_paper() -> None:
     assert list(tasks.TASKS) == [
         "debian_ende",
         "debian_synopsis",
@@ -18,8 +18,9 @@ def test_every_task_has_a_metric_and_a_row_of_the_paper() -> None:
         "cnn_dailymail_v002",
         "lm1b",
         "debian_lm",
+        "questions",
     ]
-    for name, task in tasks.TASKS.items():
+    for name, task in [*tasks.TASKS.items()][:-1]:
         assert tasks.task(name) is task and task.name == name
         assert task.metric in quality.METRICS or "lm" in name and task.metric is None
         assert task.paper in {row.task for row in paper.TABLE_3}
