@@ -9,7 +9,7 @@ CORE = [
     "absl-py>=2.1",
     "flax>=0.11,<0.13",
     "gin-config>=0.5,<0.6",
-    "jax>=0.7,<0.12",
+    "jax>=0.7,<0.13",
     "jaxtyping>=0.3,<0.4",
     "matplotlib>=3.9",
     "numpy>=2.0,<3",
@@ -73,7 +73,8 @@ setup(
         "hub": ["huggingface_hub>=0.30", TEMPLATES, TOKENIZERS],
         # jax[tpu] asks for one older release of libtpu, which lacks an option that drafts gain by.
         "tpu": ["libtpu>=0.0.52", "requests"],
-        "cuda": ["jax[cuda12]>=0.7,<0.12"],
+        "cuda": ["jax[cuda12]>=0.7,<0.13"],
+        "cuda13": ["jax[cuda13]>=0.7,<0.13"],
     },
     entry_points={"console_scripts": ["speculative = speculative.cli:main"]},
 )

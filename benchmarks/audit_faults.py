@@ -13,8 +13,8 @@ import pathlib
 from collections.abc import Sequence
 from typing import Any
 
-from benchmarks.audit_peers import FALSE_ALARM
 from benchmarks.compare_peers import machine, settings
+from benchmarks.verdicts import FALSE_ALARM
 from speculative import loading, progress
 from speculative.checks import MAX_GAMMA
 from speculative.commands import MAX_LENGTH, whole

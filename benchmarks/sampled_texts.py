@@ -18,8 +18,8 @@ from typing import Any
 import numpy as np
 from rich.console import Console
 
-from benchmarks.audit_peers import FALSE_ALARM
 from benchmarks.compare_peers import machine, settings, table
+from benchmarks.verdicts import FALSE_ALARM
 from speculative import progress
 from speculative.commands import whole
 from speculative.decoding.rules import RULES

@@ -1,7 +1,6 @@
 """Hugging Face transformers: `generate`, alone and with the draft as its assistant."""
 # pyright: reportMissingImports=false
 
-import dataclasses
 from typing import Any
 
 import numpy as np
@@ -14,7 +13,6 @@ from benchmarks.peers.system import Setting, thread_counts
 from speculative import checkpoints
 from speculative.models import names_of
 from speculative.models.reads import Reads
-from speculative.sampling import Sampling
 from speculative.types import EOS_ID
 
 
@@ -41,23 +39,9 @@ class HuggingFace:
             for name, threads in thread_counts().items()
         }
         self.ways = tuple(self._ways)
-        self.sampled = tuple(ways)
 
     def decode(self, way: str, source: list[int]) -> list[int]:
         return self._generate(way, [source], do_sample=False)[0]
-
-    def sample(
-        self, way: str, source: list[int], sampling: Sampling, count: int, seed: int
-    ) -> list[dict[str, Any]]:
-        torch.manual_seed(seed)
-        # Their defaults would be the 50 likeliest tokens; 0 is all, as here.
-        settings = dataclasses.asdict(sampling)
-        rows = 1 if way.startswith("assisted") else count  # An assistant serves one text at a time.
-        found: list[list[int]] = []
-        while len(found) < count:
-            sources = [source] * rows
-            found += self._generate(f"{way}, 1 thread", sources, do_sample=True, **settings)
-        return [{"tokens": tokens} for tokens in found]
 
     def _generate(self, way: str, sources: list[list[int]], **settings: Any) -> list[list[int]]:
         given, threads = self._ways[way]

@@ -11,10 +11,6 @@ from ctranslate2.converters import TransformersConverter
 
 from benchmarks.peers.huggingface import quieten
 from benchmarks.peers.system import Setting, thread_counts
-from speculative.sampling import Sampling
-from speculative.types import EOS_ID
-
-AS_CONVERTED = "float32 as converted"
 
 
 class OpenNMT:
@@ -50,47 +46,19 @@ class OpenNMT:
 
         self._setting = setting
         self._translators = {}
-        named = {"float32": "float32", "int8": "int8", AS_CONVERTED: "float32"}
-        for kind, dtype in named.items():
-            converter.load_model = load_model if kind == AS_CONVERTED else corrected
+        converter.load_model = corrected
+        for kind in ("float32", "int8"):
             converted = str(folder.with_name(f"{folder.name}-{kind}"))
-            converter.convert(converted, quantization=dtype, force=True)
+            converter.convert(converted, quantization=kind, force=True)
             for name, threads in thread_counts().items():
                 self._translators[f"{kind}, {name}"] = ctranslate2.Translator(
-                    converted, compute_type=dtype, inter_threads=1, intra_threads=threads
+                    converted, compute_type=kind, inter_threads=1, intra_threads=threads
                 )
-        self.ways = tuple(way for way in self._translators if not way.startswith(AS_CONVERTED))
-        self.sampled = tuple(named)
+        self.ways = tuple(self._translators)
 
     def decode(self, way: str, source: list[int]) -> list[int]:
         most = self._setting.max_length
         return self._translate(way, source, most, most if self._setting.random else 1)[0]
-
-    def sample(
-        self, way: str, source: list[int], sampling: Sampling, count: int, seed: int
-    ) -> list[dict[str, Any]]:
-        ctranslate2.set_random_seed(seed)
-        settings = {
-            "sampling_temperature": sampling.temperature,
-            "sampling_topk": sampling.top_k,
-            "sampling_topp": sampling.top_p,
-            "num_hypotheses": count,
-        }
-        most = self._setting.max_length
-        way = f"{way}, 1 thread"
-        texts = self._translate(way, source, most, 0, **settings)
-        if sampling != Sampling():  # It scores texts at temperature 1, with all tokens.
-            return [{"tokens": text} for text in texts]
-        scores = self._translators[way].score_batch(
-            [[str(token) for token in source]] * count,
-            [[str(token) for token in text if token != EOS_ID] for text in texts],
-            max_input_length=0,
-        )
-        # A score follows for the end of sequence; a text that was cut has none.
-        return [
-            {"tokens": text, "logprobs": score.log_probs[: len(text)]}
-            for text, score in zip(texts, scores, strict=True)
-        ]
 
     def prefill(self, source: list[int]) -> None:
         """The prefill and one step of decoding, because CTranslate2 has no prefill alone."""

@@ -3,23 +3,19 @@
 The target is held in float32 and, of ways that say so, in int8.
 """
 
-from typing import Any
-
 import jax
 import jax.numpy as jnp
 import numpy as np
 
 from benchmarks.peers.system import Setting
 from speculative import grouping
-from speculative.decoding import Decoding, rules
+from speculative.decoding import Decoding
 from speculative.loading import load
 from speculative.sampling import Sampling
 
 
 class Ours:
     """See `system.Program`."""
-
-    sampled = "autoregressive", "token", "block"  # The latter two are rules of verification.
 
     def __init__(self, setting: Setting) -> None:
         draft, self._setting = setting.draft or "uniform", setting
@@ -38,20 +34,6 @@ class Ours:
         config = Decoding(vocabulary.size, Sampling(0.0), gamma, max_length, ends)
         draws = config.draws(0, np.array([0]))
         return pair.results(pair.run(padded(source), draws, config))[0].tokens
-
-    def sample(
-        self, way: str, source: list[int], sampling: Sampling, count: int, seed: int
-    ) -> list[dict[str, Any]]:
-        gamma = 0 if way == "autoregressive" else self._setting.gamma
-        rule = rules.EXACT if way == "autoregressive" else rules.select(way)
-        length, vocabulary = self._setting.max_length, self._pair.vocabulary
-        config = Decoding(vocabulary.size, sampling, gamma, length, vocabulary.eos_ids, rule)
-        found = []
-        for example in range(count):  # One after the other, as tables are measured.
-            draws = config.draws(seed, np.array([example]))
-            result = self._pair.results(self._pair.run(padded(source), draws, config))[0]
-            found.append({"tokens": result.tokens})
-        return found
 
     def prefill(self, source: list[int]) -> None:
         cache = self._setting.max_length + 16

@@ -10,7 +10,6 @@ from concurrent.futures import ProcessPoolExecutor
 from typing import Any, NamedTuple
 
 from speculative.rows import environment
-from speculative.sampling import Sampling
 
 
 @dataclasses.dataclass(frozen=True)
@@ -43,9 +42,8 @@ def thread_counts() -> dict[str, int]:
 class Program(NamedTuple):
     """The module and class of a program's system, the modules it needs, how to install them.
 
-    A system is made from a `Setting`. It decodes greedily, in `ways` that it names, and may draw
-    samples, in ways that it names `sampled`, by the methods of `Process`, of which only
-    `compare_peers.MEASURE` needs `margin`.
+    A system is made from a `Setting`. It decodes greedily, in `ways` that it names, by the methods
+    of `Process`, of which only `compare_peers.MEASURE` needs `margin`.
     """
 
     system: str
@@ -91,8 +89,7 @@ class Process:
         # JAX's threads do not survive a fork.
         self._pool = ProcessPoolExecutor(1, multiprocessing.get_context("spawn"))
         self.ways: tuple[str, ...]
-        self.sampled: tuple[str, ...]
-        self.ways, self.sampled = self._answer(_load, PROGRAMS[name].system, setting)
+        self.ways = self._answer(_load, PROGRAMS[name].system, setting)
 
     def decode(self, way: str, source: list[int]) -> tuple[list[int], float]:
         """The target's output for a source, both with their end-of-sequence token, and seconds."""
@@ -105,16 +102,6 @@ class Process:
     def margin(self, source: list[int], prefix: list[int], one: int, other: int) -> float:
         """The difference of two tokens' logits after a prefix."""
         return self._answer(_call, "margin", source, prefix, one, other)[0]
-
-    def sample(
-        self, way: str, source: list[int], sampling: Sampling, count: int, seed: int
-    ) -> list[dict[str, Any]]:
-        """Samples of the target's outputs for a source, with the fields of `speculative audit`.
-
-        These are `tokens`, with the end of sequence unless they were cut, and `logprobs` where the
-        program tells them.
-        """
-        return self._answer(_call, "sample", way, source, sampling, count, seed)[0]
 
     def _answer(self, function: Any, *arguments: Any) -> Any:
         try:
@@ -131,10 +118,10 @@ class Process:
 _loaded: list[Any] = []  # The system of this process.
 
 
-def _load(system: str, setting: Setting) -> tuple[tuple[str, ...], tuple[str, ...]]:
+def _load(system: str, setting: Setting) -> tuple[str, ...]:
     loaded = pkgutil.resolve_name(system)(setting)
     _loaded.append(loaded)
-    return loaded.ways, getattr(loaded, "sampled", ())
+    return loaded.ways
 
 
 def _call(method: str, *arguments: Any) -> tuple[Any, float]:

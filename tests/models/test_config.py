@@ -58,6 +58,8 @@ def test_json_and_back() -> None:
         ("byt5_base", 581.653248),
         ("byt5_xxl", 12921),
         ("ul2", 19459),
+        ("madlad400_3b", 2940),
+        ("madlad400_10b", 10_700),
         ("t5_1_1_small", 77),
         ("t5_1_1_base", 248),
         ("t5_1_1_large", 783),

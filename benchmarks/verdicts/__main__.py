@@ -1,0 +1,275 @@
+"""Whether other programs' samples are their target's own: draws them, audits them, keeps verdicts.
+
+    python -m benchmarks.verdicts --output=docs/records/verdicts/verdicts.jsonl \
+        --programs speculative=.venv/bin/python transformers=.venv-transformers/bin/python
+
+A program is driven by its adapter in this folder, in an environment of its own: its interpreter
+reads Hugging Face folders and writes samples, which are audited here. Each way of sampling is asked
+for on each target with each setting, and once with a planted fault, a temperature of 0.9 T, which
+the audit must find. A verdict is a line of JSON; those that are there are not made again, and
+`--only` makes some anew. `--table` prints all of them in Markdown.
+"""
+
+import argparse
+import dataclasses
+import datetime
+import json
+import os
+import pathlib
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import numpy as np
+from safetensors.numpy import load_file, save_file
+
+from benchmarks.verdicts import FALSE_ALARM
+from speculative import checkpoints, disk, loading
+from speculative.decoding import Decoding
+from speculative.pair import Pair
+from speculative.rows import environment
+from speculative.sampling import Sampling
+from speculative.studies import audit
+from speculative.studies.power import powers
+from speculative.tasks.prompts import load_prompts
+
+HERE = pathlib.Path(__file__).parent
+PLANTED = 0.9  # Of the temperature that is asked for, in the runs with a fault.
+SETTINGS: dict[str, dict[str, float]] = {
+    "T = 1": {},
+    "T = 0.7": {"temperature": 0.7},
+    "top-p 0.9": {"top_p": 0.9},
+    "top-k 20": {"top_k": 20},
+    "min-p 0.1": {"min_p": 0.1},
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class Case:
+    """A target whose samples are drawn, and how many: each prompt's samples, of so many tokens."""
+
+    target: str  # A shipped model, or the name of a folder that the command line gives.
+    draft: str  # Likewise; "" is the target with noise.
+    kind: str  # Of the adapters' kinds of models.
+    task: str  # Whose first texts are the prompts.
+    prompts: int
+    samples: int
+    settings: tuple[str, ...]
+    max_length: int = 16
+
+
+CASES = (
+    Case("debian_lm", "debian_lm_draft", "decoder", "debian_lm", 16, 64, tuple(SETTINGS)),
+    Case("debian_target", "", "encoder-decoder", "debian_ende", 16, 32, ("T = 1", "top-p 0.9")),
+    Case("smollm2", "", "decoder", "questions", 8, 32, ("T = 1",)),
+)
+
+
+@dataclasses.dataclass(frozen=True)
+class Prepared:
+    """A case whose models lie in folders, and whose prompts are tokens in a file."""
+
+    case: Case
+    pair: Pair
+    target: pathlib.Path
+    draft: pathlib.Path
+    prompts: pathlib.Path
+
+
+def noisy(folder: pathlib.Path, new: pathlib.Path) -> None:
+    """Writes a copy of a folder whose matrices are multiplied by noise: a draft that often errs."""
+    rng = np.random.default_rng(0)
+    new.mkdir(parents=True)
+    for file in folder.iterdir():
+        if file.suffix != ".safetensors":
+            (new / file.name).write_bytes(file.read_bytes())
+            continue
+        tensors = {
+            name: (x * (1 + rng.normal(0, 0.15, x.shape))).astype(x.dtype) if x.ndim == 2 else x
+            for name, x in load_file(file).items()
+        }
+        save_file(tensors, new / file.name, metadata={"format": "pt"})
+
+
+def prepared(case: Case, folders: dict[str, str], scratch: pathlib.Path) -> Prepared:
+    """Writes a case's folders and prompts."""
+
+    def folder(name: str) -> pathlib.Path:
+        if name in folders:
+            return pathlib.Path(folders[name])
+        made = scratch / name
+        if not made.exists():
+            checkpoints.convert(name, made, "huggingface")
+        return made
+
+    target = folder(case.target)
+    draft = folder(case.draft) if case.draft else scratch / f"{case.target}_noisy"
+    if not draft.exists():
+        noisy(target, draft)
+    pair = loading.load(str(folders.get(case.target, case.target)), "uniform")
+    texts: list[Any] = []
+    for one in load_prompts(case.task):
+        if one.messages and len(one.messages) == 1:
+            texts.append(pair.rendered(one.messages))
+        elif not one.messages:
+            texts.append(one.source)
+    read = pair.vocabulary.prompt if pair.target.decoder_only else pair.vocabulary.encode
+    lines = [json.dumps({"prompt_tokens": read(text).tolist()}) for text in texts[: case.prompts]]
+    file = scratch / f"{case.target}_prompts.jsonl"
+    file.write_text("".join(f"{line}\n" for line in lines))
+    return Prepared(case, pair, target, draft, file)
+
+
+def listed(program: str, python: str) -> dict[str, Any]:
+    """What a program's adapter says of itself: its version and its ways."""
+    return json.loads(_run(python, program, "--list").splitlines()[-1])
+
+
+def _run(python: str, program: str, *options: str) -> str:
+    adapter = HERE / f"{program}_.py"
+    own = {"OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"}
+    done = subprocess.run(
+        [python, str(adapter), *options], capture_output=True, text=True, env=os.environ | own
+    )
+    if done.returncode:
+        last = (done.stderr.strip().splitlines() or ["it says nothing"])[-1]
+        raise RuntimeError(f"{adapter.name} ended with code {done.returncode}: {last}")
+    return done.stdout
+
+
+def judged(
+    ready: Prepared, program: str, python: str, way: str, setting: str, planted: bool, gamma: int,
+    with_power: bool, file: pathlib.Path,
+) -> dict[str, Any]:  # fmt: skip
+    """Draws a way's samples, audits them, and gives the fields of a verdict."""
+    case, asked = ready.case, {"temperature": 1.0} | SETTINGS[setting]
+    sampling = Sampling(**asked)  # pyright: ignore[reportArgumentType]
+    given = asked | {"temperature": asked["temperature"] * (PLANTED if planted else 1)}
+    options = {
+        "way": way, "target": ready.target, "draft": ready.draft, "prompts": ready.prompts,
+        "output": file, "samples": case.samples, "max_length": case.max_length, "gamma": gamma,
+        "seed": 1, **given,
+    }  # fmt: skip
+    _run(python, program, *(f"--{name}={value}" for name, value in options.items()))
+    vocabulary = ready.pair.vocabulary
+    config = Decoding(vocabulary.size, sampling, gamma, case.max_length, vocabulary.eos_ids)
+    samples = audit.read(file, vocabulary.encode, config)
+    found = audit.audit(ready.pair, samples, sampling, FALSE_ALARM)
+    fields = {
+        "texts": found.texts, "prompts": found.prompts, "tokens": found.tokens,
+        "passed": found.passed, "impossible": len(found.impossible), "edges": found.edges,
+        "p_values": {test.name: float(f"{test.p_value:.3g}") for test in found.tests},
+    }  # fmt: skip
+    if with_power and found.passed:
+        pair = loading.load(ready.pair.names[0], loading.DRAFTS.get(case.target, "uniform"))
+        told = powers(pair, samples, found, config)
+        fields["power"] = {one.fault: float(f"{one.power:.3g}") for one in told}
+    return fields
+
+
+def asked_for(case: Case, ways: dict[str, dict[str, Any]]) -> Iterator[tuple[str, str, bool]]:
+    """The ways of a program on a case, with each setting that it has, and the planted fault."""
+    usual = ["top_k", "top_p", "min_p"]
+    for way, about in ways.items():
+        if case.kind not in about.get("kinds", [case.kind]):
+            continue
+        for setting in case.settings:
+            needs = set(SETTINGS[setting]) - {"temperature"}
+            if needs <= set(about.get("settings", usual)):
+                yield way, setting, False
+        yield way, case.settings[0], True
+
+
+def table(verdicts: Sequence[dict[str, Any]]) -> str:
+    """All verdicts in Markdown, a line for each way and target."""
+    columns = [*SETTINGS, "planted fault"]
+    lines = [
+        f"| target | program | way | texts | {' | '.join(columns)} |",
+        f"| :-- | :-- | :-- | --: | {' | '.join([':--'] * len(columns))} |",
+    ]
+    rows: dict[tuple[str, ...], dict[str, dict[str, Any]]] = {}
+    for one in verdicts:
+        key = one["target"], f"{one['program']} {one['version']}", one["way"]
+        column = columns[-1] if one["planted"] else one["setting"]
+        rows.setdefault(key, {})[column] = one
+
+    def cell(column: str, one: dict[str, Any] | None) -> str:
+        if one is None:
+            return ""
+        if "error" in one:
+            return "could not be run"
+        least = min(one["p_values"].values(), default=0.0)
+        said = f"p = {least:.2g}" if not one["impossible"] else f"{one['impossible']} impossible"
+        if column == columns[-1]:
+            return "missed" if one["passed"] else "found"
+        return f"passed, {said}" if one["passed"] else f"**failed**, {said}"
+
+    for key, found in sorted(rows.items()):
+        texts = max((one.get("texts", 0) for one in found.values()), default=0)
+        cells = [cell(column, found.get(column)) for column in columns]
+        lines.append(f"| {' | '.join(f'`{key[0]}`' if i == 0 else x for i, x in enumerate(key))}"
+                     f" | {texts:,} | {' | '.join(cells)} |")  # fmt: skip
+    return "\n".join(lines)
+
+
+def _named(texts: Sequence[str]) -> dict[str, str]:
+    return {name: value for name, _, value in (text.partition("=") for text in texts)}
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
+    add = parser.add_argument
+    add("--output", default="results/verdicts.jsonl", type=pathlib.Path)
+    add("--programs", nargs="+", default=[f"speculative={sys.executable}"], metavar="NAME=PYTHON")
+    add("--folders", nargs="+", default=[], metavar="NAME=FOLDER", help="of targets: smollm2=...")
+    add("--targets", nargs="+", default=[case.target for case in CASES])
+    add("--only", nargs="+", default=None, metavar="WAY", help="make the verdicts of these anew")
+    add("--gamma", type=int, default=4)
+    add("--power", action="store_true", help="tell what each size of audit would find")
+    add("--table", action="store_true", help="print what is there in Markdown, and nothing else")
+    options = parser.parse_args(arguments)
+    kept = []
+    if options.output.is_file():
+        kept = [json.loads(line) for line in options.output.read_text().splitlines()]
+    if options.table:
+        print(table(kept))
+        return
+    folders, programs = _named(options.folders), _named(options.programs)
+    with tempfile.TemporaryDirectory() as temporary:
+        scratch = pathlib.Path(temporary)
+        for case in CASES:
+            known = case.target in checkpoints.SHIPPED or case.target in folders
+            if case.target not in options.targets or not known:
+                continue
+            ready = prepared(case, folders, scratch)
+            for program, python in programs.items():
+                about = listed(program, python)
+                for way, setting, planted in asked_for(case, about["ways"]):
+                    name = {"target": case.target, "program": program, "version": about["version"]}
+                    name |= {"way": way, "setting": setting, "planted": planted}
+                    same = [x for x in kept if name.items() <= x.items()]
+                    if same and not (options.only and way in options.only):
+                        continue
+                    if options.only and way not in options.only:
+                        continue
+                    powered = any("power" in x for x in kept if x["target"] == case.target
+                                  and x["setting"] == setting)  # fmt: skip
+                    with_power = options.power and not planted and not powered
+                    given = ready, program, python, way, setting, planted, options.gamma
+                    try:
+                        found = judged(*given, with_power, scratch / "samples.jsonl")
+                    except RuntimeError as error:
+                        found = {"error": str(error)}
+                    found |= environment.here()
+                    today = datetime.date.today().isoformat()
+                    kept = [x for x in kept if x not in same] + [name | {"date": today} | found]
+                    lines = [json.dumps(x, separators=(",", ":")) for x in kept]
+                    disk.write(options.output, "".join(f"{line}\n" for line in lines))
+                    print(kept[-1], flush=True)
+    print(f"Written: {options.output}, {len(kept)} verdicts.")
+
+
+if __name__ == "__main__":
+    main()

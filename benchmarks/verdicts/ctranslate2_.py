@@ -1,0 +1,114 @@
+"""Draws texts with CTranslate2, after its own conversion of the folder; it does not speculate.
+
+Run it with an interpreter that has ctranslate2, transformers and torch; it imports nothing of
+this repository.
+"""
+# pyright: reportMissingImports=false
+
+import argparse
+import json
+import pathlib
+import tempfile
+from types import SimpleNamespace
+from typing import Any
+
+import ctranslate2
+import transformers
+from ctranslate2.converters import TransformersConverter
+
+SETTINGS = ["top_k", "top_p"]
+AS_CONVERTED = "float32 as converted"
+WAYS: dict[str, dict[str, Any]] = {
+    "float32": {"speculative": False, "settings": SETTINGS},
+    AS_CONVERTED: {"speculative": False, "kinds": ["encoder-decoder"], "settings": SETTINGS},
+    "int8": {"speculative": False, "settings": SETTINGS},
+}
+
+
+def convert(given: argparse.Namespace, config: dict[str, Any], folder: str) -> None:
+    """Writes the target as CTranslate2 reads it, with tokens named by their numbers.
+
+    From version 5 transformers' T5 says that embeddings are tied even if they are not, and the
+    converter then divides logits by the root of their width: greedy outputs are the same, samples
+    are not. Ways other than `AS_CONVERTED` give the converter the model's own flag.
+    """
+    converter = TransformersConverter(given.target)
+    tokenizer = SimpleNamespace(
+        bos_token=str(config.get("bos_token_id") or 0),
+        pad_token=str(config.get("pad_token_id") or 0),
+        eos_token=str(config["eos_token_id"]),
+        unk_token=str(config.get("unk_token_id") or 0),
+        get_vocab=lambda: {str(i): i for i in range(config["vocab_size"])},
+        convert_ids_to_tokens=str,
+    )
+    converter.load_tokenizer = lambda *_, **__: tokenizer
+    load_model = converter.load_model
+
+    def corrected(*arguments: Any, **settings: Any) -> Any:
+        model = load_model(*arguments, **settings)
+        if hasattr(model.config, "scale_decoder_outputs"):
+            model.config.tie_word_embeddings = model.config.scale_decoder_outputs
+        return model
+
+    if given.way != AS_CONVERTED:
+        converter.load_model = corrected
+    converter.convert(folder, quantization=given.way.split()[0], force=True)
+
+
+def main() -> None:
+    """Runs the command line."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--list", action="store_true")
+    for name in ("way", "target", "draft", "prompts", "output"):
+        parser.add_argument(f"--{name}")
+    for name, value in {"samples": 1, "max_length": 16, "gamma": 4, "top_k": 0, "seed": 0}.items():
+        parser.add_argument(f"--{name}", type=int, default=value)
+    for name, value in {"temperature": 1, "top_p": 1, "min_p": 0, "repetition_penalty": 1}.items():
+        parser.add_argument(f"--{name}", type=float, default=float(value))
+    given = parser.parse_args()
+    if given.list:
+        version = ctranslate2.__version__
+        print(json.dumps({"program": "CTranslate2", "version": version, "ways": WAYS}))
+        return
+    if given.min_p != 0 or given.repetition_penalty != 1:
+        parser.error("CTranslate2 has no min_p, and its repetition penalty is not used here.")
+    transformers.utils.logging.set_verbosity_error()
+    transformers.utils.logging.disable_progress_bar()
+    ctranslate2.set_random_seed(given.seed)
+    config = json.loads((pathlib.Path(given.target) / "config.json").read_text())
+    translates = config.get("is_encoder_decoder", False)
+    options = {
+        "beam_size": 1,
+        "num_hypotheses": given.samples,
+        "sampling_temperature": given.temperature,
+        "sampling_topk": given.top_k,
+        "sampling_topp": given.top_p,
+        "end_token": str(config["eos_token_id"]),
+        "return_end_token": True,
+    }
+    with tempfile.TemporaryDirectory() as folder:
+        convert(given, config, folder)
+        engine = ctranslate2.Translator if translates else ctranslate2.Generator
+        engine = engine(
+            folder, compute_type=given.way.split()[0], inter_threads=1, intra_threads=1
+        )
+        with open(given.output, "w") as output:
+            for line in pathlib.Path(given.prompts).read_text().splitlines():
+                prompt = json.loads(line)["prompt_tokens"]
+                fed = [[str(token) for token in prompt]]
+                if translates:
+                    most = {"max_decoding_length": given.max_length, "max_input_length": 0}
+                    texts = engine.translate_batch(
+                        fed, **most, min_decoding_length=0, **options
+                    )[0].hypotheses
+                else:
+                    texts = engine.generate_batch(
+                        fed, max_length=given.max_length, include_prompt_in_result=False, **options
+                    )[0].sequences
+                for text in texts:
+                    tokens = [int(token) for token in text]
+                    print(json.dumps({"prompt_tokens": prompt, "tokens": tokens}), file=output)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,130 @@
+"""Draws texts from llama.cpp through llama-cpp-python: `Llama.generate`, on token ids.
+
+Run it with an interpreter that has llama-cpp-python, gguf and safetensors; it imports nothing of
+this repository. It writes a folder's weights to a file beside it that has no vocabulary, as none is
+needed. The program filters before it divides by the temperature.
+"""
+# pyright: reportMissingImports=false
+
+import argparse
+import importlib.metadata
+import itertools
+import json
+import os
+import pathlib
+from typing import Any
+
+import gguf
+import llama_cpp
+import numpy as np
+from llama_cpp import llama_speculative
+from safetensors.numpy import load_file
+
+WAYS = {
+    "plain": {"speculative": False, "kinds": ["decoder"]},
+    "prompt lookup": {"speculative": True, "kinds": ["decoder"]},
+    # The Python package comes with no draft that is a model, but with a class to derive one from.
+    "draft": {"speculative": True, "draft": True, "kinds": ["decoder"]},
+}
+ROOM = 1024  # Tokens of a prompt and its text.
+# Keys and values are kept in half precision otherwise.
+GIVEN = {"n_ctx": ROOM, "n_batch": ROOM, "n_gpu_layers": 0, "n_threads": 1, "n_threads_batch": 1}
+GIVEN |= {"type_k": llama_cpp.GGML_TYPE_F32, "type_v": llama_cpp.GGML_TYPE_F32, "verbose": False}
+TURNED = ("c_attn.weight", "c_proj.weight", "c_fc.weight")  # Of GPT-2, inputs first.
+FIELDS = {  # What a file says of its model, and what the folder calls it.
+    "gpt2": "context_length=n_positions embedding_length=n_embd block_count=n_layer "
+    "attention.head_count=n_head feed_forward_length=n_inner "
+    "attention.layer_norm_epsilon=layer_norm_epsilon",
+    "llama": "context_length=max_position_embeddings embedding_length=hidden_size "
+    "block_count=num_hidden_layers attention.head_count=num_attention_heads "
+    "attention.head_count_kv=num_key_value_heads feed_forward_length=intermediate_size "
+    "attention.layer_norm_rms_epsilon=rms_norm_eps rope.freq_base=rope_theta",
+}
+
+
+def converted(folder: pathlib.Path) -> str:
+    """The file of a GPT-2 or Llama folder, in float32, which is made if it is not there."""
+    to = folder.with_name(folder.name + ".gguf")
+    if to.exists():
+        return str(to)
+    config = json.loads((folder / "config.json").read_text())
+    config |= config.get("rope_parameters") or {}
+    kind = config["model_type"]
+    if kind not in FIELDS:
+        raise SystemExit(f"{folder}: its model_type is {kind!r}, not one of {', '.join(FIELDS)}")
+    part = to.with_name(f"{to.name}.{os.getpid()}")
+    writer = gguf.GGUFWriter(part, kind)
+    writer.add_vocab_size(config["vocab_size"])
+    writer.add_tokenizer_model("no_vocab")
+    for key, _, name in (field.partition("=") for field in FIELDS[kind].split()):
+        add = writer.add_float32 if key.endswith(("epsilon", "base")) else writer.add_uint32
+        add(f"{kind}.{key}", config[name])
+    arch = next(arch for arch, name in gguf.MODEL_ARCH_NAMES.items() if name == kind)
+    names = gguf.get_tensor_name_map(arch, 1000)
+    for name, value in load_file(folder / "model.safetensors").items():
+        if name.endswith(TURNED):
+            value = value.T
+        elif name.endswith(("q_proj.weight", "k_proj.weight")):
+            # The two parts of a rotary pair are neighbours there, and half a head apart here.
+            heads = config["num_key_value_heads" if "k_proj" in name else "num_attention_heads"]
+            value = value.reshape(heads, 2, -1, value.shape[1]).swapaxes(1, 2).reshape(value.shape)
+        value = np.ascontiguousarray(value, np.float32)
+        writer.add_tensor(names.get_name(name, (".weight", ".bias")), value)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    part.rename(to)
+    return str(to)
+
+
+class Draft(llama_speculative.LlamaDraftModel):
+    """Guesses the tokens that are most likely to another model, one after the other."""
+
+    def __init__(self, folder: pathlib.Path, gamma: int) -> None:
+        self._model, self._gamma = llama_cpp.Llama(converted(folder), **GIVEN), gamma
+
+    def __call__(self, input_ids: np.ndarray, /, **_: Any) -> np.ndarray:
+        """The guesses that follow tokens."""
+        guesses = self._model.generate(input_ids.tolist(), temp=0.0)
+        return np.array(list(itertools.islice(guesses, self._gamma)), np.intc)
+
+
+def main() -> None:
+    """Runs the command line."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--list", action="store_true")
+    for name in ("way", "target", "draft", "prompts", "output"):
+        parser.add_argument(f"--{name}", type=str if name == "way" else pathlib.Path)
+    for name, value in {"samples": 1, "max_length": 16, "gamma": 4, "top_k": 0, "seed": 0}.items():
+        parser.add_argument(f"--{name}", type=int, default=value)
+    for name, value in {"temperature": 1, "top_p": 1, "min_p": 0, "repetition_penalty": 1}.items():
+        parser.add_argument(f"--{name}", type=float, default=float(value))
+    given = parser.parse_args()
+    if given.list:
+        version = importlib.metadata.version("llama-cpp-python")
+        print(json.dumps({"program": "llama_cpp", "version": version, "ways": WAYS}))
+        return
+    draft = Draft(given.draft, given.gamma) if given.way == "draft" else None
+    if given.way == "prompt lookup":
+        draft = llama_speculative.LlamaPromptLookupDecoding(num_pred_tokens=given.gamma)
+    model = llama_cpp.Llama(converted(given.target), draft_model=draft, **GIVEN)
+    ends = json.loads((given.target / "config.json").read_text()).get("eos_token_id")
+    ends = set(ends) if isinstance(ends, list) else {ends}
+    settings = {name: getattr(given, name) for name in ("top_k", "top_p", "min_p")}
+    settings |= {"temp": given.temperature, "repeat_penalty": given.repetition_penalty}
+    with open(given.output, "w") as output:
+        for number, line in enumerate(given.prompts.read_text().splitlines()):
+            prompt = json.loads(line)["prompt_tokens"]
+            for seed in np.random.SeedSequence([given.seed, number]).generate_state(given.samples):
+                model.set_seed(int(seed))
+                tokens: list[int] = []
+                for token in model.generate(prompt, **settings):
+                    tokens.append(token)
+                    if token in ends or len(tokens) == given.max_length:
+                        break
+                print(json.dumps({"prompt_tokens": prompt, "tokens": tokens}), file=output)
+
+
+if __name__ == "__main__":
+    main()

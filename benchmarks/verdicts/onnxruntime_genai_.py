@@ -1,0 +1,108 @@
+"""Draws texts with ONNX Runtime GenAI, alone and in its speculative ways.
+
+Its own model builder, which knows Llama and its like but neither GPT-2 nor T5, converts the
+folders. Run it with an interpreter that has onnxruntime-genai, transformers, torch and onnx-ir; it
+imports nothing of this repository.
+"""
+# pyright: reportMissingImports=false
+
+import argparse
+import json
+import pathlib
+import subprocess
+import sys
+import tempfile
+from typing import Any
+
+import numpy as np
+import onnxruntime_genai
+
+FIXED: dict[str, Any] = {
+    "kinds": ["decoder"],
+    "settings": ["top_k", "top_p", "repetition_penalty"],
+}
+WAYS: dict[str, dict[str, Any]] = {
+    "plain": {"speculative": False, **FIXED},
+    "draft model": {"speculative": True, "draft": True, **FIXED},
+    # It adapts the number of guesses to the time that they take.
+    "draft model, own gamma": {"speculative": True, "draft": True, **FIXED},
+    # Guesses are what followed the last token where it occurred before.
+    "n-gram": {"speculative": True, **FIXED},
+}
+
+
+def convert(folder: str, converted: pathlib.Path) -> dict[str, Any]:
+    """Writes a folder's model as float32 ONNX, and returns the configuration that goes with it."""
+    builder = [sys.executable, "-m", "onnxruntime_genai.models.builder", "-p", "fp32", "-e", "cpu"]
+    paths = ["-i", folder, "-o", str(converted), "-c", str(converted.with_name("cache"))]
+    done = subprocess.run([*builder, *paths], capture_output=True, text=True)
+    if done.returncode:
+        raise SystemExit(done.stderr[-2000:])
+    config = json.loads((converted / "genai_config.json").read_text())
+    threads = {"intra_op_num_threads": 1, "inter_op_num_threads": 1}
+    config["model"]["decoder"]["session_options"] |= threads
+    return config
+
+
+def load(given: argparse.Namespace, folder: pathlib.Path) -> onnxruntime_genai.Model:
+    """The converted target, with the converted draft as its `model.draft` if the way has one."""
+    config = convert(given.target, folder / "target")
+    if WAYS[given.way].get("draft"):
+        draft = convert(given.draft, folder / "draft")["model"]["decoder"]
+        config["model"]["draft"] = draft | {"filename": "../draft/model.onnx"}
+    (folder / "target" / "genai_config.json").write_text(json.dumps(config))
+    return onnxruntime_genai.Model(str(folder / "target"))
+
+
+def main() -> None:
+    """Runs the command line."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--list", action="store_true")
+    for name in ("way", "target", "draft", "prompts", "output"):
+        parser.add_argument(f"--{name}")
+    for name, value in {"samples": 1, "max_length": 16, "gamma": 4, "top_k": 0, "seed": 0}.items():
+        parser.add_argument(f"--{name}", type=int, default=value)
+    for name, value in {"temperature": 1, "top_p": 1, "min_p": 0, "repetition_penalty": 1}.items():
+        parser.add_argument(f"--{name}", type=float, default=float(value))
+    given = parser.parse_args()
+    if given.list:
+        version = onnxruntime_genai.__version__
+        print(json.dumps({"program": "onnxruntime-genai", "version": version, "ways": WAYS}))
+        return
+    if given.min_p != 0:
+        parser.error("ONNX Runtime GenAI has no min_p.")
+    guesses = {"max_draft_tokens": given.gamma}
+    if given.way == "n-gram":
+        guesses |= {"ngram_size": 2}
+    if given.way.endswith("own gamma"):
+        guesses = {"min_adaptive_k": 2}
+    names = ("temperature", "top_k", "top_p", "repetition_penalty")
+    settings = {name: getattr(given, name) for name in names}
+    rows = given.samples if given.way == "plain" else 1  # Guesses serve one text at a time.
+    seeds = np.random.default_rng(given.seed)
+    with tempfile.TemporaryDirectory() as folder, open(given.output, "w") as output:
+        model = load(given, pathlib.Path(folder))
+        written = json.loads((pathlib.Path(folder) / "target/genai_config.json").read_text())
+        ends = written["model"]["eos_token_id"]
+        ends = set(ends) if isinstance(ends, list) else {ends}
+        for line in pathlib.Path(given.prompts).read_text().splitlines():
+            prompt = json.loads(line)["prompt_tokens"]
+            params = onnxruntime_genai.GeneratorParams(model)
+            if given.way != "plain":
+                params.set_speculative_options(**guesses)
+            params.set_search_options(do_sample=True, min_length=0, batch_size=rows, **settings)
+            params.set_search_options(max_length=len(prompt) + given.max_length)
+            for _ in range(given.samples // rows):
+                params.set_search_options(random_seed=int(seeds.integers(2**31)))
+                generator = onnxruntime_genai.Generator(model, params)
+                generator.append_tokens(np.array([prompt] * rows, np.int32))
+                while not generator.is_done():
+                    generator.generate_next_token()
+                for row in range(rows):
+                    text = generator.get_sequence(row)[len(prompt) :].tolist()[: given.max_length]
+                    stop = next((i + 1 for i, token in enumerate(text) if token in ends), None)
+                    print(json.dumps({"prompt_tokens": prompt, "tokens": text[:stop]}), file=output)
+
+
+if __name__ == "__main__":
+    main()

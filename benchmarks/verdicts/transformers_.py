@@ -1,0 +1,121 @@
+"""Draws texts with Hugging Face transformers' `generate`, alone and in its speculative ways.
+
+Run it with an interpreter that has transformers; it imports nothing of this repository.
+"""
+# pyright: reportMissingImports=false
+
+import argparse
+import json
+import pathlib
+from typing import Any
+
+import torch
+import transformers
+
+ALL = ["top_k", "top_p", "min_p", "repetition_penalty"]
+WAYS: dict[str, dict[str, Any]] = {
+    "plain": {"speculative": False, "settings": ALL},
+    "assisted": {"speculative": True, "draft": True, "settings": ALL},
+    # The assistant stops by itself when it is unsure of a guess.
+    "assisted, own gamma": {"speculative": True, "draft": True, "settings": ALL},
+    "prompt lookup": {"speculative": True, "settings": ALL},
+    # The draft has a tokenizer of its own; repetitions are not penalised in its guesses.
+    "universal assisted": {"speculative": True, "draft": True, "kinds": ["decoder"]},
+    # The first half of the target's layers guesses; Llama and its like can do that, GPT-2 cannot.
+    "early exit": {"speculative": True, "kinds": ["decoder"], "settings": ALL},
+    # The draft is a Gemma 4 assistant, which reads the target's keys and values.
+    "multi-token": {"speculative": True, "draft": True, "kinds": ["decoder"], "settings": ALL},
+    # The target has layers of its own that guess, and `num_mtp_layers` in its configuration.
+    "own multi-token": {"speculative": True, "kinds": ["decoder"], "settings": ALL},
+}
+
+
+def load(folder: str) -> Any:
+    """The model of a folder, of either kind, in float32."""
+    config = transformers.AutoConfig.from_pretrained(folder)
+    if not config.is_encoder_decoder:
+        auto = transformers.AutoModelForCausalLM
+        return auto.from_pretrained(folder, dtype=torch.float32).eval()
+    auto = transformers.AutoModelForSeq2SeqLM
+    model = auto.from_pretrained(folder, dtype=torch.float32).eval()
+    # A cache otherwise has as many layers as the encoder, and only caches read this number now.
+    model.config.num_layers = model.config.num_decoder_layers
+    return model
+
+
+def ways_settings(given: argparse.Namespace, target: Any) -> dict[str, Any]:
+    """What `generate` is given for a way, beside the sampling's settings."""
+    if given.way == "plain":
+        return {}
+    if given.way == "prompt lookup":
+        return {"prompt_lookup_num_tokens": given.gamma}
+    if given.way == "own multi-token":
+        return {"use_mtp": True}
+    if given.way == "early exit":
+        fix_guesses(target, given.gamma)
+        return {"assistant_early_exit": max(1, target.config.num_hidden_layers // 2)}
+    draft = load(given.draft)
+    if given.way != "assisted, own gamma":
+        fix_guesses(draft, given.gamma)
+    found = {"assistant_model": draft}
+    if given.way == "universal assisted":
+        tokenizer = transformers.AutoTokenizer.from_pretrained
+        found["tokenizer"] = tokenizer(given.target)
+        found["assistant_tokenizer"] = tokenizer(given.draft)
+    return found
+
+
+def fix_guesses(model: Any, gamma: int) -> None:
+    """Has a model make so many guesses in every step."""
+    config = model.generation_config
+    config.num_assistant_tokens, config.assistant_confidence_threshold = gamma, 0.0
+    config.num_assistant_tokens_schedule = "constant"
+
+
+def main() -> None:
+    """Runs the command line."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--list", action="store_true")
+    for name in ("way", "target", "draft", "prompts", "output"):
+        parser.add_argument(f"--{name}")
+    for name, value in {"samples": 1, "max_length": 16, "gamma": 4, "top_k": 0, "seed": 0}.items():
+        parser.add_argument(f"--{name}", type=int, default=value)
+    for name, value in {"temperature": 1, "top_p": 1, "min_p": 0, "repetition_penalty": 1}.items():
+        parser.add_argument(f"--{name}", type=float, default=float(value))
+    given = parser.parse_args()
+    if given.list:
+        version = transformers.__version__
+        print(json.dumps({"program": "transformers", "version": version, "ways": WAYS}))
+        return
+    transformers.utils.logging.set_verbosity_error()
+    transformers.utils.logging.disable_progress_bar()
+    torch.set_grad_enabled(False)
+    torch.set_num_threads(1)
+    torch.manual_seed(given.seed)
+    target = load(given.target)
+    special = {f"{part}_token_id": getattr(target.generation_config, f"{part}_token_id")
+               for part in ("bos", "eos", "pad", "decoder_start")}
+    ends = special["eos_token_id"]
+    ends = set(ends) if isinstance(ends, list) else {ends}
+    if special["pad_token_id"] is None:
+        special["pad_token_id"] = min(ends)
+    # A folder may come with settings of sampling; only its special tokens are kept.
+    target.generation_config = transformers.GenerationConfig(**special)
+    settings = {"do_sample": True, "num_beams": 1, "max_new_tokens": given.max_length}
+    settings |= {name: getattr(given, name) for name in ["temperature", *ALL]}
+    settings |= ways_settings(given, target)
+    rows = given.samples if given.way == "plain" else 1  # Guesses serve one text at a time.
+    with open(given.output, "w") as output:
+        for line in pathlib.Path(given.prompts).read_text().splitlines():
+            prompt = json.loads(line)["prompt_tokens"]
+            fed = torch.tensor([prompt] * rows)
+            skipped = 1 if target.config.is_encoder_decoder else len(prompt)
+            for _ in range(given.samples // rows):
+                for row in target.generate(fed, attention_mask=torch.ones_like(fed), **settings):
+                    text = row[skipped:].tolist()[: given.max_length]
+                    stop = next((i + 1 for i, token in enumerate(text) if token in ends), None)
+                    print(json.dumps({"prompt_tokens": prompt, "tokens": text[:stop]}), file=output)
+
+
+if __name__ == "__main__":
+    main()
