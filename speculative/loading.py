@@ -30,6 +30,7 @@ from speculative.drafts.base import require_grows
 from speculative.drafts.named import MODEL_FREE
 from speculative.drafts.translated import Tables, Translated
 from speculative.models import SIZES, Config, model_of, random_params, sharding
+from speculative.models.distilled import DISTILLED, usual
 from speculative.models.reads import unpacked
 from speculative.pair import Pair, require_positions
 from speculative.special_tokens import SpecialTokens
@@ -267,7 +268,7 @@ def resolve(
     name, free = named.parts(draft)
     how = dtype, quantize_draft or usual_quantize()
     how = *how, open_checkpoint, on, whole
-    small = None if free and not name else _weights(name, random, *how)
+    small = None if free and not name else _weights(name, random, *how, big.config)
     _require_use(file, big, small)
     vocabulary = big.vocabulary(file)
     last = unpacked(small.config.reads.draft_vocabulary).max(initial=0) if small else 0
@@ -321,11 +322,14 @@ def _weights(
     open_checkpoint: Callable[[str], Checkpoint] = checkpoints.open,
     on: Mesh | None = None,
     whole: bool = False,
+    of: Config | None = None,
 ) -> Weights:
-    if random and name not in SIZES:
+    """A model by its name; `of` are the sizes of the target of a draft."""
+    own = {DISTILLED: usual(of)} if random and of else {}
+    if random and name not in SIZES | own:
         raise ValueError(f"Random weights are for the sizes {', '.join(SIZES)}, not for {name!r}.")
     checkpoint = None if random else open_checkpoint(name)
-    config = checkpoint.config if checkpoint else SIZES[name]
+    config = checkpoint.config if checkpoint else (SIZES | own)[name]
     dtype = dtype or usual_dtype(checkpoint.dtype if checkpoint else "bfloat16")
     config = config.replace(dtype=dtype, quantize=quantize)
     if on is not None and not whole:

@@ -89,18 +89,16 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         convert(given, config, folder)
         engine = ctranslate2.Translator if translates else ctranslate2.Generator
-        engine = engine(
-            folder, compute_type=given.way.split()[0], inter_threads=1, intra_threads=1
-        )
+        engine = engine(folder, compute_type=given.way.split()[0], inter_threads=1, intra_threads=1)
         with open(given.output, "w") as output:
             for line in pathlib.Path(given.prompts).read_text().splitlines():
                 prompt = json.loads(line)["prompt_tokens"]
                 fed = [[str(token) for token in prompt]]
                 if translates:
                     most = {"max_decoding_length": given.max_length, "max_input_length": 0}
-                    texts = engine.translate_batch(
-                        fed, **most, min_decoding_length=0, **options
-                    )[0].hypotheses
+                    texts = engine.translate_batch(fed, **most, min_decoding_length=0, **options)[
+                        0
+                    ].hypotheses
                 else:
                     texts = engine.generate_batch(
                         fed, max_length=given.max_length, include_prompt_in_result=False, **options

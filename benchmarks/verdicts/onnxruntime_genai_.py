@@ -78,7 +78,9 @@ def main() -> None:
         guesses = {"min_adaptive_k": 2}
     names = ("temperature", "top_k", "top_p", "repetition_penalty")
     settings = {name: getattr(given, name) for name in names}
-    rows = given.samples if given.way == "plain" else 1  # Guesses serve one text at a time.
+    # A batch has at most 32 texts, and guesses serve one text at a time.
+    rows = 32 if given.way == "plain" else 1
+    batches = [min(rows, given.samples - i) for i in range(0, given.samples, rows)]
     seeds = np.random.default_rng(given.seed)
     with tempfile.TemporaryDirectory() as folder, open(given.output, "w") as output:
         model = load(given, pathlib.Path(folder))
@@ -90,10 +92,11 @@ def main() -> None:
             params = onnxruntime_genai.GeneratorParams(model)
             if given.way != "plain":
                 params.set_speculative_options(**guesses)
-            params.set_search_options(do_sample=True, min_length=0, batch_size=rows, **settings)
+            params.set_search_options(do_sample=True, min_length=0, **settings)
             params.set_search_options(max_length=len(prompt) + given.max_length)
-            for _ in range(given.samples // rows):
-                params.set_search_options(random_seed=int(seeds.integers(2**31)))
+            for rows in batches:
+                seed = int(seeds.integers(2**31))
+                params.set_search_options(random_seed=seed, batch_size=rows)
                 generator = onnxruntime_genai.Generator(model, params)
                 generator.append_tokens(np.array([prompt] * rows, np.int32))
                 while not generator.is_done():

@@ -93,8 +93,10 @@ def main() -> None:
     torch.set_num_threads(1)
     torch.manual_seed(given.seed)
     target = load(given.target)
-    special = {f"{part}_token_id": getattr(target.generation_config, f"{part}_token_id")
-               for part in ("bos", "eos", "pad", "decoder_start")}
+    special = {
+        f"{part}_token_id": getattr(target.generation_config, f"{part}_token_id")
+        for part in ("bos", "eos", "pad", "decoder_start")
+    }
     ends = special["eos_token_id"]
     ends = set(ends) if isinstance(ends, list) else {ends}
     if special["pad_token_id"] is None:
@@ -104,13 +106,14 @@ def main() -> None:
     settings = {"do_sample": True, "num_beams": 1, "max_new_tokens": given.max_length}
     settings |= {name: getattr(given, name) for name in ["temperature", *ALL]}
     settings |= ways_settings(given, target)
-    rows = given.samples if given.way == "plain" else 1  # Guesses serve one text at a time.
+    rows = 256 if given.way == "plain" else 1  # Guesses serve one text at a time.
+    batches = [min(rows, given.samples - i) for i in range(0, given.samples, rows)]
     with open(given.output, "w") as output:
         for line in pathlib.Path(given.prompts).read_text().splitlines():
             prompt = json.loads(line)["prompt_tokens"]
-            fed = torch.tensor([prompt] * rows)
             skipped = 1 if target.config.is_encoder_decoder else len(prompt)
-            for _ in range(given.samples // rows):
+            for rows in batches:
+                fed = torch.tensor([prompt] * rows)
                 for row in target.generate(fed, attention_mask=torch.ones_like(fed), **settings):
                     text = row[skipped:].tolist()[: given.max_length]
                     stop = next((i + 1 for i, token in enumerate(text) if token in ends), None)

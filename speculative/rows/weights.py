@@ -11,6 +11,7 @@ from speculative.checkpoints import Checkpoint
 from speculative.drafts import named
 from speculative.loading import Resolved, Weights
 from speculative.models import SIZES, Config
+from speculative.models.distilled import DISTILLED, usual
 from speculative.pair import Pair
 from speculative.rows.config import RANDOM, RowConfig
 from speculative.types import PyTree
@@ -88,10 +89,12 @@ def sizes(config: RowConfig) -> list[Config]:
     They are those of the checkpoints, or of `models.SIZES` where weights are random or none are
     named.
     """
-    random = config.checkpoints == RANDOM
+    random, free = config.checkpoints == RANDOM, config.checkpoints is None
     found = []
     for name in (config.target, named.parts(config.draft)[0]):
-        if name in SIZES and (random or config.checkpoints is None and not checkpoints.known(name)):
+        if random and name == DISTILLED and found:
+            found.append((usual(found[0][0]), "bfloat16"))
+        elif name in SIZES and (random or free and not checkpoints.known(name)):
             found.append((SIZES[name], "bfloat16"))
         elif name:
             checkpoint = checkpoints.open(find(config, name))

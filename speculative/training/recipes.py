@@ -2,7 +2,6 @@
 
 import dataclasses
 import inspect
-import math
 import sys
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
@@ -12,6 +11,7 @@ import numpy as np
 
 from speculative import checks, gin_files
 from speculative.models import Config, DecoderOnlyConfig, T5Config, model_of, named
+from speculative.models.distilled import KEEP, distilled
 from speculative.models.reads import Reads
 from speculative.training import distil, loop, train
 from speculative.training.data import MOST_PROMPT, Examples, ragged
@@ -50,7 +50,7 @@ class DraftSettings:
 
     dim: int | None = None  # Features, a multiple of 64; None: half of the target's, to 1,024.
     layers: int = 1  # Of its decoder.
-    keep: int = 8192  # Tokens of its draft vocabulary at most, the most frequent ones.
+    keep: int = KEEP  # Tokens of its draft vocabulary at most, the most frequent ones.
     steps: int = 3000  # Of training.
     source_length: int | None = None  # Tokens to which longer texts are cut; None: whole ones.
     max_length: int = 128  # Tokens of a text that the target writes.
@@ -58,27 +58,8 @@ class DraftSettings:
     seed: int = 0  # Of the first parameters and of the texts' order.
 
     def model(self, target: Config) -> Config:
-        """The draft's sizes: thin layers that read the target's encoder, if any, and its decoder.
-
-        They read the decoder's hidden states after each third; ValueError unless 64 divides `dim`.
-        """
-        dim = self.dim or min(1024, max(64, 64 * round(target.emb_dim / 128)))
-        if dim % 64:
-            raise ValueError(f"--dim must be a multiple of 64, the size of a head, not {dim}.")
-        read = sorted({math.ceil(target.decoder_layers * k / 3) - 1 for k in (1, 2, 3)})
-        return target.replace(
-            emb_dim=dim,
-            num_heads=dim // 64,
-            num_kv_heads=0,
-            head_dim=64,
-            mlp_dim=4 * dim,
-            **dict.fromkeys(target.depths, 0) | {target.depths[-1]: self.layers},
-            reads=Reads(target.emb_dim, tuple(f"decoder/layers_{i}" for i in read)),
-            logits_via_embedding=False,
-            shared_embedding=True,
-            dropout_rate=0.0,
-            dtype="float32",
-        )
+        """The draft's sizes, see `models.distilled`; ValueError unless 64 divides `dim`."""
+        return distilled(target, self.dim, self.layers)
 
 
 def divided(

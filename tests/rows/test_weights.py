@@ -11,11 +11,13 @@ import jax
 import pytest
 
 from speculative.checkpoints import Checkpoint, native
+from speculative.models.reads import packed
 from speculative.pair import Pair
 from speculative.rows import weights
-from speculative.rows.config import RowConfig
+from speculative.rows.config import RANDOM, RowConfig
 from speculative.studies import sweep
 from speculative.tasks.prompts import Prompt
+from speculative.training import recipes
 from tests import saved
 from tests.rows import made
 
@@ -134,3 +136,18 @@ def test_what_is_wrong_with_the_last_row_is_told_before_a_tensor_is_read(
             sweep.run(asked, tmp_path / draft)
     assert counted.loaded == counted.pairs == []
     assert WEIGHTS not in counted.hashed
+
+
+@pytest.mark.parametrize("target", ["t5_1_1_small", "qwen3_0_6b"])
+def test_a_distilled_draft_of_random_weights_has_its_usual_sizes(target: str) -> None:
+    """Those of `distil`, here and where models are loaded."""
+    given: dict[str, Any] = {"task": "mine", "prefix": "", "checkpoints": RANDOM}
+    config = RowConfig(**given, temperature=0.0, target=target, draft="distilled")
+    big, small = weights.sizes(config)
+    expected = recipes.DraftSettings().model(big)
+    reads = dataclasses.replace(expected.reads, draft_vocabulary=packed(range(8192)))
+    same = {"dtype": small.dtype, "quantize": small.quantize, "reads": reads}
+    assert small == expected.replace(**same)
+    assert weights.resolve(config).configs[1] == small
+    with pytest.raises(ValueError, match="Random weights are for the sizes"):
+        weights.resolve(dataclasses.replace(config, target="distilled"))

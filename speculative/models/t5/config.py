@@ -4,7 +4,6 @@ import dataclasses
 from typing import Any
 
 from speculative.models.config import PLAIN, Config, count
-from speculative.models.reads import Reads, packed
 
 
 @dataclasses.dataclass(frozen=True)
@@ -99,17 +98,6 @@ SIZES = {
     "madlad400_3b": _t5(1024, 8192, 16, 32, 128, vocab_size=256_000),
     "madlad400_7b": _t5(2048, 8192, 16, 48, 128, vocab_size=256_000),
     "madlad400_10b": _t5(2048, 16384, 32, 32, 128, vocab_size=256_000),
-    # What `distil` makes of the last by default: one layer, which guesses the usual 8,192 pieces.
-    "madlad400_10b_distilled": T5Config(
-        256_000,
-        1024,
-        16,
-        64,
-        4096,
-        0,
-        1,
-        reads=Reads(2048, tuple(f"decoder/layers_{i}" for i in (10, 21, 31)), packed(range(8192))),
-    ),  # fmt: skip
     "ul2": _t5(4096, 16384, 16, 32, 256, mlp_activations=("silu", "linear")),
 }
 """Raffel et al.'s v1.1 (gated GELU, untied; LM-adapted and Flan-T5 too) and v1.0 (ReLU, tied);

