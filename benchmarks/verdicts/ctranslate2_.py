@@ -25,6 +25,12 @@ WAYS: dict[str, dict[str, Any]] = {
 }
 
 
+def ends_of(config: dict[str, Any]) -> list[int]:
+    """The tokens that end a text."""
+    ends = config["eos_token_id"]
+    return ends if isinstance(ends, list) else [ends]
+
+
 def convert(given: argparse.Namespace, config: dict[str, Any], folder: str) -> None:
     """Writes the target as CTranslate2 reads it, with tokens named by their numbers.
 
@@ -36,7 +42,7 @@ def convert(given: argparse.Namespace, config: dict[str, Any], folder: str) -> N
     tokenizer = SimpleNamespace(
         bos_token=str(config.get("bos_token_id") or 0),
         pad_token=str(config.get("pad_token_id") or 0),
-        eos_token=str(config["eos_token_id"]),
+        eos_token=str(ends_of(config)[0]),
         unk_token=str(config.get("unk_token_id") or 0),
         get_vocab=lambda: {str(i): i for i in range(config["vocab_size"])},
         convert_ids_to_tokens=str,
@@ -83,7 +89,7 @@ def main() -> None:
         "sampling_temperature": given.temperature,
         "sampling_topk": given.top_k,
         "sampling_topp": given.top_p,
-        "end_token": str(config["eos_token_id"]),
+        "end_token": [str(end) for end in ends_of(config)],
         "return_end_token": True,
     }
     with tempfile.TemporaryDirectory() as folder:

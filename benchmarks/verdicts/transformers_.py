@@ -25,21 +25,17 @@ WAYS: dict[str, dict[str, Any]] = {
     "early exit": {"speculative": True, "kinds": ["decoder"], "settings": ALL},
     # The draft is a Gemma 4 assistant, which reads the target's keys and values.
     "multi-token": {"speculative": True, "draft": True, "kinds": ["decoder"], "settings": ALL},
-    # The target has layers of its own that guess, and `num_mtp_layers` in its configuration.
-    "own multi-token": {"speculative": True, "kinds": ["decoder"], "settings": ALL},
 }
 
 
 def load(folder: str) -> Any:
     """The model of a folder, of either kind, in float32."""
     config = transformers.AutoConfig.from_pretrained(folder)
-    if not config.is_encoder_decoder:
-        auto = transformers.AutoModelForCausalLM
-        return auto.from_pretrained(folder, dtype=torch.float32).eval()
-    auto = transformers.AutoModelForSeq2SeqLM
+    two = config.is_encoder_decoder
+    auto = transformers.AutoModelForSeq2SeqLM if two else transformers.AutoModelForCausalLM
     model = auto.from_pretrained(folder, dtype=torch.float32).eval()
-    # A cache otherwise has as many layers as the encoder, and only caches read this number now.
-    model.config.num_layers = model.config.num_decoder_layers
+    if two:  # A cache has as many layers as this says, which is the encoder's number otherwise.
+        model.config.num_layers = model.config.num_decoder_layers
     return model
 
 
@@ -49,8 +45,6 @@ def ways_settings(given: argparse.Namespace, target: Any) -> dict[str, Any]:
         return {}
     if given.way == "prompt lookup":
         return {"prompt_lookup_num_tokens": given.gamma}
-    if given.way == "own multi-token":
-        return {"use_mtp": True}
     if given.way == "early exit":
         fix_guesses(target, given.gamma)
         return {"assistant_early_exit": max(1, target.config.num_hidden_layers // 2)}

@@ -56,9 +56,10 @@ class Decoder(Transformer):
         """
         seen = inputs != PADDING
         index = jnp.arange(inputs.shape[1])
-        # Padding comes last: its keys are masked until those of other tokens overwrite them.
-        mask = masked(index[:, None] >= index)[None, None]
-        x = self.embed(jnp.where(seen, inputs, 0), index[None])
+        # Padding comes last: its keys are masked until those of other tokens overwrite them. It is
+        # made 0 and sees nothing, so that kernels on CPU leave it out.
+        mask = masked((index[:, None] >= index) & seen[:, :, None])[:, None]
+        x = jnp.where(seen[..., None], self.embed(jnp.where(seen, inputs, 0), index[None]), 0)
         if encoded is not None:
             x = self.reads_target(shifted(encoded, seen), x)
         after, *caches = self.decoder(x, mask, positions=index[None])

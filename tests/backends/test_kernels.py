@@ -476,6 +476,25 @@ def test_attention(heads: int, size: int, length: int) -> None:
         np.testing.assert_allclose(found, want, atol=1e-5)
 
 
+@needs_compiler
+def test_of_many_queries_those_that_see_nothing_are_padding() -> None:
+    """Causal, of rows that end early: behind their end there is 0, before it what float64 says."""
+    rows, length, heads, size = 2, 40, 3, 8
+    query, ends = numbers(rows, length, heads, size), np.array([40, 13])
+    keys, values = numbers(2, rows, heads, length, size)
+    index = np.arange(length)
+    seen = (index[:, None] >= index) & (index < ends[:, None])[..., None]
+    bias = np.where(seen, 0, -1e10).astype(np.float32)[:, None]
+    given = map(jnp.asarray, (query, keys, values))
+    found = kernels.attention(*given, Attending(jnp.asarray(bias), 0.3))
+    assert not np.asarray(found)[1, 13:].any()
+    weights = np.exp(0.3 * np.einsum("blnh,bnkh->bnlk", query.astype(np.float64), keys))
+    weights *= seen[:, None]
+    weights /= np.maximum(weights.sum(axis=-1, keepdims=True), 1e-300)
+    want = np.einsum("bnlk,bnkh->blnh", weights, values)
+    np.testing.assert_allclose(found, want, atol=1e-5)
+
+
 @pytest.mark.parametrize("backend", [Xla(), pytest.param(Cpu(), marks=needs_compiler)], ids=type)
 @pytest.mark.parametrize(("heads", "size"), [(1, 1), (2, 8), (3, 20), (6, 64)])
 @pytest.mark.parametrize("length", [1, 3, 40, 150])

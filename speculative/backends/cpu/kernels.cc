@@ -871,6 +871,7 @@ struct ByDistance {
 struct EachBias {
   const float* bias;
   int64_t of_row, of_head, of_query;  // Strides; 0 where it is shared.
+  bool skips = false;  // Whether queries that see no key are padding, which keeps 0.
 
   const float* At(int64_t b, int64_t n, int64_t l) const {
     return bias + b * of_row + n * of_head + l * of_query;
@@ -880,7 +881,8 @@ struct EachBias {
     int64_t low = 0, high = count;
     while (high > 0 && row[high - 1] < kMasked) --high;
     while (low < high && row[low] < kMasked) ++low;
-    return high == 0 ? std::pair<int64_t, int64_t>{0, count} : std::pair{low, high};
+    if (high == 0 && !skips) high = count;
+    return {low, high};
   }
   void Add(int64_t b, int64_t n, int64_t l, int64_t low, int64_t high, float* row) const {
     const float* from = At(b, n, l);
@@ -892,7 +894,7 @@ void Attention::Many(const ffi::ThreadPool& pool, int64_t batch) const {
   const int64_t of_head = seen * size;
   Tiled tiled{query, stride, keys, values, heads / shared * of_head, of_head, size, scale, cap, y,
               length, heads, shared, seen, size, {}, {}, {}};
-  const EachBias each{bias, bias_batch, bias_heads, bias_queries};
+  const EachBias each{bias, bias_batch, bias_heads, bias_queries, true};
   for (int64_t b = 0; b < batch; ++b) {
     int64_t count = 0;  // Of the keys that any query sees.
     for (int64_t l = 0; l < length && count < seen; ++l) {
