@@ -54,7 +54,7 @@ def main() -> None:
         for first in range(0, options.count, 8 * options.batch_size):
             on_progress("sampling", first / options.count)
             some = begun[first : first + 8 * options.batch_size]
-            texts = [Rendered(turn + words) for words in some]
+            texts: list[str] = [Rendered(turn + words) for words in some]
             found = pair.generate(texts, example=first, batch_size=options.batch_size, **how)
             for words, one in zip(some, found, strict=True):
                 said = (words + one.text).strip()

@@ -5,6 +5,7 @@ import json
 import sys
 from typing import Any
 
+import jax
 import numpy as np
 
 import speculative
@@ -55,7 +56,7 @@ def main() -> None:
                 count = min(BATCH, given.samples - first)
                 rows = grouping.filled([source] * count, width, pair.target.pad_id)
                 examples = number * given.samples + first + np.arange(count)
-                output = pair.run(rows, config.draws(given.seed, examples), config)
+                output = pair.run(jax.device_put(rows), config.draws(given.seed, examples), config)
                 for result in pair.results(output):
                     sample = {"prompt_tokens": source, "tokens": result.tokens}
                     lines.write(json.dumps(sample) + "\n")

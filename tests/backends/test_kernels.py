@@ -485,8 +485,8 @@ def test_of_many_queries_those_that_see_nothing_are_padding() -> None:
     index = np.arange(length)
     seen = (index[:, None] >= index) & (index < ends[:, None])[..., None]
     bias = np.where(seen, 0, -1e10).astype(np.float32)[:, None]
-    given = map(jnp.asarray, (query, keys, values))
-    found = kernels.attention(*given, Attending(jnp.asarray(bias), 0.3))
+    q, k, v = map(jnp.asarray, (query, keys, values))
+    found = kernels.attention(q, k, v, Attending(jnp.asarray(bias), 0.3))
     assert not np.asarray(found)[1, 13:].any()
     weights = np.exp(0.3 * np.einsum("blnh,bnkh->bnlk", query.astype(np.float64), keys))
     weights *= seen[:, None]

@@ -11,7 +11,7 @@ import pytest
 
 from speculative.decoding import Decoding, Params
 from speculative.drafts import CopyDraft, Draft, Proposal
-from speculative.ragged import grow
+from speculative.ragged import resized
 from speculative.sampling import Sampling
 from speculative.types import PADDING, PyTree
 from tests import toy
@@ -95,7 +95,7 @@ def check_against_search(
     for step, gamma in enumerate((1, 1, 4, 4, 4)):
         if step == 2:
             larger, _, _ = begin(draft, params, rows, decoder_only, 32)
-            state = grow(state, larger)
+            state = resized(state, larger)
         guesses, proposed = propose(draft, params, state, jnp.array(last), gamma)
         expected = [guess(following, text, gamma) for text in said]
         np.testing.assert_array_equal(guesses, expected)
