@@ -57,13 +57,18 @@ class Case:
     prompts: int
     samples: int
     settings: tuple[str, ...]
+    ways: tuple[str, ...] = ()  # Of programs; none are all but those of other cases.
     max_length: int = 16
 
 
+OTHER_TOKENIZER = "universal assisted"  # Its draft must have another one than the target.
 CASES = (
-    Case("debian_lm", "debian_lm_draft", "decoder", "debian_lm", 16, 64, tuple(SETTINGS)),
-    Case("debian_target", "", "encoder-decoder", "debian_ende", 16, 32, ("T = 1", "top-p 0.9")),
-    Case("smollm2", "", "decoder", "questions", 8, 32, ("T = 1",)),
+    Case("debian_lm", "debian_lm_draft", "decoder", "debian_lm", 16, 16, tuple(SETTINGS)),
+    Case("debian_target", "", "encoder-decoder", "debian_ende", 16, 16, ("T = 1", "top-p 0.9")),
+    Case("smollm2", "", "decoder", "questions", 8, 16, ("T = 1",)),
+    Case(
+        "smollm2", "debian_lm_draft", "decoder", "questions", 8, 64, ("T = 1",), (OTHER_TOKENIZER,)
+    ),
 )
 
 
@@ -174,6 +179,8 @@ def asked_for(case: Case, ways: dict[str, dict[str, Any]]) -> Iterator[tuple[str
     usual = ["top_k", "top_p", "min_p"]
     for way, about in ways.items():
         if case.kind not in about.get("kinds", [case.kind]):
+            continue
+        if way not in case.ways if case.ways else way == OTHER_TOKENIZER:
             continue
         for setting in case.settings:
             needs = set(SETTINGS[setting]) - {"temperature"}
