@@ -29,7 +29,15 @@ VERSIONS: dict[str, dict[str, Any]] = {
     "transformers_ul2": {"feed_forward_proj": "gated-silu", "tie_word_embeddings": False},
     "transformers_mt5": {"model_type": "mt5", **GATED},
     "transformers_umt5": {"model_type": "umt5", **GATED},
-    "transformers_byt5": {**GATED, "vocab_size": 384, "num_layers": 3, "num_decoder_layers": 1},
+    "transformers_byt5": {
+        **GATED,
+        "vocab_size": 384,
+        "d_model": 12,
+        "d_ff": 20,
+        "num_heads": 2,
+        "num_layers": 3,
+        "num_decoder_layers": 1,
+    },
 }
 SIZES = {
     "vocab_size": 96,

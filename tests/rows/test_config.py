@@ -15,6 +15,7 @@ from speculative.drafts import named
 from speculative.drafts.named import MODEL_FREE
 from speculative.gin_files import CONFIGS
 from speculative.models import SIZES
+from speculative.models.distilled import DISTILLED, usual
 from speculative.rows.config import RowConfig, addresses, experiment, read_row
 from speculative.studies import sweep
 from speculative.tasks import TASKS
@@ -95,9 +96,10 @@ def test_rows_of_public_weights_are_the_papers_with_other_models() -> None:
 
 @pytest.mark.parametrize("address", MODERN)
 def test_rows_of_public_pairs(address: str) -> None:
-    """Pairs of one kind and vocabulary, but for the padding of embeddings."""
+    """Pairs of one kind and vocabulary, but for the padding of embeddings; or a distilled draft."""
     config = read_row(address)
-    target, draft = SIZES[config.target], SIZES[config.draft]
+    target = SIZES[config.target]
+    draft = usual(target) if config.draft == DISTILLED else SIZES[config.draft]
     assert type(target) is type(draft)
     assert 0 <= target.vocab_size - draft.vocab_size <= 64
     assert config.texts.prefix == "" and config.paper_draft is None
