@@ -1,16 +1,13 @@
 """Draws texts from llama.cpp through llama-cpp-python: `Llama.generate`, on token ids.
 
 Run it with an interpreter that has llama-cpp-python, gguf and safetensors; it imports nothing of
-this repository. It writes a folder's weights to a file beside it that has no vocabulary, as none is
-needed. The program filters before it divides by the temperature.
+this repository. The program filters (top-k, top-p, min-p) before it divides by the temperature.
 """
 # pyright: reportMissingImports=false
 
 import argparse
-import importlib.metadata
 import itertools
 import json
-import os
 import pathlib
 from typing import Any
 
@@ -26,24 +23,22 @@ WAYS = {
     # The Python package comes with no draft that is a model, but with a class to derive one from.
     "draft": {"speculative": True, "draft": True, "kinds": ["decoder"]},
 }
-ROOM = 1024  # Tokens of a prompt and its text.
-# Keys and values are kept in half precision otherwise.
-GIVEN = {"n_ctx": ROOM, "n_batch": ROOM, "n_gpu_layers": 0, "n_threads": 1, "n_threads_batch": 1}
+# A prompt and its text have room for 1,024 tokens; keys and values are not in half precision.
+GIVEN = {"n_ctx": 1024, "n_batch": 1024, "n_gpu_layers": 0, "n_threads": 1, "n_threads_batch": 1}
 GIVEN |= {"type_k": llama_cpp.GGML_TYPE_F32, "type_v": llama_cpp.GGML_TYPE_F32, "verbose": False}
-TURNED = ("c_attn.weight", "c_proj.weight", "c_fc.weight")  # Of GPT-2, inputs first.
 FIELDS = {  # What a file says of its model, and what the folder calls it.
-    "gpt2": "context_length=n_positions embedding_length=n_embd block_count=n_layer "
-    "attention.head_count=n_head feed_forward_length=n_inner "
-    "attention.layer_norm_epsilon=layer_norm_epsilon",
-    "llama": "context_length=max_position_embeddings embedding_length=hidden_size "
-    "block_count=num_hidden_layers attention.head_count=num_attention_heads "
-    "attention.head_count_kv=num_key_value_heads feed_forward_length=intermediate_size "
-    "attention.layer_norm_rms_epsilon=rms_norm_eps rope.freq_base=rope_theta",
+    "gpt2": """context_length=n_positions embedding_length=n_embd block_count=n_layer
+        attention.head_count=n_head feed_forward_length=n_inner
+        attention.layer_norm_epsilon=layer_norm_epsilon""",
+    "llama": """context_length=max_position_embeddings embedding_length=hidden_size
+        block_count=num_hidden_layers attention.head_count=num_attention_heads
+        attention.head_count_kv=num_key_value_heads feed_forward_length=intermediate_size
+        attention.layer_norm_rms_epsilon=rms_norm_eps rope.freq_base=rope_theta""",
 }
 
 
 def converted(folder: pathlib.Path) -> str:
-    """The file of a GPT-2 or Llama folder, in float32, which is made if it is not there."""
+    """The file of a GPT-2 or Llama folder, in float32: made if it is not there, with no words."""
     to = folder.with_name(folder.name + ".gguf")
     if to.exists():
         return str(to)
@@ -52,17 +47,16 @@ def converted(folder: pathlib.Path) -> str:
     kind = config["model_type"]
     if kind not in FIELDS:
         raise SystemExit(f"{folder}: its model_type is {kind!r}, not one of {', '.join(FIELDS)}")
-    part = to.with_name(f"{to.name}.{os.getpid()}")
+    part = to.with_name(f"{to.name}.part")
     writer = gguf.GGUFWriter(part, kind)
     writer.add_vocab_size(config["vocab_size"])
     writer.add_tokenizer_model("no_vocab")
     for key, _, name in (field.partition("=") for field in FIELDS[kind].split()):
         add = writer.add_float32 if key.endswith(("epsilon", "base")) else writer.add_uint32
         add(f"{kind}.{key}", config[name])
-    arch = next(arch for arch, name in gguf.MODEL_ARCH_NAMES.items() if name == kind)
-    names = gguf.get_tensor_name_map(arch, 1000)
+    names = gguf.get_tensor_name_map(gguf.MODEL_ARCH[kind.upper()], 1000)
     for name, value in load_file(folder / "model.safetensors").items():
-        if name.endswith(TURNED):
+        if name.endswith(("c_attn.weight", "c_proj.weight", "c_fc.weight")):  # Of GPT-2.
             value = value.T
         elif name.endswith(("q_proj.weight", "k_proj.weight")):
             # The two parts of a rotary pair are neighbours there, and half a head apart here.
@@ -70,9 +64,8 @@ def converted(folder: pathlib.Path) -> str:
             value = value.reshape(heads, 2, -1, value.shape[1]).swapaxes(1, 2).reshape(value.shape)
         value = np.ascontiguousarray(value, np.float32)
         writer.add_tensor(names.get_name(name, (".weight", ".bias")), value)
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
+    for part_of in ("header", "kv_data", "tensors"):
+        getattr(writer, f"write_{part_of}_to_file")()
     writer.close()
     part.rename(to)
     return str(to)
@@ -102,8 +95,7 @@ def main() -> None:
         parser.add_argument(f"--{name}", type=float, default=float(value))
     given = parser.parse_args()
     if given.list:
-        version = importlib.metadata.version("llama-cpp-python")
-        print(json.dumps({"program": "llama_cpp", "version": version, "ways": WAYS}))
+        print(json.dumps({"program": "llama_cpp", "version": llama_cpp.__version__, "ways": WAYS}))
         return
     draft = Draft(given.draft, given.gamma) if given.way == "draft" else None
     if given.way == "prompt lookup":
@@ -118,12 +110,9 @@ def main() -> None:
             prompt = json.loads(line)["prompt_tokens"]
             for seed in np.random.SeedSequence([given.seed, number]).generate_state(given.samples):
                 model.set_seed(int(seed))
-                tokens: list[int] = []
-                for token in model.generate(prompt, **settings):
-                    tokens.append(token)
-                    if token in ends or len(tokens) == given.max_length:
-                        break
-                print(json.dumps({"prompt_tokens": prompt, "tokens": tokens}), file=output)
+                text = list(itertools.islice(model.generate(prompt, **settings), given.max_length))
+                stop = next((i + 1 for i, token in enumerate(text) if token in ends), None)
+                print(json.dumps({"prompt_tokens": prompt, "tokens": text[:stop]}), file=output)
 
 
 if __name__ == "__main__":
