@@ -207,15 +207,19 @@ def table(verdicts: Sequence[dict[str, Any]]) -> str:
             return ""
         if "error" in one:
             return "could not be run"
-        least = min(one["p_values"].values(), default=0.0)
-        said = f"p = {least:.2g}" if not one["impossible"] else f"{one['impossible']} impossible"
         if column == columns[-1]:
             return "missed" if one["passed"] else "found"
+        least = min(one["p_values"].values(), default=0.0)
+        said = f"p = {least:.2g}" if least else "p < 1e-300"
+        said = f"{one['impossible']} impossible" if one["impossible"] else said
         return f"passed, {said}" if one["passed"] else f"**failed**, {said}"
 
     for key, found in sorted(rows.items()):
         texts = max((one.get("texts", 0) for one in found.values()), default=0)
-        cells = [cell(column, found.get(column)) for column in columns]
+        fails = any(not found[name].get("passed") for name in SETTINGS if name in found)
+        # Where a way fails without the fault, it says nothing that it fails with it.
+        shown = found | ({columns[-1]: None} if fails else {})
+        cells = [cell(column, shown.get(column)) for column in columns]
         lines.append(f"| {' | '.join(f'`{key[0]}`' if i == 0 else x for i, x in enumerate(key))}"
                      f" | {texts:,} | {' | '.join(cells)} |")  # fmt: skip
     return "\n".join(lines)
