@@ -215,7 +215,7 @@ def table(verdicts: Sequence[dict[str, Any]]) -> str:
         return f"passed, {said}" if one["passed"] else f"**failed**, {said}"
 
     for key, found in sorted(rows.items()):
-        texts = max((one.get("texts", 0) for one in found.values()), default=0)
+        texts = max(one.get("texts", 0) for one in found.values())
         fails = any(not found[name].get("passed") for name in SETTINGS if name in found)
         # Where a way fails without the fault, it says nothing that it fails with it.
         shown = found | ({columns[-1]: None} if fails else {})
@@ -261,9 +261,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
                     name = {"target": case.target, "program": program, "version": about["version"]}
                     name |= {"way": way, "setting": setting, "planted": planted}
                     same = [x for x in kept if name.items() <= x.items()]
-                    if same and not (options.only and way in options.only):
-                        continue
-                    if options.only and way not in options.only:
+                    if way not in options.only if options.only else same:
                         continue
                     powered = any("power" in x for x in kept if x["target"] == case.target
                                   and x["setting"] == setting)  # fmt: skip

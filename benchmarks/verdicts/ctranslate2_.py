@@ -14,6 +14,7 @@ from typing import Any
 
 import ctranslate2
 import transformers
+from adapter import command_line
 from ctranslate2.converters import TransformersConverter
 
 SETTINGS = ["top_k", "top_p"]
@@ -63,14 +64,7 @@ def convert(given: argparse.Namespace, config: dict[str, Any], folder: str) -> N
 
 def main() -> None:
     """Runs the command line."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--list", action="store_true")
-    for name in ("way", "target", "draft", "prompts", "output"):
-        parser.add_argument(f"--{name}")
-    for name, value in {"samples": 1, "max_length": 16, "gamma": 4, "top_k": 0, "seed": 0}.items():
-        parser.add_argument(f"--{name}", type=int, default=value)
-    for name, value in {"temperature": 1, "top_p": 1, "min_p": 0, "repetition_penalty": 1}.items():
-        parser.add_argument(f"--{name}", type=float, default=float(value))
+    parser = command_line(__doc__)
     given = parser.parse_args()
     if given.list:
         version = ctranslate2.__version__

@@ -5,7 +5,6 @@ this repository. The program filters (top-k, top-p, min-p) before it divides by 
 """
 # pyright: reportMissingImports=false
 
-import argparse
 import itertools
 import json
 import pathlib
@@ -14,6 +13,7 @@ from typing import Any
 import gguf
 import llama_cpp
 import numpy as np
+from adapter import command_line
 from llama_cpp import llama_speculative
 from safetensors.numpy import load_file
 
@@ -85,15 +85,7 @@ class Draft(llama_speculative.LlamaDraftModel):
 
 def main() -> None:
     """Runs the command line."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--list", action="store_true")
-    for name in ("way", "target", "draft", "prompts", "output"):
-        parser.add_argument(f"--{name}", type=str if name == "way" else pathlib.Path)
-    for name, value in {"samples": 1, "max_length": 16, "gamma": 4, "top_k": 0, "seed": 0}.items():
-        parser.add_argument(f"--{name}", type=int, default=value)
-    for name, value in {"temperature": 1, "top_p": 1, "min_p": 0, "repetition_penalty": 1}.items():
-        parser.add_argument(f"--{name}", type=float, default=float(value))
-    given = parser.parse_args()
+    given = command_line(__doc__, pathlib.Path).parse_args()
     if given.list:
         print(json.dumps({"program": "llama_cpp", "version": llama_cpp.__version__, "ways": WAYS}))
         return

@@ -16,6 +16,7 @@ from typing import Any
 
 import numpy as np
 import onnxruntime_genai
+from adapter import command_line
 
 FIXED: dict[str, Any] = {
     "kinds": ["decoder"],
@@ -56,14 +57,7 @@ def load(given: argparse.Namespace, folder: pathlib.Path) -> onnxruntime_genai.M
 
 def main() -> None:
     """Runs the command line."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--list", action="store_true")
-    for name in ("way", "target", "draft", "prompts", "output"):
-        parser.add_argument(f"--{name}")
-    for name, value in {"samples": 1, "max_length": 16, "gamma": 4, "top_k": 0, "seed": 0}.items():
-        parser.add_argument(f"--{name}", type=int, default=value)
-    for name, value in {"temperature": 1, "top_p": 1, "min_p": 0, "repetition_penalty": 1}.items():
-        parser.add_argument(f"--{name}", type=float, default=float(value))
+    parser = command_line(__doc__)
     given = parser.parse_args()
     if given.list:
         version = onnxruntime_genai.__version__

@@ -1,12 +1,11 @@
 """This program, by its own package: every way in which it samples."""
 
-import argparse
 import json
-import sys
 from typing import Any
 
 import jax
 import numpy as np
+from adapter import command_line
 
 import speculative
 from speculative import grouping
@@ -26,18 +25,11 @@ BATCH = 64
 
 
 def main() -> None:
-    if "--list" in sys.argv:
+    given = command_line(__doc__).parse_args()
+    if given.list:
         version = environment.here()["commit"]
         print(json.dumps({"program": "speculative", "version": version, "ways": WAYS}))
         return
-    parser = argparse.ArgumentParser()
-    for name in ("way", "target", "draft", "prompts", "output"):
-        parser.add_argument(f"--{name}")
-    for name in ("samples", "max_length", "gamma", "top_k", "seed"):
-        parser.add_argument(f"--{name}", type=int, default=0)
-    for name, value in {"temperature": 1.0, "top_p": 1.0, "min_p": 0.0}.items():
-        parser.add_argument(f"--{name}", type=float, default=value)
-    given = parser.parse_args()
     pair = speculative.load(given.target, "copy" if given.way == "copy" else given.draft)
     sampling = Sampling(given.temperature, given.top_k, given.top_p, given.min_p)
     name, _, tree = given.way.partition(", tree of ")

@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 import transformers
+from adapter import command_line
 
 ALL = ["top_k", "top_p", "min_p", "repetition_penalty"]
 WAYS: dict[str, dict[str, Any]] = {
@@ -68,15 +69,7 @@ def fix_guesses(model: Any, gamma: int) -> None:
 
 def main() -> None:
     """Runs the command line."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--list", action="store_true")
-    for name in ("way", "target", "draft", "prompts", "output"):
-        parser.add_argument(f"--{name}")
-    for name, value in {"samples": 1, "max_length": 16, "gamma": 4, "top_k": 0, "seed": 0}.items():
-        parser.add_argument(f"--{name}", type=int, default=value)
-    for name, value in {"temperature": 1, "top_p": 1, "min_p": 0, "repetition_penalty": 1}.items():
-        parser.add_argument(f"--{name}", type=float, default=float(value))
-    given = parser.parse_args()
+    given = command_line(__doc__).parse_args()
     if given.list:
         version = transformers.__version__
         print(json.dumps({"program": "transformers", "version": version, "ways": WAYS}))

