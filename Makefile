@@ -4,15 +4,16 @@ PYTHON ?= python3
 BIN := .venv/bin
 INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 
-.PHONY: help demo test test-tpu test-mesh test-peers test-real check clean
+.PHONY: help demo test test-tpu test-mesh test-peers test-real results check clean
 
 help:
 	@echo "make demo    decode with the shipped T5 pair and print the paper's Tables 2 and 4 for it"
 	@echo "make test    run the whole test suite"
 	@echo "make test-tpu    compile for TPUs, with the TPU's compiler in .venv-tpu; no TPU is needed"
 	@echo "make test-mesh   decode all shipped prompts, and train, on meshes of eight devices, made of this CPU"
-	@echo "make test-peers  compare with the installed transformers and CTranslate2 (brings torch)"
+	@echo "make test-peers  compare with transformers, CTranslate2 and llama.cpp (brings torch)"
 	@echo "make test-real   compare with transformers on real weights, SmolLM2 and Gemma 3 270M (brings torch)"
+	@echo "make results     measure docs/results.md again on this machine, in less than two hours; it resumes"
 	@echo "make check   lint, formatting and types"
 	@echo "make clean   remove .venv and what building and testing left behind"
 	@echo "PYTHON=...   the interpreter to build .venv with (3.11 or newer; default python3)"
@@ -45,6 +46,10 @@ test-real: .venv/dev.stamp .venv-real/real.stamp
 	.venv-real/bin/python scripts/real_models.py $(REAL)
 	SPECULATIVE_REAL=$(REAL) $(BIN)/python -m pytest -rs tests/real
 
+# CHAT="FOLDER DRAFT" compares other programs on a chat model too.
+results: .venv/peers.stamp
+	$(BIN)/python -m benchmarks.results $(if $(CHAT),--chat_model $(CHAT))
+
 check: .venv/dev.stamp
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
@@ -63,7 +68,7 @@ clean:
 	@touch $@
 
 .venv/peers.stamp: .venv/dev.stamp
-	@echo "Installing torch, transformers and CTranslate2 into .venv (once; a few minutes) ..."
+	@echo "Installing torch, transformers, CTranslate2 and llama.cpp into .venv (once; a few minutes) ..."
 	@$(INSTALL) -e '.[peers]'
 	@touch $@
 

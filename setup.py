@@ -47,7 +47,7 @@ DEV = [
 ]
 
 # What the package is compared with; never needed to run it.
-PEERS = ["torch>=2.6", "transformers>=4.50", "ctranslate2>=4.5"]
+PEERS = ["torch>=2.6", "transformers>=4.50", "ctranslate2>=4.5", "llama-cpp-python>=0.3.10", "gguf"]
 
 setup(
     name="speculative",

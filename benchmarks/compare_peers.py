@@ -2,22 +2,24 @@
 
     pip install -e '.[peers]'
     python -m benchmarks.compare_peers --output_dir=results/peers
+    python -m benchmarks.compare_peers --models=SmolLM2-135M-Instruct --draft=my_draft+copy
 
-The extra holds Hugging Face transformers and CTranslate2; T5X is compared if a checkout of it is on
-PYTHONPATH. A missing program is named and left out. The run takes half an hour on two cores, and
-8 GB of memory and of disk; leave the machine idle and the files unchanged meanwhile.
+The extra holds transformers, CTranslate2 and llama.cpp; T5X is compared if a checkout of it is on
+PYTHONPATH. A missing program is named and left out. A model may be a Hugging Face folder of a
+decoder-only chat model. The run takes half an hour on two cores, and 8 GB of memory and of disk;
+leave the machine idle and the files unchanged meanwhile.
 """
 
 import argparse
 import contextlib
 import json
+import math
 import pathlib
 import statistics
 import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from importlib import metadata
-from itertools import zip_longest
 from typing import Any, NamedTuple
 
 import jax
@@ -25,19 +27,16 @@ import numpy as np
 from rich.console import Console
 from rich.table import Column, Table
 
+from benchmarks.peers import settings as made
 from benchmarks.peers.system import PROGRAMS, Process, Setting
-from speculative import checkpoints, progress
-from speculative.checkpoints import huggingface
-from speculative.checkpoints.checkpoint import in_memory
+from speculative import progress
 from speculative.checks import MAX_GAMMA
 from speculative.commands import MAX_LENGTH, whole
-from speculative.models import abstract_params, named, random_params, t5
+from speculative.models import abstract_params, named, t5
 from speculative.progress import OnProgress
 from speculative.rows import environment, memory
-from speculative.tasks.prompts import load_prompts
-from speculative.types import EOS_ID
 
-PAIR, OURS = "debian", "speculative"
+OURS = "speculative"
 MEASURE = "transformers"  # All outputs are compared with its autoregressive ones.
 PREFILLS = (64, 512, 2048)  # Tokens of the sources whose prefill is timed.
 TIE = 1e-3  # If two logits differ by less than this, rounding decides which one is larger.
@@ -124,33 +123,6 @@ class Comparison:
         }
 
 
-def shipped(limit: int | None, gamma: int, folder: pathlib.Path) -> tuple[Setting, list[list[int]]]:
-    """The shipped pair on its test texts, exported into a folder."""
-    checkpoint = checkpoints.open("debian_target")
-    vocabulary = checkpoint.open_vocabulary()
-    assert vocabulary is not None
-    # A synopsis after each pair of translations, of which there are twice as many.
-    translations = load_prompts("debian_ende", limit)
-    synopses = load_prompts("debian_synopsis", limit)
-    taken = zip_longest(translations[::2], translations[1::2], synopses)
-    prompts = [prompt for group in taken for prompt in group if prompt is not None]
-    sources = [vocabulary.encode(prompt.source).tolist() for prompt in prompts]
-    exported = folder / "debian_target"
-    huggingface.write(exported, checkpoint, "float32")
-    return Setting("debian_target", "debian_draft", False, str(exported), 128, gamma), sources
-
-
-def random(
-    size: str, limit: int | None, length: int, folder: pathlib.Path
-) -> tuple[Setting, list[list[int]]]:
-    """Random weights of a size of `models.SIZES` on random sources, exported into a folder."""
-    config = named(size, dtype="float32")
-    huggingface.write(folder / size, in_memory(size, config, random_params(config)), "float32")
-    rows = np.random.default_rng(0).integers(2, config.vocab_size, (limit or 4, 63))
-    sources = [[*row, EOS_ID] for row in rows.tolist()]
-    return Setting(size, None, True, str(folder / size), length, 0), sources
-
-
 def compare(
     setting: Setting,
     sources: Sequence[list[int]],
@@ -165,6 +137,7 @@ def compare(
     on, RuntimeError is raised.
     """
     timed = min(timed, len(sources))
+    programs = [name for name in programs if setting.decoder_only in PROGRAMS[name].kinds]
     missing = {name: lacks for name in programs if (lacks := PROGRAMS[name].missing())}
     present = [name for name in programs if name not in missing]
     running: dict[str, Process] = {}
@@ -190,7 +163,7 @@ def compare(
                 took = [running[name].decode(way, source)[1] for source in sources[:timed]]
                 seconds[name, way].append(sum(took))
                 on_progress(f"round {turn + 1}: {name}, {way}", 0.4 + 0.4 * (turn + 1) / rounds)
-        prefill = _prefill(running, rounds, on_progress)
+        prefill = _prefill(running, longest(setting.exported), rounds, on_progress)
         differences = None
         if measure := running.get(MEASURE):
             expected = outputs[MEASURE, measure.ways[0]]
@@ -202,13 +175,23 @@ def compare(
     return Comparison(setting, len(sources), timed, seconds, tokens, prefill, differences, missing)
 
 
+def longest(exported: str) -> float:
+    """The positions that a folder's model has for a prompt; T5 has any number."""
+    file = pathlib.Path(exported) / "config.json"
+    config = json.loads(file.read_text()) if file.exists() else {}
+    limited = "n_positions" if config.get("model_type") == "gpt2" else "max_position_embeddings"
+    return config.get(limited, math.inf)
+
+
 def _prefill(
-    running: Mapping[str, Process], rounds: int, on_progress: OnProgress
+    running: Mapping[str, Process], positions: float, rounds: int, on_progress: OnProgress
 ) -> dict[tuple[str, int], list[float]]:
     """Seconds of a prefill by program and tokens of a random source, one number a round."""
     source = np.random.default_rng(0).integers(2, 1000, max(PREFILLS)).tolist()
     seconds: dict[tuple[str, int], list[float]] = {}
     for number, tokens in enumerate(PREFILLS):
+        if tokens >= positions:
+            continue
         on_progress(f"prefill of {tokens}", 0.8 + 0.2 * number / len(PREFILLS))
         for turn in range(rounds + 1):
             for name in np.random.default_rng(turn).permutation(list(running)).tolist():
@@ -239,7 +222,9 @@ def show(found: Comparison, console: Console) -> None:
     setting = found.setting
     pair = f" with {setting.draft}, γ = {setting.gamma}" * bool(setting.draft)
     title = f"{setting.target}{pair}: {found.timed} sources, float32 unless said"
-    numbers = {(OURS, way): number for number, way in enumerate(found.own, 1)}
+    # In int8 ours is compared by the record alone, whose table would not fit a terminal.
+    own = [way for way in found.own if "int8" not in way]
+    numbers = {(OURS, way): number for number, way in enumerate(own, 1)}
     ratios = (f"over ({number})" for number in numbers.values())
     shown = table(title, "program and way", "ms/token", *ratios, "same")
     for way in found.seconds:
@@ -248,21 +233,22 @@ def show(found: Comparison, console: Console) -> None:
             ties = sum(one.near_tie for one in found.differences[way])
             same = f"{found.sources - len(found.differences[way])}/{found.sources}"
             same += f", {ties} ties" * bool(ties)
-        ratios = (f"{found.ratio(way, name):.3g}" for name in found.own)
+        ratios = (f"{found.ratio(way, name):.3g}" for name in own)
         name = ", ".join(way) + (f" ({numbers[way]})" if way in numbers else "")
         shown.add_row(name, f"{found.ms_per_token(way):.3f}", *ratios, same)
     console.print(shown)
-    prefill = table("Prefill, ms by tokens of the source", "program", *map(str, PREFILLS))
+    widths = list(dict.fromkeys(tokens for _, tokens in found.prefill))
+    prefill = table("Prefill, ms by tokens of the source", "program", *map(str, widths))
     for name in dict.fromkeys(name for name, _ in found.prefill):
-        times = (1e3 * statistics.median(found.prefill[name, tokens]) for tokens in PREFILLS)
+        times = (1e3 * statistics.median(found.prefill[name, tokens]) for tokens in widths)
         prefill.add_row(name, *(f"{ms:.1f}" for ms in times))
     console.print(prefill)
     if setting.random:
         console.print("Random weights magnify rounding: their tokens cannot be compared.")
     console.print(
-        "same: as transformers, token by token. Our draft's kernels are int8. Prefill is encoder "
-        "and cross-attention's projections; ctranslate2 adds a step of decoding, t5x leaves the "
-        "projections to its steps.",
+        "same: as transformers, token by token. Our draft's kernels are int8. Prefill is that of a "
+        "prompt, or encoder and cross-attention's projections; ctranslate2 adds a decoding step, "
+        "t5x leaves the projections to its steps.",
         highlight=False,
     )
     show_missing(found.missing, console)
@@ -301,11 +287,12 @@ def _options() -> argparse.Namespace:
         description="Compare other programs with this one.", allow_abbrev=False
     )
     add, many = parser.add_argument, whole(1, 10**4)
-    models, programs = [PAIR, *t5.SIZES], list(PROGRAMS)
-    which = f"the shipped pair ({PAIR}), or random weights of {', '.join(t5.SIZES)} (%(default)s)"
-    default = [PAIR, "t5_1_1_base"]
+    programs, default = list(PROGRAMS), [*made.SHIPPED, "t5_1_1_base"]
+    which = f"{' and '.join(made.SHIPPED)} are shipped, {', '.join(t5.SIZES)} have random weights; "
+    which += "or a Hugging Face folder of a decoder-only chat model (%(default)s)"
     add("--output_dir", default="results/peers", metavar="DIR", help="(%(default)s)")
-    add("--models", nargs="+", default=default, choices=models, metavar="MODEL", help=which)
+    add("--models", nargs="+", default=default, metavar="MODEL", help=which)
+    add("--draft", default="copy", metavar="NAME", help="of a chat model's folder (%(default)s)")
     add("--programs", nargs="+", default=programs, choices=programs, help="(all)")
     add("--rounds", type=many, default=5, help="each way is timed so often (5)")
     add("--limit", type=many, help="sources of each task, or random ones (all, or 4)")
@@ -314,8 +301,11 @@ def _options() -> argparse.Namespace:
     add("--gamma", type=whole(1, MAX_GAMMA), default=5, help="guesses a step (5)")
     options = parser.parse_args()
     for model in options.models:
-        if model == PAIR:
+        if model in made.SHIPPED or pathlib.Path(model).is_dir():
             continue
+        if model not in t5.SIZES:
+            known = ", ".join([*made.SHIPPED, *t5.SIZES])
+            parser.error(f"--models: {model!r} is not a folder, nor one of {known}.")
         parameters = sum(leaf.size for leaf in jax.tree.leaves(abstract_params(named(model))))
         # Each program holds it in float32, CTranslate2 in int8 too, and converts a whole export.
         needed = 4 * parameters * (len(PROGRAMS) + 2)
@@ -335,14 +325,18 @@ def main() -> None:
     counts = options.rounds, options.timed
     for model in options.models:
         with tempfile.TemporaryDirectory() as exports, progress.bar(model) as on_progress:
-            if model == PAIR:
-                setting, sources = shipped(limit, options.gamma, pathlib.Path(exports))
+            folder = pathlib.Path(exports)
+            if model in made.SHIPPED:
+                setting, sources = made.SHIPPED[model](limit, options.gamma, folder)
+            elif model in t5.SIZES:
+                setting, sources = made.random(model, limit, options.length, folder)
             else:
-                setting, sources = random(model, limit, options.length, pathlib.Path(exports))
+                given = options.draft, limit, options.gamma
+                setting, sources = made.chat_model(model, *given, folder)
             found = compare(setting, sources, options.programs, *counts, on_progress)
         contents = machine() | found.to_json()
         # Each model's results are written at once, so that a later failure loses nothing.
-        file = output / f"{model}.json"
+        file = output / f"{pathlib.Path(model).name}.json"
         file.write_text(json.dumps(contents, indent=1) + "\n", encoding="utf-8")
         show(found, Console())
         print(f"Written: {file}.", flush=True)

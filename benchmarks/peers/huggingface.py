@@ -5,7 +5,13 @@ from typing import Any
 
 import numpy as np
 import torch
-from transformers import DynamicCache, EncoderDecoderCache, T5Config, T5ForConditionalGeneration
+from transformers import (
+    AutoModelForCausalLM,
+    DynamicCache,
+    EncoderDecoderCache,
+    T5Config,
+    T5ForConditionalGeneration,
+)
 from transformers.modeling_outputs import BaseModelOutput
 from transformers.utils import logging
 
@@ -13,7 +19,6 @@ from benchmarks.peers.system import Setting, thread_counts
 from speculative import checkpoints
 from speculative.models import names_of
 from speculative.models.reads import Reads
-from speculative.types import EOS_ID
 
 
 class HuggingFace:
@@ -22,13 +27,23 @@ class HuggingFace:
     def __init__(self, setting: Setting) -> None:
         torch.set_grad_enabled(False)
         quieten()
-        self._target = T5ForConditionalGeneration.from_pretrained(setting.exported).eval()
-        most = setting.max_length
-        self._given: dict[str, Any] = {"num_beams": 1, "max_new_tokens": most}
+        self._decoder_only, most = setting.decoder_only, setting.max_length
+        kind = AutoModelForCausalLM if setting.decoder_only else T5ForConditionalGeneration
+        self._target = kind.from_pretrained(setting.exported, dtype=torch.float32).eval()
+        ends = self._target.generation_config.eos_token_id
+        self._ends = ends if isinstance(ends, list) else [ends]
+        self._given: dict[str, Any] = {"num_beams": 1, "max_new_tokens": most, "pad_token_id": 0}
         self._given |= {"min_new_tokens": most} if setting.random else {}
         ways: dict[str, dict[str, Any]] = {"autoregressive": {}}
-        if setting.draft:
-            fixed, own = (_assistant(setting.draft, self._target) for _ in range(2))
+        drafts: list[Any] = []
+        if setting.decoder_only:
+            ways["prompt lookup"] = {"prompt_lookup_num_tokens": setting.gamma}
+            if exported := setting.exported_draft:
+                drafts = [kind.from_pretrained(exported, dtype=torch.float32) for _ in range(2)]
+        elif setting.draft:
+            drafts = [_assistant(setting.draft, self._target) for _ in range(2)]
+        if drafts:
+            fixed, own = drafts
             fix_guesses(fixed, setting.gamma)
             ways["assisted"] = {"assistant_model": fixed}
             # The other assistant decides by itself about the number of guesses a step.
@@ -46,23 +61,32 @@ class HuggingFace:
     def _generate(self, way: str, sources: list[list[int]], **settings: Any) -> list[list[int]]:
         given, threads = self._ways[way]
         torch.set_num_threads(threads)
-        # By default `generate` makes a cache with as many layers as the encoder.
-        cache = EncoderDecoderCache(DynamicCache(), DynamicCache())
-        given = self._given | given | settings | {"past_key_values": cache}
-        rows = self._target.generate(torch.tensor(sources), **given)[:, 1:].tolist()
+        given, fed = self._given | given | settings, torch.tensor(sources)
+        if not self._decoder_only:
+            # By default `generate` makes a cache with as many layers as the encoder.
+            given["past_key_values"] = EncoderDecoderCache(DynamicCache(), DynamicCache())
+        begun = fed.shape[1] if self._decoder_only else 1
+        rows = self._target.generate(fed, **given)[:, begun:].tolist()
         # Padding follows a text's end, and so may an assistant's last guesses.
-        return [row[: row.index(EOS_ID) + 1] if EOS_ID in row else row for row in rows]
+        stops = [[i for i, token in enumerate(row) if token in self._ends] for row in rows]
+        return [row[: stop[0] + 1] if stop else row for row, stop in zip(rows, stops, strict=True)]
 
     def prefill(self, source: list[int]) -> None:
         torch.set_num_threads(max(thread_counts().values()))
+        if self._decoder_only:
+            self._target(torch.tensor([source]), logits_to_keep=1)
+            return
         encoded = self._target.encoder(torch.tensor([source])).last_hidden_state
         for block in self._target.decoder.block:
             block.layer[1].EncDecAttention.k(encoded)
             block.layer[1].EncDecAttention.v(encoded)
 
     def margin(self, source: list[int], prefix: list[int], one: int, other: int) -> float:
-        fed = torch.tensor([[self._target.config.decoder_start_token_id, *prefix]])
-        logits = self._target(torch.tensor([source]), decoder_input_ids=fed).logits[0, -1]
+        if self._decoder_only:
+            logits = self._target(torch.tensor([source + prefix])).logits[0, -1]
+        else:
+            fed = torch.tensor([[self._target.config.decoder_start_token_id, *prefix]])
+            logits = self._target(torch.tensor([source]), decoder_input_ids=fed).logits[0, -1]
         return abs(float(logits[one] - logits[other]))
 
 
@@ -72,7 +96,7 @@ def quieten() -> None:
     logging.disable_progress_bar()
 
 
-def fix_guesses(assistant: T5ForConditionalGeneration, gamma: int) -> None:
+def fix_guesses(assistant: Any, gamma: int) -> None:
     """Has an assistant make so many guesses in every step."""
     config = assistant.generation_config
     config.num_assistant_tokens, config.assistant_confidence_threshold = gamma, 0.0

@@ -33,14 +33,16 @@ class Ours:
         ends = () if self._setting.random else vocabulary.eos_ids
         config = Decoding(vocabulary.size, Sampling(0.0), gamma, max_length, ends)
         draws = config.draws(0, np.array([0]))
-        return pair.results(pair.run(padded(source), draws, config))[0].tokens
+        return pair.results(pair.run(self._padded(source), draws, config))[0].tokens
 
     def prefill(self, source: list[int]) -> None:
         cache = self._setting.max_length + 16
-        jax.block_until_ready(self._start(self._pair.params.target, padded(source), cache))
+        jax.block_until_ready(self._start(self._pair.params.target, self._padded(source), cache))
+
+    def _padded(self, source: list[int]) -> jax.Array:
+        return padded(source, self._pair.target.pad_id)
 
 
-def padded(source: list[int]) -> jax.Array:
-    """A source [1, S], padded as by `Pair.encode`, or not at all beyond its limit."""
-    width = grouping.padded(len(source))
-    return jnp.asarray(np.pad(np.array(source, np.int32), (0, width - len(source)))[None])
+def padded(source: list[int], pad: int = 0) -> jax.Array:
+    """A source or prompt [1, S], padded as by `Pair.encode`."""
+    return jnp.asarray(grouping.filled([source], grouping.padded(len(source)), pad))

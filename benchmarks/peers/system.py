@@ -20,9 +20,12 @@ class Setting:
         target: a checkpoint's name, or a size of random weights.
         draft: likewise; None for autoregressive decoding alone.
         random: whether the weights are random; no token then ends an output before `max_length`.
-        exported: the folder of the same target in Hugging Face's format.
+        exported: the folder of the same target in Hugging Face's format; programs may write their
+            own files beside it.
         max_length: tokens at which an output is cut.
         gamma: guesses a step.
+        decoder_only: whether the target is; else it is a T5.
+        exported_draft: the folder of a decoder-only draft that is a model, for other programs.
     """
 
     target: str
@@ -31,6 +34,8 @@ class Setting:
     exported: str
     max_length: int
     gamma: int
+    decoder_only: bool = False
+    exported_draft: str | None = None
 
 
 def thread_counts() -> dict[str, int]:
@@ -42,6 +47,8 @@ def thread_counts() -> dict[str, int]:
 class Program(NamedTuple):
     """The module and class of a program's system, the modules it needs, how to install them.
 
+    `kinds` are those of the targets that it decodes, by `Setting.decoder_only`.
+
     A system is made from a `Setting`. It decodes greedily, in `ways` that it names, by the methods
     of `Process`, of which only `compare_peers.MEASURE` needs `margin`.
     """
@@ -49,6 +56,7 @@ class Program(NamedTuple):
     system: str
     needs: tuple[str, ...]
     remedy: str
+    kinds: tuple[bool, ...] = (False, True)
 
     def missing(self) -> str | None:
         """The first needed module that cannot be imported, or None."""
@@ -68,10 +76,17 @@ PROGRAMS = {
     "ctranslate2": Program(
         f"{PEERS}.opennmt:OpenNMT", ("ctranslate2", "torch", "transformers"), EXTRA
     ),
+    "llama.cpp": Program(
+        f"{PEERS}.ggml:LlamaCpp",
+        ("llama_cpp", "gguf"),
+        EXTRA,
+        (True,),
+    ),
     "t5x": Program(
         f"{PEERS}.google:T5X",
         ("t5x.decoding", "t5x.examples.t5.network"),
         "put a checkout of github.com/google-research/t5x on PYTHONPATH",
+        (False,),
     ),
 }
 """All that can be compared, this package first."""
@@ -92,11 +107,11 @@ class Process:
         self.ways = self._answer(_load, PROGRAMS[name].system, setting)
 
     def decode(self, way: str, source: list[int]) -> tuple[list[int], float]:
-        """The target's output for a source, both with their end-of-sequence token, and seconds."""
+        """The target's output for a source or prompt, its end token included, and seconds."""
         return self._answer(_call, "decode", way, source)
 
     def prefill(self, source: list[int]) -> float:
-        """The seconds of encoding a source and projecting every layer's cross-attention on it."""
+        """The seconds until the first step: of reading a prompt, or a source with its encoder."""
         return self._answer(_call, "prefill", source)[1]
 
     def margin(self, source: list[int], prefix: list[int], one: int, other: int) -> float:

@@ -35,7 +35,7 @@ from speculative.studies import audit
 from speculative.studies.power import powers
 from speculative.tasks.prompts import load_prompts
 
-HERE = pathlib.Path(__file__).parent
+ROOT = pathlib.Path(__file__).parents[2]
 PLANTED = 0.9  # Of the temperature that is asked for, in the runs with a fault.
 SETTINGS: dict[str, dict[str, float]] = {
     "T = 1": {},
@@ -57,15 +57,17 @@ class Case:
     prompts: int
     samples: int
     settings: tuple[str, ...]
-    ways: tuple[str, ...] = ()  # Of programs; none are all but those of other cases.
+    ways: tuple[str, ...] = ()  # Of programs; none are all but the special ones below.
     max_length: int = 16
 
 
-OTHER_TOKENIZER = "universal assisted"  # Its draft must have another one than the target.
+# Not for every target: a draft with another tokenizer, and layers of the target that guess.
+OTHER_TOKENIZER, EARLY_EXIT = "universal assisted", "early exit"
 CASES = (
     Case("debian_lm", "debian_lm_draft", "decoder", "debian_lm", 16, 16, tuple(SETTINGS)),
     Case("debian_target", "", "encoder-decoder", "debian_ende", 16, 16, ("T = 1", "top-p 0.9")),
     Case("smollm2", "", "decoder", "questions", 8, 16, ("T = 1",)),
+    Case("smollm2", "", "decoder", "questions", 8, 16, ("T = 1",), (EARLY_EXIT,)),
     Case(
         "smollm2", "debian_lm_draft", "decoder", "questions", 8, 64, ("T = 1",), (OTHER_TOKENIZER,)
     ),
@@ -133,14 +135,14 @@ def listed(program: str, python: str) -> dict[str, Any]:
 
 
 def _run(python: str, program: str, *options: str) -> str:
-    adapter = HERE / f"{program}_.py"
     own = {"OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"}
     done = subprocess.run(
-        [python, str(adapter), *options], capture_output=True, text=True, env=os.environ | own
-    )
+        [python, "-m", f"benchmarks.verdicts.{program}_", *options],
+        capture_output=True, text=True, cwd=ROOT, env=os.environ | own,
+    )  # fmt: skip
     if done.returncode:
         last = (done.stderr.strip().splitlines() or ["it says nothing"])[-1]
-        raise RuntimeError(f"{adapter.name} ended with code {done.returncode}: {last}")
+        raise RuntimeError(f"{program}'s adapter ended with code {done.returncode}: {last}")
     return done.stdout
 
 
@@ -180,7 +182,7 @@ def asked_for(case: Case, ways: dict[str, dict[str, Any]]) -> Iterator[tuple[str
     for way, about in ways.items():
         if case.kind not in about.get("kinds", [case.kind]):
             continue
-        if way not in case.ways if case.ways else way == OTHER_TOKENIZER:
+        if way not in case.ways if case.ways else way in (OTHER_TOKENIZER, EARLY_EXIT):
             continue
         for setting in case.settings:
             needs = set(SETTINGS[setting]) - {"temperature"}

@@ -1,4 +1,4 @@
-"""The command line that all adapters have: they import it from their own folder, and nothing else.
+"""The command line that all adapters have, which is all they import of this repository.
 
 With `--list` an adapter says what it drives. Else it draws samples of each prompt of a file, which
 has `{"prompt_tokens": [...]}` a line.

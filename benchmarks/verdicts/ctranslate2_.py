@@ -1,11 +1,10 @@
 """Draws texts with CTranslate2, after its own conversion of the folder; it does not speculate.
 
-Run it with an interpreter that has ctranslate2, transformers and torch; it imports nothing of
+Run it with an interpreter that has ctranslate2, transformers and torch; it needs nothing else of
 this repository.
 """
 # pyright: reportMissingImports=false
 
-import argparse
 import json
 import pathlib
 import tempfile
@@ -14,15 +13,15 @@ from typing import Any
 
 import ctranslate2
 import transformers
-from adapter import command_line
 from ctranslate2.converters import TransformersConverter
+
+from benchmarks.verdicts.adapter import command_line
 
 SETTINGS = ["top_k", "top_p"]
 AS_CONVERTED = "float32 as converted"
 WAYS: dict[str, dict[str, Any]] = {
     "float32": {"speculative": False, "settings": SETTINGS},
     AS_CONVERTED: {"speculative": False, "kinds": ["encoder-decoder"], "settings": SETTINGS},
-    "int8": {"speculative": False, "settings": SETTINGS},
 }
 
 
@@ -32,14 +31,20 @@ def ends_of(config: dict[str, Any]) -> list[int]:
     return ends if isinstance(ends, list) else [ends]
 
 
-def convert(given: argparse.Namespace, config: dict[str, Any], folder: str) -> None:
-    """Writes the target as CTranslate2 reads it, with tokens named by their numbers.
+def read_config(folder: str) -> dict[str, Any]:
+    """What a Hugging Face folder says of its model."""
+    return json.loads((pathlib.Path(folder) / "config.json").read_text())
+
+
+def convert(source: str, folder: str, quantization: str, corrected: bool = True) -> None:
+    """Writes a Hugging Face folder as CTranslate2 reads it, with tokens named by their numbers.
 
     From version 5 transformers' T5 says that embeddings are tied even if they are not, and the
     converter then divides logits by the root of their width: greedy outputs are the same, samples
-    are not. Ways other than `AS_CONVERTED` give the converter the model's own flag.
+    are not. If `corrected`, the converter is given the model's own flag.
     """
-    converter = TransformersConverter(given.target)
+    config = read_config(source)
+    converter = TransformersConverter(source)
     tokenizer = SimpleNamespace(
         bos_token=str(config.get("bos_token_id") or 0),
         pad_token=str(config.get("pad_token_id") or 0),
@@ -51,15 +56,15 @@ def convert(given: argparse.Namespace, config: dict[str, Any], folder: str) -> N
     converter.load_tokenizer = lambda *_, **__: tokenizer
     load_model = converter.load_model
 
-    def corrected(*arguments: Any, **settings: Any) -> Any:
+    def with_own_flag(*arguments: Any, **settings: Any) -> Any:
         model = load_model(*arguments, **settings)
         if hasattr(model.config, "scale_decoder_outputs"):
             model.config.tie_word_embeddings = model.config.scale_decoder_outputs
         return model
 
-    if given.way != AS_CONVERTED:
-        converter.load_model = corrected
-    converter.convert(folder, quantization=given.way.split()[0], force=True)
+    if corrected:
+        converter.load_model = with_own_flag
+    converter.convert(folder, quantization=quantization, force=True)
 
 
 def main() -> None:
@@ -75,7 +80,7 @@ def main() -> None:
     transformers.utils.logging.set_verbosity_error()
     transformers.utils.logging.disable_progress_bar()
     ctranslate2.set_random_seed(given.seed)
-    config = json.loads((pathlib.Path(given.target) / "config.json").read_text())
+    config, kind = read_config(given.target), given.way.split()[0]
     translates = config.get("is_encoder_decoder", False)
     options = {
         "beam_size": 1,
@@ -87,9 +92,9 @@ def main() -> None:
         "return_end_token": True,
     }
     with tempfile.TemporaryDirectory() as folder:
-        convert(given, config, folder)
+        convert(given.target, folder, kind, given.way != AS_CONVERTED)
         engine = ctranslate2.Translator if translates else ctranslate2.Generator
-        engine = engine(folder, compute_type=given.way.split()[0], inter_threads=1, intra_threads=1)
+        engine = engine(folder, compute_type=kind, inter_threads=1, intra_threads=1)
         with open(given.output, "w") as output:
             for line in pathlib.Path(given.prompts).read_text().splitlines():
                 prompt = json.loads(line)["prompt_tokens"]

@@ -1,6 +1,6 @@
 """Draws texts from llama.cpp through llama-cpp-python: `Llama.generate`, on token ids.
 
-Run it with an interpreter that has llama-cpp-python, gguf and safetensors; it imports nothing of
+Run it with an interpreter that has llama-cpp-python, gguf and safetensors; it needs nothing else of
 this repository. The program filters (top-k, top-p, min-p) before it divides by the temperature.
 """
 # pyright: reportMissingImports=false
@@ -13,9 +13,10 @@ from typing import Any
 import gguf
 import llama_cpp
 import numpy as np
-from adapter import command_line
 from llama_cpp import llama_speculative
 from safetensors.numpy import load_file
+
+from benchmarks.verdicts.adapter import command_line
 
 WAYS = {
     "plain": {"speculative": False, "kinds": ["decoder"]},
@@ -74,8 +75,9 @@ def converted(folder: pathlib.Path) -> str:
 class Draft(llama_speculative.LlamaDraftModel):
     """Guesses the tokens that are most likely to another model, one after the other."""
 
-    def __init__(self, folder: pathlib.Path, gamma: int) -> None:
-        self._model, self._gamma = llama_cpp.Llama(converted(folder), **GIVEN), gamma
+    def __init__(self, folder: pathlib.Path, gamma: int, **settings: Any) -> None:
+        self._model = llama_cpp.Llama(converted(folder), **GIVEN | settings)
+        self._gamma = gamma
 
     def __call__(self, input_ids: np.ndarray, /, **_: Any) -> np.ndarray:
         """The guesses that follow tokens."""

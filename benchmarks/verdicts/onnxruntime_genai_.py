@@ -2,7 +2,7 @@
 
 Its own model builder, which knows Llama and its like but neither GPT-2 nor T5, converts the
 folders. Run it with an interpreter that has onnxruntime-genai, transformers, torch and onnx-ir; it
-imports nothing of this repository.
+needs nothing else of this repository.
 """
 # pyright: reportMissingImports=false
 
@@ -16,7 +16,8 @@ from typing import Any
 
 import numpy as np
 import onnxruntime_genai
-from adapter import command_line
+
+from benchmarks.verdicts.adapter import command_line
 
 FIXED: dict[str, Any] = {
     "kinds": ["decoder"],

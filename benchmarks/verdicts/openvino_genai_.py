@@ -1,8 +1,8 @@
 """Draws texts from OpenVINO GenAI: `ContinuousBatchingPipeline`, on token ids.
 
 Run it with an interpreter that has openvino-genai, and optimum-intel for what is not converted; it
-imports nothing of this repository. The program takes a draft only with a tokenizer that equals the
-target's, so all folders are given one of the same make: its words are the numbers of the tokens.
+needs nothing else of this repository. The program takes a draft only with a tokenizer that equals
+the target's, so all folders are given one of the same make: its words are the tokens' numbers.
 """
 # pyright: reportMissingImports=false
 
@@ -14,7 +14,8 @@ import pathlib
 from typing import Any
 
 import numpy as np
-from adapter import command_line
+
+from benchmarks.verdicts.adapter import command_line
 
 SAME = {"kinds": ["decoder"], "settings": ["top_k", "top_p", "min_p", "repetition_penalty"]}
 WAYS: dict[str, dict[str, Any]] = {

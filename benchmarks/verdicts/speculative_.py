@@ -5,9 +5,9 @@ from typing import Any
 
 import jax
 import numpy as np
-from adapter import command_line
 
 import speculative
+from benchmarks.verdicts.adapter import command_line
 from speculative import grouping
 from speculative.decoding import Decoding, rules
 from speculative.rows import environment

@@ -1,6 +1,6 @@
 """Draws texts with Hugging Face transformers' `generate`, alone and in its speculative ways.
 
-Run it with an interpreter that has transformers; it imports nothing of this repository.
+Run it with an interpreter that has transformers; it needs nothing else of this repository.
 """
 # pyright: reportMissingImports=false
 
@@ -11,7 +11,8 @@ from typing import Any
 
 import torch
 import transformers
-from adapter import command_line
+
+from benchmarks.verdicts.adapter import command_line
 
 ALL = ["top_k", "top_p", "min_p", "repetition_penalty"]
 WAYS: dict[str, dict[str, Any]] = {
@@ -22,10 +23,8 @@ WAYS: dict[str, dict[str, Any]] = {
     "prompt lookup": {"speculative": True, "settings": ALL},
     # The draft has a tokenizer of its own; repetitions are not penalised in its guesses.
     "universal assisted": {"speculative": True, "draft": True, "kinds": ["decoder"]},
-    # The first half of the target's layers guesses; Llama and its like can do that, GPT-2 cannot.
+    # The first half of the target's layers guesses, which Llama and its like can do.
     "early exit": {"speculative": True, "kinds": ["decoder"], "settings": ALL},
-    # The draft is a Gemma 4 assistant, which reads the target's keys and values.
-    "multi-token": {"speculative": True, "draft": True, "kinds": ["decoder"], "settings": ALL},
 }
 
 

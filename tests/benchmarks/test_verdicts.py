@@ -36,7 +36,9 @@ def test_a_way_is_judged_with_and_without_a_fault(
 
 
 def test_an_adapter_that_fails_is_told(tmp_path: pathlib.Path) -> None:
-    with pytest.raises(RuntimeError, match="speculative_.py ended with code 1: ModuleNotFound"):
+    with pytest.raises(
+        RuntimeError, match="speculative's adapter ended with code 1: .*ModuleNotFound"
+    ):
         verdicts.listed("speculative", _without_packages(tmp_path))
     one = {"target": "t", "program": "p", "version": "2", "way": "w", "setting": "T = 1"}
     row = verdicts.table([one | {"planted": False, "error": "it ended"}]).splitlines()[-1]

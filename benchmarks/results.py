@@ -1,0 +1,321 @@
+"""Measures all that docs/results.md shows, on this machine, and writes its tables from the records.
+
+    make results        (python -m benchmarks.results)
+
+Some hours' work on two cores is done in less than two. Each part is kept under results/<commit>/
+when it is done; stopped and run again, the rest is measured. At the end the records are copied to
+docs/records, and the page's tables are made from them; `--tables` does nothing else than that last
+step. Other programs are compared if they are installed, and a chat model if its folder is given.
+"""
+
+import argparse
+import json
+import pathlib
+import re
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, NamedTuple
+
+from benchmarks.compare_peers import OURS
+from benchmarks.sampled_texts import ALONE
+from speculative.rows import environment
+
+ROOT = pathlib.Path(__file__).parents[1]
+PAGE, RECORDS = ROOT / "docs" / "results.md", ROOT / "docs" / "records"
+SHOWN = re.compile(r"(<!-- table: (\S+) -->\n).*?(<!-- end -->)", re.DOTALL)
+TASKS = "debian_ende", "debian_synopsis", "debian_lm"
+METRICS = {"bleu": "BLEU", "rougeL": "ROUGE-L"}
+Record = dict[str, Any]
+
+
+class Part(NamedTuple):
+    """A command and the files of its output folder that are kept, in a folder of docs/records."""
+
+    command: tuple[str, ...]
+    kept: tuple[str, ...]
+    folder: str
+
+
+CLI, EACH = "speculative.cli", "records.jsonl"
+SHIPPED = "--checkpoints=demo", "--limit=24"
+PARTS = {
+    "demo": Part((CLI, "demo"), (EACH, "report.md"), "demo"),
+    "drafts": Part((CLI, "table", "3", *SHIPPED, "--verification=token,block"), (EACH,), "table3"),
+    "lenience": Part((CLI, "table", "5", *SHIPPED), (EACH,), "table5"),
+    "sampled": Part(("benchmarks.sampled_texts",), ("sampled.json",), "sampled"),
+    "trees": Part(("benchmarks.one_text", "--rows=debian_draft"), ("one_text.json",), "one_text"),
+    "peers": Part(("benchmarks.compare_peers",), (), "peers"),
+}
+"""All that is measured, by name; of other programs each model has a file of its own."""
+
+
+def markdown(heads: Sequence[str], rows: Iterable[Sequence[str]], words: int = 1) -> str:
+    """A table, of whose columns the first so many are words and the others numbers."""
+    ruled = [":--" if i < words else "--:" for i in range(len(heads))]
+    return "\n".join(f"| {' | '.join(cells)} |" for cells in (heads, ruled, *rows))
+
+
+def interval(record: Record, name: str, digits: int = 2) -> str:
+    """A field with the two that bound it."""
+    bounds = [f"{record[f'{name}_{side}']:.{digits}f}" for side in ("low", "high")]
+    return f"{record[name]:.{digits}f} ({'–'.join(bounds)})"
+
+
+def lines(folder: str) -> list[Record]:
+    """The records of a folder of docs/records."""
+    return [json.loads(line) for line in (RECORDS / folder / EACH).read_text().splitlines()]
+
+
+def whole(folder: str, file: str) -> Record:
+    """A record that is one file."""
+    return json.loads((RECORDS / folder / file).read_text())
+
+
+def measured_on(record: Record, day: str = "") -> str:
+    """The machine and the commit of a record, a line above its table."""
+    jax_version = record.get("jax_version") or record["versions"]["jax"]
+    day = record.get("started_at", day)[:10]
+    made = f"{record['device']}; JAX {jax_version}; commit `{record['commit']}`"
+    return f"{made}{f', {day}' * bool(day)}.\n\n"
+
+
+def shipped_pair() -> str:
+    """Tables 2 and 4."""
+    found = lines("demo")
+    rows = [
+        [
+            f"`{one['task']}`", f"{one['temperature']:g}", str(one["gamma"]),
+            f"{one['alpha']:.2f}", f"{one['c']:.2f}", f"{one['verify_cost']:.2f}",
+            f"{one['tokens_per_call']:.2f}", f"{one['speedup_expected']:.2f}",
+            f"{one['speedup_predicted']:.2f}", interval(one, "speedup"),
+            "–" if one["outputs_identical"] is None
+            else f"{one['outputs_identical']} of {one['num_examples']}",
+        ]
+        for one in found
+    ]  # fmt: skip
+    heads = ["task", "T", "γ", "α", "c", "v", "tokens per call", "expected (Theorem 3.8)",
+             "predicted", "measured", "equal outputs"]  # fmt: skip
+    return measured_on(found[0]) + markdown(heads, rows)
+
+
+def _drafts(cell: Callable[[Record], str], temperatures: Sequence[int] = (0, 1)) -> str:
+    """A row for each draft of Table 3, by the last word of the rows' names, and a column a task."""
+    found = [one for one in lines("table3") if not one.get("verification")]
+    cells: dict[str, dict[tuple[str, int], str]] = {}
+    for one in found:
+        kind = one["experiment"].removesuffix(f"_t{one['temperature']:g}").rpartition("_")[2]
+        cells.setdefault(KINDS.get(kind, f"`{kind}`"), {})[one["task"], int(one["temperature"])] = (
+            cell(one)
+        )
+    columns = [(task, t) for task in TASKS for t in temperatures]
+    heads = ["draft", *(f"`{task}` T = {t}" for task, t in columns)]
+    rows = [[kind, *(row.get(column, "") for column in columns)] for kind, row in cells.items()]
+    order = [f"`{name}`" for name in ("unigram", "bigram", "trigram", "copy", "suffix")]
+    rows.sort(key=lambda row: [*order, *KINDS.values()].index(row[0]))
+    return measured_on(found[0]) + markdown(heads, rows)
+
+
+KINDS = {"small": "a Transformer", "hidden": "one that reads hidden states", "mixed": "that, mixed"}
+
+
+def drafts() -> str:
+    """Table 3."""
+    fields = "alpha", "tokens_per_call", "speedup"
+    return _drafts(lambda one: " / ".join(f"{one[name]:.2f}" for name in fields))
+
+
+def weights() -> str:
+    """What drafts weigh in memory."""
+    return _drafts(lambda one: f"{one['draft_bytes'] / 1e6:.1f}", (0,)).replace(" T = 0", ", MB")
+
+
+def positions() -> str:
+    """Guesses accepted by their position in a step."""
+
+    def cell(one: Record) -> str:
+        pairs = zip(one["accepted_by_position"], one["tested_by_position"], strict=True)
+        return " ".join(f"{100 * accepted / tested:.0f}" for accepted, tested in pairs if tested)
+
+    return _drafts(cell)
+
+
+def rules() -> str:
+    """Block verification beside token verification."""
+    found = {one["experiment"]: one for one in lines("table3")}
+    rows = []
+    for name, block in found.items():
+        if "gain_over_token" not in block or block.get("verification") != "block":
+            continue
+        token = found[name.removesuffix("_block")]
+        rows.append([
+            f"`{block['task']}`", f"`{block['draft']}`", str(block["gamma"]),
+            interval(block, "gain_over_token", 3), f"{token['tokens_per_call']:.2f}",
+            f"{block['tokens_per_call']:.2f}", interval(token, "speedup"),
+            interval(block, "speedup"),
+        ])  # fmt: skip
+    heads = ["task", "draft", "γ", "gain", "tokens per call, `token`", "`block`",
+             "speed-up, `token`", "`block`"]  # fmt: skip
+    rows.sort(key=lambda row: TASKS.index(row[0].strip("`")))
+    return measured_on(next(iter(found.values()))) + markdown(heads, rows, 2)
+
+
+def lenience() -> str:
+    """Table 5."""
+    found = lines("table5")
+    rows = [
+        [
+            f"{one['temperature']:g}", f"{one['lenience']:g}", interval(one, "alpha"),
+            interval(one, "alpha_accepted"), f"{one['speedup']:.2f}",
+            f"{one['paper_alpha']:.2f}", f"{one['paper_speedup']:.1f}",
+        ]
+        for one in found
+    ]  # fmt: skip
+    heads = ["T", "l", "α, formula", "α, accepted", "measured", "α in the paper",
+             "speed-up in the paper"]  # fmt: skip
+    return measured_on(found[0]) + markdown(heads, rows, 0)
+
+
+def sampled() -> str:
+    """Scores and audits of sampled texts."""
+    found = whole("sampled", "sampled.json")
+    rows = []
+    for one in found["rows"]:
+        audited, score, above = one["audit"], "–", "–"
+        if "score" in one:
+            middle, low, high = one["above_alone"]
+            score = f"{METRICS[one['metric']]} {one['score']:.1f}"
+            above = "–" if one["way"] == ALONE else f"{middle:+.2f} ({low:.2f} to {high:.2f})"
+        task = next(task for task in TASKS if task in one["row"])
+        draft = f", `{one['draft']}`" if "draft" in one else ""
+        least = min(test["p_value"] for test in audited["tests"])
+        rows.append([
+            f"`{task}`{draft}", one["way"], f"{audited['texts']:,}",
+            f"{one['tokens_per_call']:.2f}", score, above, f"{least:.2f}",
+            "passed" if audited["passed"] else "**failed**",
+        ])  # fmt: skip
+    heads = ["task, draft", "way", "texts", "tokens per call", "score", "above the target's",
+             "least p", "audit"]  # fmt: skip
+    return measured_on(found) + markdown(heads, rows, 2)
+
+
+def trees() -> str:
+    """Tokens per target call with chains and trees, and whether any text is another."""
+    found = whole("one_text", "one_text.json")
+    cells: dict[tuple[str, str, float], dict[str, float]] = {}
+    for one in found["rows"]:
+        if one["gamma"] != 7 or one["batch_size"] != 1:
+            continue
+        row = cells.setdefault((one["task"], one["draft"], one["temperature"]), {})
+        row |= one["tokens_per_call_of_chains"]
+        row[str(one["tree"])] = one["tokens_per_call"]
+    rows = []
+    for (task, draft, temperature), row in cells.items():
+        columns = [f"{row[name]:.2f}" for name in ("token", "block", "0", "7", "15", "63")]
+        gain = f"{row['63'] / row['block']:.2f}"
+        rows.append([f"`{task}`", f"`{draft}`", f"{temperature:g}", *columns, gain])
+    heads = ["task", "draft", "T", "chain, `token`", "`block`", "`coupled`", "tree of 7", "15",
+             "63", "63 over `block`"]  # fmt: skip
+    texts, ways = sum(one["texts"] for one in found["rows"]), len(found["rows"])
+    others = sum(len(one["others"]) for one in found["rows"])
+    told = f"Texts that differ from the target's own: {others} of {texts:,}, in {ways} ways.\n\n"
+    return measured_on(found) + told + markdown(heads, rows, 2)
+
+
+INT8 = "int8", "Q8_0", "Q4_0"  # Words of ways that hold the target in integers.
+
+
+def peers() -> str:
+    """Milliseconds a token of each program and, in brackets, over ours of the same kind."""
+    found = [json.loads(file.read_text()) for file in sorted((RECORDS / "peers").glob("*.json"))]
+    cells: dict[str, dict[str, str]] = {}
+    for model in found:
+        best: dict[str, Record] = {}  # Of the numbers of threads.
+        for one in model["ways"]:
+            parts = [part for part in one["way"].split(", ") if "thread" not in part]
+            if one["program"] == OURS and parts[0] == "speculative" and model["draft"] is None:
+                continue
+            name = f"{one['program']}, {', '.join(parts)}"
+            if name not in best or one["ms_per_token"] < best[name]["ms_per_token"]:
+                best[name] = one
+        for name, one in best.items():
+            drafted = any(
+                word in name for word in ("assisted", "lookup", "draft", "speculative, s")
+            )
+            ours = "speculative" if drafted else "autoregressive"
+            ours += ", int8" * any(word in name for word in INT8)
+            ratio = one["over"].get(ours) if one["program"] != OURS else None
+            over = f" ({ratio:.2g})" if ratio else ""
+            cells.setdefault(name, {})[model["target"]] = f"{one['ms_per_token']:.2f}{over}"
+    names = [model["target"] for model in found]
+    heads = ["program, way", *(f"`{pathlib.Path(name).name}`" for name in names)]
+    rows = [[name, *(row.get(model, "") for model in names)] for name, row in cells.items()]
+    same = [
+        f"`{pathlib.Path(model['target']).name}`: {sum(not one['differences'] for one in ways)}"
+        f" of {len(ways)} float32 ways"
+        for model in found
+        if (ways := [x for x in model["ways"] if x["differences"] is not None
+                     and not any(word in x["way"] for word in INT8)])
+    ]  # fmt: skip
+    told = f"All outputs are token for token those of transformers in: {', '.join(same)}.\n\n"
+    return measured_on(found[0]) + told + markdown(heads, rows)
+
+
+TABLES: dict[str, Callable[[], str]] = {
+    "shipped_pair": shipped_pair, "sampled": sampled, "drafts": drafts, "weights": weights,
+    "positions": positions, "rules": rules, "trees": trees, "lenience": lenience, "peers": peers,
+}  # fmt: skip
+
+
+def written(page: str) -> str:
+    """The page with each table made anew from its record."""
+    return SHOWN.sub(lambda found: f"{found[1]}{TABLES[found[2]]()}\n{found[3]}", page)
+
+
+def measure(parts: Sequence[str], folder: pathlib.Path, chat: Sequence[str]) -> None:
+    """Runs the commands of parts that are not done, and copies their records."""
+    for name in parts:
+        part, output = PARTS[name], folder / name
+        done = output / "done"
+        if not done.exists():
+            began = time.time()
+            command = [sys.executable, "-m", *part.command, f"--output_dir={output}"]
+            if name == "peers" and chat:
+                shipped = ["--models", "debian", "debian_lm", "t5_1_1_base"]
+                command += [*shipped, chat[0], f"--draft={chat[1]}"]
+            print(f"{name}: {' '.join(command[1:])}", flush=True)
+            if code := subprocess.run(command, cwd=ROOT).returncode:
+                raise SystemExit(f"{name} ended with code {code}; run it again to resume.")
+            done.write_text(f"{time.time() - began:.0f} s\n")
+        print(f"{name}: done in {done.read_text().strip()}", flush=True)
+    for name in parts:
+        part = PARTS[name]
+        files = part.kept or [file.name for file in (folder / name).glob("*.json")]
+        for file in files:
+            to = RECORDS / part.folder / file
+            to.parent.mkdir(parents=True, exist_ok=True)
+            if file.endswith(".json"):  # Records are read by programs, and there are many.
+                found = json.loads((folder / name / file).read_text())
+                to.write_text(json.dumps(found, separators=(",", ":")) + "\n")
+            else:
+                shutil.copy(folder / name / file, to)
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
+    add = parser.add_argument
+    add("--only", nargs="+", choices=list(PARTS), default=list(PARTS), help="parts (all)")
+    add("--chat_model", nargs=2, default=[], metavar=("FOLDER", "DRAFT"), help="for other programs")
+    add("--tables", action="store_true", help="measure nothing, write the tables")
+    options = parser.parse_args(arguments)
+    if not options.tables:
+        folder = ROOT / "results" / environment.commit()
+        measure(options.only, folder, options.chat_model)
+    PAGE.write_text(written(PAGE.read_text()))
+    print(f"Written: {PAGE}.")
+
+
+if __name__ == "__main__":
+    main()
