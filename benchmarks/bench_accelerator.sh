@@ -2,8 +2,8 @@
 # How fast one accelerator decodes with T5 v1.1 XXL and the paper's small draft, weights being
 # random, in at most eight minutes, the most telling first: passes of 1 to 64 positions beside the
 # memory's bandwidth, v and c; rows of Table 2 with the paper's acceptance simulated, of which one has
-# a tree of guesses and one a target in int8; transformers on the same shapes; on a GPU, command
-# buffers. Needs no checkpoint and no data. What the time does not allow is left out, and said to
+# a tree of guesses, one a target in int8 and one verification by coupled noise; transformers on the
+# same shapes; SmolLM2-135M, which no memory bounds, beside transformers; on a GPU, command buffers. Needs no checkpoint and no data. What the time does not allow is left out, and said to
 # be; what is done is on disk.
 #
 #   sh benchmarks/bench_accelerator.sh                    # writes results/<device>/
@@ -41,11 +41,15 @@ measure() { # a name, a module and its options: a failure does not end the other
   tail -n 30 "$out/$name.log"
   echo "$name: $ended after $(($(date +%s) - began)) s"
 }
-bench() { # a name, widths
-  name=$1
-  shift
-  measure "$name" speculative.cli bench --target="$target" --draft="$draft" --weights=random \
-    --dtype="$dtype" --source_length=128 --max_length=256 --output_dir="$out/$name" --widths "$@"
+bench() { # a name, target, draft, widths
+  name=$1 models="--target=$2 --draft=$3"
+  shift 3
+  measure "$name" speculative.cli bench $models --weights=random --dtype="$dtype" \
+    --source_length=128 --max_length=256 --output_dir="$out/$name" --widths "$@"
+}
+transformers() { # a name, target, draft
+  measure "$1" benchmarks.time_transformers --target="$2" --draft="$3" --dtype="$dtype" \
+    --output="$out/$1.json"
 }
 row() { # a name, a row of Table 2, options
   name=$1 config=$2
@@ -55,21 +59,23 @@ row() { # a name, a row of Table 2, options
     --limit=2 --output_dir="$out/$name" "$@"
 }
 
-bench "bench_$draft" 1 8 16 32 64
+bench "bench_$draft" "$target" "$draft" 1 8 16 32 64
 row ende ende_small_t0
-measure transformers benchmarks.time_transformers --target="$target" --draft="$draft" \
-  --dtype="$dtype" --output="$out/transformers.json"
-row ende_tree ende_small_t0 --tree=15
+transformers transformers "$target" "$draft"
 row ende_int8 ende_small_t0 --quantize=int8
+row ende_tree ende_small_t0 --tree=15
+bench smollm2 smollm2_135m copy 1 8 64
+transformers transformers_smollm2 smollm2_135m none
+row ende_coupled ende_small_t1 --verification=coupled --tree=15
 row cnndm cnndm_small_t0
 if [ "$platform" = gpu ]; then
   # Whole loops as one graph, so that the host does not look at every step; then no graphs at all.
   buffers=FUSION,CUBLAS,CUBLASLT,CUSTOM_CALL,CUDNN,DYNAMIC_SLICE_FUSION,CONDITIONAL,WHILE
   given=${XLA_FLAGS:-}
   export XLA_FLAGS="$given --xla_gpu_enable_command_buffer=$buffers"
-  bench loops_as_graphs 1 8
+  bench loops_as_graphs "$target" "$draft" 1 8
   export XLA_FLAGS="$given --xla_gpu_enable_command_buffer="
-  bench no_graphs 1 8
+  bench no_graphs "$target" "$draft" 1 8
   export XLA_FLAGS="$given"
 fi
 echo "Everything is in $out.${failed:+ Failed or left out:$failed.}"

@@ -1,6 +1,7 @@
-"""Times Hugging Face transformers on T5 of random weights, as `speculative bench` times ours.
+"""Times Hugging Face transformers with random weights, as `speculative bench` times ours.
 
     python -m benchmarks.time_transformers --target=t5_1_1_xxl --draft=t5_1_1_small
+    python -m benchmarks.time_transformers --target=smollm2_135m --draft=none
 
 Random models never agree: an assisted step accepts no guess, and costs what any other one does.
 """
@@ -14,17 +15,32 @@ import time
 from typing import Any
 
 import torch
-from transformers import T5Config, T5ForConditionalGeneration
+from transformers import AutoConfig, AutoModelForCausalLM, T5ForConditionalGeneration
 
 from benchmarks.peers.huggingface import fix_guesses, quieten
-from speculative.models import named, names_of, t5
+from speculative.models import SIZES, named, names_of
+
+
+def made(size: str) -> Any:
+    """A model of a named size, T5 or decoder-only, with random weights."""
+    config = named(size)
+    settings = names_of(config).settings(config, "")
+    kind = AutoConfig.for_model(settings.pop("model_type"), **settings)
+    if not config.encoder_layers:
+        return AutoModelForCausalLM.from_config(kind).eval()
+    kind.decoder_start_token_id = 0
+    model = T5ForConditionalGeneration(kind).eval()
+    # Tied to the embedding, as initialized, it repeats its input.
+    model.lm_head = torch.nn.Linear(kind.d_model, kind.vocab_size, bias=False)
+    return model
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
     add = parser.add_argument
-    add("--target", default="t5_1_1_base", choices=t5.SIZES, help="(%(default)s)")
-    add("--draft", default="t5_1_1_small", choices=t5.SIZES, help="(%(default)s)")
+    sizes = {"choices": [*SIZES, "none"], "metavar": "SIZE", "help": "(%(default)s)"}
+    add("--target", default="t5_1_1_base", **sizes)
+    add("--draft", default="t5_1_1_small", **sizes)
     add("--dtype", default="bfloat16", help="(%(default)s)")
     add("--gamma", type=int, default=7, help="guesses a step (%(default)s)")
     add("--source_length", type=int, default=128, help="(%(default)s)")
@@ -36,19 +52,16 @@ def main() -> None:
     torch.set_grad_enabled(False)
     torch.set_default_dtype(getattr(torch, options.dtype))
     torch.set_default_device("cuda" if torch.cuda.is_available() else "cpu")
-    configs = named(options.target), named(options.draft)
-    target, draft = (
-        T5ForConditionalGeneration(
-            T5Config(decoder_start_token_id=0, **names_of(config).settings(config, ""))
-        ).eval()
-        for config in configs
-    )
-    for model in (target, draft):  # Tied to the embedding, as initialized, it repeats its input.
-        model.lm_head = torch.nn.Linear(model.config.d_model, model.config.vocab_size, bias=False)
-    fix_guesses(draft, options.gamma)
+    target = made(options.target)
+    ways: dict[str, dict[str, Any]] = {"alone": {}}
+    if options.draft != "none":
+        draft = made(options.draft)
+        fix_guesses(draft, options.gamma)
+        ways["assisted"] = {"assistant_model": draft}
     source = torch.randint(2, 32000, (1, options.source_length))
     passes: list[Any] = []
-    target.decoder.register_forward_hook(lambda *given: passes.append(given[0]))
+    body = target.decoder if target.config.is_encoder_decoder else target.base_model
+    body.register_forward_hook(lambda *given: passes.append(given[0]))
 
     def run(length: int, **given: Any) -> tuple[float, int]:
         """Seconds of an output, and the target's passes."""
@@ -60,7 +73,7 @@ def main() -> None:
         return time.perf_counter() - began, len(passes)
 
     found: dict[str, Any] = vars(options) | {"torch": torch.__version__}
-    for way, given in {"alone": {}, "assisted": {"assistant_model": draft}}.items():
+    for way, given in ways.items():
         run(4, **given)
         ms, calls = [], 0
         for _ in range(options.rounds):

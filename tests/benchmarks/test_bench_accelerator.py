@@ -36,14 +36,19 @@ def ran(folder: pathlib.Path, *given: str, **environment: str) -> list[str]:
 
 
 def test_the_most_telling_comes_first(tmp_path: pathlib.Path) -> None:
-    first, ende, peer, tree, int8, cnndm = ran(tmp_path, "tpu", OUT=f"{tmp_path}/out")
+    lines = ran(tmp_path, "tpu", OUT=f"{tmp_path}/out")
+    first, ende, peer, int8, tree, chat, chat_peer, coupled, cnndm = lines
     assert first.startswith("no flags | -m speculative.cli bench --target=t5_1_1_xxl")
     assert "--draft=t5_1_1_small --weights=random --dtype=bfloat16" in first
     assert f"--output_dir={tmp_path}/out/bench_t5_1_1_small --widths 1 8 16 32 64" in first
-    for line, row in ((ende, "ende"), (tree, "ende"), (int8, "ende"), (cnndm, "cnndm")):
-        assert f"run --gin_file=configs/runs/table2/{row}_small_t0.gin --target=t5_1_1_xxl" in line
+    rows = {ende: "ende_small_t0", tree: "ende_small_t0", int8: "ende_small_t0"}
+    for line, row in (rows | {coupled: "ende_small_t1", cnndm: "cnndm_small_t0"}).items():
+        assert f"run --gin_file=configs/runs/table2/{row}.gin --target=t5_1_1_xxl" in line
         assert "--draft=t5_1_1_small --weights=random --simulated_alpha=paper" in line
     assert "--tree=15" in tree and "--quantize=int8" in int8
+    assert "--verification=coupled --tree=15" in coupled
+    assert "bench --target=smollm2_135m --draft=copy" in chat and "--widths 1 8 64" in chat
+    assert "-m benchmarks.time_transformers --target=smollm2_135m --draft=none" in chat_peer
     assert "-m benchmarks.time_transformers --target=t5_1_1_xxl --draft=t5_1_1_small" in peer
 
 
@@ -58,7 +63,7 @@ def test_a_gpu_is_measured_with_all_graphs_and_with_none(tmp_path: pathlib.Path)
 def test_a_failure_is_told_and_ends_nothing_else(tmp_path: pathlib.Path) -> None:
     python = PYTHON.replace("*) echo", '*) case "$*" in *ende_small*) exit 3;; esac; echo')
     assert run(tmp_path, "cpu", python=python, OUT=f"{tmp_path}/out") == 1
-    assert len((tmp_path / "log").read_text().splitlines()) == 3
+    assert len((tmp_path / "log").read_text().splitlines()) == 5
 
 
 def test_nothing_begins_within_the_last_seconds(tmp_path: pathlib.Path) -> None:
