@@ -12,10 +12,10 @@ from jax import Array
 
 from speculative import checks
 from speculative.chat import Message, template
-from speculative.decoding import Decoding, Output, Params, loop, queue, reference
+from speculative.decoding import Decoding, Output, Params, loop, queue, tracing
 from speculative.decoding.loop import Earlier, Step
 from speculative.decoding.queue import Request
-from speculative.decoding.reference import Trace
+from speculative.decoding.tracing import Trace
 from speculative.drafts import Draft
 from speculative.drafts.base import FAULTS, require_grows
 from speculative.grouping import filled, groups, padded
@@ -196,7 +196,7 @@ class Pair:
         """
         (one,) = self.requests([text], settings)
         row, numbers = np.asarray(one.source)[0], np.asarray(one.draws)[0]
-        found = reference.generate(self.target, self.draft, self.params, row, numbers, one.config)
+        found = tracing.generate(self.target, self.draft, self.params, row, numbers, one.config)
         fast = self.answer(one).tokens
         if fast != found.tokens:
             pairs = itertools.zip_longest(fast, found.tokens)

@@ -59,6 +59,7 @@ def test_the_page_on_extending_runs_as_printed(
     names: dict[str, object] = {"__name__": "documented"}
     sections = page.read_text(encoding="utf-8").split("\n## ")[1:]
     assert [section.partition("\n")[0] for section in sections] == [
+        "First, on one page",
         "A draft",
         "A logits processor",
         "A verification rule",

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
-from speculative.decoding.algorithm_1 import draw
+from speculative.decoding.reference import draw
 
 
 def kept(guesses: Array, p: Array, q: Array) -> tuple[Array, Array]:
@@ -43,7 +43,7 @@ def largest(passed: Array) -> Array:
 def verify_reference(
     guesses: list[int], p: np.ndarray, q: np.ndarray, r: np.ndarray, correct: np.ndarray
 ) -> tuple[int, int]:
-    """How many guesses are accepted and the token after them, as `algorithm_1.verify` gives them.
+    """How many guesses are accepted and the token after them, as `reference.verify` gives them.
 
     The number r_i [G] tests the first i + 1 guesses.
     """

@@ -1,171 +1,224 @@
-"""The reference loop: Algorithm 1 on the host, step by step, in float64 where the rule has a twin.
+"""Speculative decoding on one page: Algorithm 1 of Leviathan et al. (arXiv 2211.17192) in NumPy.
 
-From the same random numbers it emits the same tokens as `loop.generate`; traces show its steps.
+Here a model is a function from a text to the logits of its next token, so that nothing hides what
+is accepted and why: there are no caches, batches or compiled programs. The fast loop (`loop`) emits
+the same tokens from the same random numbers, and tests compare the two. Start here to try an idea;
+docs/extending.md leads from a changed line to the fast loop.
+
+All arithmetic is in float64. It shares no code with the rules for the device (`rules`), whose tests
+compare them with it.
 """
 
-import dataclasses
+from collections.abc import Callable, Collection
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
-from speculative.decoding.algorithm_1 import one_hot, standardise
-from speculative.decoding.loop import Params, propose
-from speculative.decoding.settings import Decoding
-from speculative.drafts.base import DRAWN_TOLERANCE, TOLERANCE, Draft, Proposal, require_shapes
-from speculative.models.interface import Model
-from speculative.processors import NO_TOKEN, History
+from speculative.models.interface import Chunk, Model
+from speculative.ragged import power_of_two
+from speculative.sampling import Sampling
+from speculative.types import Inputs, PyTree
+
+Text = list[int]  # The tokens of an output so far.
+NextLogits = Callable[[Text], np.ndarray]  # The logits [V] of the token after a text.
+Random = np.ndarray  # [positions, 3] uniform in [0, 1): to guess, to test a guess, to correct it.
+DRAFT, ACCEPT, CORRECT = 0, 1, 2
 
 
-@dataclasses.dataclass(frozen=True)
-class TraceStep:
-    """One step of Algorithm 1; of a tree of guesses, along the path that was accepted."""
+def decode(
+    target: NextLogits,
+    draft: NextLogits,
+    random: Random,
+    *,
+    gamma: int,
+    sampling: Sampling,
+    max_length: int,
+    eos_ids: Collection[int],
+) -> list[Text]:
+    """Algorithm 1: the tokens that each target call yields, whose concatenation is the output.
 
-    guesses: list[int]
-    p: np.ndarray  # [G + 1, V] the target's standardised distributions.
-    q: np.ndarray  # [G, V] the draft's.
-    accepted: int
-    next_token: int  # The correction, or the bonus token if all guesses were accepted.
-    emitted: list[int]
-
-
-@dataclasses.dataclass(frozen=True)
-class Trace:
-    """A whole generation, step by step."""
-
-    steps: list[TraceStep]
-
-    @property
-    def tokens(self) -> list[int]:
-        """The output."""
-        return [token for step in self.steps for token in step.emitted]
-
-
-start_target = jax.jit(lambda target, *given: target.start(*given), static_argnums=(0, 3, 5))
-start_draft = jax.jit(lambda draft, *given: draft.start(*given), static_argnums=(0, 3))
-_extend = jax.jit(
-    lambda target, layers, *given: target.extend(*given, layers=layers), static_argnums=(0, 1)
-)
-_propose = jax.jit(propose, static_argnums=0)
-_numbers = jax.jit(lambda config, *given: config.step_draws(*given))
-_commit = jax.jit(lambda draft, *given: draft.commit(*given), static_argnums=0)
-_processed = jax.jit(History.process_block)
-_keep = jax.jit(lambda target, *given: target.keep(*given), static_argnums=(0, 2))
-
-
-def _require_proper(proposal: Proposal, uniforms: np.ndarray, vocab_size: int, number: int) -> None:
-    """Raises ValueError unless guesses are tokens, drawn from proper q: `fault_of` in float64."""
-    guesses = np.asarray(proposal.guesses)[0]
-    at = f"In step {number} the draft"
-    if guesses.min() < 0 or guesses.max() >= vocab_size:
-        raise ValueError(
-            f"{at} guessed {guesses.tolist()}; tokens are 0 to {vocab_size - 1} (-1: from logits "
-            "that are not finite)."
-        )
-    if proposal.q is None:
-        return
-    q = np.asarray(proposal.q, np.float64)[0]
-    if not np.isfinite(q).all() or q.min() < 0:
-        raise ValueError(
-            f"{at}'s q has a probability of {q.min()}; they must be finite, from 0 on."
-        )
-    sums = q.sum(axis=-1)
-    worst = int(np.abs(sums - 1).argmax())
-    if abs(sums[worst] - 1) > TOLERANCE:
-        raise ValueError(f"{at}'s q of guess {worst + 1} sums to {sums[worst]:.6g}; it must be 1.")
-    for i, (guess, uniform) in enumerate(zip(guesses, uniforms[0], strict=True)):
-        if q[i, guess] == 0:
-            raise ValueError(
-                f"{at}'s q of guess {i + 1} is 0 for the token guessed; a guess must be drawn from "
-                "the q that is reported."
-            )
-        low, high = q[i, :guess].sum() / sums[i], q[i, : guess + 1].sum() / sums[i]
-        if not low - DRAWN_TOLERANCE < uniform < high + DRAWN_TOLERANCE:
-            raise ValueError(
-                f"{at}'s guess {i + 1} is token {guess}, which its number {uniform:.6g} does not "
-                f"draw from the q that is reported: that is for numbers from {low:.6g} to "
-                f"{high:.6g} (`sampling.categorical`)."
-            )
-
-
-def _longest(
-    config: Decoding, guesses: list[int], parents: np.ndarray, rows: np.ndarray, numbers: np.ndarray
-) -> list[int]:
-    """The places in a tree along the target's own tokens, and the token after them.
-
-    Guesses and their parents are of the places from 1 on; logits `rows` [G + 1, V] follow each
-    place, and numbers [depth + 1, ...] are of the positions.
+    The output is distributed as the target's own samples, whatever the draft is. `random` has
+    numbers for at least `max_length + gamma` positions; gamma is at least 1.
     """
-    place, depth, path = 0, 0, [0]
+    text: Text = []
+    steps: list[Text] = []
+    while len(text) < max_length and not {*text[-1:]} & {*eos_ids}:
+        at = random[len(text) :]
+        # The draft samples gamma guesses, one after another.
+        guesses: Text = []
+        q = []
+        for i in range(gamma):
+            q.append(standardise(draft(text + guesses), sampling))
+            guesses.append(draw(q[i], at[i, DRAFT]))
+        # The target scores all of them, which a Transformer does in one pass.
+        p = [standardise(target(text + guesses[:i]), sampling) for i in range(gamma + 1)]
+        # Each guess x is accepted with probability min(1, p(x) / q(x)), until one is rejected. The
+        # next token then comes from what is left of p, and from p if all guesses were accepted.
+        numbers = at[:gamma, ACCEPT], at[: gamma + 1, CORRECT]
+        accepted, token = verify(guesses, np.stack(p), np.stack(q), *numbers)
+        steps.append(cut([*guesses[:accepted], token], max_length - len(text), eos_ids))
+        text += steps[-1]
+    return steps
+
+
+def verify(
+    guesses: list[int],
+    p: np.ndarray,
+    q: np.ndarray,
+    r: np.ndarray,
+    correct: np.ndarray,
+    lenience: float = 1.0,
+) -> tuple[int, int]:
+    """Lines 3 to 5 of Algorithm 1: how many guesses are accepted, and the token after them.
+
+    p [gamma + 1, V] and q [gamma, V] are standardised. The numbers r [gamma] in [0, 1) test the
+    guesses; that of `correct` [gamma + 1] at the next token's position draws it. With lenience l,
+    l q takes the place of q (A.5).
+    """
+    q = lenience * q
+    n = 0
+    while n < len(guesses) and r[n] * q[n, guesses[n]] < p[n, guesses[n]]:
+        n += 1
+    residual = np.maximum(p[n] - q[n], 0.0) if n < len(guesses) else p[n]
+    return n, draw(residual if residual.sum() > 0 else p[n], correct[n])
+
+
+def decode_coupled(
+    target: NextLogits,
+    draft: NextLogits,
+    noise: np.ndarray,
+    *,
+    gamma: int,
+    sampling: Sampling,
+    max_length: int,
+    eos_ids: Collection[int],
+    nodes: int = 0,
+) -> list[Text]:
+    """Coupled verification: noise chooses every token, so that no draft can change the text.
+
+    Target and draft both take the token with the greatest log-probability plus Gumbel noise, which
+    belongs to the position: noise [positions, V] (Daliri et al., arXiv 2408.07978). At temperature
+    0 it is not used. A guess is right if it is the target's token. Therefore guesses may branch:
+    with `nodes` they are a tree of so many, of depth gamma, and its longest right path is kept.
+    """
+    text: Text = []
+    steps: list[Text] = []
+
+    def choose(logits: np.ndarray, position: int) -> int:
+        return int(perturbed(logits, sampling, noise[position]).argmax())
+
+    while len(text) < max_length and not {*text[-1:]} & {*eos_ids}:
+        tree = grow(draft, text, noise, sampling, gamma, nodes) if nodes else None
+        path: Text = []
+        while True:  # The target scores all guesses in one pass; only those on the path matter.
+            token = choose(target(text + path), len(text) + len(path))
+            if tree is None and len(path) < gamma:
+                right = token == choose(draft(text + path), len(text) + len(path))
+            else:
+                right = (*path, token) in (tree or ())
+            if not right:
+                break
+            path.append(token)
+        steps.append(cut([*path, token], max_length - len(text), eos_ids))
+        text += steps[-1]
+    return steps
+
+
+def grow(
+    draft: NextLogits, text: Text, noise: np.ndarray, sampling: Sampling, depth: int, nodes: int
+) -> set[tuple[int, ...]]:
+    """A tree of guesses, as the set of its paths: always the likeliest guess that is left.
+
+    How likely a path is, is the product of the draft's probabilities of its tokens (EAGLE-2, Li et
+    al., arXiv 2406.16858), here after the noise that chooses tokens is known.
+    """
+    tree: set[tuple[int, ...]] = set()
+    candidates: list[tuple[float, tuple[int, ...]]] = []
+    path: tuple[int, ...] = ()
+    likely = 0.0
     while True:
-        given = rows[place, None], config.sampling, numbers[depth, None]
-        token = int(config.rule.choices_reference(*given)[0])
-        after = [
-            i for i, parent in enumerate(parents, 1) if parent == place and guesses[i - 1] == token
-        ]
-        if not after:
-            return [*path, token]
-        place, depth = after[0], depth + 1
-        path.append(place)
+        if len(path) < depth:
+            scores = perturbed(draft([*text, *path]), sampling, noise[len(text) + len(path)])
+            scores = scores - np.logaddexp.reduce(scores)
+            best = np.argsort(-scores)[:BRANCHES].tolist()
+            candidates += [(likely + scores[token], (*path, token)) for token in best]
+        if len(tree) == nodes or not candidates:
+            return tree
+        candidates.sort()
+        likely, path = candidates.pop()
+        tree.add(path)
 
 
-def generate(
-    target: Model,
-    draft: Draft,
-    params: Params,
-    inputs: np.ndarray,
-    draws: np.ndarray,
-    config: Decoding,
-) -> Trace:
-    """Decodes one example, from inputs [S] and its row of `Decoding.draws`.
+BRANCHES = 8  # Guesses that may follow one token.
 
-    Raises:
-        ValueError: gamma is 0, or a proposal has a wrong shape, tokens that do not exist or a q
-            that is not the distribution of its guesses; the message names the step.
+
+def perturbed(logits: np.ndarray, sampling: Sampling, noise: np.ndarray) -> np.ndarray:
+    """What the next token is the argmax of: logits, or log p plus noise above temperature 0."""
+    if sampling.greedy:
+        return np.asarray(logits, np.float64)
+    with np.errstate(divide="ignore"):
+        return np.log(standardise(logits, sampling)) + noise
+
+
+def cut(block: Text, room: int, eos_ids: Collection[int]) -> Text:
+    """A step's tokens up to the end of the text."""
+    ends = (i for i, token in enumerate(block, 1) if token in eos_ids)
+    return block[: min(room, next(ends, room))]
+
+
+def one_hot(tokens: np.ndarray, vocab_size: int) -> np.ndarray:
+    """Distributions [..., V] with all probability on tokens [...]."""
+    return (np.arange(vocab_size) == tokens[..., None]).astype(np.float64)
+
+
+def standardise(logits: np.ndarray, sampling: Sampling) -> np.ndarray:
+    """The distributions [..., V] that are sampled from (section 2.2)."""
+    logits = np.asarray(logits, np.float64)
+    if sampling.greedy:
+        return one_hot(logits.argmax(axis=-1), logits.shape[-1])
+    logits = logits / sampling.temperature
+    if 0 < sampling.top_k < logits.shape[-1]:
+        smallest = np.sort(logits, axis=-1)[..., -sampling.top_k, None]
+        logits = np.where(logits >= smallest, logits, -np.inf)
+    p = np.exp(logits - logits.max(axis=-1, keepdims=True))
+    p /= p.sum(axis=-1, keepdims=True)
+    if sampling.top_p < 1:
+        descending = -np.sort(-p, axis=-1)
+        needed = np.cumsum(descending, axis=-1) - descending < sampling.top_p
+        smallest = np.where(needed, descending, np.inf).min(axis=-1, keepdims=True)
+        p = np.where(p >= smallest, p, 0.0)
+        p /= p.sum(axis=-1, keepdims=True)
+    if sampling.min_p > 0:
+        p = np.where(p >= sampling.min_p * p.max(axis=-1, keepdims=True), p, 0.0)
+        p /= p.sum(axis=-1, keepdims=True)
+    return p
+
+
+def draw(weights: np.ndarray, uniform: float) -> int:
+    """The first token whose running sum exceeds `uniform` of the total: [V] -> token."""
+    running = np.cumsum(np.asarray(weights, np.float64))
+    found = np.searchsorted(running, uniform * running[-1], side="right")
+    return int(min(found, np.argmax(running >= running[-1])))
+
+
+def next_logits(
+    model: Model, params: PyTree, inputs: Inputs, vocab_size: int, encoded: jax.Array | None = None
+) -> NextLogits:
+    """A model as a function, for a source or prompt [1, S]; it reads each text from the beginning.
+
+    `encoded` is the target's encoder output, for a draft that reads it.
     """
-    if config.gamma < 1:
-        raise ValueError(f"The reference loop needs gamma of at least 1, not {config.gamma}.")
-    gamma, vocab_size = config.gamma, config.vocab_size
-    draws, source = np.asarray(draws)[None], np.asarray(inputs)[None]
-    size, layers = config.cache_lengths()[-1], draft.layers
-    begun = start_target(target, params.target, source, size, None, layers)
-    target_state, draft_state = begun.state, start_draft(draft, params.draft, source, size, begun)
-    output, last, steps = [], int(target.first(jax.device_put(source))[0]), []
-    while len(output) < config.max_length and not {*config.eos_ids} & {*output[-1:]}:
-        at = len(output)
-        here = np.asarray(_numbers(config, draws, np.array([at], np.int32)), np.float64)
-        newest = np.array([last], np.int32)
-        to_guess = np.asarray(config.rule.to_guess(here), np.float32)
-        said = np.array([[*output, *[NO_TOKEN] * (config.capacity - at)]], np.int32)
-        history = config.history(*jax.device_put((said, np.array([at], np.int32))))
-        proposal = _propose(draft, params.draft, draft_state, newest, to_guess, config, history)
-        require_shapes(proposal, 1, config.guesses, vocab_size)
-        _require_proper(proposal, to_guess, vocab_size, len(steps) + 1)
-        guesses, tree = np.asarray(proposal.guesses)[0].tolist(), proposal.tree
-        logits, target_state, hidden = _extend(
-            target, layers, params.target, target_state, proposal.chunk(newest)
-        )
-        if history:
-            logits = _processed(history, logits[..., :vocab_size], proposal.guesses, tree)
-        rows = np.asarray(logits)[0, :, :vocab_size]
-        q = None if proposal.q is None else np.asarray(proposal.q, np.float64)[0]
-        if tree is None:
-            n, next_token = config.rule.verify_reference(guesses, rows, q, config.sampling, here[0])
-            path = np.arange(gamma + 1)[None]
-        else:
-            parents = np.asarray(tree.parents)[0]
-            *places, next_token = _longest(config, guesses, parents, rows, here[0])
-            n, guesses = len(places) - 1, [guesses[place - 1] for place in places[1:]]
-            rows, path = rows[places], np.array([places + [0] * (gamma + 1 - len(places))])
-            proposal = proposal.along(path)
-            hidden = {name: x[:, path[0]] for name, x in hidden.items()}
-        block = [*guesses[:n], next_token][: config.max_length - at]
-        end = next((i for i, token in enumerate(block, 1) if token in config.eos_ids), None)
-        block = block[:end]
-        output, last = output + block, next_token
-        kept, accepted = np.array([[len(block)], [n]], np.int32)
-        target_state = _keep(target, target_state, config.guesses + 1, path, kept)
-        draft_state = _commit(draft, params.draft, proposal, accepted, hidden)
-        q = one_hot(np.array(guesses, int), vocab_size) if q is None else q
-        p = standardise(rows, config.sampling)
-        steps.append(TraceStep(guesses, p, q, n, next_token, block))
-    return Trace(steps)
+
+    @jax.jit
+    def run(params: PyTree, tokens: jax.Array) -> jax.Array:
+        state = model.start(params, inputs, tokens.shape[1], encoded).state
+        return model.extend(params, state, Chunk(tokens)).logits
+
+    def logits(text: Text) -> np.ndarray:
+        fed = [int(model.first(inputs)[0]), *text]
+        padded = np.zeros((1, power_of_two(len(fed))), np.int32)  # A few programs serve all texts.
+        padded[0, : len(fed)] = fed
+        return np.asarray(run(params, jnp.asarray(padded)))[0, len(fed) - 1, :vocab_size]
+
+    return logits

@@ -17,7 +17,7 @@ import numpy as np
 from jax import Array, lax
 
 from speculative import checks, noise, theory
-from speculative.decoding import algorithm_1, block
+from speculative.decoding import block, reference
 from speculative.sampling import Sampling, argmax, categorical, choose, first, of_rows, standardise
 from speculative.tree import Tree
 
@@ -235,14 +235,14 @@ class Token(Rule):
     def verify_reference(self, guesses, logits, q, sampling, uniforms) -> tuple[int, int]:
         """See `Rule.verify_reference`."""
         if sampling.greedy and not self.exact:
-            p = algorithm_1.standardise(logits, Sampling())
+            p = reference.standardise(logits, Sampling())
             near = p >= self.lenience * p.max(axis=-1, keepdims=True)
             accepted = [*near[np.arange(len(guesses)), guesses], False].index(False)
             return accepted, int(p[accepted].argmax())
-        p = algorithm_1.standardise(logits, sampling)
-        q = algorithm_1.one_hot(np.array(guesses, int), p.shape[-1]) if q is None else q
+        p = reference.standardise(logits, sampling)
+        q = reference.one_hot(np.array(guesses, int), p.shape[-1]) if q is None else q
         r, correct = uniforms[:-1, ACCEPT], uniforms[:, CORRECT]
-        return algorithm_1.verify(guesses, p, q, r, correct, self.lenience)
+        return reference.verify(guesses, p, q, r, correct, self.lenience)
 
     def chances(self, guesses, logits, q, sampling) -> Array:
         """See `Rule.chances`; of an exact rule only."""
@@ -299,7 +299,7 @@ class Block(Rule):
         """See `Rule.verify_reference`."""
         if sampling.greedy or q is None:
             return EXACT.verify_reference(guesses, logits, q, sampling, uniforms)
-        p = algorithm_1.standardise(logits, sampling)
+        p = reference.standardise(logits, sampling)
         r, correct = uniforms[:-1, ACCEPT], uniforms[:, CORRECT]
         return block.verify_reference(guesses, p, q, r, correct)
 
@@ -355,7 +355,7 @@ class Coupled(Rule):
 
     def choices_reference(self, logits, sampling, numbers) -> np.ndarray:
         """See `Rule.choices_reference`."""
-        p = algorithm_1.standardise(logits, sampling)
+        p = reference.standardise(logits, sampling)
         with np.errstate(divide="ignore"):
             return (np.log(p) + (0 if sampling.greedy else numbers)).argmax(axis=-1)
 

@@ -21,7 +21,7 @@ from speculative import theory
 from speculative.decoding import Decoding, Params
 from speculative.decoding.loop import Models, Progress, begin, step
 from speculative.decoding.programs import Program
-from speculative.decoding.reference import start_draft, start_target
+from speculative.decoding.tracing import start_draft, start_target
 from speculative.drafts import Draft, MixedDraft, Proposal, UniformDraft
 from speculative.measurement.hardware import elapsed
 from speculative.pair import Pair

@@ -7,7 +7,7 @@ import numpy as np
 from rich.console import Console
 from rich.text import Text
 
-from speculative.decoding import reference
+from speculative.decoding import tracing
 from speculative.pair import Pair, Request, Result
 from speculative.vocabulary import Vocabulary
 
@@ -36,12 +36,12 @@ def trace(pair: Pair, source: str, request: Request) -> PromptTrace:
     draws, config = request.draws, request.config
     result = pair.results(pair.run(request.source, draws, config))[0]
     row = np.asarray(request.source)[0], np.asarray(draws)[0]
-    steps = reference.generate(pair.target, pair.draft, pair.params, *row, config)
+    steps = tracing.generate(pair.target, pair.draft, pair.params, *row, config)
     lines = [line(step, pair.vocabulary) for step in steps.steps]
     return PromptTrace(source, lines, result, steps.tokens == result.tokens)
 
 
-def line(step: reference.TraceStep, vocabulary: Vocabulary) -> Line:
+def line(step: tracing.TraceStep, vocabulary: Vocabulary) -> Line:
     """A step's tokens as text; one may end before all that was accepted is emitted."""
     accepted, corrected = step.emitted[: step.accepted], step.emitted[step.accepted :]
     rejected = step.guesses[step.accepted : step.accepted + 1] if corrected else []

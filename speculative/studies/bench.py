@@ -18,7 +18,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array, lax
 
-from speculative.decoding.reference import start_target
+from speculative.decoding.tracing import start_target
 from speculative.drafts import HiddenDraft, TransformerDraft
 from speculative.loading import Resolved
 from speculative.measurement import hardware

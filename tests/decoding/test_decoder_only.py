@@ -22,7 +22,7 @@ from speculative.sampling import Sampling
 from speculative.types import ROUNDED
 from tests import saved
 from tests.decoding.test_loop import check_stream
-from tests.decoding.test_reference import check_same_tokens
+from tests.decoding.test_tracing import check_same_tokens
 
 VOCABULARY, ROWS, LENGTH = 50, 4, 40
 POSITIONS = 8 + LENGTH

@@ -21,7 +21,7 @@ from speculative.sampling import Sampling
 from tests import toy
 from tests.decoding.test_exactness import FEWER, MODEL_DRAFT, decode, outputs
 from tests.decoding.test_exactness import ROWS as MANY
-from tests.decoding.test_reference import ROWS, TOY, TOY_DRAFT, check_same_tokens
+from tests.decoding.test_tracing import ROWS, TOY, TOY_DRAFT, check_same_tokens
 
 THRESHOLD = 1e-4 / 50
 """A share of the family's 1e-4, for more checks than there are here."""

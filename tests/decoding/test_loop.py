@@ -31,7 +31,7 @@ from speculative.sampling import Sampling
 from speculative.types import PyTree
 from tests import ngrams, numpy_models, tiny, toy
 from tests.decoding.test_exactness import outputs
-from tests.decoding.test_reference import TOY, TOY_DRAFT, check_same_tokens
+from tests.decoding.test_tracing import TOY, TOY_DRAFT, check_same_tokens
 
 """An end token that no model emits."""
 

@@ -23,7 +23,7 @@ from speculative.types import PyTree
 from tests import tiny
 from tests.decoding import test_decoder_only as gpt
 from tests.decoding.test_loop import check_stream
-from tests.decoding.test_reference import check_same_tokens
+from tests.decoding.test_tracing import check_same_tokens
 
 # Two branches, of three guesses and of two: places 1, 3, 5 and 2, 4.
 PARENTS = np.array([[0, 0, 1, 2, 3]], np.int32)

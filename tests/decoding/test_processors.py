@@ -24,7 +24,7 @@ from speculative.sampling import Sampling
 from speculative.types import PyTree
 from tests import ngrams, toy
 from tests.decoding.test_exactness import MODEL_DRAFT, TARGET, decode, outputs
-from tests.decoding.test_reference import check_same_tokens
+from tests.decoding.test_tracing import check_same_tokens
 
 ROWS = 20_000
 THRESHOLD = 1e-4 / 100

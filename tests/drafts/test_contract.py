@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from jax import Array
 
-from speculative.decoding import Decoding, Output, Params, reference, rules
+from speculative.decoding import Decoding, Output, Params, rules, tracing
 from speculative.decoding import loop as fast
 from speculative.drafts import CopyDraft, Draft, MixedDraft, Proposal, TransformerDraft
 from speculative.drafts.base import FAULTS
@@ -100,7 +100,7 @@ def decode(draft: Draft, draft_params: PyTree, config: Decoding, rows: int) -> O
 def reference_says(draft: Draft, draft_params: PyTree, config: Decoding) -> str:
     params, draws = Params(PARAMS.target, draft_params), config.draws(0, np.arange(1))
     with pytest.raises(ValueError) as error:
-        reference.generate(TARGET, draft, params, np.ones(1, int), np.asarray(draws)[0], config)
+        tracing.generate(TARGET, draft, params, np.ones(1, int), np.asarray(draws)[0], config)
     return str(error.value)
 
 

@@ -16,7 +16,7 @@ from speculative.sampling import Sampling
 from speculative.types import PADDING, PyTree
 from tests import toy
 from tests.decoding.test_exactness import FEWER, decode, outputs
-from tests.decoding.test_reference import check_same_tokens
+from tests.decoding.test_tracing import check_same_tokens
 
 VOCAB = 4
 ROWS = 16

@@ -40,7 +40,7 @@ from speculative.tree import Growth
 from speculative.types import PyTree
 from tests import ngrams, numpy_models, saved, tiny, toy
 from tests.decoding import test_decoder_only, test_exactness
-from tests.decoding.test_reference import check_same_tokens
+from tests.decoding.test_tracing import check_same_tokens
 from tests.drafts import test_hidden
 
 ROWS, TURNS, PENALTY = 4, 5, 1.9

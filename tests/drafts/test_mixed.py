@@ -12,7 +12,7 @@ from speculative.drafts import CopyDraft, MixedDraft, SuffixDraft, TransformerDr
 from speculative.sampling import Sampling
 from tests import toy
 from tests.decoding import test_block
-from tests.decoding.test_reference import check_same_tokens
+from tests.decoding.test_tracing import check_same_tokens
 from tests.drafts.test_copying import copied
 
 MODEL = TransformerDraft(toy.MarkovModel())

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from speculative.decoding import Decoding, Params, Token, reference
+from speculative.decoding import Decoding, Params, Token, tracing
 from speculative.drafts import (
     Draft,
     NgramDraft,
@@ -84,7 +84,7 @@ def test_beta_of_a_transformer_is_the_reference_loops() -> None:
     config = Decoding(tiny.VOCABULARY, Sampling(2.0, top_k=25), 2, max_length=40, eos_ids=())
     source = tiny.sources(1)
     draws = np.asarray(config.draws(5, np.array([0])))[0]
-    trace = reference.generate(tiny.TARGET, draft, pair.params, source[0], draws, config)
+    trace = tracing.generate(tiny.TARGET, draft, pair.params, source[0], draws, config)
     (beta,) = alpha_on_target_text(pair, [jax.device_put(source)], [trace.tokens], config)
     position, checked = 0, 0
     for step in trace.steps:

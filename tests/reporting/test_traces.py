@@ -9,8 +9,8 @@ import pytest
 from rich.console import Console
 
 import speculative
-from speculative.decoding import reference
-from speculative.decoding.reference import Trace, TraceStep
+from speculative.decoding import tracing
+from speculative.decoding.tracing import Trace, TraceStep
 from speculative.pair import Pair
 from speculative.reporting import traces
 from speculative.reporting.traces import Line
@@ -82,10 +82,10 @@ def test_a_trace_spells_the_fast_paths_output(pair: Pair) -> None:
 
 
 def test_a_trace_that_differs_says_so(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
-    whole = reference.generate
+    whole = tracing.generate
 
     def cut_short(*arguments) -> Trace:
         return Trace(whole(*arguments).steps[:-1])
 
-    monkeypatch.setattr(reference, "generate", cut_short)
+    monkeypatch.setattr(tracing, "generate", cut_short)
     assert not traces.trace(pair, TEXT, pair.requests([TEXT], Settings(**GIVEN))[0]).same_tokens
