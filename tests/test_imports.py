@@ -1,46 +1,35 @@
-"""Imports point one way: a part of the package uses only parts above it in the README's list."""
+"""Imports point one way: a part uses only parts above it in the table of docs/architecture.md."""
 
-import ast
 import pathlib
 import re
 
+import pytest
+
 import speculative
+from scripts import pictures
 
 PACKAGE = pathlib.Path(speculative.__file__).parent
-README = PACKAGE.parent / "README.md"
+PAGE = PACKAGE.parent / "docs" / "architecture.md"
 
 
-def floors() -> list[str]:
-    """The parts of the package, in the README's order: "types", "vocabulary", ..."""
-    rows = re.findall(r"^\| (.*?) \|", README.read_text(encoding="utf-8"), re.MULTILINE)
+def listed() -> list[str]:
+    """The parts of the package, in the page's order: "types", "vocabulary", ..."""
+    rows = re.findall(r"^\| (.*?) \|", PAGE.read_text(encoding="utf-8"), re.MULTILINE)
     return [part for row in rows for part in re.findall(r"`speculative/(\w+)(?:\.py|/)`", row)]
 
 
-def imported(file: pathlib.Path) -> set[str]:
-    """The parts that a module imports, also within functions."""
-    found: set[str] = set()
-    for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
-        if isinstance(node, ast.ImportFrom) and node.module == "speculative":
-            found |= {name.name for name in node.names}
-        elif isinstance(node, ast.ImportFrom) and node.module:
-            found |= set(re.findall(r"^speculative\.(\w+)", node.module))
-        elif isinstance(node, ast.Import):
-            found |= {
-                part
-                for name in node.names
-                for part in re.findall(r"^speculative\.(\w+)", name.name)
-            }
-    return found
-
-
 def test_no_import_runs_up() -> None:
-    order = floors()
+    order, uses = listed(), pictures.imports()
     parts = {path.stem for path in PACKAGE.iterdir() if path.suffix == ".py" or path.is_dir()}
     assert set(order) == parts - {"__init__", "__pycache__"}
-    up = []
-    for file in PACKAGE.rglob("*.py"):
-        part = file.relative_to(PACKAGE).parts[0].removesuffix(".py")
-        if part in order:
-            below = set(order[: order.index(part) + 1])
-            up += [f"{file} imports {name}" for name in imported(file) & set(order) - below]
-    assert not up
+    assert uses.keys() <= set(order)
+    up = {name: below - set(order[: order.index(name)]) for name, below in uses.items()}
+    assert not any(up.values()), up
+    # It sees imports: of modules, of folders, and of modules within folders.
+    assert {"checks", "tree"} <= uses["decoding"] and "models" in uses["drafts"]
+
+
+def test_a_circle_is_named() -> None:
+    assert pictures.floors({"a": set(), "b": {"a"}, "c": {"a", "b"}}) == {"a": 0, "b": 1, "c": 2}
+    with pytest.raises(ValueError, match="circle: b, c"):
+        pictures.floors({"a": set(), "b": {"a", "c"}, "c": {"b"}})

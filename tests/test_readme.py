@@ -24,7 +24,7 @@ def test_quick_start_runs_as_printed(capsys):
     exec(compile(code, str(README), "exec"), names)  # noqa: S102
     fast, alone = names["fast"], names["alone"]
     assert fast.tokens == alone.tokens  # type: ignore[attr-defined]
-    assert "tokens a target call" in capsys.readouterr().out
+    assert "tokens per target call" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("page", run_docs.PAGES)
